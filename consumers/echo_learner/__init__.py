@@ -1,0 +1,1 @@
+"""The learning plane: batches, losses, the trainer, checkpoints, the publisher."""

@@ -1,0 +1,1 @@
+"""Reading the log again: replay, export, rescore, retrain, view."""

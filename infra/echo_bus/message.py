@@ -1,0 +1,100 @@
+"""A message as handlers see it, and the three things a handler may say about it.
+
+Accepted            done, or in the handler's hands: the offset becomes committable, at once or when `completion` is set
+Invalid(reason)     can never be accepted: it goes to the dead letters, and the offset moves on
+Busy                not now: the partition is paused and the message is offered again
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from echo_schemas.errors import InvalidReason
+from echo_schemas.records import Coordinates, Record
+from echo_schemas.topics import Topic
+
+
+@dataclass(slots=True)
+class Message:
+    """One decoded message. Treat as immutable; not frozen because one is built per record on the hot path.
+
+    `record` is None only for a tombstone on a compacted topic.
+    """
+
+    topic: Topic
+    partition: int
+    offset: int
+    key: str | None
+    record: Record | None
+    headers: Mapping[str, bytes]
+    timestamp_ms: int
+    num_bytes: int
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """(partition, offset)."""
+        return Coordinates(partition=self.partition, offset=self.offset)
+
+
+class Completion:
+    """Says later that an accepted message is done. `done` may be called from any thread, once or more; the first call counts."""
+
+    __slots__ = ("_callback", "_done", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done = False
+        self._callback: Callable[[], None] | None = None
+
+    def done(self) -> None:
+        """The message's work is durable; its offset may be committed."""
+        with self._lock:
+            if self._done:
+                return
+            self._done = True
+            callback = self._callback
+        if callback is not None:
+            callback()
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        """Called by the consumer loop, once: `callback` runs at `done`, or now if that was before."""
+        with self._lock:
+            if not self._done:
+                self._callback = callback
+                return
+        callback()
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The handler took the message. With a completion, its offset waits for `completion.done()`."""
+
+    completion: Completion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """The handler can never take the message."""
+
+    reason: InvalidReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The handler cannot take the message now."""
+
+
+Outcome = Accepted | Invalid | Busy
+ACCEPTED = Accepted()
+BUSY = Busy()
+
+
+class Handler(Protocol):
+    """What a consumer loop calls, from its one worker thread, in offset order within a partition."""
+
+    def __call__(self, message: Message) -> Outcome:
+        """Say what became of the message. May block. An exception stops the loop and is raised from `run`."""

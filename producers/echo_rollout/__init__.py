@@ -1,0 +1,1 @@
+"""The rollout plane: feeder, workers and their engines."""

@@ -1,0 +1,1 @@
+"""The records, their Avro schemas, the topics they travel on, and the codec between them. Imports nothing else of the project."""

@@ -1,0 +1,54 @@
+"""Long number lists as bytes, and zero-copy numpy views of them.
+
+An Avro array of 2,048 numbers is two orders of magnitude slower to encode than the same numbers as `bytes`, so token ids are
+little-endian int32 and log-probabilities little-endian float32. The views are read-only and share the record's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+TOKEN_DTYPE: np.dtype[np.int32] = np.dtype("<i4")
+LOGPROB_DTYPE: np.dtype[np.float32] = np.dtype("<f4")
+OFFSET_DTYPE: np.dtype[np.int64] = np.dtype("<i8")
+VALUE_DTYPE: np.dtype[np.float64] = np.dtype("<f8")
+FLAG_DTYPE: np.dtype[np.uint8] = np.dtype("u1")
+TOKEN_BYTES = TOKEN_DTYPE.itemsize
+LOGPROB_BYTES = LOGPROB_DTYPE.itemsize
+
+
+def pack(values: Sequence[int] | Sequence[float] | npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
+    """`values`, shape [n], as n little-endian numbers of `dtype`."""
+    return np.ascontiguousarray(values, dtype=dtype).tobytes()
+
+
+def pack_tokens(token_ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
+    """Token ids, shape [T], as 4·T bytes."""
+    return pack(token_ids, TOKEN_DTYPE)
+
+
+def pack_logprobs(logprobs: Sequence[float] | npt.NDArray[Any]) -> bytes:
+    """Natural-log probabilities, shape [G], as 4·G bytes."""
+    return pack(logprobs, LOGPROB_DTYPE)
+
+
+def view_tokens(data: bytes) -> npt.NDArray[np.int32]:
+    """Shape [T], read-only, no copy."""
+    return np.frombuffer(data, TOKEN_DTYPE)
+
+
+def view_logprobs(data: bytes) -> npt.NDArray[np.float32]:
+    """Shape [G], read-only, no copy."""
+    return np.frombuffer(data, LOGPROB_DTYPE)
+
+
+def all_finite(column: npt.NDArray[Any]) -> bool:
+    """True iff no entry is NaN or infinite (a column of absurd magnitude, above 1e19 in float32, counts as infinite too).
+
+    One dot product of the column with itself: several times cheaper than `isfinite().all()` at a thousand entries.
+    """
+    return bool(np.isfinite(np.dot(column, column)))

@@ -1,0 +1,66 @@
+"""The root of every error that EchoSwarm raises, and the errors of the record layer.
+
+    EchoError                      message = one sentence, hint = what to do about it
+    ├── UserError                  a mistake in a file, a flag or an environment; shown without a traceback
+    │   └── SchemaFileError        a topic file, schema file or registry lock contradicts itself
+    ├── InvalidRecord              these bytes or this record can never be accepted; carries an InvalidReason
+    └── RegistryError              the schema registry refused or did not answer
+
+The transport's errors (`echo_bus.errors`) are a separate branch below EchoError.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class EchoError(Exception):
+    """Base of all errors of the project. `hint` says what to do, and is empty where there is nothing to do."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".rstrip()
+
+
+class UserError(EchoError):
+    """Something the user wrote is wrong and the user can mend it."""
+
+
+class SchemaFileError(UserError):
+    """A file below `schemas/` contradicts itself or another one."""
+
+
+class RegistryError(EchoError):
+    """The schema registry refused a schema, does not know an id, or did not answer."""
+
+
+class InvalidReason(StrEnum):
+    """Why a message can never be accepted. Used as a metric label and as a dead-letter header."""
+
+    NULL_VALUE = "null_value"
+    BAD_MAGIC = "bad_magic"
+    TRUNCATED = "truncated"
+    UNKNOWN_SCHEMA = "unknown_schema"
+    UNEXPECTED_RECORD = "unexpected_record"
+    OVERSIZED = "oversized"
+    KEY_MISMATCH = "key_mismatch"
+    PARTITION_MISMATCH = "partition_mismatch"
+    NEGATIVE_NUMBER = "negative_number"
+    NOT_FINITE = "not_finite"
+    LENGTH_MISMATCH = "length_mismatch"
+    INCONSISTENT = "inconsistent"
+    CHECKSUM_MISMATCH = "checksum_mismatch"
+    HANDLER_REFUSED = "handler_refused"
+    RETRIES_EXHAUSTED = "retries_exhausted"
+
+
+class InvalidRecord(EchoError):
+    """A message or record that can never be accepted, and why."""
+
+    def __init__(self, reason: InvalidReason, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason

@@ -1,0 +1,103 @@
+"""A judgement of one trajectory, and the record of a trajectory or seq that will never be trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.records.base import Coordinates, Record, require_not_negative
+
+
+class RewardOutcome(StrEnum):
+    """How a reward function ended. Only `scored` carries a value."""
+
+    SCORED = "scored"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    STALE = "stale"
+
+
+class DropReason(StrEnum):
+    """Why a trajectory or a whole seq will never be trained."""
+
+    STALE = "stale"
+    NOT_THIS_PAST = "not_this_past"
+    DUPLICATE = "duplicate"
+    OTHER_ATTEMPT = "other_attempt"
+    MALFORMED = "malformed"
+    INCOMPLETE = "incomplete"
+    UNREWARDED = "unrewarded"
+    EXPIRED = "expired"
+    OVERSIZED = "oversized"
+    EVICTED = "evicted"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    WRONG_VERSION = "wrong_version"
+    MODE_SWITCH = "mode_switch"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward(Record):
+    """One value for one trajectory *record*: `of` names the partition and offset that were judged."""
+
+    SCHEMA: ClassVar[str] = "reward"
+
+    run_id: str
+    group_id: str
+    seq: int
+    attempt: str
+    index: int
+    of: Coordinates
+    name: str
+    code_version: str
+    outcome: RewardOutcome
+    value: float | None = None
+    components: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    seconds: float = 0.0
+    time_ms: int
+
+    def validate(self) -> None:
+        if self.of.partition < 0 or self.of.offset < 0 or self.seq < 0 or self.index < 0:
+            raise InvalidRecord(
+                InvalidReason.NEGATIVE_NUMBER, "A reward's coordinates, seq and index must not be negative."
+            )
+        if (self.outcome == RewardOutcome.SCORED) != (self.value is not None):
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT,
+                f"Outcome {self.outcome} with value {self.value}: a value belongs to `scored`, and only there.",
+            )
+        if self.value is not None and not math.isfinite(self.value):
+            raise InvalidRecord(InvalidReason.NOT_FINITE, f"Reward {self.name!r} is {self.value}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop(Record):
+    """A terminal state other than `trained`: of one trajectory record (`what` given) or of a whole seq (`what` absent)."""
+
+    SCHEMA: ClassVar[str] = "drop"
+
+    run_id: str
+    group_id: str
+    seq: int
+    what: Coordinates | None = None
+    attempt: str | None = None
+    why: DropReason
+    version: int | None = None
+    learner_version: int
+    num_tokens: int = 0
+    detail: str | None = None
+    time_ms: int
+
+    def validate(self) -> None:
+        require_not_negative(
+            seq=self.seq, version=self.version, learner_version=self.learner_version, num_tokens=self.num_tokens
+        )
+        if self.what is not None:
+            require_not_negative(partition=self.what.partition, offset=self.what.offset)

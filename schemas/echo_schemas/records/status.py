@@ -1,0 +1,187 @@
+"""State that is kept, not streamed: the run, its progress, its workers, and what is asked of them. All on compacted topics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+from echo_schemas.errors import InvalidReason
+from echo_schemas.records.base import Record, require, require_not_negative
+from echo_schemas.records.step import RewardTerm
+
+
+class Mode(StrEnum):
+    """ECHO's two protocols."""
+
+    ASYNCHRONOUS = "asynchronous"
+    SEQUENTIAL = "sequential"
+
+
+class WorkerState(StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STANDBY = "standby"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class RunState(StrEnum):
+    """What the operator wants of a run."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Record):
+    """What a run is: written once by whoever starts it. `config` is the full configuration as JSON, secrets left out."""
+
+    SCHEMA: ClassVar[str] = "run"
+
+    run_id: str
+    mode: Mode
+    task: str
+    model: str
+    seed: int
+    config: str
+    staleness_budget: int
+    publication_period: int
+    group_size: int
+    groups_per_step: int
+    parent_run: str | None = None
+    parent_version: int | None = None
+    parent_sha256: str | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
+    created_ms: int
+
+    def validate(self) -> None:
+        require_not_negative(staleness_budget=self.staleness_budget, parent_version=self.parent_version)
+        require(self.publication_period >= 1, InvalidReason.INCONSISTENT, "publication_period must be at least 1.")
+        require(
+            self.group_size >= 1 and self.groups_per_step >= 1,
+            InvalidReason.INCONSISTENT,
+            "group_size and groups_per_step must be at least 1.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Record):
+    """How far the learner is. Written at every change and at least once a second, so that silence means trouble."""
+
+    SCHEMA: ClassVar[str] = "progress"
+
+    run_id: str
+    session: str
+    version: int
+    published: int
+    groups_trained: int
+    groups_dropped: int
+    groups_ready: int
+    next_seq: int
+    time_ms: int
+
+    def validate(self) -> None:
+        require_not_negative(
+            version=self.version,
+            published=self.published,
+            groups_trained=self.groups_trained,
+            groups_dropped=self.groups_dropped,
+            groups_ready=self.groups_ready,
+            next_seq=self.next_seq,
+        )
+        require(
+            self.published <= self.version,
+            InvalidReason.INCONSISTENT,
+            f"Published {self.published} is ahead of version {self.version}.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus(Record):
+    """A worker's heartbeat, and its acknowledgement of an installed version (`installed_version` with `weights_sha256`)."""
+
+    SCHEMA: ClassVar[str] = "worker_status"
+
+    run_id: str
+    worker_id: str
+    host: str
+    engine: str
+    state: WorkerState
+    installed_version: int | None = None
+    weights_sha256: str | None = None
+    rollouts_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    busy_s: float = 0.0
+    in_flight: int = 0
+    price_per_hour: float = 0.0
+    capabilities: Mapping[str, str] = field(default_factory=dict)
+    time_ms: int
+
+    def validate(self) -> None:
+        require_not_negative(
+            installed_version=self.installed_version,
+            busy_s=self.busy_s,
+            in_flight=self.in_flight,
+            price_per_hour=self.price_per_hour,
+        )
+        require(
+            (self.installed_version is None) == (self.weights_sha256 is None),
+            InvalidReason.INCONSISTENT,
+            "An installed version is acknowledged together with its checksum.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerControl:
+    """Whether a worker takes part, and the newest upstream it should fetch weights from (empty: the log)."""
+
+    active: bool
+    fetch_from: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardControl:
+    """The reward specification from `from_version` on."""
+
+    from_version: int
+    terms: tuple[RewardTerm, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunControl:
+    """What the operator wants of the whole run."""
+
+    state: RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control(Record):
+    """An order to a worker, to the learner about rewards, or to the whole run: exactly one of the three. Lower epochs are ignored."""
+
+    SCHEMA: ClassVar[str] = "control"
+
+    run_id: str
+    epoch: int
+    worker_id: str | None = None
+    worker: WorkerControl | None = None
+    rewards: RewardControl | None = None
+    run: RunControl | None = None
+    issued_by: str
+    time_ms: int
+
+    def validate(self) -> None:
+        require_not_negative(epoch=self.epoch)
+        given = sum(part is not None for part in (self.worker, self.rewards, self.run))
+        require(
+            given == 1, InvalidReason.INCONSISTENT, f"A control record carries exactly one order, this one {given}."
+        )
+        require(
+            (self.worker is None) == (self.worker_id is None),
+            InvalidReason.INCONSISTENT,
+            "A worker order names its worker, the others none.",
+        )

@@ -1,0 +1,176 @@
+"""One sampled answer: tokens, log-probabilities under the sampler, and exactly which weights made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_schemas.columns import LOGPROB_BYTES, TOKEN_BYTES, all_finite, view_logprobs, view_tokens
+from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.records.base import Record
+from echo_schemas.records.rollout import Purpose, Sampling, group_id_of
+
+
+class FinishReason(StrEnum):
+    """Why generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ENVIRONMENT = "environment"
+
+
+class LogprobSource(StrEnum):
+    """Who computed the log-probabilities: the engine while sampling, or somebody afterwards."""
+
+    SAMPLER = "sampler"
+    RECOMPUTED = "recomputed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Token positions [start, end) of `token_ids` that the policy generated."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """Token positions [start, end) of `token_ids` that were generated under `version`."""
+
+    start: int
+    end: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory(Record):
+    """One member of a group, named `<group_id>/<attempt>/<index>` and accounted for by its coordinates.
+
+    `token_ids` holds the whole episode, prompt included, as int32 [T]; `logprobs` one float32 per *generated* token, in order
+    (natural log, after temperature), so its length is the sum of the spans in `generated`.
+    """
+
+    SCHEMA: ClassVar[str] = "trajectory"
+
+    run_id: str
+    group_id: str
+    seq: int
+    attempt: str
+    index: int
+    group_size: int
+    purpose: Purpose
+    task: str
+    entry: str = "{}"
+    prompt: str
+    completion: str
+    token_ids: bytes
+    generated: tuple[Span, ...]
+    logprobs: bytes
+    version_spans: tuple[VersionSpan, ...]
+    min_version: int
+    max_version: int
+    weights_sha256: str
+    worker_id: str
+    engine: str
+    sampling: Sampling
+    logprob_source: LogprobSource = LogprobSource.SAMPLER
+    finish_reason: FinishReason
+    turn_rewards: tuple[float, ...] = ()
+    requested_ms: int
+    started_ms: int
+    finished_ms: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """`<group_id>/<attempt>/<index>`."""
+        return f"{self.group_id}/{self.attempt}/{self.index}"
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Shape [T], read-only view."""
+        return view_tokens(self.token_ids)
+
+    @property
+    def logprob_values(self) -> npt.NDArray[np.float32]:
+        """Shape [G], one per generated token, read-only view."""
+        return view_logprobs(self.logprobs)
+
+    @property
+    def num_generated(self) -> int:
+        """Number of generated tokens, G."""
+        return len(self.logprobs) // LOGPROB_BYTES
+
+    def validate(self) -> None:
+        if self.seq < 0 or self.index < 0 or self.min_version < 0:
+            raise InvalidRecord(
+                InvalidReason.NEGATIVE_NUMBER,
+                f"seq {self.seq}, index {self.index} and min_version {self.min_version} must not be negative.",
+            )
+        if self.index >= self.group_size:
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT, f"index {self.index} is outside a group of {self.group_size}."
+            )
+        if self.group_id != group_id_of(self.run_id, self.seq, self.purpose):
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT,
+                f"group_id {self.group_id!r} does not belong to run {self.run_id!r}, seq {self.seq}.",
+            )
+        if not self.attempt:
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT, "attempt is empty; each start of a group makes a fresh token."
+            )
+        num_tokens, rest = divmod(len(self.token_ids), TOKEN_BYTES)
+        if rest or len(self.logprobs) % LOGPROB_BYTES:
+            raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "token_ids and logprobs must hold whole 4-byte numbers.")
+        self._validate_spans(num_tokens)
+        if not all_finite(view_logprobs(self.logprobs)):
+            raise InvalidRecord(InvalidReason.NOT_FINITE, "logprobs holds a NaN or an infinity.")
+
+    def _validate_spans(self, num_tokens: int) -> None:
+        """Spans are ordered, inside the tokens, as long as the log-probabilities, and covered by the version spans."""
+        covered, position = 0, 0
+        for span in self.generated:
+            if not position <= span.start < span.end <= num_tokens:
+                raise InvalidRecord(
+                    InvalidReason.LENGTH_MISMATCH,
+                    f"generated span [{span.start}, {span.end}) is out of order or outside {num_tokens} tokens.",
+                )
+            covered += span.end - span.start
+            position = span.end
+        if covered != len(self.logprobs) // LOGPROB_BYTES:
+            raise InvalidRecord(
+                InvalidReason.LENGTH_MISMATCH,
+                f"{covered} generated tokens but {len(self.logprobs) // LOGPROB_BYTES} log-probabilities.",
+            )
+        if not self.generated:
+            raise InvalidRecord(
+                InvalidReason.LENGTH_MISMATCH, "A trajectory without a generated token cannot be trained or judged."
+            )
+        tagged, position = 0, 0
+        lowest, highest = self.max_version, self.min_version
+        for tag in self.version_spans:
+            if not position <= tag.start < tag.end <= num_tokens:
+                raise InvalidRecord(
+                    InvalidReason.LENGTH_MISMATCH,
+                    f"version span [{tag.start}, {tag.end}) is out of order or outside {num_tokens} tokens.",
+                )
+            tagged += tag.end - tag.start
+            position = tag.end
+            lowest = min(lowest, tag.version)
+            highest = max(highest, tag.version)
+        if tagged != covered:
+            raise InvalidRecord(
+                InvalidReason.LENGTH_MISMATCH, f"version spans tag {tagged} tokens, {covered} were generated."
+            )
+        if lowest != self.min_version or highest != self.max_version or self.min_version > self.max_version:
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT, "min_version and max_version do not agree with the version spans."
+            )

@@ -1,0 +1,113 @@
+"""The logical topics: which records each carries and how its key is made. Partitions, retention and owners are in `topics/*.yaml`.
+
+    requests ─▶ workers ─▶ trajectories ─▶ reward processors ─▶ rewards ─▶ learner ─▶ steps, drops, evals, weights (+ weights.chunks)
+    replies: sequential mode's receipts      progress, workers, control, runs: state, compacted
+
+A logical name becomes a physical one by prefixing the namespace (`naming.Namespace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from echo_schemas.records import (
+    Chunk,
+    Control,
+    Drop,
+    Eval,
+    Progress,
+    Record,
+    Reward,
+    RolloutReply,
+    RolloutRequest,
+    Run,
+    SessionClaim,
+    StepReport,
+    Trajectory,
+    WeightManifest,
+    WorkerStatus,
+)
+
+KeyFunction = Callable[[Any], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A logical topic. `key` makes a record's key; None means the writer chooses the partition and the record has no key.
+
+    `placed` topics have a key but no rule from key to partition: the writer names the partition (a reply to its requester, a reward beside
+    its trajectory), so readers do not check it.
+    """
+
+    name: str
+    records: tuple[type[Record], ...]
+    key: KeyFunction | None
+    compacted: bool = False
+    placed: bool = False
+
+    def key_of(self, record: Record) -> str | None:
+        """The key under which `record` is published."""
+        return None if self.key is None else self.key(record)
+
+
+def _run_id(record: Any) -> str:
+    return str(record.run_id)
+
+
+def _group_id(record: Any) -> str:
+    return str(record.group_id)
+
+
+def weights_key(run_id: str, version: int | None) -> str:
+    """`<run>/v/<n>` for one version, `<run>/current` (version None) for the newest."""
+    return f"{run_id}/current" if version is None else f"{run_id}/v/{version}"
+
+
+def control_key(control: Control) -> str:
+    """`<run>/worker/<id>`, `<run>/rewards` or `<run>/run`."""
+    if control.worker is not None:
+        return f"{control.run_id}/worker/{control.worker_id}"
+    return f"{control.run_id}/{'rewards' if control.rewards is not None else 'run'}"
+
+
+REQUESTS = Topic("requests", (RolloutRequest,), None)
+REPLIES = Topic("replies", (RolloutReply,), lambda reply: str(reply.correlation), placed=True)
+TRAJECTORIES = Topic("trajectories", (Trajectory,), _group_id)
+REWARDS = Topic("rewards", (Reward,), _group_id, placed=True)
+STEPS = Topic("steps", (StepReport, SessionClaim, Chunk), _run_id, placed=True)
+DROPS = Topic("drops", (Drop,), _group_id)
+EVALS = Topic("evals", (Eval,), _run_id)
+PROGRESS = Topic("progress", (Progress,), _run_id, compacted=True)
+WEIGHTS = Topic(
+    "weights",
+    (WeightManifest,),
+    lambda manifest: weights_key(manifest.run_id, manifest.version),
+    compacted=True,
+    placed=True,
+)
+WEIGHT_CHUNKS = Topic(
+    "weights.chunks", (Chunk,), lambda chunk: f"{chunk.run_id}/{chunk.blob}/{chunk.index}", placed=True
+)
+WORKERS = Topic("workers", (WorkerStatus,), lambda status: str(status.worker_id), compacted=True)
+CONTROL = Topic("control", (Control,), control_key, compacted=True)
+RUNS = Topic("runs", (Run,), _run_id, compacted=True)
+
+TOPICS: tuple[Topic, ...] = (
+    REQUESTS,
+    REPLIES,
+    TRAJECTORIES,
+    REWARDS,
+    STEPS,
+    DROPS,
+    EVALS,
+    PROGRESS,
+    WEIGHTS,
+    WEIGHT_CHUNKS,
+    WORKERS,
+    CONTROL,
+    RUNS,
+)
+
+BY_NAME: dict[str, Topic] = {topic.name: topic for topic in TOPICS}

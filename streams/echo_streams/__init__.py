@@ -1,0 +1,1 @@
+"""Stream processors: rewards, the stale filter, the coordinator."""
