@@ -1,0 +1,43 @@
+"""Where the embedded broker keeps things: downloads in the user's cache folder, running brokers and their data in the state folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+CACHE_VARIABLE = "ECHO_CACHE_FOLDER"
+STATE_VARIABLE = "ECHO_STATE_FOLDER"
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where downloads are kept; safe to delete while no broker runs. `ECHO_CACHE_FOLDER` overrides the user's cache folder."""
+    return _folder(environ, CACHE_VARIABLE, "XDG_CACHE_HOME", ".cache")
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the state file of a running broker and its default data folder are. `ECHO_STATE_FOLDER` overrides the user's."""
+    return _folder(environ, STATE_VARIABLE, "XDG_STATE_HOME", ".local/state")
+
+
+def _folder(environ: Mapping[str, str], variable: str, xdg_variable: str, below_home: str) -> Path:
+    if override := environ.get(variable):
+        return Path(override).expanduser().absolute()
+    if xdg := environ.get(xdg_variable):
+        return Path(xdg).expanduser().absolute() / "echoswarm"
+    home = Path(environ.get("HOME") or Path.home())
+    if sys.platform == "darwin":
+        return home / "Library" / ("Caches" if variable == CACHE_VARIABLE else "Application Support") / "echoswarm"
+    return home / below_home / "echoswarm"
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`; blocks while another process (or thread) holds it. The kernel frees it when its holder dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

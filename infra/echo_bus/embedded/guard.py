@@ -1,0 +1,81 @@
+"""Ends JVMs whose owner died: a small process that outlives its parent by a second.
+
+The parent starts `python guard.py`, and writes `+<pid>` and `-<pid>` lines to its standard input as JVMs start and end. When that pipe closes, or
+the parent is gone although a forked sibling still holds the pipe, every pid on the list is killed. Standard library only, and run as a file:
+importing the package would cost its parent's start-up time and memory again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+
+_CHECK_PARENT_S = 1.0
+
+
+class Guard:
+    """The parent's end. One owner thread. `close` without `release` kills what is still on the list."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
+
+    def protect(self, pid: int) -> None:
+        """End `pid` when this process dies."""
+        self._write(f"+{pid}\n")
+
+    def release(self, pid: int) -> None:
+        """Forget `pid`; call it when the process has been reaped and its id may be given to another."""
+        self._write(f"-{pid}\n")
+
+    def close(self) -> None:
+        """Kill what is still protected, and end the guard."""
+        stdin = self._popen.stdin
+        if stdin is not None and not stdin.closed:
+            with suppress(BrokenPipeError):
+                stdin.close()
+        self._popen.wait()
+
+    def _write(self, line: str) -> None:
+        stdin = self._popen.stdin
+        if stdin is not None:
+            # A guard that someone killed protects nothing any more, and must not take its owner with it.
+            with suppress(BrokenPipeError):
+                stdin.write(line.encode())
+                stdin.flush()
+
+
+def watch(parent: int) -> None:
+    """The guard's own loop: blocks until the parent is gone, then kills what is on the list."""
+    protected: set[int] = set()
+    buffered = b""
+    while os.getppid() == parent:
+        readable, _, _ = select.select([0], [], [], _CHECK_PARENT_S)
+        if not readable:
+            continue
+        chunk = os.read(0, 4096)
+        if not chunk:
+            break
+        *lines, buffered = (buffered + chunk).split(b"\n")
+        _apply(lines, protected)
+    for pid in protected:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _apply(lines: Iterable[bytes], protected: set[int]) -> None:
+    for line in lines:
+        pid = int(line[1:])
+        if line.startswith(b"+"):
+            protected.add(pid)
+        else:
+            protected.discard(pid)
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]))

@@ -1,0 +1,120 @@
+"""Apache Kafka in the user's cache folder: the locked jars, and a formatted storage folder to copy. Made once per version."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from echo_bus.embedded.artifacts import download, lock_digest, read_lock
+from echo_bus.embedded.folders import cache_folder, exclusive
+from echo_bus.embedded.java import Java
+from echo_schemas.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+KAFKA_VERSION = "4.3.1"
+_LOCK = "kafka.lock"
+_FORMAT_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """Where an installed Kafka lies. `folder` holds `jars/`, `log4j2.xml` and `bootstrap.checkpoint`."""
+
+    folder: Path
+
+    @property
+    def jars(self) -> Path:
+        """The folder of all jars."""
+        return self.folder / "jars"
+
+    @property
+    def bootstrap_checkpoint(self) -> Path:
+        """What `StorageTool format` writes besides the ids: the feature levels that a new cluster starts with."""
+        return self.folder / "bootstrap.checkpoint"
+
+    @property
+    def log_settings(self) -> Path:
+        """The log4j2 file of every JVM that runs from here."""
+        return self.folder / "log4j2.xml"
+
+    def class_path(self) -> str:
+        """Every jar, in a fixed order: a cache of loaded classes is valid for one class path only."""
+        return os.pathsep.join(str(jar) for jar in sorted(self.jars.glob("*.jar")))
+
+
+def install_kafka(java: Java, *, report: Callable[[str], None] = _log.info) -> Installation:
+    """The installed Kafka, downloaded and prepared first if this user has none. Blocks; processes that install at once wait for one another.
+
+    The folder appears by one rename, so that an interrupted installation leaves nothing that looks whole. Raises UserError.
+    """
+    artifacts = read_lock(_LOCK)
+    final = cache_folder() / f"kafka-{KAFKA_VERSION}-{lock_digest(artifacts)}"
+    installation = Installation(final)
+    if final.is_dir():
+        return installation
+    with exclusive(final.with_suffix(".lock")):
+        if final.is_dir():
+            return installation
+        num_megabytes = sum(artifact.num_bytes for artifact in artifacts) // 1_000_000
+        report(f"Downloading Apache Kafka {KAFKA_VERSION} ({num_megabytes} MB, once) into {final.parent}")
+        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".kafka-"))
+        try:
+            staged = Installation(scratch)
+            staged.jars.mkdir()
+            download(artifacts, staged.jars)
+            log_settings = files("echo_bus.embedded").joinpath("log4j2.xml").read_text(encoding="utf-8")
+            staged.log_settings.write_text(log_settings, encoding="utf-8")
+            _format_template(java, staged)
+            scratch.rename(final)
+        except BaseException:  # whatever interrupts, Ctrl-C too, must not leave half an installation behind
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+    return installation
+
+
+def _format_template(java: Java, installation: Installation) -> None:
+    """Run Kafka's own format tool once; nodes then copy its checkpoint, which names no cluster and no node."""
+    folder = installation.folder / "template"
+    properties = installation.folder / "template.properties"
+    properties.write_text(
+        "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:9093\n"
+        "listeners=PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093\ncontroller.listener.names=CONTROLLER\n"
+        f"log.dirs={folder}\n",
+        encoding="utf-8",
+    )
+    command = [
+        str(java.executable),
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        installation.class_path(),
+        "kafka.tools.StorageTool",
+    ]
+    command += ["format", "-t", new_uuid(), "-c", str(properties)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        raise UserError(
+            f"Kafka's storage tool failed: {lines[-1] if lines else f'exit code {done.returncode}'}.",
+            hint=f"Check that {java.executable} runs and that the disk of {installation.folder.parent} is not full.",
+        )
+    (folder / "bootstrap.checkpoint").rename(installation.bootstrap_checkpoint)
+    shutil.rmtree(folder)
+    properties.unlink()
+
+
+def new_uuid() -> str:
+    """A random id as Kafka prints them: 22 characters of URL-safe base64."""
+    while True:
+        text = secrets.token_urlsafe(16)
+        # The storage tool takes an id that starts with a dash for an option.
+        if not text.startswith("-"):
+            return text

