@@ -1,0 +1,109 @@
+"""Records to bytes and back: Confluent's prefix (0x00, 4-byte big-endian schema id), then the Avro body.
+
+Writers use the newest schema; readers take any version that `SchemaIds` knows and resolve it into the newest. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import struct
+from typing import Any
+
+import fastavro
+
+from echo_schemas.converters import Converter, converter_of
+from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.records import RECORDS, Record
+from echo_schemas.registry import LockFileRegistry, SchemaIds
+from echo_schemas.schemas import AvroSchema, newest
+
+MAGIC = 0
+_PREFIX = struct.Struct(">bI")
+# What fastavro raises on bytes that are not what the schema says.
+_UNREADABLE = (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error, MemoryError)
+
+
+class _Reader:
+    """How to read one schema id."""
+
+    __slots__ = ("converter", "reader_schema", "record", "writer_schema")
+
+    def __init__(self, record: type[Record], writer: AvroSchema, reader: AvroSchema) -> None:
+        self.record = record
+        self.converter: Converter = converter_of(record)
+        self.writer_schema = writer.parsed
+        # Resolution costs time on every message, so it is asked for only where the versions differ.
+        self.reader_schema = None if writer.fingerprint == reader.fingerprint else reader.parsed
+
+
+class Codec:
+    """Encodes and decodes every record in `RECORDS`."""
+
+    def __init__(self, ids: SchemaIds) -> None:
+        self._ids = ids
+        self._by_full_name = {newest(record.SCHEMA).full_name: record for record in RECORDS}
+        self._writers: dict[type[Record], tuple[bytes, Any, Converter]] = {}
+        self._readers: dict[int, _Reader] = {}
+
+    def encode(self, record: Record) -> bytes:
+        """The bytes of `record`. Raises InvalidRecord if it contradicts itself, RegistryError if its schema has no id."""
+        record.validate()
+        writer = self._writers.get(type(record))
+        if writer is None:
+            writer = self._writers[type(record)] = self._writer_of(type(record))
+        prefix, schema, converter = writer
+        buffer = io.BytesIO()
+        buffer.write(prefix)
+        try:
+            fastavro.schemaless_writer(buffer, schema, converter.to_plain(record))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT, f"A {type(record).__name__} holds a value that its schema does not allow: {exc}."
+            ) from exc
+        return buffer.getvalue()
+
+    def decode(self, payload: bytes | None) -> Record:
+        """The record of `payload`. Raises InvalidRecord, with its reason, for anything that is not one of our records."""
+        if payload is None:
+            raise InvalidRecord(InvalidReason.NULL_VALUE, "The value is null where a record is expected.")
+        if len(payload) <= _PREFIX.size:
+            raise InvalidRecord(InvalidReason.TRUNCATED, f"{len(payload)} bytes are too few for a schema id and a record.")
+        magic, schema_id = _PREFIX.unpack_from(payload)
+        if magic != MAGIC:
+            raise InvalidRecord(InvalidReason.BAD_MAGIC, f"The first byte is {payload[0]:#04x}, not the 0x00 of Confluent's wire format.")
+        reader = self._readers.get(schema_id)
+        if reader is None:
+            reader = self._readers[schema_id] = self._reader_of(schema_id)
+        buffer = io.BytesIO(payload)
+        buffer.seek(_PREFIX.size)
+        try:
+            plain = fastavro.schemaless_reader(buffer, reader.writer_schema, reader.reader_schema)
+            record: Record = reader.converter.from_plain(plain)
+        except _UNREADABLE as exc:
+            raise InvalidRecord(
+                InvalidReason.TRUNCATED, f"The bytes are not a whole {reader.record.__name__} ({type(exc).__name__})."
+            ) from exc
+        if buffer.tell() != len(payload):
+            raise InvalidRecord(
+                InvalidReason.LENGTH_MISMATCH, f"{len(payload) - buffer.tell()} bytes follow the {reader.record.__name__}."
+            )
+        record.validate()
+        return record
+
+    def _writer_of(self, record: type[Record]) -> tuple[bytes, Any, Converter]:
+        schema = newest(record.SCHEMA)
+        return _PREFIX.pack(MAGIC, self._ids.id_of(schema)), schema.parsed, converter_of(record)
+
+    def _reader_of(self, schema_id: int) -> _Reader:
+        schema = self._ids.schema_of(schema_id)
+        record = self._by_full_name.get(schema.full_name)
+        if record is None:
+            raise InvalidRecord(InvalidReason.UNEXPECTED_RECORD, f"Schema id {schema_id} is {schema.full_name}, not one of our records.")
+        return _Reader(record, schema, newest(record.SCHEMA))
+
+
+@functools.cache
+def lock_file_codec() -> Codec:
+    """The codec of an installation without a schema registry."""
+    return Codec(LockFileRegistry())

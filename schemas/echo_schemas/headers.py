@@ -1,0 +1,60 @@
+"""The headers of every record: CloudEvents attributes and ours, all UTF-8 text, so that tools can filter without decoding."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from echo_schemas.records import Record, Trajectory
+
+RUN = "echo-run"
+VERSION = "echo-version"
+GROUP = "echo-group"
+
+Header = tuple[str, bytes]
+_SPEC_VERSION: Header = ("ce_specversion", b"1.0")
+
+
+def headers_of(record: Record, *, source: str, time_ms: int) -> list[Header]:
+    """CloudEvents binary-mode headers, `echo-run`, and where they apply `echo-group` and `echo-version` (the oldest version).
+
+    A stale trajectory is recognised on `echo-version` without decoding its body. `source` is the writer's client id.
+    """
+    headers = [
+        _SPEC_VERSION,
+        ("ce_id", _id_of(record).encode()),
+        ("ce_type", f"echoswarm.{record.SCHEMA}".encode()),
+        ("ce_source", source.encode()),
+        ("ce_time", datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").encode()),
+        (RUN, record.run_id.encode()),
+    ]
+    group_id = getattr(record, "group_id", None)
+    if group_id is not None:
+        headers.append((GROUP, group_id.encode()))
+    if isinstance(record, Trajectory):
+        headers.append((VERSION, str(record.min_version).encode()))
+    return headers
+
+
+def run_of(headers: Iterable[Header] | None) -> str | None:
+    """The run named in the headers, None where there is none."""
+    return _text(headers, RUN)
+
+
+def oldest_version(headers: Iterable[Header] | None) -> int | None:
+    """The oldest version named in the headers; None where it is missing or not a number (the body decides then)."""
+    text = _text(headers, VERSION)
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _text(headers: Iterable[Header] | None, name: str) -> str | None:
+    for key, value in headers or ():
+        if key == name and value is not None:
+            return value.decode(errors="replace")
+    return None
+
+
+def _id_of(record: Record) -> str:
+    """A trajectory's own name, so that a consumer may dedupe on it; a fresh id for every other record."""
+    return record.name if isinstance(record, Trajectory) else uuid.uuid4().hex
