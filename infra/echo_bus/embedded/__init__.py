@@ -1,5 +1,6 @@
-"""A real Apache Kafka, and a schema registry, as child processes from Python packages alone: no Docker, no Java installation."""
+"""A real Apache Kafka and a schema registry as child processes, from Python packages alone: no Docker, no Java."""
 
-from echo_bus.embedded.broker import EmbeddedKafka, Jit, Jvm, Node
+from echo_bus.embedded.broker import EmbeddedKafka, Node
+from echo_bus.embedded.jvm import Jit, Jvm
 
 __all__ = ["EmbeddedKafka", "Jit", "Jvm", "Node"]

@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 _NUM_THREADS = 8
 _TIMEOUT_S = 30
 _OFFLINE_HINT = (
-    "The first start needs the network (later ones do not). For a mirror, name it in jgo's settings file; to do without, point "
-    "ECHO_KAFKA__BOOTSTRAP at a cluster you have."
+    "The first start needs the network, later ones do not. A mirror can be named in jgo's settings. To do without, "
+    "point ECHO_KAFKA__BOOTSTRAP at a cluster you have."
 )
 
 
@@ -69,8 +69,8 @@ def lock_digest(artifacts: Sequence[Artifact]) -> str:
 def download(artifacts: Sequence[Artifact], folder: Path) -> None:
     """Put every artifact into `folder` under its file name. Blocks until all are there and verified.
 
-    Files that the user's local Maven repository already has are copied from there. Raises UserError if one cannot be had: no network,
-    no disk space, `jgo` missing, or bytes that are not the locked ones.
+    Files that the user's local Maven repository already has are copied from there. Raises UserError if one cannot be
+    had: no network, no disk space, `jgo` missing, or bytes that are not the locked ones.
     """
     try:
         import requests
@@ -107,7 +107,7 @@ def _fetch(artifact: Artifact, context: MavenContext, folder: Path) -> None:
     path = component.artifact(classifier=artifact.classifier, packaging=artifact.packaging).resolve()
     if _sha256(path) != artifact.sha256:
         raise UserError(
-            f"{artifact.file_name} from {path.parent} is not the file that EchoSwarm was tested with: its SHA-256 differs.",
+            f"{artifact.file_name} from {path.parent} is not the locked file: its SHA-256 differs.",
             hint="Delete the file if it lies in your local Maven repository, or mend the mirror that served it.",
         )
     shutil.copyfile(path, folder / artifact.file_name)

@@ -1,7 +1,7 @@
 """A real Apache Kafka as child processes: one broker or three, on loopback, from Python packages alone.
 
-`start` blocks until every broker answers, `stop` until every process has ended. Not thread-safe: one thread owns an EmbeddedKafka and its nodes. The
-processes die with this one (even if it is killed), unless they were started detached.
+`start` blocks until every broker answers, `stop` until every process has ended. Not thread-safe: one thread owns an
+EmbeddedKafka and its nodes. The processes die with this one, even if it is killed, unless they were started detached.
 """
 
 from __future__ import annotations
@@ -10,87 +10,48 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-
 from echo_bus.clock import Deadline
+from echo_bus.embedded.class_cache import exercise, flags_for, ready_class_cache
 from echo_bus.embedded.guard import Guard
 from echo_bus.embedded.installation import Installation, install_kafka
-from echo_bus.embedded.java import Java, find_java
+from echo_bus.embedded.java import find_java
+from echo_bus.embedded.jvm import DEFAULT_JVM, Jit, Jvm
 from echo_bus.embedded.ports import free_ports, is_free
-from echo_bus.embedded.process import JavaProcess
+from echo_bus.embedded.process import DeathCause, JavaProcess, ProcessDied
 from echo_bus.embedded.properties import HOST, NodePorts, node_properties, render
+from echo_bus.embedded.readiness import wait_for_brokers
 from echo_bus.embedded.storage import log_folder, open_storage
-from echo_bus.errors import ClusterUnreachable, TransportError
+from echo_bus.errors import TransportError
 from echo_schemas.errors import UserError
 
 _log = logging.getLogger(__name__)
-# librdkafka's own lines about brokers that are not there yet would be noise while we wait for them.
-_silent = logging.getLogger(f"{__name__}.librdkafka")
-_silent.addHandler(logging.NullHandler())
-_silent.propagate = False
 
 CLUSTER_SIZES = (1, 3)
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
-_ASK_EVERY_S = 0.2
-
-
-class Jit(StrEnum):
-    """How the JVM compiles."""
-
-    FULL = "full"
-    """Both compilers: best latency and throughput after a warm-up that costs some seconds of CPU."""
-    QUICK = "quick"
-    """The first compiler only: less CPU and memory; for tests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Jvm:
-    """What each broker's JVM may use."""
-
-    heap_mb: int = 384
-    jit: Jit = Jit.FULL
-
-    def flags(self, java: Java) -> list[str]:
-        """The launcher's options."""
-        flags = [
-            "-Xms64m",
-            f"-Xmx{self.heap_mb}m",
-            "-XX:+UseSerialGC",
-            "-XX:-UsePerfData",
-            "-XX:+ExitOnOutOfMemoryError",
-            # Socket buffers are kept per thread up to this size; without it each thread keeps its largest ever.
-            "-Djdk.nio.maxCachedBufferSize=262144",
-            "-Djava.awt.headless=true",
-        ]
-        if self.jit is Jit.QUICK:
-            flags.append("-XX:TieredStopAtLevel=1")
-        if java.major >= 24:
-            # The compression libraries are native and use Unsafe; Java says so on every start.
-            flags += ["--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow"]
-        return flags
+# Writing the class cache takes a JVM about ten seconds as it ends.
+_TRAIN_STOP_TIMEOUT_S = 120.0
+_NUM_PORT_CHOICES = 3
 
 
 class Node:
     """One broker of an embedded cluster, for tests that hurt it. Made by EmbeddedKafka."""
 
-    def __init__(self, node_id: int, ports: NodePorts, process: JavaProcess, cluster: EmbeddedKafka) -> None:
+    def __init__(
+        self, node_id: int, ports: NodePorts, process: JavaProcess, launch: Callable[[Node, float], None]
+    ) -> None:
         self.node_id = node_id
         self.ports = ports
         self.process = process
-        self._cluster = cluster
+        self._launch = launch
 
     def kill(self) -> None:
         """kill -9; returns when the process is gone. Its data stays."""
         self.process.kill()
-        self._cluster.forget(self)
 
     def suspend(self) -> None:
         """Freeze it: connections stay open, nothing answers."""
@@ -105,20 +66,20 @@ class Node:
         self.process.terminate()
         if not self.process.wait(Deadline.after(timeout_s)):
             self.process.kill()
-        self._cluster.forget(self)
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start it again on its data and ports; returns when the whole cluster answers again."""
-        self._cluster.launch(self)
-        self._cluster.wait_ready(Deadline.after(timeout_s))
+        """Start it again on its data and ports; returns when the metadata names every broker again."""
+        if self.process.is_running():
+            raise TransportError(f"{self.process.name} is running.", hint="Kill or terminate it first.")
+        self._launch(self, timeout_s)
 
 
 class EmbeddedKafka:
     """An Apache Kafka of one or three brokers.
 
-    `folder` keeps the data between runs; without one it lives in a temporary folder and goes with `stop`. `ports` are the clients' ports, one a
-    broker; chosen if empty. `properties` are added to every server.properties and win over ours. The first start of a user downloads Kafka
-    (see `installation`) and says so through `report`.
+    `folder` keeps the data between runs; without one it lives in a temporary folder and goes with `stop`. `ports` are
+    the clients' ports, one a broker; chosen if empty. `properties` are added to every server.properties and win over
+    ours. The first start of a user downloads Kafka (see `installation`) and says so through `report`.
     """
 
     def __init__(
@@ -128,13 +89,11 @@ class EmbeddedKafka:
         folder: Path | None = None,
         ports: Sequence[int] = (),
         properties: Mapping[str, str] = MappingProxyType({}),
-        jvm: Jvm = Jvm(),
+        jvm: Jvm = DEFAULT_JVM,
         report: Callable[[str], None] = _log.info,
     ) -> None:
         if brokers not in CLUSTER_SIZES:
-            raise UserError(
-                f"An embedded cluster has 1 or 3 brokers, not {brokers}.", hint="Three is what a quorum needs."
-            )
+            raise UserError(f"An embedded cluster has 1 or 3 brokers, not {brokers}.", hint="Three make a quorum.")
         if ports and len(ports) != brokers:
             raise UserError(f"{brokers} broker(s) need as many ports, and {len(ports)} were named.")
         self.nodes: list[Node] = []
@@ -146,54 +105,46 @@ class EmbeddedKafka:
         self._report = report
         self._folder: Path | None = None
         self._guard: Guard | None = None
-        self._detached = False
 
     @property
     def bootstrap(self) -> str:
-        """`host:port,…` of every broker. Raises TransportError before `start`."""
+        """`host:port,…` of every broker. Raises TransportError unless started."""
         if not self.nodes:
-            raise TransportError("The embedded Kafka has not been started.")
+            raise TransportError("The embedded Kafka is not started.")
         return ",".join(f"{HOST}:{node.ports.broker}" for node in self.nodes)
 
     @property
     def folder(self) -> Path:
-        """Where data and logs are. Raises TransportError before `start`."""
+        """Where data and logs are. Raises TransportError unless started."""
         if self._folder is None:
-            raise TransportError("The embedded Kafka has not been started.")
+            raise TransportError("The embedded Kafka is not started.")
         return self._folder
 
     def start(self, *, detached: bool = False, timeout_s: float = START_TIMEOUT_S) -> Self:
         """Start every broker and wait until the cluster answers.
 
-        Raises UserError (no Java, no network for the first download, port taken, foreign folder) or TransportError with the log's last lines if a
-        JVM dies; whatever was started by then is stopped.
+        Raises UserError (no Java, no network for the first download, port taken, foreign folder), ProcessDied with the
+        log's last lines if a JVM dies, or ClusterUnreachable; whatever was started by then is stopped.
         """
         java = find_java()
         installation = install_kafka(java, report=self._report)
-        self._detached = detached
+        flags = [*self._jvm.flags(java), f"-Dlog4j2.configurationFile={installation.log_settings}"]
+        if self._jvm.class_cache:
+            flags += flags_for(ready_class_cache(java, installation, self._train, report=self._report))
+        command = [str(java.executable), *flags, "-cp", installation.class_path(), "kafka.Kafka"]
+        self._guard = None if detached else Guard()
         try:
-            self._prepare(java, installation)
-            for node in self.nodes:
-                self.launch(node)
-            self.wait_ready(Deadline.after(timeout_s))
+            self._open_folder(installation)
+            self._launch_all(command, Deadline.after(timeout_s))
         except BaseException:  # Ctrl-C while waiting must not leave brokers behind
             self.stop()
             raise
         return self
 
     def stop(self) -> None:
-        """Stop every broker; idempotent. A temporary folder is deleted, so its brokers are not given time to flush."""
+        """Stop every broker; idempotent. Brokers of a temporary folder are not given time to flush: it is deleted."""
         temporary = self._wanted_folder is None
-        for node in self.nodes:
-            node.process.resume()
-            if not temporary:
-                node.process.terminate()
-        deadline = Deadline.after(0 if temporary else STOP_TIMEOUT_S)
-        for node in self.nodes:
-            if node.process.is_running() and (temporary or not node.process.wait(deadline)):
-                node.process.kill()
-            self.forget(node)
-        self.nodes = []
+        self._stop_nodes(0.0 if temporary else STOP_TIMEOUT_S)
         if self._guard is not None:
             self._guard.close()
             self._guard = None
@@ -209,77 +160,86 @@ class EmbeddedKafka:
     ) -> None:
         self.stop()
 
-    def launch(self, node: Node) -> None:
-        """Start one node's process; does not wait. For `Node.start`."""
-        node.process.start(detached=self._detached)
-        if not self._detached:
-            self._guard = self._guard or Guard()
-            self._guard.protect(node.process.pid)
-
-    def forget(self, node: Node) -> None:
-        """A node's process has ended; for `Node.kill`."""
-        if self._guard is not None:
-            self._guard.release(node.process.pid)
-
-    def wait_ready(self, deadline: Deadline) -> None:
-        """Block until the metadata names every broker. Raises ClusterUnreachable at the deadline, TransportError if a JVM died."""
-        config: dict[str, str | int | float | bool] = {
-            "bootstrap.servers": self.bootstrap,
-            "reconnect.backoff.ms": 20,
-            "reconnect.backoff.max.ms": 100,
-            "log_level": 0,
-        }
-        admin = AdminClient(config, logger=_silent)
-        seen = 0
-        while not deadline.expired():
-            for node in self.nodes:
-                node.process.check_alive()
-            try:
-                seen = len(admin.list_topics(timeout=_ASK_EVERY_S).brokers)
-            except KafkaException:
-                continue
-            if seen == self._num_brokers:
-                return
-        logs = self.folder / "logs"
-        raise ClusterUnreachable(
-            f"Only {seen} of {self._num_brokers} embedded broker(s) answered in time.", hint=f"See the logs in {logs}."
-        )
-
-    def _prepare(self, java: Java, installation: Installation) -> None:
-        """Choose the folder and the ports, and write every node's properties."""
+    def _open_folder(self, installation: Installation) -> None:
         if self._wanted_folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="echoswarm-kafka-"))
         else:
             self._folder = self._wanted_folder.absolute()
             self._folder.mkdir(parents=True, exist_ok=True)
-        storage = self._folder / "storage"
-        open_storage(storage, num_brokers=self._num_brokers, secure=False, installation=installation)
+        open_storage(self._folder / "storage", num_brokers=self._num_brokers, secure=False, installation=installation)
+
+    def _launch_all(self, command: Sequence[str], deadline: Deadline) -> None:
+        """Start all nodes and wait; ports that we chose and lost to somebody else are chosen again."""
+        for attempt in range(1, _NUM_PORT_CHOICES + 1):
+            self._make_nodes(command)
+            try:
+                for node in self.nodes:
+                    node.process.start(self._guard)
+                self._wait(deadline)
+            except ProcessDied as exc:
+                if exc.cause is not DeathCause.PORT_TAKEN or self._wanted_ports or attempt == _NUM_PORT_CHOICES:
+                    raise
+                self._stop_nodes(0.0)
+                _truncate_logs(self.folder / "logs")
+            else:
+                return
+
+    def _make_nodes(self, command: Sequence[str]) -> None:
         all_ports = self._choose_ports()
-        flags = [
-            *self._jvm.flags(java),
-            f"-Dlog4j2.configurationFile={installation.log_settings}",
-            "-cp",
-            installation.class_path(),
-        ]
         for node_id, ports in enumerate(all_ports, start=1):
-            file = self._folder / f"node-{node_id}.properties"
-            properties = node_properties(
-                node_id, all_ports, log_folder(storage, node_id), security={}, extra=self._extra
+            file = self.folder / f"node-{node_id}.properties"
+            data = log_folder(self.folder / "storage", node_id)
+            file.write_text(
+                render(node_properties(node_id, all_ports, data, security={}, extra=self._extra)), encoding="utf-8"
             )
-            file.write_text(render(properties), encoding="utf-8")
-            command = [str(java.executable), *flags, "kafka.Kafka", str(file)]
-            process = JavaProcess(f"Broker {node_id}", command, self._folder / "logs" / f"node-{node_id}.log")
-            self.nodes.append(Node(node_id, ports, process, self))
+            log = self.folder / "logs" / f"node-{node_id}.log"
+            process = JavaProcess(f"Broker {node_id}", [*command, str(file)], log)
+            self.nodes.append(Node(node_id, ports, process, self._restart))
 
     def _choose_ports(self) -> list[NodePorts]:
         for port in self._wanted_ports:
             if not is_free(port):
-                raise UserError(
-                    f"Port {port} is taken.", hint="Stop what listens there, name another port, or let one be chosen."
-                )
+                raise UserError(f"Port {port} is taken.", hint="Stop what listens there, or let a port be chosen.")
         chosen = free_ports(2 * self._num_brokers)
         brokers = self._wanted_ports or chosen[: self._num_brokers]
-        return [
-            NodePorts(broker, controller)
-            for broker, controller in zip(brokers, chosen[self._num_brokers :], strict=True)
-        ]
+        controllers = chosen[self._num_brokers :]
+        return [NodePorts(broker, controller) for broker, controller in zip(brokers, controllers, strict=True)]
+
+    def _restart(self, node: Node, timeout_s: float) -> None:
+        node.process.start(self._guard)
+        self._wait(Deadline.after(timeout_s), only=node)
+
+    def _wait(self, deadline: Deadline, *, only: Node | None = None) -> None:
+        watched = self.nodes if only is None else [only]
+
+        def check_alive() -> None:
+            for node in watched:
+                node.process.check_alive()
+
+        client = {"bootstrap.servers": self.bootstrap}
+        wait_for_brokers(client, self._num_brokers, deadline, check_alive=check_alive)
+
+    def _stop_nodes(self, patience_s: float) -> None:
+        for node in self.nodes:
+            node.process.resume()
+            if patience_s:
+                node.process.terminate()
+        deadline = Deadline.after(patience_s)
+        for node in self.nodes:
+            if node.process.is_running() and not node.process.wait(deadline):
+                node.process.kill()
+        self.nodes = []
+
+    def _train(self, output: Path) -> None:
+        """Run a broker that writes its class cache to `output` as it stops."""
+        # With the first compiler only: a cache that holds profiles for the second makes a start slower, not faster.
+        jvm = Jvm(jit=Jit.QUICK, class_cache=False, extra_flags=(f"-XX:AOTCacheOutput={output}",))
+        with EmbeddedKafka(jvm=jvm) as kafka:
+            exercise(kafka.bootstrap)
+            kafka.nodes[0].terminate(_TRAIN_STOP_TIMEOUT_S)
+
+
+def _truncate_logs(folder: Path) -> None:
+    """Forget what was logged under ports that were lost, or the next look would find that cause again."""
+    for log in folder.glob("*.log"):
+        log.write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Where the embedded broker keeps things: downloads in the user's cache folder, running brokers and their data in the state folder."""
+"""Where the embedded broker keeps things: downloads in the user's cache folder, state and data in the state folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ STATE_VARIABLE = "ECHO_STATE_FOLDER"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where downloads are kept; safe to delete while no broker runs. `ECHO_CACHE_FOLDER` overrides the user's cache folder."""
+    """Where downloads are kept; safe to delete while no broker runs. `ECHO_CACHE_FOLDER` overrides."""
     return _folder(environ, CACHE_VARIABLE, "XDG_CACHE_HOME", ".cache")
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the state file of a running broker and its default data folder are. `ECHO_STATE_FOLDER` overrides the user's."""
+    """Where a running broker's state file and data are. `ECHO_STATE_FOLDER` overrides."""
     return _folder(environ, STATE_VARIABLE, "XDG_STATE_HOME", ".local/state")
 
 
@@ -36,7 +36,7 @@ def _folder(environ: Mapping[str, str], variable: str, xdg_variable: str, below_
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; blocks while another process (or thread) holds it. The kernel frees it when its holder dies."""
+    """Hold the lock file `path`; blocks while another does. The kernel frees it when its holder dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

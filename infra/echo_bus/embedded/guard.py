@@ -1,8 +1,8 @@
 """Ends JVMs whose owner died: a small process that outlives its parent by a second.
 
-The parent starts `python guard.py`, and writes `+<pid>` and `-<pid>` lines to its standard input as JVMs start and end. When that pipe closes, or
-the parent is gone although a forked sibling still holds the pipe, every pid on the list is killed. Standard library only, and run as a file:
-importing the package would cost its parent's start-up time and memory again.
+The parent starts `python guard.py`, and writes `+<pid>` and `-<pid>` lines to its standard input as JVMs start and end.
+When that pipe closes, or the parent is gone although a forked sibling still holds the pipe, every pid on the list is
+killed. Standard library only, and run as a file: importing the package would cost a start-up and its memory again.
 """
 
 from __future__ import annotations

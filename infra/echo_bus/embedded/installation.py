@@ -1,4 +1,4 @@
-"""Apache Kafka in the user's cache folder: the locked jars, and a formatted storage folder to copy. Made once per version."""
+"""Apache Kafka in the user's cache folder: the locked jars and a formatted storage to copy. Made once per version."""
 
 from __future__ import annotations
 
@@ -52,16 +52,17 @@ class Installation:
 
 
 def install_kafka(java: Java, *, report: Callable[[str], None] = _log.info) -> Installation:
-    """The installed Kafka, downloaded and prepared first if this user has none. Blocks; processes that install at once wait for one another.
+    """The installed Kafka, downloaded and prepared first if this user has none.
 
-    The folder appears by one rename, so that an interrupted installation leaves nothing that looks whole. Raises UserError.
+    Blocks; processes that install at once wait for one another. The folder appears by one rename, so that an
+    interrupted installation leaves nothing that looks whole. Raises UserError.
     """
     artifacts = read_lock(_LOCK)
     final = cache_folder() / f"kafka-{KAFKA_VERSION}-{lock_digest(artifacts)}"
     installation = Installation(final)
     if final.is_dir():
         return installation
-    with exclusive(final.with_suffix(".lock")):
+    with exclusive(final.with_name(f"{final.name}.lock")):
         if final.is_dir():
             return installation
         num_megabytes = sum(artifact.num_bytes for artifact in artifacts) // 1_000_000

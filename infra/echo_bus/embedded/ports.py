@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from echo_bus.embedded.properties import HOST
 from echo_schemas.errors import UserError
 
-# Below the range from which kernels take the ports of outgoing connections, so that no client of ours can snatch one before the broker binds it.
+# Below the range from which kernels take the ports of outgoing connections: no client snatches one before we bind it.
 _LOWEST, _HIGHEST = 20_000, 32_000
 _MAX_TRIES = 500
 

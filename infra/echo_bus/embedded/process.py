@@ -7,44 +7,71 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 
 from echo_bus.clock import Deadline
+from echo_bus.embedded.guard import Guard
 from echo_bus.errors import TransportError
 
 _NUM_SHOWN_LINES = 12
 # A stack trace can be long; its cause is said above it.
 _NUM_SEARCHED_LINES = 400
-# Said by the JVM or by Kafka in their own words; the first match explains the death.
-_CAUSES = (
-    ("Address already in use", "its port is taken", "Stop what listens there, or let the ports be chosen."),
-    (
-        "Failed to acquire lock on file",
-        "another broker runs on its data folder",
-        "Stop that broker, or name another folder.",
-    ),
-    ("Invalid cluster.id", "its data folder belongs to another cluster", "Name another folder."),
-    ("No space left on device", "the disk is full", "Free some space, or name a folder on another disk."),
-    (
-        "UnsupportedClassVersionError",
-        "the Java runtime is too old for it",
-        "pip install 'echoswarm[embedded]' brings a new one.",
-    ),
-    ("Could not reserve enough space", "there is not enough memory", "Close something, or pass a smaller heap_mb."),
-    (
-        "insufficient memory for the Java Runtime",
-        "there is not enough memory",
-        "Close something, or pass a smaller heap_mb.",
-    ),
-    ("OutOfMemoryError", "its heap is too small", "Pass a larger heap_mb."),
+
+
+class DeathCause(StrEnum):
+    """Why a JVM ended, as far as its log says it. The value completes "It ended: …"."""
+
+    PORT_TAKEN = "its port is taken"
+    FOLDER_IN_USE = "another broker runs on its data folder"
+    FOREIGN_DATA = "its data folder belongs to another cluster"
+    DISK_FULL = "the disk is full"
+    OLD_JAVA = "the Java runtime is too old for it"
+    NO_MEMORY = "the machine has not enough memory"
+    SMALL_HEAP = "its heap is too small"
+    KILLED = "it was killed"
+    UNKNOWN = "the reason is in its log"
+
+
+_HINTS = {
+    DeathCause.PORT_TAKEN: "Stop what listens there, or let the ports be chosen.",
+    DeathCause.FOLDER_IN_USE: "Stop that broker, or name another folder.",
+    DeathCause.FOREIGN_DATA: "Name another folder.",
+    DeathCause.DISK_FULL: "Free some space, or name a folder on another disk.",
+    DeathCause.OLD_JAVA: "Install a new runtime with: pip install 'echoswarm[embedded]'.",
+    DeathCause.NO_MEMORY: "Close something, or ask for a smaller heap.",
+    DeathCause.SMALL_HEAP: "Ask for a larger heap.",
+    DeathCause.KILLED: "If nobody did it by hand, the machine ran out of memory.",
+    DeathCause.UNKNOWN: "",
+}
+# In the words of the JVM and of Kafka; the first that occurs explains the death.
+_SAID = (
+    ("Address already in use", DeathCause.PORT_TAKEN),
+    ("Failed to acquire lock on file", DeathCause.FOLDER_IN_USE),
+    ("Invalid cluster.id", DeathCause.FOREIGN_DATA),
+    ("No space left on device", DeathCause.DISK_FULL),
+    ("UnsupportedClassVersionError", DeathCause.OLD_JAVA),
+    ("Could not reserve enough space", DeathCause.NO_MEMORY),
+    ("insufficient memory for the Java Runtime", DeathCause.NO_MEMORY),
+    ("unable to create native thread", DeathCause.NO_MEMORY),
+    ("OutOfMemoryError", DeathCause.SMALL_HEAP),
 )
 
 
-class JavaProcess:
-    """A JVM that writes to a log file. One owner thread; not thread-safe.
+class ProcessDied(TransportError):
+    """A JVM of the embedded cluster ended by itself; the message ends with its last log lines."""
 
-    `name` is how messages call it. With `detached` it is in a session of its own and outlives this process.
-    """
+    def __init__(self, name: str, return_code: int, lines: Sequence[str]) -> None:
+        self.cause = cause_of_death(return_code, lines)
+        message = f"{name} ended with exit code {return_code}: {self.cause}."
+        shown = [line for line in lines if not line.startswith("\tat ")][-_NUM_SHOWN_LINES:]
+        if shown:
+            message += " Its last log lines:\n" + "\n".join(f"  {line}" for line in shown) + "\n"
+        super().__init__(message, hint=_HINTS[self.cause])
+
+
+class JavaProcess:
+    """A JVM that writes to a log file. One owner thread; not thread-safe. `name` is how messages call it."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, *, folder: Path | None = None) -> None:
         self.name = name
@@ -52,16 +79,17 @@ class JavaProcess:
         self._command = list(command)
         self._folder = folder
         self._popen: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
 
     @property
     def pid(self) -> int:
         """The process id. Raises TransportError if it was never started."""
         return self._started().pid
 
-    def start(self, *, detached: bool = False) -> None:
-        """Start it; returns before it is ready."""
+    def start(self, guard: Guard | None) -> None:
+        """Start it; returns before it is ready. With a `guard` it dies with this process, else it outlives it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        # Two arenas instead of eight per core: a JVM's native allocations need no more, and the resident set shrinks by tens of MB.
+        # glibc's default of eight arenas a core costs a JVM tens of MB of resident memory.
         environ = {**os.environ, "MALLOC_ARENA_MAX": "2"}
         with self.log.open("ab") as log:
             self._popen = subprocess.Popen(
@@ -71,10 +99,12 @@ class JavaProcess:
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
                 env=environ,
-                # Ctrl-C in a terminal reaches the whole foreground group; the parent decides when its broker stops.
-                start_new_session=detached,
-                process_group=None if detached else 0,
+                # Ctrl-C in a terminal reaches the whole foreground group; its owner decides when a broker stops.
+                start_new_session=True,
             )
+        self._guard = guard
+        if guard is not None:
+            guard.protect(self._popen.pid)
 
     def is_running(self) -> bool:
         """Whether the process exists now, suspended or not."""
@@ -89,6 +119,7 @@ class JavaProcess:
         self._send(signal.SIGKILL)
         if self._popen is not None:
             self._popen.wait()
+            self._release()
 
     def suspend(self) -> None:
         """Freeze it (SIGSTOP): its sockets stay open and nothing answers."""
@@ -104,13 +135,14 @@ class JavaProcess:
             self._started().wait(timeout=deadline.remaining_s())
         except subprocess.TimeoutExpired:
             return False
+        self._release()
         return True
 
     def check_alive(self) -> None:
-        """Raises TransportError, with its last log lines and a known cause, if it has ended."""
+        """Raises ProcessDied if it has ended."""
         if not self.is_running():
-            message, hint = explain(self.name, self._started().returncode, last_lines(self.log))
-            raise TransportError(message, hint=hint)
+            self._release()
+            raise ProcessDied(self.name, self._started().returncode, last_lines(self.log))
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._popen is None:
@@ -118,8 +150,13 @@ class JavaProcess:
         return self._popen
 
     def _send(self, number: signal.Signals) -> None:
-        if self.is_running():
-            self._started().send_signal(number)
+        if self._popen is not None and self._popen.poll() is None:
+            self._popen.send_signal(number)
+
+    def _release(self) -> None:
+        if self._guard is not None:
+            self._guard.release(self._started().pid)
+            self._guard = None
 
 
 def last_lines(log: Path, count: int = _NUM_SEARCHED_LINES) -> list[str]:
@@ -130,18 +167,9 @@ def last_lines(log: Path, count: int = _NUM_SEARCHED_LINES) -> list[str]:
         return [line.rstrip() for line in deque(file, maxlen=count)]
 
 
-def explain(name: str, return_code: int, lines: Sequence[str]) -> tuple[str, str]:
-    """A sentence that says why a JVM ended, and what to do, from its exit code and its last log lines."""
-    cause, hint = "", ""
-    for needle, known_cause, known_hint in _CAUSES:
-        if any(needle in line for line in lines):
-            cause, hint = known_cause, known_hint
-            break
-    else:
-        if return_code == -signal.SIGKILL:
-            cause, hint = "it was killed", "If nobody did it by hand, the machine ran out of memory."
-    message = f"{name} ended with exit code {return_code}" + (f": {cause}." if cause else ".")
-    shown = [line for line in lines if not line.startswith("\tat ")][-_NUM_SHOWN_LINES:]
-    if shown:
-        message += " Its last log lines:\n" + "\n".join(f"  {line}" for line in shown) + "\n"
-    return message, hint
+def cause_of_death(return_code: int, lines: Sequence[str]) -> DeathCause:
+    """What a JVM's exit code and last log lines say about its end."""
+    for words, cause in _SAID:
+        if any(words in line for line in lines):
+            return cause
+    return DeathCause.KILLED if return_code == -signal.SIGKILL else DeathCause.UNKNOWN

@@ -18,7 +18,7 @@ class NodePorts:
     controller: int
 
 
-# Small: internal topics of three partitions and the threads that two cores can use. A cluster's defaults are for racks of disks.
+# Small: internal topics of three partitions, and threads for two cores.
 _SMALL = MappingProxyType(
     {
         "num.network.threads": "2",
@@ -45,7 +45,7 @@ _PROMPT = MappingProxyType(
         "log.retention.check.interval.ms": "1000",
     }
 )
-# Failover: a dead broker is fenced after two seconds instead of nine; while it is not, acks=all stalls every partition it follows.
+# Failover: a dead broker is fenced after two seconds, not nine; until then acks=all stalls every partition it follows.
 _FAILOVER = MappingProxyType(
     {
         "broker.session.timeout.ms": "2000",
@@ -62,9 +62,10 @@ _FAILOVER = MappingProxyType(
 def node_properties(
     node_id: int, ports: Sequence[NodePorts], data: Path, *, security: Mapping[str, str], extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """All properties of node `node_id` (from 1). `ports` has one entry a node; `security` replaces the open listener; `extra` wins over all.
+    """All properties of node `node_id` (from 1), given every node's ports.
 
-    Voters are static, so that ports may change from one start to the next without touching the stored quorum.
+    `security` replaces the open listener; `extra` wins over all. Voters are static, so that ports may change from one
+    start to the next without touching the stored quorum.
     """
     num_brokers = len(ports)
     replicas, min_in_sync = (3, 2) if num_brokers >= 3 else (1, 1)

@@ -26,8 +26,8 @@ class ClusterIdentity:
 def open_storage(folder: Path, *, num_brokers: int, secure: bool, installation: Installation) -> ClusterIdentity:
     """Make `folder` the storage of a cluster, or recognise the cluster that it holds.
 
-    The marker is written last, so a folder without it was never used by a broker. Raises UserError for a folder that holds something else,
-    a cluster of another size or security, or data of another Kafka version's major.
+    The marker is written last, so a folder without it was never used by a broker. Raises UserError for a folder that
+    holds something else, a cluster of another size or security, or data of another major version of Kafka.
     """
     marker = folder / _MARKER
     if marker.is_file():
@@ -81,7 +81,7 @@ def _check(identity: ClusterIdentity, folder: Path, *, num_brokers: int, secure:
     afresh = f"Remove {folder} to start afresh, or name another folder."
     if identity.num_brokers != num_brokers:
         raise UserError(
-            f"The folder {folder} holds a cluster of {identity.num_brokers} broker(s), and {num_brokers} were asked for.",
+            f"The folder {folder} holds a cluster of {identity.num_brokers} broker(s), not {num_brokers}.",
             hint=afresh,
         )
     if identity.secure != secure:

@@ -1,0 +1,68 @@
+"""Waiting until a cluster, or a web server, answers."""
+
+from __future__ import annotations
+
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from http.client import HTTPException
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from echo_bus.clock import Deadline
+from echo_bus.errors import ClusterUnreachable
+
+# librdkafka's own lines about brokers that are not there yet would be noise while we wait for them.
+SILENT = logging.getLogger(f"{__name__}.librdkafka")
+SILENT.addHandler(logging.NullHandler())
+SILENT.propagate = False
+
+_ASK_EVERY_S = 0.2
+_IMPATIENT: Mapping[str, str | int] = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_level": 0}
+
+
+def wait_for_brokers(
+    client: Mapping[str, str], num_brokers: int, deadline: Deadline, *, check_alive: Callable[[], None] = lambda: None
+) -> None:
+    """Block until the metadata names `num_brokers` brokers; `client` are the librdkafka properties to ask with.
+
+    Raises ClusterUnreachable at the deadline, and whatever `check_alive`, called several times a second, raises.
+    """
+    admin = AdminClient({**_IMPATIENT, **client}, logger=SILENT)
+    num_seen = 0
+    while not deadline.expired():
+        check_alive()
+        num_seen = _ask(admin)
+        if num_seen == num_brokers:
+            return
+    raise ClusterUnreachable(
+        f"Only {num_seen} of {num_brokers} broker(s) answered at {client['bootstrap.servers']} in time."
+    )
+
+
+def brokers_answering(client: Mapping[str, str], timeout_s: float) -> int:
+    """How many brokers the metadata names now; 0 if none answers within `timeout_s`."""
+    admin = AdminClient({**_IMPATIENT, **client}, logger=SILENT)
+    deadline = Deadline.after(timeout_s)
+    num_seen = 0
+    while num_seen == 0 and not deadline.expired():
+        num_seen = _ask(admin)
+    return num_seen
+
+
+def _ask(admin: AdminClient) -> int:
+    try:
+        return len(admin.list_topics(timeout=_ASK_EVERY_S).brokers)
+    except KafkaException:
+        return 0
+
+
+def answers_http(url: str, timeout_s: float = 1.0) -> bool:
+    """Whether a GET of this http:// address succeeds."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - always our own http://127.0.0.1
+            return bool(response.status == 200)
+    except (urllib.error.URLError, HTTPException, OSError):
+        return False
