@@ -59,7 +59,8 @@ class Codec:
             fastavro.schemaless_writer(buffer, schema, converter.to_plain(record))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
             raise InvalidRecord(
-                InvalidReason.INCONSISTENT, f"A {type(record).__name__} holds a value that its schema does not allow: {exc}."
+                InvalidReason.INCONSISTENT,
+                f"A {type(record).__name__} holds a value that its schema does not allow: {exc}.",
             ) from exc
         return buffer.getvalue()
 
@@ -71,14 +72,17 @@ class Codec:
             raise InvalidRecord(InvalidReason.TRUNCATED, f"{len(payload)} bytes are too few for a schema id and a record.")
         magic, schema_id = _PREFIX.unpack_from(payload)
         if magic != MAGIC:
-            raise InvalidRecord(InvalidReason.BAD_MAGIC, f"The first byte is {payload[0]:#04x}, not the 0x00 of Confluent's wire format.")
+            raise InvalidRecord(
+                InvalidReason.BAD_MAGIC,
+                f"The first byte is {payload[0]:#04x}, not the 0x00 of Confluent's wire format.",
+            )
         reader = self._readers.get(schema_id)
         if reader is None:
             reader = self._readers[schema_id] = self._reader_of(schema_id)
         buffer = io.BytesIO(payload)
         buffer.seek(_PREFIX.size)
         try:
-            plain = fastavro.schemaless_reader(buffer, reader.writer_schema, reader.reader_schema)
+            plain: Any = fastavro.schemaless_reader(buffer, reader.writer_schema, reader.reader_schema)
             record: Record = reader.converter.from_plain(plain)
         except _UNREADABLE as exc:
             raise InvalidRecord(
@@ -86,7 +90,8 @@ class Codec:
             ) from exc
         if buffer.tell() != len(payload):
             raise InvalidRecord(
-                InvalidReason.LENGTH_MISMATCH, f"{len(payload) - buffer.tell()} bytes follow the {reader.record.__name__}."
+                InvalidReason.LENGTH_MISMATCH,
+                f"{len(payload) - buffer.tell()} bytes follow the {reader.record.__name__}.",
             )
         record.validate()
         return record

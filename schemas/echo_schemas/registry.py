@@ -36,9 +36,7 @@ class LockFileRegistry:
         for schema in all_schemas() if schemas is None else schemas:
             label = lock_label(schema)
             if label not in locked:
-                raise SchemaFileError(
-                    f"{label} has no id in registry.lock.json.", hint="Run `echoswarm schemas check --update-lock`."
-                )
+                raise SchemaFileError(f"{label} has no id in registry.lock.json.", hint="Run `echoswarm schemas check --update-lock`.")
             self._by_id[locked[label]] = schema
             self._by_fingerprint[schema.fingerprint] = locked[label]
 
@@ -148,7 +146,7 @@ def known_version(schema: AvroSchema) -> AvroSchema:
 
 
 def subject_of(physical: str, topic: Topic, full_name: str) -> str:
-    """The subject of a record on a topic: `<topic>-value` (the default that tools assume), or `<topic>-<record>` where a topic carries several."""
+    """The subject of a record: `<topic>-value`, which tools assume, or `<topic>-<record>` where a topic carries several records."""
     return f"{physical}-value" if len(topic.records) == 1 else f"{physical}-{full_name}"
 
 
@@ -176,7 +174,8 @@ def load_lock() -> dict[str, int]:
             raise SchemaFileError(f"registry.lock.json names {label}, which has no file.", hint="A published schema is never removed.")
         if fingerprints[label] != entry["fingerprint"]:
             raise SchemaFileError(
-                f"avro/{label}.avsc was edited after its id was locked.", hint="Undo the edit and add the next version instead."
+                f"avro/{label}.avsc was edited after its id was locked.",
+                hint="Undo the edit and add the next version instead.",
             )
     return {label: int(entry["id"]) for label, entry in content.items()}
 

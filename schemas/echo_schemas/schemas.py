@@ -40,7 +40,7 @@ class AvroSchema:
 def parse_schema(raw: dict[str, Any], *, name: str = "", version: int = 0) -> AvroSchema:
     """An AvroSchema from JSON. The fingerprint covers everything that matters on the wire or to a reader, so defaults but not docs."""
     try:
-        parsed = fastavro.parse_schema(raw)
+        parsed: Any = fastavro.parse_schema(raw)
     except (fastavro.schema.SchemaParseException, KeyError, TypeError) as exc:
         raise SchemaFileError(f"Schema {name or raw.get('name')!r} is not valid Avro: {exc!r}.") from exc
     full_name = str(parsed["name"])

@@ -87,9 +87,7 @@ WEIGHTS = Topic(
     compacted=True,
     placed=True,
 )
-WEIGHT_CHUNKS = Topic(
-    "weights.chunks", (Chunk,), lambda chunk: f"{chunk.run_id}/{chunk.blob}/{chunk.index}", placed=True
-)
+WEIGHT_CHUNKS = Topic("weights.chunks", (Chunk,), lambda chunk: f"{chunk.run_id}/{chunk.blob}/{chunk.index}", placed=True)
 WORKERS = Topic("workers", (WorkerStatus,), lambda status: str(status.worker_id), compacted=True)
 CONTROL = Topic("control", (Control,), control_key, compacted=True)
 RUNS = Topic("runs", (Run,), _run_id, compacted=True)

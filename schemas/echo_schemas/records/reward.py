@@ -65,9 +65,7 @@ class Reward(Record):
 
     def validate(self) -> None:
         if self.of.partition < 0 or self.of.offset < 0 or self.seq < 0 or self.index < 0:
-            raise InvalidRecord(
-                InvalidReason.NEGATIVE_NUMBER, "A reward's coordinates, seq and index must not be negative."
-            )
+            raise InvalidRecord(InvalidReason.NEGATIVE_NUMBER, "A reward's coordinates, seq and index must not be negative.")
         if (self.outcome == RewardOutcome.SCORED) != (self.value is not None):
             raise InvalidRecord(
                 InvalidReason.INCONSISTENT,
@@ -96,8 +94,6 @@ class Drop(Record):
     time_ms: int
 
     def validate(self) -> None:
-        require_not_negative(
-            seq=self.seq, version=self.version, learner_version=self.learner_version, num_tokens=self.num_tokens
-        )
+        require_not_negative(seq=self.seq, version=self.version, learner_version=self.learner_version, num_tokens=self.num_tokens)
         if self.what is not None:
             require_not_negative(partition=self.what.partition, offset=self.what.offset)

@@ -43,7 +43,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. The defaults leave the model's own distribution untouched (design rule: the learner's softmax is over the whole vocabulary)."""
+    """How tokens are drawn. The defaults leave the distribution whole, because the learner's softmax is over the whole vocabulary."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -86,18 +86,14 @@ class RolloutRequest(Record):
             deadline_ms=self.deadline_ms,
         )
         if self.group_size < 1:
-            raise InvalidRecord(
-                InvalidReason.INCONSISTENT, f"group_size is {self.group_size}; a group has at least one sample."
-            )
+            raise InvalidRecord(InvalidReason.INCONSISTENT, f"group_size is {self.group_size}; a group has at least one sample.")
         if bool(self.messages) == bool(self.prompt_token_ids):
             raise InvalidRecord(
                 InvalidReason.INCONSISTENT,
                 "A request carries either messages or prompt_token_ids, not both and not neither.",
             )
         if len(self.prompt_token_ids) % TOKEN_BYTES:
-            raise InvalidRecord(
-                InvalidReason.LENGTH_MISMATCH, "prompt_token_ids is not a whole number of 4-byte token ids."
-            )
+            raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "prompt_token_ids is not a whole number of 4-byte token ids.")
         if self.group_id != group_id_of(self.run_id, self.seq, self.purpose):
             raise InvalidRecord(
                 InvalidReason.INCONSISTENT,

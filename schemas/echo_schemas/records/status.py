@@ -177,9 +177,7 @@ class Control(Record):
     def validate(self) -> None:
         require_not_negative(epoch=self.epoch)
         given = sum(part is not None for part in (self.worker, self.rewards, self.run))
-        require(
-            given == 1, InvalidReason.INCONSISTENT, f"A control record carries exactly one order, this one {given}."
-        )
+        require(given == 1, InvalidReason.INCONSISTENT, f"A control record carries exactly one order, this one {given}.")
         require(
             (self.worker is None) == (self.worker_id is None),
             InvalidReason.INCONSISTENT,

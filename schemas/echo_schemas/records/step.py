@@ -35,7 +35,7 @@ class SessionClaim(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTerm:
-    """One line of the reward specification in force: its weight, whether a sample waits for it, and what stands in when it does not come."""
+    """One line of a reward specification: its weight, whether a sample waits for it, and what stands in when it does not come."""
 
     name: str
     weight: float
@@ -72,7 +72,7 @@ class Batch:
 
     `partitions` int32 [N], `offsets` int64 [N]: which trajectory records. `seqs` int64 [N], `indices` int32 [N]. `attempts` one token per
     group, groups in order of first appearance; `group_sizes` int32, samples per group. `advantages` float32 [N].
-    `micro_batches` int32: samples per micro-batch, in training order of `order` int32 [N]; `updates` int32: micro-batches per optimizer update.
+    `micro_batches` int32: samples per micro-batch, in the training order `order`, int32 [N]; `updates` int32: micro-batches per update.
     """
 
     num_samples: int
@@ -126,8 +126,8 @@ class Position:
 class StepReport(Record):
     """One training step. Together with the log it is enough to train the step again.
 
-    Staleness histograms: entry i counts samples of staleness i, for each of the four stages. `batch` is inline, or, when large, `batch_blob`
-    names the parts written in the same transaction.
+    Staleness histograms: entry i counts samples of staleness i, for each of the four stages. `batch` is inline, or, when large,
+    `batch_blob` names the parts written in the same transaction.
     """
 
     SCHEMA: ClassVar[str] = "step_report"
@@ -197,6 +197,4 @@ class Eval(Record):
     time_ms: int
 
     def validate(self) -> None:
-        require_not_negative(
-            version=self.version, num_prompts=self.num_prompts, num_samples=self.num_samples, seconds=self.seconds
-        )
+        require_not_negative(version=self.version, num_prompts=self.num_prompts, num_samples=self.num_samples, seconds=self.seconds)

@@ -115,18 +115,14 @@ class Trajectory(Record):
                 f"seq {self.seq}, index {self.index} and min_version {self.min_version} must not be negative.",
             )
         if self.index >= self.group_size:
-            raise InvalidRecord(
-                InvalidReason.INCONSISTENT, f"index {self.index} is outside a group of {self.group_size}."
-            )
+            raise InvalidRecord(InvalidReason.INCONSISTENT, f"index {self.index} is outside a group of {self.group_size}.")
         if self.group_id != group_id_of(self.run_id, self.seq, self.purpose):
             raise InvalidRecord(
                 InvalidReason.INCONSISTENT,
                 f"group_id {self.group_id!r} does not belong to run {self.run_id!r}, seq {self.seq}.",
             )
         if not self.attempt:
-            raise InvalidRecord(
-                InvalidReason.INCONSISTENT, "attempt is empty; each start of a group makes a fresh token."
-            )
+            raise InvalidRecord(InvalidReason.INCONSISTENT, "attempt is empty; each start of a group makes a fresh token.")
         num_tokens, rest = divmod(len(self.token_ids), TOKEN_BYTES)
         if rest or len(self.logprobs) % LOGPROB_BYTES:
             raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "token_ids and logprobs must hold whole 4-byte numbers.")
@@ -136,6 +132,15 @@ class Trajectory(Record):
 
     def _validate_spans(self, num_tokens: int) -> None:
         """Spans are ordered, inside the tokens, as long as the log-probabilities, and covered by the version spans."""
+        if len(self.generated) == len(self.version_spans) == 1:
+            (span,), (tag,) = self.generated, self.version_spans
+            if (
+                0 <= span.start == tag.start < span.end == tag.end <= num_tokens
+                and (span.end - span.start) * LOGPROB_BYTES == len(self.logprobs)
+                and self.min_version == tag.version == self.max_version
+            ):
+                # One turn under one version: nearly every trajectory, and checked twice for each.
+                return
         covered, position = 0, 0
         for span in self.generated:
             if not position <= span.start < span.end <= num_tokens:
@@ -151,9 +156,7 @@ class Trajectory(Record):
                 f"{covered} generated tokens but {len(self.logprobs) // LOGPROB_BYTES} log-probabilities.",
             )
         if not self.generated:
-            raise InvalidRecord(
-                InvalidReason.LENGTH_MISMATCH, "A trajectory without a generated token cannot be trained or judged."
-            )
+            raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "A trajectory without a generated token cannot be trained or judged.")
         tagged, position = 0, 0
         lowest, highest = self.max_version, self.min_version
         for tag in self.version_spans:
@@ -167,10 +170,6 @@ class Trajectory(Record):
             lowest = min(lowest, tag.version)
             highest = max(highest, tag.version)
         if tagged != covered:
-            raise InvalidRecord(
-                InvalidReason.LENGTH_MISMATCH, f"version spans tag {tagged} tokens, {covered} were generated."
-            )
+            raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, f"version spans tag {tagged} tokens, {covered} were generated.")
         if lowest != self.min_version or highest != self.max_version or self.min_version > self.max_version:
-            raise InvalidRecord(
-                InvalidReason.INCONSISTENT, "min_version and max_version do not agree with the version spans."
-            )
+            raise InvalidRecord(InvalidReason.INCONSISTENT, "min_version and max_version do not agree with the version spans.")

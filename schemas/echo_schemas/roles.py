@@ -1,0 +1,48 @@
+"""Who connects to the cluster: `roles.yaml`, from which, with the topic files, access lists are generated."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib import resources
+
+import yaml
+
+from echo_schemas.errors import SchemaFileError
+from echo_schemas.topic_files import load_topic_specs
+
+_KEYS = {"purpose", "groups", "transactional_ids", "watches_groups", "reads_all_topics"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """One kind of process. Group and transactional-id names are below the namespace; a group that ends in `.*` is a prefix."""
+
+    name: str
+    purpose: str
+    groups: tuple[str, ...]
+    transactional_ids: tuple[str, ...]
+    watches_groups: tuple[str, ...] = ()
+    reads_all_topics: bool = False
+
+
+@functools.cache
+def load_roles() -> dict[str, Role]:
+    """Role name → role. Raises SchemaFileError where roles and topic files disagree."""
+    content = yaml.safe_load((resources.files("echo_schemas") / "roles.yaml").read_text(encoding="utf-8"))
+    roles: dict[str, Role] = {}
+    for name, entry in content.items():
+        if unknown := set(entry) - _KEYS:
+            raise SchemaFileError(f"roles.yaml: {name} has unknown keys: {', '.join(sorted(unknown))}.")
+        roles[name] = Role(
+            name=name,
+            purpose=entry["purpose"],
+            groups=tuple(entry["groups"]),
+            transactional_ids=tuple(entry["transactional_ids"]),
+            watches_groups=tuple(entry.get("watches_groups", ())),
+            reads_all_topics=bool(entry.get("reads_all_topics", False)),
+        )
+    for spec in load_topic_specs():
+        if strangers := {*spec.producers, *spec.consumers} - set(roles):
+            raise SchemaFileError(f"topics/{spec.name}.yaml names {', '.join(sorted(strangers))}, which roles.yaml does not know.")
+    return roles
