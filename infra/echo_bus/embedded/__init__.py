@@ -2,5 +2,6 @@
 
 from echo_bus.embedded.broker import EmbeddedKafka, Node
 from echo_bus.embedded.jvm import Jit, Jvm
+from echo_bus.embedded.state import resolve_embedded, resolve_registry
 
-__all__ = ["EmbeddedKafka", "Jit", "Jvm", "Node"]
+__all__ = ["EmbeddedKafka", "Jit", "Jvm", "Node", "resolve_embedded", "resolve_registry"]

@@ -97,9 +97,7 @@ def download(artifacts: Sequence[Artifact], folder: Path) -> None:
                     future.result()
             except (requests.RequestException, RuntimeError, OSError) as exc:
                 pool.shutdown(wait=True, cancel_futures=True)
-                raise UserError(
-                    f"A file of the embedded broker could not be downloaded: {_reason(exc)}.", hint=_OFFLINE_HINT
-                ) from exc
+                raise UserError(f"A file of the embedded broker could not be downloaded: {_reason(exc)}.", hint=_OFFLINE_HINT) from exc
 
 
 def _fetch(artifact: Artifact, context: MavenContext, folder: Path) -> None:

@@ -24,6 +24,7 @@ from echo_bus.embedded.ports import free_ports, is_free
 from echo_bus.embedded.process import DeathCause, JavaProcess, ProcessDied
 from echo_bus.embedded.properties import HOST, NodePorts, node_properties, render
 from echo_bus.embedded.readiness import wait_for_brokers
+from echo_bus.embedded.registry import SchemaRegistry, install_registry
 from echo_bus.embedded.storage import log_folder, open_storage
 from echo_bus.errors import TransportError
 from echo_schemas.errors import UserError
@@ -41,9 +42,7 @@ _NUM_PORT_CHOICES = 3
 class Node:
     """One broker of an embedded cluster, for tests that hurt it. Made by EmbeddedKafka."""
 
-    def __init__(
-        self, node_id: int, ports: NodePorts, process: JavaProcess, launch: Callable[[Node, float], None]
-    ) -> None:
+    def __init__(self, node_id: int, ports: NodePorts, process: JavaProcess, launch: Callable[[Node, float], None]) -> None:
         self.node_id = node_id
         self.ports = ports
         self.process = process
@@ -75,7 +74,7 @@ class Node:
 
 
 class EmbeddedKafka:
-    """An Apache Kafka of one or three brokers.
+    """An Apache Kafka of one or three brokers, with a schema registry if asked for.
 
     `folder` keeps the data between runs; without one it lives in a temporary folder and goes with `stop`. `ports` are
     the clients' ports, one a broker; chosen if empty. `properties` are added to every server.properties and win over
@@ -86,6 +85,7 @@ class EmbeddedKafka:
         self,
         brokers: int = 1,
         *,
+        registry: bool = False,
         folder: Path | None = None,
         ports: Sequence[int] = (),
         properties: Mapping[str, str] = MappingProxyType({}),
@@ -98,6 +98,8 @@ class EmbeddedKafka:
             raise UserError(f"{brokers} broker(s) need as many ports, and {len(ports)} were named.")
         self.nodes: list[Node] = []
         self._num_brokers = brokers
+        self._wants_registry = registry
+        self._registry: SchemaRegistry | None = None
         self._wanted_folder = folder
         self._wanted_ports = list(ports)
         self._extra = dict(properties)
@@ -112,6 +114,24 @@ class EmbeddedKafka:
         if not self.nodes:
             raise TransportError("The embedded Kafka is not started.")
         return ",".join(f"{HOST}:{node.ports.broker}" for node in self.nodes)
+
+    @property
+    def registry_url(self) -> str:
+        """Where the registry answers Confluent's API. Raises TransportError unless started with `registry=True`."""
+        if self._registry is None:
+            raise TransportError("The embedded Kafka was not started with a schema registry.")
+        return self._registry.url
+
+    @property
+    def processes(self) -> tuple[JavaProcess, ...]:
+        """Every JVM of this cluster, the registry's last."""
+        brokers = tuple(node.process for node in self.nodes)
+        return brokers if self._registry is None else (*brokers, self._registry.process)
+
+    @property
+    def marker(self) -> str:
+        """The command-line argument that all JVMs of this cluster carry and no other does."""
+        return f"-Decho.folder={self.folder}"
 
     @property
     def folder(self) -> Path:
@@ -131,11 +151,17 @@ class EmbeddedKafka:
         flags = [*self._jvm.flags(java), f"-Dlog4j2.configurationFile={installation.log_settings}"]
         if self._jvm.class_cache:
             flags += flags_for(ready_class_cache(java, installation, self._train, report=self._report))
-        command = [str(java.executable), *flags, "-cp", installation.class_path(), "kafka.Kafka"]
+        registry = install_registry(report=self._report) if self._wants_registry else None
+        deadline = Deadline.after(timeout_s)
         self._guard = None if detached else Guard()
         try:
             self._open_folder(installation)
-            self._launch_all(command, Deadline.after(timeout_s))
+            if registry is not None:
+                self._launch_registry(registry)
+            flags += [self.marker, "-cp", installation.class_path(), "kafka.Kafka"]
+            self._launch_all([str(java.executable), *flags], deadline)
+            if self._registry is not None:
+                self._registry.wait_ready(deadline)
         except BaseException:  # Ctrl-C while waiting must not leave brokers behind
             self.stop()
             raise
@@ -144,7 +170,8 @@ class EmbeddedKafka:
     def stop(self) -> None:
         """Stop every broker; idempotent. Brokers of a temporary folder are not given time to flush: it is deleted."""
         temporary = self._wanted_folder is None
-        self._stop_nodes(0.0 if temporary else STOP_TIMEOUT_S)
+        self._stop_processes(self.processes, 0.0 if temporary else STOP_TIMEOUT_S)
+        self.nodes, self._registry = [], None
         if self._guard is not None:
             self._guard.close()
             self._guard = None
@@ -155,9 +182,7 @@ class EmbeddedKafka:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
     def _open_folder(self, installation: Installation) -> None:
@@ -167,6 +192,12 @@ class EmbeddedKafka:
             self._folder = self._wanted_folder.absolute()
             self._folder.mkdir(parents=True, exist_ok=True)
         open_storage(self._folder / "storage", num_brokers=self._num_brokers, secure=False, installation=installation)
+
+    def _launch_registry(self, installation: Path) -> None:
+        data = None if self._wanted_folder is None else self.folder / "registry"
+        log = self.folder / "logs" / "registry.log"
+        self._registry = SchemaRegistry(installation, log, data=data, marker=self.marker)
+        self._registry.start(self._guard)
 
     def _launch_all(self, command: Sequence[str], deadline: Deadline) -> None:
         """Start all nodes and wait; ports that we chose and lost to somebody else are chosen again."""
@@ -179,7 +210,8 @@ class EmbeddedKafka:
             except ProcessDied as exc:
                 if exc.cause is not DeathCause.PORT_TAKEN or self._wanted_ports or attempt == _NUM_PORT_CHOICES:
                     raise
-                self._stop_nodes(0.0)
+                self._stop_processes([node.process for node in self.nodes], 0.0)
+                self.nodes = []
                 _truncate_logs(self.folder / "logs")
             else:
                 return
@@ -189,9 +221,7 @@ class EmbeddedKafka:
         for node_id, ports in enumerate(all_ports, start=1):
             file = self.folder / f"node-{node_id}.properties"
             data = log_folder(self.folder / "storage", node_id)
-            file.write_text(
-                render(node_properties(node_id, all_ports, data, security={}, extra=self._extra)), encoding="utf-8"
-            )
+            file.write_text(render(node_properties(node_id, all_ports, data, security={}, extra=self._extra)), encoding="utf-8")
             log = self.folder / "logs" / f"node-{node_id}.log"
             process = JavaProcess(f"Broker {node_id}", [*command, str(file)], log)
             self.nodes.append(Node(node_id, ports, process, self._restart))
@@ -219,16 +249,15 @@ class EmbeddedKafka:
         client = {"bootstrap.servers": self.bootstrap}
         wait_for_brokers(client, self._num_brokers, deadline, check_alive=check_alive)
 
-    def _stop_nodes(self, patience_s: float) -> None:
-        for node in self.nodes:
-            node.process.resume()
+    def _stop_processes(self, processes: Sequence[JavaProcess], patience_s: float) -> None:
+        for process in processes:
+            process.resume()
             if patience_s:
-                node.process.terminate()
+                process.terminate()
         deadline = Deadline.after(patience_s)
-        for node in self.nodes:
-            if node.process.is_running() and not node.process.wait(deadline):
-                node.process.kill()
-        self.nodes = []
+        for process in processes:
+            if process.is_running() and not process.wait(deadline):
+                process.kill()
 
     def _train(self, output: Path) -> None:
         """Run a broker that writes its class cache to `output` as it stops."""

@@ -85,9 +85,7 @@ def _major_version(home: Path) -> int:
     if release.is_file() and (match := _RELEASE_VERSION.search(release.read_text())):
         return int(match[1])
     try:
-        printed = subprocess.run(
-            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30, check=False
-        )
+        printed = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0
     match = _PRINTED_VERSION.search(printed.stderr)

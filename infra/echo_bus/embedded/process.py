@@ -17,6 +17,8 @@ from echo_bus.errors import TransportError
 _NUM_SHOWN_LINES = 12
 # A stack trace can be long; its cause is said above it.
 _NUM_SEARCHED_LINES = 400
+# Popen warns when it is forgotten while its process runs; these are meant to run on.
+_outliving: list[subprocess.Popen[bytes]] = []
 
 
 class DeathCause(StrEnum):
@@ -103,7 +105,9 @@ class JavaProcess:
                 start_new_session=True,
             )
         self._guard = guard
-        if guard is not None:
+        if guard is None:
+            _outliving.append(self._popen)
+        else:
             guard.protect(self._popen.pid)
 
     def is_running(self) -> bool:

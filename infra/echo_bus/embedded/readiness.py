@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-import urllib.error
+import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from http.client import HTTPException
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from echo_bus.clock import Deadline
-from echo_bus.errors import ClusterUnreachable
+from echo_bus.errors import ClusterUnreachable, DeadlineExceeded
 
 # librdkafka's own lines about brokers that are not there yet would be noise while we wait for them.
 SILENT = logging.getLogger(f"{__name__}.librdkafka")
@@ -37,9 +38,7 @@ def wait_for_brokers(
         num_seen = _ask(admin)
         if num_seen == num_brokers:
             return
-    raise ClusterUnreachable(
-        f"Only {num_seen} of {num_brokers} broker(s) answered at {client['bootstrap.servers']} in time."
-    )
+    raise ClusterUnreachable(f"Only {num_seen} of {num_brokers} broker(s) answered at {client['bootstrap.servers']} in time.")
 
 
 def brokers_answering(client: Mapping[str, str], timeout_s: float) -> int:
@@ -59,10 +58,20 @@ def _ask(admin: AdminClient) -> int:
         return 0
 
 
+def wait_for_http(url: str, deadline: Deadline, *, check_alive: Callable[[], None] = lambda: None) -> None:
+    """Block until a GET of `url` succeeds. Raises DeadlineExceeded, and what `check_alive` raises."""
+    while not deadline.expired():
+        check_alive()
+        if answers_http(url):
+            return
+        time.sleep(_ASK_EVERY_S)
+    raise DeadlineExceeded(f"Nothing answered at {url} in time.")
+
+
 def answers_http(url: str, timeout_s: float = 1.0) -> bool:
     """Whether a GET of this http:// address succeeds."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - always our own http://127.0.0.1
-            return bool(response.status == 200)
-    except (urllib.error.URLError, HTTPException, OSError):
+            return bool(response.status == HTTPStatus.OK)
+    except (HTTPException, OSError):
         return False

@@ -34,9 +34,7 @@ def open_storage(folder: Path, *, num_brokers: int, secure: bool, installation: 
         identity = _read(marker)
         _check(identity, folder, num_brokers=num_brokers, secure=secure)
         return identity
-    foreign = (
-        sorted(path.name for path in folder.iterdir() if not path.name.startswith("node-")) if folder.is_dir() else []
-    )
+    foreign = sorted(path.name for path in folder.iterdir() if not path.name.startswith("node-")) if folder.is_dir() else []
     if foreign:
         raise UserError(
             f"The folder {folder} is not an embedded cluster's and not empty (it holds {foreign[0]!r}).",
@@ -44,9 +42,7 @@ def open_storage(folder: Path, *, num_brokers: int, secure: bool, installation: 
         )
     for stale in folder.glob("node-*"):
         shutil.rmtree(stale)
-    identity = ClusterIdentity(
-        cluster_id=new_uuid(), num_brokers=num_brokers, secure=secure, kafka_version=KAFKA_VERSION
-    )
+    identity = ClusterIdentity(cluster_id=new_uuid(), num_brokers=num_brokers, secure=secure, kafka_version=KAFKA_VERSION)
     for node_id in range(1, num_brokers + 1):
         _format(log_folder(folder, node_id), identity, node_id, installation)
     scratch = marker.with_suffix(".tmp")
@@ -72,9 +68,7 @@ def _read(marker: Path) -> ClusterIdentity:
     try:
         return ClusterIdentity(**json.loads(marker.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as exc:
-        raise UserError(
-            f"The file {marker} cannot be read.", hint=f"Remove the folder {marker.parent} to start afresh."
-        ) from exc
+        raise UserError(f"The file {marker} cannot be read.", hint=f"Remove the folder {marker.parent} to start afresh.") from exc
 
 
 def _check(identity: ClusterIdentity, folder: Path, *, num_brokers: int, secure: bool) -> None:
