@@ -1,0 +1,15 @@
+"""Policy losses: small pure functions over flat token tensors, chosen by name.
+
+    config.py       what may be chosen: one frozen dataclass per loss, its defaults and where they come from (no torch)
+    catalogue.py    name -> checked config -> Loss (torch is imported with the loss, not before)
+    interface.py    LossInputs, LossOutputs, the Loss protocol
+    ratios.py       the pieces that formulas share: bounded ratios, the clipped surrogate, sequence means
+    <name>.py       one loss each
+    reference_kl.py the KL term to the reference, around any loss
+    custom.py       a user's own loss, by import path
+    token_sums.py   what is measured on every micro-batch, whatever the loss
+
+pi is the learner now, pi_prev the learner at the start of the step, mu the sampler, A the advantage; sg() stops the
+gradient. Every per-token term is divided as `Normaliser` says, by *unfiltered* counts: a loss that rejects tokens does
+not make the others louder.
+"""

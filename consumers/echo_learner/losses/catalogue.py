@@ -1,0 +1,115 @@
+"""The losses by name: from a name and options in a run's file to a checked config, and from that to a Loss.
+
+`parse_loss` needs no torch, so the supervisor and the command line refuse a wrong name before any process starts.
+`build_loss` imports it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from echo_learner.losses.config import (
+    Cispo,
+    CustomLoss,
+    DecoupledPpo,
+    Dppo,
+    GrpoClip,
+    GrpoTis,
+    Gspo,
+    IcePop,
+    LossConfig,
+    ReferenceKl,
+    SequenceMask,
+    TokenTis,
+)
+from echo_schemas.errors import UserError
+
+if TYPE_CHECKING:
+    from echo_learner.losses.interface import Loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """The config class of a loss, and the function (batch, config) -> LossOutputs, named so that torch waits."""
+
+    config: type[LossConfig]
+    function: str
+
+
+DEFAULT_LOSS = "grpo_tis"
+
+_LOSSES: Mapping[str, _Entry] = {
+    DEFAULT_LOSS: _Entry(GrpoTis, "grpo_tis"),
+    "grpo_clip": _Entry(GrpoClip, "grpo_clip"),
+    "cispo": _Entry(Cispo, "cispo"),
+    "token_tis": _Entry(TokenTis, "cispo"),
+    "icepop": _Entry(IcePop, "icepop"),
+    "sequence_mask": _Entry(SequenceMask, "sequence_mask"),
+    "decoupled_ppo": _Entry(DecoupledPpo, "decoupled_ppo"),
+    "dppo": _Entry(Dppo, "dppo"),
+    "gspo": _Entry(Gspo, "gspo"),
+}
+_FUNCTIONS: Mapping[type[LossConfig], str] = {entry.config: entry.function for entry in _LOSSES.values()}
+
+
+def loss_names() -> tuple[str, ...]:
+    """The built-in losses, the default first."""
+    return tuple(_LOSSES)
+
+
+def parse_loss(name: str, options: Mapping[str, object] | None = None) -> LossConfig | CustomLoss:
+    """The config of a built-in loss, or a CustomLoss for `module:attribute`.
+
+    Raises UserError, which names the nearest name or option.
+    """
+    options = options or {}
+    module, colon, attribute = name.partition(":")
+    if colon:
+        if not (attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+            raise UserError(f"{name!r} is not an import path.", hint="Write it as 'package.module:function'.")
+        return CustomLoss(path=name, options=dict(options))
+    entry = _LOSSES.get(name)
+    if entry is None:
+        raise UserError(
+            f"There is no loss {name!r}.",
+            hint=f"{_nearest(name, loss_names())} Your own is named by import path, 'package.module:function'.",
+        )
+    known = tuple(option.name for option in fields(entry.config))
+    for option in options:
+        if option not in known:
+            raise UserError(f"The loss {name!r} has no option {option!r}.", hint=_nearest(option, known))
+    try:
+        adapter: TypeAdapter[LossConfig] = TypeAdapter(entry.config)
+        return adapter.validate_python(dict(options))
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"The option {where!r} of the loss {name!r} is {first['input']!r}: {first['msg']}.") from exc
+
+
+def build_loss(config: LossConfig | CustomLoss, reference_kl: ReferenceKl | None = None) -> Loss:
+    """The loss that `config` describes, with the KL term around it when its coefficient is above 0. Imports torch."""
+    from echo_learner.losses.custom import load_custom_loss
+    from echo_learner.losses.reference_kl import WithReferenceKl
+
+    loss: Loss
+    if isinstance(config, CustomLoss):
+        loss = load_custom_loss(config)
+    else:
+        function = _FUNCTIONS[type(config)]
+        loss = partial(getattr(importlib.import_module(f"echo_learner.losses.{function}"), function), config=config)
+    if reference_kl is not None and reference_kl.coef > 0:
+        loss = WithReferenceKl(loss, reference_kl)
+    return loss
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"Did you mean {near[0]!r}? There are: {', '.join(known)}."

@@ -1,0 +1,154 @@
+"""How a step's samples are cut into optimizer updates and micro-batches.
+
+    batch (groups) ──► updates: disjoint, whole groups, about equal in tokens ──► micro-batches: whole samples within a
+    token budget
+
+Pure and deterministic: the same batch gives the same plan on every rank and in every replay. How samples are cut
+changes memory and time only: every micro-batch divides its loss by the counts of the whole update
+(`losses.normaliser`), so the gradients add up to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+MicroBatch = tuple[int, ...]
+"""Sample indices that go through the model together. Empty: a rank without work in a round, which runs a dummy of weight zero."""
+
+
+class Layout(StrEnum):
+    """How a micro-batch lies in memory, which decides what it costs.
+
+    PADDED  rows of the longest sample's length: rows · longest (attention over full rows; right on CPUs)
+    PACKED  samples end to end: the sum of the lengths (block-diagonal attention; right on GPUs with variable-length
+    kernels)
+    """
+
+    PADDED = "padded"
+    PACKED = "packed"
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchPlan:
+    """The updates of a step, each a tuple of micro-batches, each a tuple of sample indices; every sample occurs once."""
+
+    updates: tuple[tuple[MicroBatch, ...], ...]
+
+    @property
+    def order(self) -> npt.NDArray[np.int32]:
+        """Sample indices in training order, [N]: the column `order` of a StepReport's batch."""
+        return np.fromiter(self._samples(), np.int32)
+
+    @property
+    def micro_batch_sizes(self) -> npt.NDArray[np.int32]:
+        """Samples per micro-batch in training order, [M]: the column `micro_batches`."""
+        return np.array([len(samples) for update in self.updates for samples in update], np.int32)
+
+    @property
+    def update_sizes(self) -> npt.NDArray[np.int32]:
+        """Micro-batches per update, [U]: the column `updates`."""
+        return np.array([len(update) for update in self.updates], np.int32)
+
+    def _samples(self) -> Iterator[int]:
+        for update in self.updates:
+            for samples in update:
+                yield from samples
+
+
+def plan_micro_batches(
+    lengths: Sequence[int],
+    group_sizes: Sequence[int],
+    *,
+    num_updates: int,
+    max_tokens: int,
+    layout: Layout = Layout.PADDED,
+) -> MicroBatchPlan:
+    """Cut a batch, whose samples lie group after group, into updates and micro-batches.
+
+    `lengths` [N]: tokens of each sample, prompt and answer, since that is what the model reads. Groups are dealt so that the updates differ by
+    at most one group and by little in tokens. A micro-batch costs at most `max_tokens`; a sample above it stands alone, none is ever split.
+    Raises ValueError when there are fewer groups than updates, or when the numbers contradict each other.
+    """
+    if sum(group_sizes) != len(lengths) or any(size < 1 for size in group_sizes):
+        raise ValueError(f"Groups of {list(group_sizes)} samples do not make up {len(lengths)} samples.")
+    if any(length < 1 for length in lengths):
+        raise ValueError("A sample without tokens cannot be trained.")
+    if max_tokens < 1:
+        raise ValueError(f"The budget of a micro-batch is {max_tokens} tokens; it must be at least 1.")
+    if not 1 <= num_updates <= len(group_sizes):
+        raise ValueError(f"{len(group_sizes)} groups cannot be dealt to {num_updates} updates, each needs a group.")
+    cut = _cut_padded if layout is Layout.PADDED else _cut_packed
+    return MicroBatchPlan(
+        tuple(
+            cut(sorted(samples, key=lambda sample: (-lengths[sample], sample)), lengths, max_tokens)
+            for samples in _deal_groups(lengths, group_sizes, num_updates)
+        )
+    )
+
+
+def restore_plan(order: Sequence[int], micro_batch_sizes: Sequence[int], update_sizes: Sequence[int]) -> MicroBatchPlan:
+    """The plan that a StepReport's columns describe, so that a replay repeats it. Raises ValueError when they contradict each other."""
+    if sum(micro_batch_sizes) != len(order) or sum(update_sizes) != len(micro_batch_sizes):
+        raise ValueError(
+            f"{len(order)} samples, micro-batches of {sum(micro_batch_sizes)} and updates of {sum(update_sizes)} "
+            f"of {len(micro_batch_sizes)} micro-batches do not fit together."
+        )
+    if sorted(order) != list(range(len(order))):
+        raise ValueError("The training order does not name every sample once.")
+    samples, sizes = iter(order), iter(micro_batch_sizes)
+    return MicroBatchPlan(tuple(tuple(tuple(int(next(samples)) for _ in range(next(sizes))) for _ in range(n)) for n in update_sizes))
+
+
+def deal_to_ranks(micro_batches: Sequence[MicroBatch], num_ranks: int) -> tuple[tuple[MicroBatch, ...], ...]:
+    """The micro-batches of each rank for one update, equally many, the last round filled with empty ones.
+
+    Under ZeRO-3 every forward pass is a collective, so all ranks must run equally many. Dealing in order puts
+    neighbours, which cost about the same, into the same round. Raises ValueError for less than one rank.
+    """
+    if num_ranks < 1:
+        raise ValueError(f"Micro-batches cannot be dealt to {num_ranks} ranks.")
+    num_rounds = -(-len(micro_batches) // num_ranks)
+    filled = [*micro_batches, *[()] * (num_rounds * num_ranks - len(micro_batches))]
+    return tuple(tuple(filled[rank::num_ranks]) for rank in range(num_ranks))
+
+
+def _deal_groups(lengths: Sequence[int], group_sizes: Sequence[int], num_updates: int) -> list[list[int]]:
+    """Sample indices of each update. Largest group first, back and forth, so that no update gets all the long (or all the stale) groups."""
+    ends = np.cumsum(group_sizes).tolist()
+    groups = [range(end - size, end) for end, size in zip(ends, group_sizes, strict=True)]
+    tokens = [sum(lengths[sample] for sample in group) for group in groups]
+    updates: list[list[int]] = [[] for _ in range(num_updates)]
+    for place, group in enumerate(sorted(range(len(groups)), key=lambda group: (-tokens[group], group))):
+        round_number, seat = divmod(place, num_updates)
+        updates[seat if round_number % 2 == 0 else num_updates - 1 - seat].extend(groups[group])
+    return updates
+
+
+def _cut_padded(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> tuple[MicroBatch, ...]:
+    """Runs of neighbours in order of length, longest first: little padding, and what does not fit in memory fails at once."""
+    cut: list[list[int]] = []
+    for sample in samples:
+        if cut and (len(cut[-1]) + 1) * lengths[cut[-1][0]] <= max_tokens:
+            cut[-1].append(sample)
+        else:
+            cut.append([sample])
+    return tuple(map(tuple, cut))
+
+
+def _cut_packed(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> tuple[MicroBatch, ...]:
+    """First fit, longest first: at most 11/9 of the fewest micro-batches possible."""
+    cut: list[list[int]] = []
+    room: list[int] = []
+    for sample in samples:
+        place = next((index for index, left in enumerate(room) if left >= lengths[sample]), len(cut))
+        if place == len(cut):
+            cut.append([])
+            room.append(max_tokens)
+        cut[place].append(sample)
+        room[place] -= lengths[sample]
+    return tuple(map(tuple, cut))
