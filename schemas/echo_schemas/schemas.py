@@ -41,7 +41,7 @@ def parse_schema(raw: dict[str, Any], *, name: str = "", version: int = 0) -> Av
     """An AvroSchema from JSON. The fingerprint covers everything that matters on the wire or to a reader, so defaults but not docs."""
     try:
         parsed: Any = fastavro.parse_schema(raw)
-    except (fastavro.schema.SchemaParseException, KeyError, TypeError) as exc:
+    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, KeyError, TypeError) as exc:
         raise SchemaFileError(f"Schema {name or raw.get('name')!r} is not valid Avro: {exc!r}.") from exc
     full_name = str(parsed["name"])
     canonical = json.dumps(_without_docs(raw), sort_keys=True, separators=(",", ":"))
