@@ -70,9 +70,9 @@ def plan_micro_batches(
 ) -> MicroBatchPlan:
     """Cut a batch, whose samples lie group after group, into updates and micro-batches.
 
-    `lengths` [N]: tokens of each sample, prompt and answer, since that is what the model reads. Groups are dealt so that the updates differ by
-    at most one group and by little in tokens. A micro-batch costs at most `max_tokens`; a sample above it stands alone, none is ever split.
-    Raises ValueError when there are fewer groups than updates, or when the numbers contradict each other.
+    `lengths` [N]: tokens of each sample, prompt and answer, since that is what the model reads. Groups are dealt so that the updates
+    differ by at most one group and by little in tokens. A micro-batch costs at most `max_tokens`; a sample above it stands alone, none is
+    ever split. Raises ValueError when there are fewer groups than updates, or when the numbers contradict each other.
     """
     if sum(group_sizes) != len(lengths) or any(size < 1 for size in group_sizes):
         raise ValueError(f"Groups of {list(group_sizes)} samples do not make up {len(lengths)} samples.")

@@ -111,5 +111,5 @@ def build_loss(config: LossConfig | CustomLoss, reference_kl: ReferenceKl | None
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
     return f"Did you mean {near[0]!r}? There are: {', '.join(known)}."
