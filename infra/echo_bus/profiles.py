@@ -1,0 +1,98 @@
+"""librdkafka properties by purpose. Layers: base, then purpose, then the user's `[kafka.client]`, which wins.
+
+Numbers whose source is not named are from librdkafka's CONFIGURATION.md or were measured on a real cluster: see docs/kafka.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+Properties = Mapping[str, Any]
+
+# Below every broker's default limit (1,048,588 bytes with the batch's own overhead), so no cluster setting needs raising.
+MAX_RECORD_BYTES = 900_000
+
+
+def _frozen(**properties: Any) -> Properties:
+    return MappingProxyType({name.replace("_", "."): value for name, value in properties.items()})
+
+
+# Shared by every client. A frozen broker is noticed in seconds rather than a minute, and a moved leader found at once.
+FAILOVER = _frozen(
+    socket_timeout_ms=6_000,
+    socket_connection_setup_timeout_ms=3_000,
+    reconnect_backoff_ms=50,
+    reconnect_backoff_max_ms=500,
+    topic_metadata_refresh_interval_ms=5_000,
+    topic_metadata_refresh_fast_interval_ms=100,
+    retry_backoff_ms=50,
+    retry_backoff_max_ms=500,
+)
+
+_PRODUCER_BASE = _frozen(
+    enable_idempotence=True,
+    acks="all",
+    # librdkafka's own default is CRC32; Java and Faust use murmur2, and co-partitioning needs one rule.
+    partitioner="murmur2_random",
+    request_timeout_ms=4_000,
+    # Well above any fail-over: an acknowledgement that comes late is better than a duplicate or a loss.
+    delivery_timeout_ms=120_000,
+    message_max_bytes=1_000_000,
+    allow_auto_create_topics=False,
+)
+
+# Many records: fill batches, and let a full buffer hold the caller back.
+PRODUCER_THROUGHPUT: Properties = MappingProxyType(
+    {**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=5, batch_size=1_000_000, compression_codec="lz4", queue_buffering_max_kbytes=65_536)}
+)
+# Few records that somebody waits for.
+PRODUCER_LATENCY: Properties = MappingProxyType({**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=0, queue_buffering_max_kbytes=65_536)})
+# Large records that do not compress.
+PRODUCER_BLOBS: Properties = MappingProxyType(
+    {**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=0, batch_size=1_000_000, queue_buffering_max_kbytes=131_072)}
+)
+# A transaction that outlives the longest fail-over; the coordinator refuses more than 15 minutes.
+TRANSACTIONAL: Properties = MappingProxyType({**PRODUCER_LATENCY, **_frozen(transaction_timeout_ms=60_000)})
+
+_CONSUMER_BASE = _frozen(
+    enable_auto_commit=False,
+    enable_auto_offset_store=False,
+    enable_partition_eof=False,
+    allow_auto_create_topics=False,
+    fetch_min_bytes=1,
+    fetch_wait_max_ms=500,
+    # The default of one second makes a full client queue stall three times longer than the reader needs.
+    fetch_queue_backoff_ms=10,
+    fetch_error_backoff_ms=50,
+    # Memory of a stalled reader: what librdkafka holds before it stops fetching.
+    queued_max_messages_kbytes=32_768,
+    isolation_level="read_committed",
+)
+
+GROUP_CONSUMER: Properties = MappingProxyType(
+    {
+        **FAILOVER,
+        **_CONSUMER_BASE,
+        **_frozen(
+            partition_assignment_strategy="cooperative-sticky",
+            auto_offset_reset="earliest",
+            session_timeout_ms=10_000,
+            # Members learn of a rebalance with a heartbeat; at the default of 3 s moved partitions stall that long.
+            heartbeat_interval_ms=1_000,
+            # Nothing blocks the poll thread, so a long interval only guards against a process that hangs.
+            max_poll_interval_ms=300_000,
+        ),
+    }
+)
+# KIP-848: session and heartbeat are the broker's, and the assignor is too.
+NEXT_GENERATION_GROUP: Properties = MappingProxyType(
+    {**FAILOVER, **_CONSUMER_BASE, **_frozen(group_protocol="consumer", auto_offset_reset="earliest", max_poll_interval_ms=300_000)}
+)
+# No group: positions are the caller's, and one that the log no longer holds is an error, never a silent jump.
+READER: Properties = MappingProxyType({**FAILOVER, **_CONSUMER_BASE, **_frozen(auto_offset_reset="error")})
+# A reader of blobs: one large sequential fetch after another.
+BLOB_READER: Properties = MappingProxyType(
+    {**READER, **_frozen(fetch_max_bytes=67_108_864, max_partition_fetch_bytes=67_108_864, queued_max_messages_kbytes=131_072)}
+)
