@@ -12,20 +12,23 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from echo_bus.clock import Deadline
 from echo_bus.embedded.class_cache import exercise, flags_for, ready_class_cache
+from echo_bus.embedded.folders import hold
 from echo_bus.embedded.guard import Guard
-from echo_bus.embedded.installation import Installation, install_kafka
-from echo_bus.embedded.java import find_java
+from echo_bus.embedded.installation import Installation, format_checkpoint, install_kafka
+from echo_bus.embedded.java import Java, find_java
 from echo_bus.embedded.jvm import DEFAULT_JVM, Jit, Jvm
+from echo_bus.embedded.memory import available_mb, check_memory
 from echo_bus.embedded.ports import free_ports, is_free
 from echo_bus.embedded.process import DeathCause, JavaProcess, ProcessDied
 from echo_bus.embedded.properties import HOST, NodePorts, node_properties, render
 from echo_bus.embedded.readiness import wait_for_brokers
 from echo_bus.embedded.registry import SchemaRegistry, install_registry
-from echo_bus.embedded.storage import log_folder, open_storage
+from echo_bus.embedded.security import Security, add_scram_user
+from echo_bus.embedded.storage import log_folder, open_storage, refuse_foreign
 from echo_bus.errors import TransportError
 from echo_schemas.errors import UserError
 
@@ -67,7 +70,7 @@ class Node:
             self.process.kill()
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start it again on its data and ports; returns when the metadata names every broker again."""
+        """Start it again on its data and ports; returns when it answers and knows every broker of the cluster."""
         if self.process.is_running():
             raise TransportError(f"{self.process.name} is running.", hint="Kill or terminate it first.")
         self._launch(self, timeout_s)
@@ -75,6 +78,8 @@ class Node:
 
 class EmbeddedKafka:
     """An Apache Kafka of one or three brokers, with a schema registry if asked for.
+
+    `secure` turns on TLS, SCRAM users and ACLs (see `security`); then connect with `client_properties`, too.
 
     `folder` keeps the data between runs; without one it lives in a temporary folder and goes with `stop`. `ports` are
     the clients' ports, one a broker; chosen if empty. `properties` are added to every server.properties and win over
@@ -86,6 +91,7 @@ class EmbeddedKafka:
         brokers: int = 1,
         *,
         registry: bool = False,
+        secure: bool = False,
         folder: Path | None = None,
         ports: Sequence[int] = (),
         properties: Mapping[str, str] = MappingProxyType({}),
@@ -99,6 +105,8 @@ class EmbeddedKafka:
         self.nodes: list[Node] = []
         self._num_brokers = brokers
         self._wants_registry = registry
+        self._secure = secure
+        self._security: Security | None = None
         self._registry: SchemaRegistry | None = None
         self._wanted_folder = folder
         self._wanted_ports = list(ports)
@@ -106,6 +114,7 @@ class EmbeddedKafka:
         self._jvm = jvm
         self._report = report
         self._folder: Path | None = None
+        self._lock: TextIO | None = None
         self._guard: Guard | None = None
 
     @property
@@ -113,7 +122,19 @@ class EmbeddedKafka:
         """`host:port,…` of every broker. Raises TransportError unless started."""
         if not self.nodes:
             raise TransportError("The embedded Kafka is not started.")
-        return ",".join(f"{HOST}:{node.ports.broker}" for node in self.nodes)
+        return _addresses(self.nodes)
+
+    @property
+    def client_properties(self) -> dict[str, str]:
+        """What the administrator's clients need besides `bootstrap`: nothing, unless the cluster is secured."""
+        return {} if self._security is None else self._security.client_properties()
+
+    def add_user(self, name: str, password: str) -> dict[str, str]:
+        """Give a secured cluster a user without any rights; returns that user's client properties. Raises TransportError."""
+        if self._security is None:
+            raise TransportError("Only a secured embedded Kafka that is started has users.")
+        add_scram_user({"bootstrap.servers": self.bootstrap, **self.client_properties}, name, password)
+        return self._security.client_properties(name, password)
 
     @property
     def registry_url(self) -> str:
@@ -143,9 +164,12 @@ class EmbeddedKafka:
     def start(self, *, detached: bool = False, timeout_s: float = START_TIMEOUT_S) -> Self:
         """Start every broker and wait until the cluster answers.
 
-        Raises UserError (no Java, no network for the first download, port taken, foreign folder), ProcessDied with the
+        Raises UserError (no Java, no network for the first download, port taken, foreign folder, no memory), ProcessDied with the
         log's last lines if a JVM dies, or ClusterUnreachable; whatever was started by then is stopped.
         """
+        if self._folder is not None:
+            raise TransportError("The embedded Kafka is started already.")
+        check_memory(self._num_brokers, registry=self._wants_registry, available=available_mb())
         java = find_java()
         installation = install_kafka(java, report=self._report)
         flags = [*self._jvm.flags(java), f"-Dlog4j2.configurationFile={installation.log_settings}"]
@@ -155,13 +179,15 @@ class EmbeddedKafka:
         deadline = Deadline.after(timeout_s)
         self._guard = None if detached else Guard()
         try:
-            self._open_folder(installation)
+            lock = self._open_folder(java, installation)
             if registry is not None:
-                self._launch_registry(registry)
+                self._launch_registry(registry, lock)
             flags += [self.marker, "-cp", installation.class_path(), "kafka.Kafka"]
-            self._launch_all([str(java.executable), *flags], deadline)
+            self._launch_all([str(java.executable), *flags], lock, deadline)
             if self._registry is not None:
                 self._registry.wait_ready(deadline)
+            if detached:
+                lock.close()
         except BaseException:  # Ctrl-C while waiting must not leave brokers behind
             self.stop()
             raise
@@ -171,10 +197,13 @@ class EmbeddedKafka:
         """Stop every broker; idempotent. Brokers of a temporary folder are not given time to flush: it is deleted."""
         temporary = self._wanted_folder is None
         self._stop_processes(self.processes, 0.0 if temporary else STOP_TIMEOUT_S)
-        self.nodes, self._registry = [], None
+        self.nodes, self._registry, self._security = [], None, None
         if self._guard is not None:
             self._guard.close()
             self._guard = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
         if temporary and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
@@ -185,45 +214,61 @@ class EmbeddedKafka:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
-    def _open_folder(self, installation: Installation) -> None:
+    def _open_folder(self, java: Java, installation: Installation) -> TextIO:
         if self._wanted_folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="echoswarm-kafka-"))
         else:
             self._folder = self._wanted_folder.absolute()
-            self._folder.mkdir(parents=True, exist_ok=True)
-        open_storage(self._folder / "storage", num_brokers=self._num_brokers, secure=False, installation=installation)
+            refuse_foreign(self._folder)
+        self._lock = hold(self._folder / "lock")
+        if self._lock is None:
+            raise UserError(f"The folder {self._folder} is in use by an embedded Kafka that runs.", hint="Stop it, or name another folder.")
+        self._security = Security(self._folder / "security") if self._secure else None
 
-    def _launch_registry(self, installation: Path) -> None:
+        def checkpoint() -> Path:
+            if self._security is None:
+                return installation.bootstrap_checkpoint
+            own = self.folder / "security" / "bootstrap.checkpoint"
+            format_checkpoint(java, installation, own, ["--add-scram", self._security.scram_option()])
+            return own
+
+        open_storage(self._folder, num_brokers=self._num_brokers, secure=self._secure, checkpoint=checkpoint)
+        return self._lock
+
+    def _launch_registry(self, installation: Path, lock: TextIO) -> None:
         data = None if self._wanted_folder is None else self.folder / "registry"
         log = self.folder / "logs" / "registry.log"
-        self._registry = SchemaRegistry(installation, log, data=data, marker=self.marker)
+        self._registry = SchemaRegistry(installation, log, data=data, marker=self.marker, lock=lock)
         self._registry.start(self._guard)
 
-    def _launch_all(self, command: Sequence[str], deadline: Deadline) -> None:
+    def _launch_all(self, command: Sequence[str], lock: TextIO, deadline: Deadline) -> None:
         """Start all nodes and wait; ports that we chose and lost to somebody else are chosen again."""
         for attempt in range(1, _NUM_PORT_CHOICES + 1):
-            self._make_nodes(command)
+            self._make_nodes(command, lock)
             try:
                 for node in self.nodes:
                     node.process.start(self._guard)
-                self._wait(deadline)
+                self._wait(self.nodes, deadline)
             except ProcessDied as exc:
                 if exc.cause is not DeathCause.PORT_TAKEN or self._wanted_ports or attempt == _NUM_PORT_CHOICES:
                     raise
                 self._stop_processes([node.process for node in self.nodes], 0.0)
                 self.nodes = []
-                _truncate_logs(self.folder / "logs")
             else:
                 return
 
-    def _make_nodes(self, command: Sequence[str]) -> None:
+    def _make_nodes(self, command: Sequence[str], lock: TextIO) -> None:
         all_ports = self._choose_ports()
+        security = {} if self._security is None else self._security.broker_properties()
         for node_id, ports in enumerate(all_ports, start=1):
             file = self.folder / f"node-{node_id}.properties"
-            data = log_folder(self.folder / "storage", node_id)
-            file.write_text(render(node_properties(node_id, all_ports, data, security={}, extra=self._extra)), encoding="utf-8")
+            data = log_folder(self.folder, node_id)
+            properties = node_properties(node_id, all_ports, data, security=security, extra=self._extra)
+            # A secured node's properties hold the administrator's password.
+            file.touch(mode=0o600)
+            file.write_text(render(properties), encoding="utf-8")
             log = self.folder / "logs" / f"node-{node_id}.log"
-            process = JavaProcess(f"Broker {node_id}", [*command, str(file)], log)
+            process = JavaProcess(f"Broker {node_id}", [*command, str(file)], log, lock=lock)
             self.nodes.append(Node(node_id, ports, process, self._restart))
 
     def _choose_ports(self) -> list[NodePorts]:
@@ -236,17 +281,18 @@ class EmbeddedKafka:
         return [NodePorts(broker, controller) for broker, controller in zip(brokers, controllers, strict=True)]
 
     def _restart(self, node: Node, timeout_s: float) -> None:
+        if self._guard is None:
+            raise TransportError("A node of a detached cluster cannot be restarted.", hint="Stop the cluster and start it.")
         node.process.start(self._guard)
-        self._wait(Deadline.after(timeout_s), only=node)
+        # Asked is the node itself: until it is fenced, the others still name a node that died a moment ago.
+        self._wait([node], Deadline.after(timeout_s))
 
-    def _wait(self, deadline: Deadline, *, only: Node | None = None) -> None:
-        watched = self.nodes if only is None else [only]
-
+    def _wait(self, asked: Sequence[Node], deadline: Deadline) -> None:
         def check_alive() -> None:
-            for node in watched:
+            for node in asked:
                 node.process.check_alive()
 
-        client = {"bootstrap.servers": self.bootstrap}
+        client = {"bootstrap.servers": _addresses(asked), **self.client_properties}
         wait_for_brokers(client, self._num_brokers, deadline, check_alive=check_alive)
 
     def _stop_processes(self, processes: Sequence[JavaProcess], patience_s: float) -> None:
@@ -268,7 +314,5 @@ class EmbeddedKafka:
             kafka.nodes[0].terminate(_TRAIN_STOP_TIMEOUT_S)
 
 
-def _truncate_logs(folder: Path) -> None:
-    """Forget what was logged under ports that were lost, or the next look would find that cause again."""
-    for log in folder.glob("*.log"):
-        log.write_bytes(b"")
+def _addresses(nodes: Sequence[Node]) -> str:
+    return ",".join(f"{HOST}:{node.ports.broker}" for node in nodes)

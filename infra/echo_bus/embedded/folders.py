@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 CACHE_VARIABLE = "ECHO_CACHE_FOLDER"
 STATE_VARIABLE = "ECHO_STATE_FOLDER"
@@ -32,6 +33,21 @@ def _folder(environ: Mapping[str, str], variable: str, xdg_variable: str, below_
     if sys.platform == "darwin":
         return home / "Library" / ("Caches" if variable == CACHE_VARIABLE else "Application Support") / "echoswarm"
     return home / below_home / "echoswarm"
+
+
+def hold(path: Path) -> TextIO | None:
+    """The lock file `path`, open and locked; None if somebody else holds it. Does not block.
+
+    The lock lasts until the last process that inherited the open file has closed it or died.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +23,14 @@ _log = logging.getLogger(__name__)
 KAFKA_VERSION = "4.3.1"
 _LOCK = "kafka.lock"
 _FORMAT_TIMEOUT_S = 120
+# The tool wants a whole configuration; none of it ends up in the checkpoint.
+_TEMPLATE_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:9093
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,7 @@ def install_kafka(java: Java, *, report: Callable[[str], None] = _log.info) -> I
             download(artifacts, staged.jars)
             log_settings = files("echo_bus.embedded").joinpath("log4j2.xml").read_text(encoding="utf-8")
             staged.log_settings.write_text(log_settings, encoding="utf-8")
-            _format_template(java, staged)
+            format_checkpoint(java, staged, staged.bootstrap_checkpoint)
             scratch.rename(final)
         except BaseException:  # whatever interrupts, Ctrl-C too, must not leave half an installation behind
             shutil.rmtree(scratch, ignore_errors=True)
@@ -82,34 +90,24 @@ def install_kafka(java: Java, *, report: Callable[[str], None] = _log.info) -> I
     return installation
 
 
-def _format_template(java: Java, installation: Installation) -> None:
-    """Run Kafka's own format tool once; nodes then copy its checkpoint, which names no cluster and no node."""
-    folder = installation.folder / "template"
-    properties = installation.folder / "template.properties"
-    properties.write_text(
-        "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:9093\n"
-        "listeners=PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093\ncontroller.listener.names=CONTROLLER\n"
-        f"log.dirs={folder}\n",
-        encoding="utf-8",
-    )
-    command = [
-        str(java.executable),
-        "-XX:TieredStopAtLevel=1",
-        "-cp",
-        installation.class_path(),
-        "kafka.tools.StorageTool",
-    ]
-    command += ["format", "-t", new_uuid(), "-c", str(properties)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        raise UserError(
-            f"Kafka's storage tool failed: {lines[-1] if lines else f'exit code {done.returncode}'}.",
-            hint=f"Check that {java.executable} runs and that the disk of {installation.folder.parent} is not full.",
-        )
-    (folder / "bootstrap.checkpoint").rename(installation.bootstrap_checkpoint)
-    shutil.rmtree(folder)
-    properties.unlink()
+def format_checkpoint(java: Java, installation: Installation, target: Path, options: Sequence[str] = ()) -> None:
+    """Run Kafka's own format tool on a scratch folder and keep only the checkpoint, which names no cluster and no node.
+
+    `options` are added to the tool's command line, for example `--add-scram`. Raises UserError if the tool fails.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".format-") as scratch:
+        data, properties = Path(scratch, "data"), Path(scratch, "server.properties")
+        properties.write_text(_TEMPLATE_PROPERTIES + f"log.dirs={data}\n", encoding="utf-8")
+        command = [str(java.executable), "-XX:TieredStopAtLevel=1", "-cp", installation.class_path()]
+        command += ["kafka.tools.StorageTool", "format", "-t", new_uuid(), "-c", str(properties), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=False)
+        if done.returncode != 0:
+            lines = (done.stdout + done.stderr).strip().splitlines()
+            raise UserError(
+                f"Kafka's storage tool failed: {lines[-1] if lines else f'exit code {done.returncode}'}.",
+                hint=f"Check that {java.executable} runs and that the disk of {target.parent} is not full.",
+            )
+        (data / "bootstrap.checkpoint").rename(target)
 
 
 def new_uuid() -> str:

@@ -9,6 +9,7 @@ from echo_bus.embedded.java import Java
 
 # Since Java 24 a JVM says on every start that native libraries and Unsafe are used, unless it is told that we know.
 _WARNS_OF_NATIVE_CODE = 24
+_INITIAL_HEAP_MB = 64
 
 
 class Jit(StrEnum):
@@ -32,7 +33,7 @@ class Jvm:
     def flags(self, java: Java) -> list[str]:
         """The launcher's options, without class path and main class."""
         flags = [
-            "-Xms64m",
+            f"-Xms{min(_INITIAL_HEAP_MB, self.heap_mb)}m",
             f"-Xmx{self.heap_mb}m",
             "-XX:+UseSerialGC",
             "-XX:-UsePerfData",

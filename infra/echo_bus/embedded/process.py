@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import TextIO
 
 from echo_bus.clock import Deadline
 from echo_bus.embedded.guard import Guard
@@ -73,15 +74,20 @@ class ProcessDied(TransportError):
 
 
 class JavaProcess:
-    """A JVM that writes to a log file. One owner thread; not thread-safe. `name` is how messages call it."""
+    """A JVM that writes to a log file. One owner thread; not thread-safe.
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, *, folder: Path | None = None) -> None:
+    `name` is how messages call it. It inherits the open file `lock`, and so holds that lock as long as it lives.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, *, lock: TextIO, folder: Path | None = None) -> None:
         self.name = name
         self.log = log
         self._command = list(command)
         self._folder = folder
+        self._lock = lock
         self._popen: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
+        self._log_start = 0
 
     @property
     def pid(self) -> int:
@@ -94,6 +100,7 @@ class JavaProcess:
         # glibc's default of eight arenas a core costs a JVM tens of MB of resident memory.
         environ = {**os.environ, "MALLOC_ARENA_MAX": "2"}
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self._popen = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -103,6 +110,7 @@ class JavaProcess:
                 env=environ,
                 # Ctrl-C in a terminal reaches the whole foreground group; its owner decides when a broker stops.
                 start_new_session=True,
+                pass_fds=[self._lock.fileno()],
             )
         self._guard = guard
         if guard is None:
@@ -146,7 +154,7 @@ class JavaProcess:
         """Raises ProcessDied if it has ended."""
         if not self.is_running():
             self._release()
-            raise ProcessDied(self.name, self._started().returncode, last_lines(self.log))
+            raise ProcessDied(self.name, self._started().returncode, last_lines(self.log, self._log_start))
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._popen is None:
@@ -163,12 +171,13 @@ class JavaProcess:
             self._guard = None
 
 
-def last_lines(log: Path, count: int = _NUM_SEARCHED_LINES) -> list[str]:
-    """The last lines of a log file; none if it does not exist."""
+def last_lines(log: Path, start: int = 0, count: int = _NUM_SEARCHED_LINES) -> list[str]:
+    """The last `count` lines of a log file, none from before byte `start`; empty if it does not exist."""
     if not log.is_file():
         return []
-    with log.open(encoding="utf-8", errors="replace") as file:
-        return [line.rstrip() for line in deque(file, maxlen=count)]
+    with log.open("rb") as file:
+        file.seek(start)
+        return [line.decode(errors="replace").rstrip() for line in deque(file, maxlen=count)]
 
 
 def cause_of_death(return_code: int, lines: Sequence[str]) -> DeathCause:

@@ -8,6 +8,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from echo_bus.clock import Deadline
 from echo_bus.embedded.artifacts import download, lock_digest, read_lock
@@ -33,7 +34,7 @@ _HEAP_MB = 384
 class SchemaRegistry:
     """One registry process. One owner thread. Its schemas last as long as `data`, a folder; in memory without one."""
 
-    def __init__(self, installation: Path, log: Path, *, data: Path | None, marker: str) -> None:
+    def __init__(self, installation: Path, log: Path, *, data: Path | None, marker: str, lock: TextIO) -> None:
         port, management_port = free_ports(2)
         self.url = f"http://{HOST}:{port}{_API}"
         database = "mem:registry" if data is None else f"file:{data / 'registry'}"
@@ -59,7 +60,7 @@ class SchemaRegistry:
             "-jar",
             "quarkus-run.jar",
         ]
-        self.process = JavaProcess("The schema registry", command, log, folder=installation)
+        self.process = JavaProcess("The schema registry", command, log, lock=lock, folder=installation)
 
     def start(self, guard: Guard | None) -> None:
         """Start it; returns before it answers."""

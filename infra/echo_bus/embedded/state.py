@@ -29,7 +29,7 @@ class RecordedProcess:
 
     def is_running(self) -> bool:
         """Whether it still runs, and is not another process under the same id."""
-        return self.marker in _command_line(self.pid)
+        return f" {self.marker} " in f" {_command_line(self.pid)} "
 
 
 @dataclass(frozen=True, slots=True)

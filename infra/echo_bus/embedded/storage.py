@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from echo_bus.embedded.installation import KAFKA_VERSION, Installation, new_uuid
+from echo_bus.embedded.installation import KAFKA_VERSION, new_uuid
 from echo_schemas.errors import UserError
 
 _MARKER = "echoswarm-cluster.json"
+# What a start that was interrupted before the marker may have left.
+_OURS = re.compile(r"lock|logs|security|registry|node-\d(\.properties)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +27,41 @@ class ClusterIdentity:
     kafka_version: str
 
 
-def open_storage(folder: Path, *, num_brokers: int, secure: bool, installation: Installation) -> ClusterIdentity:
+def open_storage(folder: Path, *, num_brokers: int, secure: bool, checkpoint: Callable[[], Path]) -> ClusterIdentity:
     """Make `folder` the storage of a cluster, or recognise the cluster that it holds.
 
-    The marker is written last, so a folder without it was never used by a broker. Raises UserError for a folder that
-    holds something else, a cluster of another size or security, or data of another major version of Kafka.
+    `checkpoint()` makes or finds the checkpoint that a new cluster starts with. The marker is written last, so a folder
+    without it was never used by a broker. Raises UserError for a cluster of another size or security, or data of
+    another major version of Kafka.
     """
     marker = folder / _MARKER
     if marker.is_file():
         identity = _read(marker)
         _check(identity, folder, num_brokers=num_brokers, secure=secure)
         return identity
-    foreign = sorted(path.name for path in folder.iterdir() if not path.name.startswith("node-")) if folder.is_dir() else []
-    if foreign:
-        raise UserError(
-            f"The folder {folder} is not an embedded cluster's and not empty (it holds {foreign[0]!r}).",
-            hint="Name an empty or a new folder.",
-        )
-    for stale in folder.glob("node-*"):
+    for stale in folder.glob("node-?"):
         shutil.rmtree(stale)
     identity = ClusterIdentity(cluster_id=new_uuid(), num_brokers=num_brokers, secure=secure, kafka_version=KAFKA_VERSION)
+    template = checkpoint()
     for node_id in range(1, num_brokers + 1):
-        _format(log_folder(folder, node_id), identity, node_id, installation)
+        _format(log_folder(folder, node_id), identity, node_id, template)
     scratch = marker.with_suffix(".tmp")
     scratch.write_text(json.dumps(asdict(identity), indent=2) + "\n", encoding="utf-8")
     scratch.replace(marker)
     return identity
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raises UserError if `folder` holds anything, but no cluster: it is somebody's, and not to be littered."""
+    if not folder.exists() or (folder / _MARKER).is_file():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder.", hint="Name a new folder for the embedded Kafka.")
+    foreign = sorted(path.name for path in folder.iterdir() if not _OURS.fullmatch(path.name))
+    if foreign:
+        raise UserError(
+            f"The folder {folder} is not an embedded Kafka's, and not empty (it holds {foreign[0]!r}).", hint="Name an empty or new folder."
+        )
 
 
 def log_folder(folder: Path, node_id: int) -> Path:
@@ -56,9 +69,9 @@ def log_folder(folder: Path, node_id: int) -> Path:
     return folder / f"node-{node_id}" / "data"
 
 
-def _format(folder: Path, identity: ClusterIdentity, node_id: int, installation: Installation) -> None:
+def _format(folder: Path, identity: ClusterIdentity, node_id: int, checkpoint: Path) -> None:
     folder.mkdir(parents=True)
-    shutil.copyfile(installation.bootstrap_checkpoint, folder / "bootstrap.checkpoint")
+    shutil.copyfile(checkpoint, folder / "bootstrap.checkpoint")
     lines = {"version": "1", "cluster.id": identity.cluster_id, "node.id": str(node_id), "directory.id": new_uuid()}
     text = "".join(f"{key}={value}\n" for key, value in lines.items())
     (folder / "meta.properties").write_text(text, encoding="utf-8")
