@@ -40,6 +40,8 @@ _PRODUCER_BASE = _frozen(
     # Well above any fail-over: an acknowledgement that comes late is better than a duplicate or a loss.
     delivery_timeout_ms=120_000,
     message_max_bytes=1_000_000,
+    # How long a missing topic may be a topic that was only just created; the default holds a mistake back for 30 s.
+    topic_metadata_propagation_max_ms=5_000,
     allow_auto_create_topics=False,
 )
 

@@ -1,0 +1,44 @@
+"""The in-memory cluster: one broker state, any number of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from echo_bus.clock import Clock, SystemClock
+from echo_bus.memory.admin import MemoryAdmin
+from echo_bus.memory.broker import Broker, Faults
+from echo_bus.memory.consumer import MemoryConsumer
+from echo_bus.memory.producer import MemoryProducer
+
+
+class MemoryCluster:
+    """Implements `cluster.Cluster`. Topics are created by the admin client, as on a real cluster; nothing is created by accident."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._broker = Broker(clock or SystemClock())
+
+    @property
+    def faults(self) -> Faults:
+        """What a test may break."""
+        return self._broker.faults
+
+    def producer(self, config: Mapping[str, Any]) -> MemoryProducer:
+        return MemoryProducer(self._broker, config)
+
+    def consumer(self, config: Mapping[str, Any]) -> MemoryConsumer:
+        return MemoryConsumer(self._broker, config)
+
+    def admin(self) -> MemoryAdmin:
+        return MemoryAdmin(self._broker)
+
+    def compact(self, topic: str) -> None:
+        """Run the log cleaner over `topic` now."""
+        with self._broker.lock:
+            for log in self._broker.topics[topic].partitions:
+                log.compact()
+
+    def fence(self, transactional_id: str) -> None:
+        """A newer producer has taken the id over."""
+        with self._broker.lock:
+            self._broker.take_over(transactional_id)

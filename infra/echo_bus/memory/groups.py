@@ -1,0 +1,96 @@
+"""Consumer groups: who owns which partition, moved without two owners at any moment.
+
+A member learns of a change at its next poll. Cooperative members give up only what moves; eager ones give up everything first. A partition
+goes to its new owner only when the old one has let it go or was expelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Place = tuple[str, int]
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One consumer in a group."""
+
+    topics: list[str]
+    cooperative: bool
+    owned: set[Place] = field(default_factory=set)
+    generation: int = -1
+    expelled: bool = False
+
+
+class Group:
+    """Members, their target assignment, and the committed offsets, which outlive the members."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self.generation = 0
+        self.committed: dict[Place, tuple[int, str]] = {}
+        self._target: dict[int, set[Place]] = {}
+
+    def join(self, member: Member, partitions: Sequence[Place]) -> None:
+        """Take part from now on."""
+        self.members.append(member)
+        self.rebalance(partitions)
+
+    def leave(self, member: Member, partitions: Sequence[Place]) -> None:
+        """Take no part any more; what it owned is free."""
+        if member in self.members:
+            self.members.remove(member)
+            member.owned.clear()
+            self.rebalance(partitions)
+
+    def expel(self, member: Member, partitions: Sequence[Place]) -> None:
+        """The session timed out: its partitions go to others at once, and it learns of it at its next poll."""
+        member.expelled = True
+        if member in self.members:
+            self.members.remove(member)
+        self.rebalance(partitions)
+
+    def rebalance(self, partitions: Sequence[Place]) -> None:
+        """Compute who should own what: as even as possible, moving as little as possible."""
+        self.generation += 1
+        wanted = {id(member): set[Place]() for member in self.members}
+        free = []
+        for place in partitions:
+            owner = next((member for member in self.members if place in member.owned), None)
+            if owner is not None:
+                wanted[id(owner)].add(place)
+            else:
+                free.append(place)
+        for place in free:
+            able = [member for member in self.members if place[0] in member.topics]
+            if able:
+                wanted[id(min(able, key=lambda member: len(wanted[id(member)])))].add(place)
+        self._even_out(wanted)
+        self._target = wanted
+
+    def to_revoke(self, member: Member) -> set[Place]:
+        """What `member` must give up now."""
+        if member.expelled:
+            return set(member.owned)
+        if member.cooperative:
+            return member.owned - self._target[id(member)]
+        return set(member.owned) if member.generation != self.generation else set()
+
+    def to_assign(self, member: Member) -> set[Place]:
+        """What `member` may take now: its target, less what others still hold."""
+        held = {place for other in self.members if other is not member for place in other.owned}
+        if not member.cooperative and any(other.owned and other.generation != self.generation for other in self.members):
+            # Eager: nobody starts before everybody has stopped.
+            return set()
+        return self._target[id(member)] - member.owned - held
+
+    def _even_out(self, wanted: dict[int, set[Place]]) -> None:
+        while len(self.members) > 1:
+            most = max(self.members, key=lambda member: len(wanted[id(member)]))
+            least = min(self.members, key=lambda member: len(wanted[id(member)]))
+            movable = sorted(place for place in wanted[id(most)] if place[0] in least.topics)
+            if len(wanted[id(most)]) - len(wanted[id(least)]) < 2 or not movable:
+                return
+            wanted[id(most)].remove(movable[-1])
+            wanted[id(least)].add(movable[-1])

@@ -1,0 +1,107 @@
+"""One partition: an append-only list of records with transactions, retention and compaction. Pure state; the broker holds the lock."""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+class TransactionState(enum.Enum):
+    """Where a transaction is."""
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+@dataclass(eq=False, slots=True)
+class Transaction:
+    """One transaction and the partitions it wrote to."""
+
+    state: TransactionState = TransactionState.OPEN
+    partitions: set[tuple[str, int]] = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True)
+class Stored:
+    """One record as the log keeps it. A control record (transaction marker) takes an offset and is never handed out."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]] | None
+    timestamp_ms: int
+    transaction: Transaction | None = None
+    control: bool = False
+
+
+class PartitionLog:
+    """The records of one partition in offset order, possibly with gaps (compaction, retention)."""
+
+    def __init__(self) -> None:
+        self._records: list[Stored] = []
+        self.start = 0
+        self.end = 0
+
+    def append(self, record: Stored) -> int:
+        """Store `record` at the end and return its offset."""
+        record.offset = self.end
+        self._records.append(record)
+        self.end += 1
+        return record.offset
+
+    def append_marker(self, transaction: Transaction, timestamp_ms: int) -> None:
+        """The control record that ends `transaction` in this partition."""
+        self.append(Stored(0, None, None, None, timestamp_ms, transaction, control=True))
+
+    @property
+    def last_stable(self) -> int:
+        """Offset of the oldest open transaction's first record, or the end."""
+        for record in self._records:
+            if record.transaction is not None and record.transaction.state is TransactionState.OPEN:
+                return record.offset
+        return self.end
+
+    def read(self, offset: int, *, committed: bool) -> Iterator[Stored]:
+        """Records from `offset` on that a reader of this isolation sees."""
+        limit = self.last_stable if committed else self.end
+        for record in self._records[self._index(offset) :]:
+            if record.offset >= limit:
+                return
+            aborted = record.transaction is not None and record.transaction.state is TransactionState.ABORTED
+            if not record.control and not (committed and aborted):
+                yield record
+
+    def next_readable(self, offset: int, *, committed: bool) -> int:
+        """Where a reader that found nothing more stands: past trailing markers, gaps and aborted records."""
+        return max(offset, self.last_stable if committed else self.end)
+
+    def offset_at(self, timestamp_ms: int) -> int | None:
+        """The first offset whose record is not older than `timestamp_ms`."""
+        return next((record.offset for record in self._records if not record.control and record.timestamp_ms >= timestamp_ms), None)
+
+    def delete_before(self, offset: int) -> None:
+        """Retention: everything below `offset` is gone."""
+        self.start = max(self.start, min(offset, self.end))
+        del self._records[: self._index(self.start)]
+
+    def compact(self) -> None:
+        """Keep the newest record of each key; a tombstone goes too. Records of open transactions stay. Offsets do not change."""
+        stable = self.last_stable
+        newest = {
+            record.key: record.offset
+            for record in self._records
+            if record.offset < stable
+            and not record.control
+            and not (record.transaction is not None and record.transaction.state is TransactionState.ABORTED)
+        }
+        self._records = [
+            record
+            for record in self._records
+            if record.offset >= stable or (not record.control and newest.get(record.key) == record.offset and record.value is not None)
+        ]
+
+    def _index(self, offset: int) -> int:
+        return bisect.bisect_left(self._records, offset, key=lambda record: record.offset)

@@ -1,0 +1,93 @@
+"""`/metrics`, `/healthz` and `/readyz` of one process, on loopback unless told otherwise.
+
+One daemon thread accepts, one more per request; the checks run on the request's thread and must be quick.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from echo_schemas.errors import UserError
+
+Check = Callable[[], str | None]
+"""None when all is well, else one sentence that says what is not."""
+
+
+class MetricsServer:
+    """Serves one registry and two sets of checks. A process is healthy when it should not be restarted, ready when it should get work."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        healthy: Mapping[str, Check] | None = None,
+        ready: Mapping[str, Check] | None = None,
+    ) -> None:
+        """`port` 0 takes a free one. Raises UserError if the port is taken."""
+        routes = {"/healthz": dict(healthy or {}), "/readyz": {**(healthy or {}), **(ready or {})}}
+        try:
+            self._server = ThreadingHTTPServer((host, port), _handler_of(registry, routes))
+        except OSError as exc:
+            raise UserError(
+                f"The metrics port {host}:{port} cannot be opened: {exc.strerror}.", hint="Set [metrics] port = 0 to take a free one."
+            ) from exc
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port actually bound."""
+        host, port = self._server.server_address[:2]
+        return str(host), int(port)
+
+    @property
+    def url(self) -> str:
+        """`http://host:port`."""
+        return "http://{}:{}".format(*self.address)
+
+    def __enter__(self) -> MetricsServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _handler_of(registry: CollectorRegistry, routes: Mapping[str, Mapping[str, Check]]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+                self._answer(HTTPStatus.OK, encode(registry), content_type)
+            elif path in routes:
+                problems = {name: problem for name, check in routes[path].items() if (problem := check()) is not None}
+                status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+                body = json.dumps({"status": "failing" if problems else "ok", "problems": problems}).encode()
+                self._answer(status, body, "application/json")
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, b"/metrics, /healthz and /readyz are served here.\n", "text/plain")
+
+        def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the signature of http.server
+            """Scrapes are not worth a line."""
+
+    return Handler
