@@ -8,13 +8,43 @@ Busy                not now: the partition is paused and the message is offered 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from echo_bus.cluster import RawMessage
 from echo_schemas.errors import InvalidReason
 from echo_schemas.records import Coordinates, Record
 from echo_schemas.topics import Topic
+
+
+class LazyHeaders(Mapping[str, bytes]):
+    """A message's headers, turned into a dictionary when somebody looks: on the hot path nobody does. The last of equal names counts."""
+
+    __slots__ = ("_parsed", "_raw")
+
+    def __init__(self, raw: RawMessage) -> None:
+        self._raw = raw
+        self._parsed: dict[str, bytes] | None = None
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._dictionary()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dictionary())
+
+    def __len__(self) -> int:
+        return len(self._dictionary())
+
+    def __repr__(self) -> str:
+        return f"LazyHeaders({self._dictionary()!r})"
+
+    def _dictionary(self) -> dict[str, bytes]:
+        if self._parsed is None:
+            headers = self._raw.headers() or ()
+            # Kafka allows null header values, which the client's type stubs do not know.
+            self._parsed = {name: value for name, value in headers if value is not None}  # type: ignore[redundant-expr]
+        return self._parsed
 
 
 @dataclass(slots=True)

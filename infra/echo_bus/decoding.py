@@ -1,0 +1,130 @@
+"""From what the client returns to what handlers see. Shared by the consumer loop, the log reader and, through it, the views.
+
+A message ends here as one of three: a `Message`, None (passed over on purpose: another run's), or InvalidRecord with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from echo_bus.cluster import RawMessage
+from echo_bus.message import LazyHeaders, Message
+from echo_schemas.codec import Codec
+from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.headers import run_of
+from echo_schemas.naming import Namespace
+from echo_schemas.partitioning import partition_of
+from echo_schemas.records import Record
+from echo_schemas.topics import Topic
+
+
+class IgnoredReason(StrEnum):
+    """Why a sound message is passed over. Used as a metric label."""
+
+    OTHER_RUN = "other_run"
+
+
+class Decoder:
+    """Decodes and checks the messages of some topics. Not thread-safe, except that partition counts may be set from another thread."""
+
+    def __init__(self, codec: Codec, namespace: Namespace, topics: Sequence[Topic], *, run_id: str | None = None) -> None:
+        """`run_id` None reads every run."""
+        self._decode = codec.decode
+        self._routes = {namespace.topic(topic): _Route(topic) for topic in topics}
+        self._run_id = run_id
+        # A key that begins with the run is *probably* ours, which spares parsing the headers; the body decides.
+        self._run_prefix = None if run_id is None else f"{run_id}/".encode()
+
+    @property
+    def topics_with_placement(self) -> tuple[str, ...]:
+        """Physical names of the topics whose keys decide the partition: those that need `set_num_partitions`."""
+        return tuple(physical for physical, route in self._routes.items() if route.checks_key)
+
+    def set_num_partitions(self, counts: Mapping[str, int]) -> None:
+        """How many partitions the topics have, by physical name. Until it is known, key and partition are not compared."""
+        for physical, count in counts.items():
+            route = self._routes.get(physical)
+            if route is not None:
+                route.num_partitions = count
+
+    def topic_of(self, raw: RawMessage) -> Topic:
+        """The logical topic of a message of one of our topics."""
+        return self._routes[raw.topic() or ""].topic
+
+    def decode(self, raw: RawMessage) -> Message | None:
+        """The message, or None if it belongs to another run.
+
+        Raises InvalidRecord if it can never be accepted, RegistryError if the registry could not be asked about its schema.
+        """
+        physical, partition, offset, key = raw.topic(), raw.partition(), raw.offset(), raw.key()
+        assert physical is not None
+        assert partition is not None
+        assert offset is not None
+        route = self._routes[physical]
+        run_id = self._run_id
+        if run_id is not None and not (key is not None and key.startswith(self._run_prefix)):  # type: ignore[arg-type]  # set with run_id
+            named = run_of(raw.headers())
+            if named is not None and named != run_id:
+                return None
+        value = raw.value()
+        record: Record | None = None
+        if value is not None:
+            record = self._decode(value)
+            if type(record) not in route.records:
+                raise InvalidRecord(
+                    InvalidReason.UNEXPECTED_RECORD, f"A {type(record).__name__} does not belong on the topic {route.topic.name!r}."
+                )
+            if run_id is not None and record.run_id != run_id:
+                return None
+        elif not route.topic.compacted:
+            raise InvalidRecord(
+                InvalidReason.NULL_VALUE, f"The value is null; {route.topic.name!r} is not compacted and has no tombstones."
+            )
+        text = None if key is None else _text_of(key)
+        if route.checks_key or route.topic.compacted:
+            route.check(text, partition, record)
+        return Message(
+            topic=route.topic,
+            partition=partition,
+            offset=offset,
+            key=text,
+            record=record,
+            headers=LazyHeaders(raw),
+            timestamp_ms=raw.timestamp()[1],
+            num_bytes=0 if value is None else len(value),
+        )
+
+
+class _Route:
+    """What is known of one topic."""
+
+    __slots__ = ("checks_key", "num_partitions", "records", "topic")
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.records = frozenset(topic.records)
+        self.checks_key = topic.key is not None and not topic.placed
+        self.num_partitions: int | None = None
+
+    def check(self, key: str | None, partition: int, record: Record | None) -> None:
+        """Raise InvalidRecord if the key is not the record's, or the partition not the key's."""
+        if key is None:
+            raise InvalidRecord(InvalidReason.KEY_MISMATCH, f"The message has no key; every record of {self.topic.name!r} has one.")
+        if not self.checks_key:
+            return
+        if record is not None and key != self.topic.key_of(record):
+            raise InvalidRecord(InvalidReason.KEY_MISMATCH, f"The key is {key!r}; the record's own is {self.topic.key_of(record)!r}.")
+        if self.num_partitions is not None and partition_of(key, self.num_partitions) != partition:
+            raise InvalidRecord(
+                InvalidReason.PARTITION_MISMATCH,
+                f"The key {key!r} belongs to partition {partition_of(key, self.num_partitions)} of {self.num_partitions}, not {partition}.",
+                hint="Write with the murmur2 partitioner, and never add partitions to a keyed topic that is in use.",
+            )
+
+
+def _text_of(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError as exc:
+        raise InvalidRecord(InvalidReason.KEY_MISMATCH, "The key is not UTF-8 text.") from exc

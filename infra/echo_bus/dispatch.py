@@ -1,0 +1,151 @@
+"""Which partition the next request goes to: the one with the least outstanding work, none while all have enough (design 6.6).
+
+Workers share one consumer group on `requests` and commit a request when all its trajectories are acknowledged, so a partition's lag *is*
+its outstanding work. A fast worker's partitions empty sooner and are chosen more often; a slow one's are left alone.
+
+    LeastLagChooser   pure: what was seen and what is on its way → a partition, or None
+    WorkObserver      asks the cluster for committed and end offsets
+
+Threads: `choose` and `observe` belong to the requester's thread; `acknowledged` and `failed` may come from the publisher's poll thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from echo_bus.cluster import Cluster
+from echo_bus.errors import TopicMissing
+from echo_bus.kafka import translate
+from echo_bus.profiles import GROUP_CONSUMER
+from echo_bus.publisher import Receipt
+from echo_schemas.errors import UserError
+
+_OFFSET_INVALID = -1001
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionWork:
+    """What the cluster says of one partition: the first offset not done, and the end."""
+
+    first_open: int
+    end: int
+
+    @property
+    def outstanding(self) -> int:
+        """Records that nobody has finished."""
+        return max(0, self.end - self.first_open)
+
+
+class LeastLagChooser:
+    """Chooses partitions so that none holds more than `depth` requests that nobody has finished. Thread-safe."""
+
+    def __init__(self, num_partitions: int, *, depth: int) -> None:
+        """`depth` times the partitions is the window: what lies between the requester and the workers at most."""
+        if num_partitions < 1 or depth < 1:
+            raise UserError(
+                f"{num_partitions} partitions with {depth} requests each leave no room for work.", hint="Both must be at least 1."
+            )
+        self._lock = threading.Lock()
+        self._depth = depth
+        self._first_open = [0] * num_partitions
+        self._end = [0] * num_partitions
+        self._in_flight = [0] * num_partitions
+        self._next = 0
+
+    def observe(self, work: Mapping[int, PartitionWork]) -> None:
+        """What the cluster says now. Offsets never go back: an answer older than what an acknowledgement told is not believed."""
+        with self._lock:
+            for partition, seen in work.items():
+                self._first_open[partition] = max(self._first_open[partition], seen.first_open)
+                self._end[partition] = max(self._end[partition], seen.end)
+
+    def choose(self) -> int | None:
+        """The partition for the next request, counted as on its way until `acknowledged` or `failed`; None while all are full.
+
+        Among equals it goes round, so that idle workers all get work.
+        """
+        with self._lock:
+            num_partitions = len(self._end)
+            order = ((self._next + step) % num_partitions for step in range(num_partitions))
+            chosen = min(order, key=self._lag)
+            if self._lag(chosen) >= self._depth:
+                return None
+            self._in_flight[chosen] += 1
+            self._next = (chosen + 1) % num_partitions
+            return chosen
+
+    def acknowledged(self, partition: int, offset: int) -> None:
+        """The chosen request is in the log."""
+        with self._lock:
+            self._in_flight[partition] -= 1
+            self._end[partition] = max(self._end[partition], offset + 1)
+
+    def failed(self, partition: int) -> None:
+        """The chosen request was not written."""
+        with self._lock:
+            self._in_flight[partition] -= 1
+
+    def follow(self, partition: int, receipt: Receipt) -> None:
+        """Settle a chosen partition when its receipt is settled."""
+
+        def settled(done: Receipt) -> None:
+            if done.where is None:
+                self.failed(partition)
+            else:
+                self.acknowledged(partition, done.where.offset)
+
+        receipt.on_done(settled)
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that nobody has finished, those on their way included."""
+        with self._lock:
+            return sum(self._lag(partition) for partition in range(len(self._end)))
+
+    def _lag(self, partition: int) -> int:
+        return max(0, self._end[partition] - self._first_open[partition]) + self._in_flight[partition]
+
+
+class WorkObserver:
+    """Reads committed and end offsets of one group on one topic. Not thread-safe; `close` it."""
+
+    def __init__(self, cluster: Cluster, *, physical: str, group: str, client_id: str) -> None:
+        """`group` is the *workers'* group; nothing here joins it, commits or assigns."""
+        self._physical = physical
+        properties = {name: value for name, value in GROUP_CONSUMER.items() if name != "partition.assignment.strategy"}
+        self._consumer = cluster.consumer({**properties, "group.id": group, "client.id": client_id})
+
+    def num_partitions(self, timeout_s: float = 10.0) -> int:
+        """Raises TopicMissing."""
+        try:
+            found = self._consumer.list_topics(self._physical, timeout=timeout_s).topics.get(self._physical)
+        except KafkaException as exc:
+            raise translate(exc, self._physical) from exc
+        if found is None or not found.partitions:
+            raise TopicMissing(f"The topic {self._physical} does not exist.", hint="Run `echoswarm topics apply`.")
+        return len(found.partitions)
+
+    def observe(self, num_partitions: int, timeout_s: float = 10.0) -> dict[int, PartitionWork]:
+        """Every partition's work. A partition of which nothing was ever committed counts from its beginning, where workers will start.
+
+        Blocks for one request to the group's coordinator and one per partition. Raises ClusterUnreachable, NotAuthorized.
+        """
+        partitions = [TopicPartition(self._physical, partition) for partition in range(num_partitions)]
+        work = {}
+        try:
+            committed = {found.partition: found.offset for found in self._consumer.committed(partitions, timeout=timeout_s)}
+            for asked in partitions:
+                low, high = self._consumer.get_watermark_offsets(asked, timeout=timeout_s) or (0, 0)
+                offset = committed.get(asked.partition, _OFFSET_INVALID)
+                work[asked.partition] = PartitionWork(first_open=max(low, offset), end=high)
+        except KafkaException as exc:
+            raise translate(exc, self._physical) from exc
+        return work
+
+    def close(self) -> None:
+        """Close the client."""
+        self._consumer.close()
