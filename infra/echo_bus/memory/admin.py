@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import (
-    OFFSET_BEGINNING,
     OFFSET_INVALID,
     ConsumerGroupTopicPartitions,
     KafkaError,
@@ -119,12 +118,12 @@ class MemoryAdmin:
     def list_offsets(self, wanted: dict[TopicPartition, OffsetSpec], **_: Any) -> dict[TopicPartition, Future[ListedOffset]]:
         def offset_of(partition: TopicPartition, spec: OffsetSpec) -> ListedOffset:
             log = self._log(partition)
-            # A spec has no public accessor: earliest is -2, latest -1, anything else a time.
-            value = int(spec._value)  # noqa: SLF001  see above
-            if value >= 0:
-                found = log.offset_at(value)
+            # The kinds of a spec are private classes; only the one for a time carries a number.
+            timestamp_ms = getattr(spec, "timestamp", None)
+            if timestamp_ms is not None:
+                found = log.offset_at(int(timestamp_ms))
                 return ListedOffset(-1 if found is None else found)
-            return ListedOffset(log.start if value == OFFSET_BEGINNING else log.end)
+            return ListedOffset(log.start if type(spec).__name__ == "EarliestSpec" else log.end)
 
         return {place: self._answer(partial(offset_of, place, spec)) for place, spec in wanted.items()}
 

@@ -33,6 +33,8 @@ class MemoryConsumer:
         self._positions: dict[Place, int] = {}
         self._paused: set[Place] = set()
         self._failed: set[Place] = set()
+        self._announce_ends = str(config.get("enable.partition.eof", False)).lower() == "true"
+        self._announced: dict[Place, int] = {}
         self._turn = 0
         self._callback_assigned = False
         self._closed = False
@@ -66,6 +68,7 @@ class MemoryConsumer:
             self._callback_assigned = True
             for partition in partitions:
                 self._positions[_place(partition)] = self._resolve(partition)
+                self._announced.pop(_place(partition), None)
             self._broker.changed.notify_all()
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
@@ -107,6 +110,7 @@ class MemoryConsumer:
                 raise KafkaException(KafkaError(KafkaError._STATE, "Local: Erroneous state"))  # noqa: SLF001  public in librdkafka
             self._failed.discard(place)
             self._positions[place] = self._resolve(partition)
+            self._announced.pop(place, None)
             self._broker.changed.notify_all()
 
     # Offsets
@@ -226,7 +230,10 @@ class MemoryConsumer:
             taken.append(_message(place, record))
             self._positions[place] = record.offset + 1
         if len(taken) < most:
-            self._positions[place] = log.next_readable(self._positions[place], committed=self._committed_only)
+            end = self._positions[place] = log.next_readable(self._positions[place], committed=self._committed_only)
+            if self._announce_ends and self._announced.get(place) != end:
+                self._announced[place] = end
+                taken.append(MemoryMessage(*place, end, _error=KafkaError(KafkaError._PARTITION_EOF)))  # noqa: SLF001  public in librdkafka
         return taken
 
     def _check_range(self, place: Place, log: PartitionLog) -> MemoryMessage | None:
