@@ -5,13 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from echo_bus.clock import Deadline
+
 CACHE_VARIABLE = "ECHO_CACHE_FOLDER"
 STATE_VARIABLE = "ECHO_STATE_FOLDER"
+_DYING_S = 1.0
+_LOOK_EVERY_S = 0.02
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -36,18 +41,28 @@ def _folder(environ: Mapping[str, str], variable: str, xdg_variable: str, below_
 
 
 def hold(path: Path) -> TextIO | None:
-    """The lock file `path`, open and locked; None if somebody else holds it. Does not block.
+    """The lock file `path`, open and locked; None if somebody else holds it, and goes on to for a second.
 
     The lock lasts until the last process that inherited the open file has closed it or died.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("w")
+    # A process that was killed a moment ago has lost its command line first and its open files last.
+    deadline = Deadline.after(_DYING_S)
+    while not _try_lock(file):
+        if deadline.expired():
+            file.close()
+            return None
+        time.sleep(_LOOK_EVERY_S)
+    return file
+
+
+def _try_lock(file: TextIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
-        return None
-    return file
+        return False
+    return True
 
 
 @contextmanager

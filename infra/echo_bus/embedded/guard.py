@@ -23,7 +23,9 @@ class Guard:
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
-        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
+        # Its own group: Ctrl-C is for the owner. No output: it must not keep the owner's pipes open.
+        quiet = subprocess.DEVNULL
+        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, process_group=0)
 
     def protect(self, pid: int) -> None:
         """End `pid` when this process dies."""
@@ -43,7 +45,7 @@ class Guard:
 
     def _write(self, line: str) -> None:
         stdin = self._popen.stdin
-        if stdin is not None:
+        if stdin is not None and not stdin.closed:
             # A guard that someone killed protects nothing any more, and must not take its owner with it.
             with suppress(BrokenPipeError):
                 stdin.write(line.encode())
@@ -54,12 +56,13 @@ def watch(parent: int) -> None:
     """The guard's own loop: blocks until the parent is gone, then kills what is on the list."""
     protected: set[int] = set()
     buffered = b""
-    while os.getppid() == parent:
-        readable, _, _ = select.select([0], [], [], _CHECK_PARENT_S)
-        if not readable:
-            continue
-        chunk = os.read(0, 4096)
-        if not chunk:
+    gone = False
+    while True:
+        gone = gone or os.getppid() != parent
+        # What the parent wrote before it died is read to the end, even if it died before this process had started.
+        readable, _, _ = select.select([0], [], [], 0.0 if gone else _CHECK_PARENT_S)
+        chunk = os.read(0, 4096) if readable else b""
+        if not chunk and (readable or gone):
             break
         *lines, buffered = (buffered + chunk).split(b"\n")
         _apply(lines, protected)
@@ -70,11 +73,10 @@ def watch(parent: int) -> None:
 
 def _apply(lines: Iterable[bytes], protected: set[int]) -> None:
     for line in lines:
-        pid = int(line[1:])
         if line.startswith(b"+"):
-            protected.add(pid)
+            protected.add(int(line[1:]))
         else:
-            protected.discard(pid)
+            protected.discard(int(line[1:]))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,9 @@ _FAILOVER = MappingProxyType(
         "leader.imbalance.check.interval.seconds": "10",
     }
 )
+# Alone, nobody takes over, and a pause of the machine should not fence the only broker; but one that was killed can start
+# again only when its former session has ended.
+_ALONE = MappingProxyType({"broker.session.timeout.ms": "4000", "broker.heartbeat.interval.ms": "500"})
 
 
 def node_properties(
@@ -88,7 +91,7 @@ def node_properties(
         properties[f"{prefix}.replication.factor"] = str(replicas)
     for prefix in ("transaction.state.log", "share.coordinator.state.topic"):
         properties[f"{prefix}.min.isr"] = str(min_in_sync)
-    return {**properties, **_SMALL, **_PROMPT, **(_FAILOVER if num_brokers > 1 else {}), **security, **extra}
+    return {**properties, **_SMALL, **_PROMPT, **(_FAILOVER if num_brokers > 1 else _ALONE), **security, **extra}
 
 
 def render(properties: Mapping[str, str]) -> str:

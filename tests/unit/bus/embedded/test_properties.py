@@ -29,8 +29,10 @@ def test_three_nodes_survive_the_loss_of_one_and_notice_it_quickly() -> None:
     assert properties["broker.session.timeout.ms"] == "2000"
 
 
-def test_a_single_node_keeps_the_default_session() -> None:
-    assert "broker.session.timeout.ms" not in node_properties(1, PORTS[:1], Path("/data"), security={}, extra={})
+def test_a_single_node_is_fenced_less_eagerly() -> None:
+    properties = node_properties(1, PORTS[:1], Path("/data"), security={}, extra={})
+    assert int(properties["broker.session.timeout.ms"]) > 2000
+    assert "replica.lag.time.max.ms" not in properties
 
 
 @pytest.mark.parametrize("num_brokers", [1, 3])

@@ -1,0 +1,133 @@
+"""`up`, `status` and `down`: a Kafka that outlives the command that started it, and a schema registry beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+from echo_bus.clock import Deadline
+from echo_bus.embedded import Jit, Jvm, detached, resolve_embedded, resolve_registry
+from echo_bus.embedded.folders import STATE_VARIABLE
+from echo_bus.embedded.state import EmbeddedState, read_state, state_file
+from echo_schemas.errors import UserError
+
+pytestmark = pytest.mark.kafka
+QUICK = Jvm(jit=Jit.QUICK)
+_UP = """
+from echo_bus.embedded import Jit, Jvm, detached
+detached.up(registry=True, jvm=Jvm(jit=Jit.QUICK))
+"""
+
+
+@pytest.fixture
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder of this test's own."""
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def _topics(state: EmbeddedState) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": state.bootstrap}).list_topics(timeout=10).topics)
+
+
+def test_kafka_and_registry_outlive_the_command_and_keep_their_data(state_home: Path) -> None:
+    subprocess.run([sys.executable, "-c", _UP], check=True, timeout=110)
+    try:
+        state = read_state()
+        assert state is not None
+        assert resolve_embedded() == state.bootstrap
+        url = resolve_registry()
+        assert url is not None
+        health = detached.status()
+        assert health is not None
+        assert health.healthy, health
+        _check_loopback_only([process.pid for process in state.processes])
+        _create_topic(state.bootstrap, "kept")
+        with SchemaRegistryClient({"url": url}) as client:
+            schema_id = client.register_schema("kept-value", Schema('"string"', "AVRO"))
+        said: list[str] = []
+        assert detached.up(registry=True, jvm=QUICK, report=said.append) == state
+        assert said == [f"Kafka is already running at {state.bootstrap}"]
+        with pytest.raises(UserError, match=r"with 1 broker\(s\) is running"):
+            detached.up(3, jvm=QUICK)
+        with pytest.raises(UserError, match="with its data in"):
+            detached.up(folder=state_home / "other", jvm=QUICK)
+
+        assert detached.down() == state
+        assert not state.running()
+        assert detached.status() is None
+        assert not state_file().exists()
+
+        again = detached.up(registry=True, jvm=QUICK)
+        assert "kept" in _topics(again)
+        assert again.registry_url is not None
+        with SchemaRegistryClient({"url": again.registry_url}) as client:
+            assert client.get_latest_version("kept-value").schema_id == schema_id
+    finally:
+        detached.down(delete_data=True)
+    assert not Path(state.folder).exists()
+    assert detached.down() is None
+
+
+@pytest.mark.usefixtures("state_home")
+def test_a_crash_is_seen_and_up_starts_again_on_the_same_data() -> None:
+    state = detached.up(jvm=QUICK)
+    try:
+        _create_topic(state.bootstrap, "kept")
+        os.kill(state.processes[0].pid, signal.SIGKILL)
+        deadline = Deadline.after(10)
+        while state.running():
+            assert not deadline.expired(), "a killed broker still ran after 10 s"
+        health = detached.status()
+        assert health is not None
+        assert not health.healthy
+        with pytest.raises(UserError, match="runs no more"):
+            resolve_embedded()
+        with pytest.raises(UserError, match="runs no more"):
+            resolve_registry()
+        again = detached.up(jvm=QUICK)
+        assert again.registry_url is None
+        assert resolve_registry() is None
+        assert "kept" in _topics(again)
+        with pytest.raises(UserError, match="with no registry is running"):
+            detached.up(registry=True, jvm=QUICK)
+    finally:
+        detached.down()
+
+
+@pytest.mark.usefixtures("state_home")
+def test_a_frozen_broker_is_unhealthy_and_still_ends() -> None:
+    state = detached.up(jvm=QUICK)
+    os.kill(state.processes[0].pid, signal.SIGSTOP)
+    health = detached.status()
+    assert health is not None
+    assert (len(health.running), health.num_answering, health.healthy) == (1, 0, False)
+    detached.down()
+    assert not state.running()
+
+
+def _create_topic(bootstrap: str, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(10)
+
+
+def _check_loopback_only(pids: list[int]) -> None:
+    """No socket of these processes listens on another address than 127.0.0.1, in either address family."""
+    inodes = {
+        str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")
+        for pid in pids
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir()
+        if descriptor.is_symlink()
+    }
+    listening, loopback = "0A", ("0100007F", "0000000000000000FFFF00000100007F")
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    addresses = [row[1].split(":")[0] for row in rows if row[3] == listening and row[9] in inodes]
+    assert len(addresses) == 4
+    assert set(addresses) <= set(loopback)

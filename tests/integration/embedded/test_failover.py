@@ -1,0 +1,95 @@
+"""Three brokers lose one, killed or frozen, and acknowledged records stay; a lost broker comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from echo_bus.clock import Deadline
+from echo_bus.embedded import EmbeddedKafka, Jit, Jvm, Node
+from echo_bus.embedded.readiness import brokers_answering
+
+pytestmark = pytest.mark.kafka
+TOPIC = "survivor"
+# Two seconds until a dead broker is fenced, an election, and room for a busy machine.
+OUTAGE_S = 20.0
+# A default client keeps its request with a frozen broker for a minute.
+FAILOVER_CLIENT = {"socket.timeout.ms": 3000, "request.timeout.ms": 2000, "reconnect.backoff.max.ms": 200, "retry.backoff.ms": 50}
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[EmbeddedKafka]:
+    """Three brokers with one partition on all of them."""
+    with EmbeddedKafka(3, jvm=Jvm(jit=Jit.QUICK)) as cluster:
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        admin.create_topics([NewTopic(TOPIC, 1, 3)])[TOPIC].result(20)
+        yield cluster
+
+
+def _leader(kafka: EmbeddedKafka) -> Node:
+    metadata = AdminClient({"bootstrap.servers": kafka.bootstrap}).list_topics(TOPIC, timeout=10)
+    return kafka.nodes[metadata.topics[TOPIC].partitions[0].leader - 1]
+
+
+def _write(kafka: EmbeddedKafka, value: bytes) -> int:
+    """Write one record with acks=all; its offset."""
+    offsets: list[int] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        offset = message.offset()
+        assert offset is not None
+        offsets.append(offset)
+
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "acks": "all", "log_level": 0, **FAILOVER_CLIENT})
+    producer.produce(TOPIC, value, on_delivery=delivered)
+    assert producer.flush(OUTAGE_S) == 0, f"no acknowledgement within {OUTAGE_S} s"
+    return offsets[0]
+
+
+def _wait_for_replicas(kafka: EmbeddedKafka, count: int) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    deadline = Deadline.after(30)
+    while len(in_sync := admin.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions[0].isrs) != count:
+        assert not deadline.expired(), f"{len(in_sync)} replicas are in sync, and not {count}, after 30 s"
+        time.sleep(0.1)
+
+
+def test_three_brokers_hold_three_replicas(kafka: EmbeddedKafka) -> None:
+    assert len(kafka.nodes) == 3
+    assert brokers_answering({"bootstrap.servers": kafka.bootstrap}, 5) == 3
+    _wait_for_replicas(kafka, 3)
+
+
+def test_a_killed_leader_is_replaced_and_comes_back(kafka: EmbeddedKafka) -> None:
+    first = _write(kafka, b"before")
+    leader = _leader(kafka)
+    leader.kill()
+    assert _write(kafka, b"after") == first + 1
+    leader.start()
+    _wait_for_replicas(kafka, 3)
+
+
+def test_a_frozen_leader_is_replaced_and_comes_back(kafka: EmbeddedKafka) -> None:
+    first = _write(kafka, b"before")
+    leader = _leader(kafka)
+    leader.suspend()
+    try:
+        assert _write(kafka, b"after") == first + 1
+    finally:
+        leader.resume()
+    _wait_for_replicas(kafka, 3)
+
+
+def test_an_orderly_stop_hands_over_at_once(kafka: EmbeddedKafka) -> None:
+    first = _write(kafka, b"before")
+    leader = _leader(kafka)
+    leader.terminate()
+    assert not leader.process.is_running()
+    assert _write(kafka, b"after") == first + 1
+    leader.start()
+    _wait_for_replicas(kafka, 3)
