@@ -5,7 +5,7 @@
     stop()   any thread, or a signal handler: drains, commits, leaves the group
 
 Back-pressure: with the hand-over full the poll thread first waits a moment for room, because pausing makes the client throw away what it
-has fetched; if the worker is slower than that, everything is paused and the poll thread goes on polling, so that the group keeps the member.
+has fetched; if the worker is slower than that, everything is paused, and polling goes on so that the group keeps the member.
 Offsets are committed explicitly, never by the client: the first offset of each partition whose work is not done.
 """
 
@@ -241,7 +241,7 @@ class ConsumerLoop:
         if not moved:
             return
         try:
-            consumer.commit(offsets=[TopicPartition(*state.key, offset) for state, offset in moved], asynchronous=not wait)
+            consumer.commit(offsets=[TopicPartition(state.key[0], state.key[1], offset) for state, offset in moved], asynchronous=not wait)
         except KafkaException as exc:
             self._metrics.commits.labels(self._group, "failed").inc()
             logger.warning("%s: offsets were not committed: %s", self._group, exc.args[0].str())

@@ -1,198 +1,285 @@
-"""Reading the log by position: no group, no commits, the caller owns the positions. The learner, replay, views and tools read this way.
+"""Reading a log without a group: every partition of some topics, from positions that the caller keeps.
 
-One thread uses a reader. `read` blocks for at most its timeout.
+The caller's thread does everything: `read` fetches, decodes and returns; nothing runs behind its back, nothing is committed. Use one reader
+from one thread.
+
+Positions are next offsets to read, by (logical topic, partition). They also move past what no reader ever gets (transaction markers,
+aborted records), so that a reader can tell that it has come to the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
-from echo_bus import profiles
-from echo_bus.cluster import Cluster, RawConsumer, RawMessage
+from echo_bus.clock import Deadline
+from echo_bus.cluster import Cluster, RawMessage
+from echo_bus.consumer_errors import END_OF_PARTITION, check_error
+from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
 from echo_bus.decoding import Decoder, IgnoredReason
-from echo_bus.errors import ClusterUnreachable, NotAuthorized, OffsetLost, TopicMissing, TransportError
+from echo_bus.errors import DeadlineExceeded, OffsetLost, TopicMissing
+from echo_bus.kafka import translate
 from echo_bus.message import Message
 from echo_bus.metrics import BusMetrics
+from echo_bus.profiles import READER
 from echo_schemas.codec import Codec
-from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.errors import InvalidRecord
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Coordinates
 from echo_schemas.topics import Topic
 
-Place = tuple[Topic, int]
-BEGINNING = OFFSET_BEGINNING
-END = OFFSET_END
-# What is drained after the first message: enough to amortise a call, small enough to bound what one call returns.
-DEFAULT_BATCH = 500
+logger = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+"""(logical topic, partition)."""
+OnInvalid = Callable[[RawMessage, Topic, InvalidRecord], object]
+
+_METADATA_S = 10.0
+_BATCH = 500
+_STEP_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A message that is not a record, and why. The position has moved past it; `raw` has its original bytes."""
+class From(Enum):
+    """Where to start in partitions for which no position is given."""
 
-    topic: Topic
-    partition: int
-    offset: int
-    reason: InvalidReason
-    detail: str
-    raw: RawMessage
+    BEGINNING = "beginning"
+    END = "end"
 
-    @property
-    def coordinates(self) -> Coordinates:
-        """(partition, offset)."""
-        return Coordinates(partition=self.partition, offset=self.offset)
+
+class Isolation(Enum):
+    """Whether records of transactions that did not commit are seen."""
+
+    COMMITTED = "read_committed"
+    UNCOMMITTED = "read_uncommitted"
 
 
 class LogReader:
-    """Reads partitions from given positions, in offset order within each. A gap in offsets (compaction, markers) is no loss."""
+    """Reads all partitions of some topics. Not thread-safe; `close` it."""
 
     def __init__(
         self,
         cluster: Cluster,
         topics: Sequence[Topic],
         *,
+        client_id: str,
         namespace: Namespace,
         codec: Codec,
         metrics: BusMetrics,
-        client_id: str,
         run_id: str | None = None,
-        start: int | Mapping[Place, int] = BEGINNING,
-        isolation: str = "read_committed",
-        timeout_s: float = 10.0,
+        isolation: Isolation = Isolation.COMMITTED,
+        on_invalid: OnInvalid | None = None,
+        limits: DeadLetterLimits | None = None,
     ) -> None:
-        """`start`: BEGINNING, END, or an offset for each (topic, partition); places left out are not read.
+        """`on_invalid` gets every message that cannot be read (`DeadLetters.send` fits); without it they are counted and logged.
 
-        Raises TopicMissing, ClusterUnreachable or NotAuthorized.
+        Raises TopicMissing, NotAuthorized or ClusterUnreachable.
         """
-        self._namespace = namespace
-        config = {**profiles.READER, "client.id": client_id, "isolation.level": isolation, "enable.partition.eof": True}
-        self._consumer: RawConsumer = cluster.consumer(config)
-        self._timeout_s = timeout_s
+        self._topics = {namespace.topic(topic): topic for topic in topics}
+        self._physical = {topic.name: physical for physical, topic in self._topics.items()}
         self._metrics = metrics
+        self._on_invalid = on_invalid
+        self._budget = DeadLetterBudget(limits)
+        self._decoder = Decoder(codec, namespace, topics, run_id=run_id)
+        self._positions: dict[Place, int] = {}
+        self._at_end: set[Place] = set()
+        self._consumer = cluster.consumer(
+            {
+                **READER,
+                "client.id": client_id,
+                "group.id": f"{client_id}.reader",
+                "isolation.level": isolation.value,
+                "enable.partition.eof": True,
+            }
+        )
         try:
-            counts = {topic: num_partitions(self._consumer, namespace.topic(topic), timeout_s) for topic in topics}
-            self._decoder = Decoder(codec, namespace, topics, run_id=run_id)
-            self._decoder.set_num_partitions({namespace.topic(topic): count for topic, count in counts.items()})
-            self._by_name = {namespace.topic(topic): topic for topic in topics}
-            starts: Mapping[Place, int] = (
-                start
-                if isinstance(start, Mapping)
-                else {(topic, number): start for topic, count in counts.items() for number in range(count)}
-            )
-            self.positions: dict[Place, int] = {place: offset for place, offset in starts.items() if offset >= 0}
-            """The next offset to be read of each place; a place that has read nothing from a symbolic start is absent."""
-            self._caught_up: set[Place] = set()
-            self._places = list(starts)
-            self._consumer.assign([TopicPartition(namespace.topic(topic), number, offset) for (topic, number), offset in starts.items()])
-        except BaseException:
+            self._num_partitions = {topic.name: self._count_partitions(physical) for physical, topic in self._topics.items()}
+        except Exception:  # whatever it is, the client must not outlive a reader that was never made
             self._consumer.close()
             raise
-
-    def read(self, timeout_s: float, most: int = DEFAULT_BATCH) -> list[Message | Rejected]:
-        """Up to `most` messages: waits for the first, then takes what is there. Empty when none came in time.
-
-        Records of other runs are passed over. Raises OffsetLost if a position is no longer in the log.
-        """
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return []
-        # One message, then what is there already: a consume with a time-out would wait it out for a full batch.
-        found: list[Message | Rejected] = []
-        for raw in (first, *self._consumer.consume(most - 1, 0)):
-            error = raw.error()
-            if error is not None:
-                self._on_error(raw, error)
-                continue
-            place = (self._by_name[raw.topic() or ""], raw.partition() or 0)
-            self.positions[place] = (raw.offset() or 0) + 1
-            message = self._decode(place, raw)
-            if message is not None:
-                found.append(message)
-        return found
-
-    def caught_up(self, places: Iterable[Place] | None = None) -> bool:
-        """Whether every place (or those given) has been read to the end at least once since the start or the last seek."""
-        return self._caught_up.issuperset(self._places if places is None else places)
+        self._decoder.set_num_partitions({physical: self._num_partitions[topic.name] for physical, topic in self._topics.items()})
 
     @property
-    def caught_up_places(self) -> frozenset[Place]:
-        """The places that were read to their end at least once."""
-        return frozenset(self._caught_up)
+    def places(self) -> tuple[Place, ...]:
+        """Every partition that is read."""
+        return tuple((name, partition) for name, count in self._num_partitions.items() for partition in range(count))
 
-    def bounds(self) -> dict[Place, tuple[int, int]]:
-        """(first offset still there, end offset) of every place, asked of the brokers."""
-        found: dict[Place, tuple[int, int]] = {}
-        for topic, number in self._places:
-            bounds = self._consumer.get_watermark_offsets(TopicPartition(self._namespace.topic(topic), number), timeout=self._timeout_s)
-            if bounds is None:
-                raise ClusterUnreachable(f"The bounds of {topic.name}-{number} were not answered within {self._timeout_s:g} s.")
-            found[topic, number] = bounds
-        return found
+    @property
+    def positions(self) -> dict[Place, int]:
+        """The next offset of every partition, after what `read` returned."""
+        return dict(self._positions)
 
-    def seek(self, place: Place, offset: int) -> None:
-        """Read `place` from `offset` on."""
-        topic, number = place
-        self._consumer.seek(TopicPartition(self._namespace.topic(topic), number, offset))
-        self._caught_up.discard(place)
-        if offset >= 0:
-            self.positions[place] = offset
+    def start(self, positions: Mapping[Place, int] | None = None, *, otherwise: From = From.BEGINNING) -> None:
+        """Read from `positions`, and in partitions without one from `otherwise`. May be called again to go elsewhere.
 
-    def pause(self, places: Iterable[Place]) -> None:
-        """Stop reading these for now."""
-        self._consumer.pause([TopicPartition(self._namespace.topic(topic), number) for topic, number in places])
+        Raises OffsetLost if a position lies outside what its partition holds: retention deleted records, or the topic was made anew.
+        """
+        wanted = positions or {}
+        for place in wanted:
+            if place[1] >= self._num_partitions.get(place[0], 0):
+                raise TopicMissing(f"There is no partition {place[1]} of {place[0]}.", hint="Compare with `echoswarm topics check`.")
+        chosen = {}
+        for place in self.places:
+            low, high = self._watermarks(place)
+            offset = wanted.get(place, low if otherwise is From.BEGINNING else high)
+            if offset < low:
+                raise OffsetLost(f"{place[0]}[{place[1]}] begins at {low}; offsets {offset} to {low - 1} are past its retention.")
+            if offset > high:
+                raise OffsetLost(f"{place[0]}[{place[1]}] ends at {high}, before the position {offset}: it is not the topic it was.")
+            chosen[place] = offset
+        self._at_end.clear()
+        self._positions = chosen
+        self._consumer.assign([TopicPartition(self._physical[name], partition, chosen[name, partition]) for name, partition in self.places])
 
-    def resume(self, places: Iterable[Place]) -> None:
-        """Read these again."""
-        self._consumer.resume([TopicPartition(self._namespace.topic(topic), number) for topic, number in places])
+    def read(self, max_messages: int = _BATCH, timeout_s: float = 1.0) -> list[Message]:
+        """The next messages, in offset order within each partition; empty if none came in time. Blocks for `timeout_s` at most.
+
+        Raises OffsetLost, TopicMissing, NotAuthorized, TransportError, TooManyDeadLetters, RegistryError.
+        """
+        try:
+            first = self._consumer.poll(timeout_s)
+            if first is None:
+                return []
+            fetched = [first, *self._consumer.consume(max_messages - 1, 0)] if max_messages > 1 else [first]
+        except KafkaException as exc:
+            raise translate(exc, "the log") from exc
+        return self._decode(fetched)
+
+    def end_offsets(self) -> dict[Place, int]:
+        """Where every partition ends now. One request per partition."""
+        return {place: self._watermarks(place)[1] for place in self.places}
+
+    def offsets_at(self, time_ms: int) -> dict[Place, int]:
+        """The first offset of every partition whose record is not older than `time_ms` (its end if all are)."""
+        asked = [TopicPartition(self._physical[name], partition, time_ms) for name, partition in self.places]
+        try:
+            found = self._consumer.offsets_for_times(asked, timeout=_METADATA_S)
+        except KafkaException as exc:
+            raise translate(exc, "the log") from exc
+        offsets = {(self._topics[answer.topic].name, answer.partition): answer.offset for answer in found}
+        return {place: self._watermarks(place)[1] if offsets[place] in {OFFSET_END, -1} else offsets[place] for place in self.places}
+
+    def has_reached(self, ends: Mapping[Place, int]) -> bool:
+        """Whether everything below `ends` was returned, as far as this isolation can see it: an open transaction is not waited for."""
+        return all(self._positions[place] >= end or place in self._at_end for place, end in ends.items())
+
+    def read_to_end(self, deadline: Deadline, ends: Mapping[Place, int] | None = None) -> Iterator[list[Message]]:
+        """Batches up to the end offsets seen now (or `ends`), possibly with some later messages. Raises DeadlineExceeded."""
+        goal = self.end_offsets() if ends is None else ends
+        while not self.has_reached(goal):
+            if deadline.expired():
+                behind = {place: (self._positions[place], end) for place, end in goal.items() if self._positions[place] < end}
+                raise DeadlineExceeded(f"The end of the log was not reached in time; position and end: {behind}.")
+            messages = self.read(timeout_s=min(_STEP_S, deadline.remaining_s()))
+            if messages:
+                yield messages
+
+    def pause(self, topics: Iterable[Topic]) -> None:
+        """Fetch nothing from these topics until `resume`."""
+        self._consumer.pause(self._partitions_of(topics))
+
+    def resume(self, topics: Iterable[Topic]) -> None:
+        """Fetch again, from where `read` was."""
+        self._consumer.resume(self._partitions_of(topics))
 
     def close(self) -> None:
-        """Leave the cluster. Idempotent."""
+        """Close the client."""
         self._consumer.close()
 
-    def _decode(self, place: Place, raw: RawMessage) -> Message | Rejected | None:
-        topic, partition = place
+    def _decode(self, fetched: Sequence[RawMessage]) -> list[Message]:
+        """The hot path. Positions are kept per run of messages of one partition, which is how a client returns them."""
+        messages: list[Message] = []
+        append, decode = messages.append, self._decoder.decode
+        physical, partition = fetched[0].topic(), fetched[0].partition()
+        offset: int | None = None
+        num_read = num_ignored = num_valid = num_bytes = 0
         try:
-            message = self._decoder.decode(raw)
-        except InvalidRecord as invalid:
-            self._metrics.records_invalid.labels(topic.name, invalid.reason.value).inc()
-            return Rejected(topic, partition, raw.offset() or 0, invalid.reason, invalid.message, raw)
-        if message is None:
-            self._metrics.records_ignored.labels(topic.name, IgnoredReason.OTHER_RUN.value).inc()
-        return message
+            for raw in fetched:
+                error = raw.error()
+                if error is not None:
+                    self._note(error, raw)
+                    continue
+                if raw.partition() != partition or raw.topic() != physical:
+                    self._count(physical, partition, offset, (num_read, num_bytes, num_ignored, num_valid))
+                    physical, partition = raw.topic(), raw.partition()
+                    num_read = num_ignored = num_valid = num_bytes = 0
+                try:
+                    message = decode(raw)
+                except InvalidRecord as invalid:
+                    self._budget.count_valid(num_valid)
+                    num_valid = 0
+                    self._reject(raw, invalid)
+                else:
+                    num_valid += 1
+                    if message is None:
+                        num_ignored += 1
+                    else:
+                        append(message)
+                num_bytes += len(raw)
+                num_read += 1
+                offset = raw.offset()
+        finally:
+            self._count(physical, partition, offset, (num_read, num_bytes, num_ignored, num_valid))
+        return messages
 
-    def _on_error(self, raw: RawMessage, error: KafkaError) -> None:
-        topic = self._by_name.get(raw.topic() or "")
-        place = (topic, raw.partition() or 0) if topic is not None else None
-        if error.code() == KafkaError._PARTITION_EOF and place is not None:  # noqa: SLF001  public in librdkafka
-            self._caught_up.add(place)
-            # Control records at the end are passed without being read: the position may follow.
-            self.positions[place] = max(self.positions.get(place, 0), raw.offset() or 0)
+    def _count(self, physical: str | None, partition: int | None, offset: int | None, counts: tuple[int, int, int, int]) -> None:
+        """Move the position of a partition behind `offset`. `counts`: messages, bytes, ignored, and valid since the last invalid one."""
+        num_read, num_bytes, num_ignored, num_valid = counts
+        if not num_read or physical is None or partition is None or offset is None:
             return
-        raise_for(error, f"{raw.topic()}-{raw.partition()}", raw.offset())
+        place = (self._topics[physical].name, partition)
+        if offset >= self._positions[place]:
+            self._positions[place] = offset + 1
+            self._at_end.discard(place)
+        self._budget.count_valid(num_valid)
+        self._metrics.records_read.labels(physical).inc(num_read)
+        self._metrics.bytes_read.labels(physical).inc(num_bytes)
+        if num_ignored:
+            self._metrics.records_ignored.labels(physical, IgnoredReason.OTHER_RUN.value).inc(num_ignored)
 
+    def _note(self, error: KafkaError, raw: RawMessage) -> None:
+        """An event in the place of a message: the end of a partition, or an error."""
+        if error.code() != END_OF_PARTITION:
+            check_error(error, raw)
+            return
+        topic, partition, offset = self._topics.get(raw.topic() or ""), raw.partition(), raw.offset()
+        if topic is not None and partition is not None:
+            place = (topic.name, partition)
+            self._at_end.add(place)
+            if offset is not None:
+                self._positions[place] = max(self._positions[place], offset)
 
-def num_partitions(consumer: RawConsumer, physical: str, timeout_s: float) -> int:
-    """How many partitions a topic has. Raises TopicMissing or ClusterUnreachable."""
-    try:
-        found = consumer.list_topics(physical, timeout=timeout_s).topics.get(physical)
-    except KafkaException as exc:
-        raise ClusterUnreachable(f"The cluster did not answer within {timeout_s:g} s: {exc.args[0].str()}.") from exc
-    if found is None or not found.partitions:
-        raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
-    return len(found.partitions)
+    def _reject(self, raw: RawMessage, invalid: InvalidRecord) -> None:
+        topic = self._decoder.topic_of(raw)
+        self._metrics.records_invalid.labels(raw.topic(), invalid.reason.value).inc()
+        self._budget.count_invalid(invalid)
+        if self._on_invalid is not None:
+            self._on_invalid(raw, topic, invalid)
+        else:
+            logger.warning("%s[%s]@%s is invalid (%s): %s", raw.topic(), raw.partition(), raw.offset(), invalid.reason, invalid.message)
 
+    def _watermarks(self, place: Place) -> tuple[int, int]:
+        try:
+            found = self._consumer.get_watermark_offsets(TopicPartition(self._physical[place[0]], place[1]), timeout=_METADATA_S)
+        except KafkaException as exc:
+            raise translate(exc, self._physical[place[0]]) from exc
+        if found is None:
+            raise DeadlineExceeded(f"The offsets of {self._physical[place[0]]}[{place[1]}] were not answered within {_METADATA_S:g} s.")
+        return found
 
-def raise_for(error: KafkaError, where: str, offset: int | None) -> None:
-    """Raise for an error that a consumer reports as a message; return for one that the client mends by itself."""
-    code = error.code()
-    if code in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001  public in librdkafka
-        raise OffsetLost(f"Offset {offset} of {where} is not in the log: retention removed it, or the topic was made anew.")
-    if code in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001  public in librdkafka
-        raise TopicMissing(f"{where} does not exist.", hint="Run `echoswarm topics apply`.")
-    if code in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}:
-        raise NotAuthorized(f"This client may not read {where}: {error.str()}.", hint="Compare with `echoswarm acls render`.")
-    if error.fatal():
-        raise TransportError(f"The consumer of {where} failed for good: {error.str()}.")
+    def _count_partitions(self, physical: str) -> int:
+        try:
+            found = self._consumer.list_topics(physical, timeout=_METADATA_S).topics.get(physical)
+        except KafkaException as exc:
+            raise translate(exc, physical) from exc
+        if found is None or not found.partitions:
+            raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
+        return len(found.partitions)
+
+    def _partitions_of(self, topics: Iterable[Topic]) -> list[TopicPartition]:
+        return [
+            TopicPartition(self._physical[topic.name], partition)
+            for topic in topics
+            for partition in range(self._num_partitions[topic.name])
+        ]

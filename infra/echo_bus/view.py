@@ -1,7 +1,7 @@
 """A compacted topic as a dictionary that follows the log.
 
-A thread of the view's own reads; any thread may ask. `wait_for` blocks its caller until the reading thread sees what is wanted, or the
-deadline passes. Callbacks run on the reading thread, in log order, without the view's lock.
+Threads: one thread of the view's own reads; callers read the dictionary or wait on it. `open` blocks until the dictionary is as new as the
+topic was at that moment. If reading fails, the view does not go stale in silence: every later call raises the cause.
 """
 
 from __future__ import annotations
@@ -9,117 +9,146 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
-from echo_bus.clock import Deadline
-from echo_bus.errors import DeadlineExceeded, TransportError
+from echo_bus.clock import Clock, Deadline, SystemClock
+from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import Message
 from echo_bus.metrics import BusMetrics
 from echo_bus.reader import LogReader
+from echo_schemas.errors import UserError
 from echo_schemas.records import Record
+from echo_schemas.topics import Topic
 
 logger = logging.getLogger(__name__)
 
-R = TypeVar("R", bound=Record)
-_READ_S = 0.1
-_WAIT_STEP_S = 0.5
+V = TypeVar("V", bound=Record)
+OnChange = Callable[[str, V | None], None]
+
+_READ_S = 0.2
 
 
-class CompactedView(Generic[R]):
-    """Key → newest record. Reads committed records only; a tombstone removes its key."""
+class CompactedView(Generic[V]):
+    """The newest record of every key of one topic. Thread-safe; `close` it, which closes the reader too."""
 
-    def __init__(self, reader: LogReader, *, topic: str, metrics: BusMetrics) -> None:
-        """`reader` reads the one topic from the beginning and belongs to the view from now on."""
+    def __init__(
+        self,
+        reader: LogReader,
+        topic: Topic,
+        record: type[V],
+        *,
+        metrics: BusMetrics,
+        run_id: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`reader` reads `topic` alone. With `run_id`, tombstones of other runs' keys are passed by too (their records already are)."""
+        if not topic.compacted:
+            raise UserError(f"{topic.name!r} is not compacted, so a view of it would not be whole.", hint="Read it with LogReader.")
         self._reader = reader
-        self._updates = metrics.view_updates.labels(topic)
-        self._size = metrics.view_entries.labels(topic)
-        self._topic = topic
+        self._record = record
+        self._own_keys = None if run_id is None else (run_id, f"{run_id}/")
+        self._clock = clock or SystemClock()
+        self._updates = metrics.view_updates.labels(topic.name)
+        self._size = metrics.view_entries.labels(topic.name)
         self._changed = threading.Condition()
-        self._entries: dict[str, R] = {}
-        self._ready = False
-        self._closed = False
-        self._failure: TransportError | None = None
-        self._callbacks: list[Callable[[str, R | None], None]] = []
-        self._thread = threading.Thread(target=self._follow, name=f"view {topic}", daemon=True)
+        self._entries: dict[str, V] = {}
+        self._listeners: list[OnChange[V]] = []
+        self._error: BaseException | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name=f"view of {topic.name}", daemon=True)
 
-    def start(self, deadline: Deadline) -> CompactedView[R]:
-        """Begin to follow, and wait until everything that is in the log now has been read."""
+    def open(self, deadline: Deadline) -> None:
+        """Read to the end offsets seen now, then follow. Raises DeadlineExceeded, or as `LogReader.read`."""
+        self._reader.start()
+        for messages in self._reader.read_to_end(deadline):
+            self._apply(messages)
         self._thread.start()
-        self._wait(lambda: self._ready, deadline, f"the view of {self._topic} to be read to its end")
-        return self
 
-    def get(self, key: str) -> R | None:
-        """The newest record of `key`, as far as this process knows."""
+    def get(self, key: str) -> V | None:
+        """The newest record of `key`; None if there is none or it was deleted."""
         with self._changed:
-            self._raise_failure()
+            self._raise_error()
             return self._entries.get(key)
 
-    def items(self) -> dict[str, R]:
+    def items(self) -> dict[str, V]:
         """A copy of everything."""
         with self._changed:
-            self._raise_failure()
+            self._raise_error()
             return dict(self._entries)
 
-    def wait_for(self, key: str, predicate: Callable[[R], bool], deadline: Deadline) -> R:
-        """The record of `key` once it satisfies `predicate`. Raises DeadlineExceeded, or the error that ended the view."""
+    def wait_for(self, key: str, predicate: Callable[[V], bool], deadline: Deadline, *, what: str = "") -> V:
+        """Wait until the record of `key` satisfies `predicate`; returns it. `what` says it in the error.
 
-        def satisfied() -> bool:
-            record = self._entries.get(key)
-            return record is not None and predicate(record)
+        Raises DeadlineExceeded, or the cause if the view has failed.
+        """
+        found: V | None = None
+
+        def is_there() -> bool:
+            nonlocal found
+            self._raise_error()
+            found = self._entries.get(key)
+            return found is not None and predicate(found)
 
         with self._changed:
-            self._wait(satisfied, deadline, f"{key} of {self._topic}")
-            return self._entries[key]
+            if not self._changed.wait_for(is_there, deadline.remaining_s()) or found is None:
+                raise DeadlineExceeded(f"{what or f'The awaited state of {key!r}'} did not come in time; it is {found!r}.")
+            return found
 
-    def on_change(self, callback: Callable[[str, R | None], None]) -> None:
-        """Call `callback(key, record or None for gone)` at every change from now on."""
+    def on_change(self, listener: OnChange[V]) -> None:
+        """Call `listener(key, record or None)` for each change from now on, on the view's thread: keep it short, and do not wait there.
+
+        An exception from it fails the view.
+        """
         with self._changed:
-            self._callbacks.append(callback)
+            self._listeners.append(listener)
 
     def close(self) -> None:
-        """Stop following. Idempotent."""
-        self._closed = True
+        """Stop following. Idempotent. Waiters are not woken: they have deadlines."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
         self._reader.close()
 
-    def _wait(self, condition: Callable[[], bool], deadline: Deadline, what: str) -> None:
-        with self._changed:
-            while True:
-                self._raise_failure()
-                if condition():
-                    return
-                if deadline.expired():
-                    raise DeadlineExceeded(f"Waited in vain for {what}.")
-                # In steps, so that a deadline on a clock that a test moves by hand is noticed too.
-                self._changed.wait(min(deadline.remaining_s(), _WAIT_STEP_S))
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
     def _follow(self) -> None:
-        while not self._closed:
-            try:
-                messages = self._reader.read(_READ_S)
-            except TransportError as exc:
-                with self._changed:
-                    self._failure = exc
-                    self._changed.notify_all()
-                logger.error("The view of %s ends: %s", self._topic, exc)  # noqa: TRY400  the traceback goes with the error to whoever asks the view
-                return
-            changes = [(message.key, message.record) for message in messages if isinstance(message, Message) and message.key is not None]
+        try:
+            while not self._closed.is_set():
+                messages = self._reader.read(timeout_s=_READ_S)
+                if messages:
+                    self._apply(messages)
+        except BaseException as exc:  # the edge of the thread: every caller gets it
+            logger.exception("A view has failed")
             with self._changed:
-                for key, record in changes:
-                    if record is None:
-                        self._entries.pop(key, None)
-                    else:
-                        self._entries[key] = cast("R", record)
-                self._ready = self._ready or self._reader.caught_up()
-                callbacks = tuple(self._callbacks)
+                self._error = exc
                 self._changed.notify_all()
+
+    def _apply(self, messages: list[Message]) -> None:
+        """Take a batch over, then tell who waits or listens."""
+        changes: list[tuple[str, V | None]] = []
+        with self._changed:
+            for message in messages:
+                key, record = message.key, message.record
+                if key is None or not (record is None or isinstance(record, self._record)):
+                    continue
+                if record is not None:
+                    self._entries[key] = record
+                elif self._is_ours(key):
+                    self._entries.pop(key, None)
+                else:
+                    continue
+                changes.append((key, record))
+            listeners: list[Any] = list(self._listeners)
             self._updates.inc(len(changes))
             self._size.set(len(self._entries))
+            self._changed.notify_all()
+        for listener in listeners:
             for key, record in changes:
-                for callback in callbacks:
-                    callback(key, cast("R | None", record))
+                listener(key, record)
+
+    def _is_ours(self, key: str) -> bool:
+        return self._own_keys is None or key == self._own_keys[0] or key.startswith(self._own_keys[1]) or key in self._entries
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,136 @@
+"""The server's half of request and reply: who asked, whether to begin, and the same answer to the same question.
+
+Delivery is at least once, so a request may come again: while it is being worked on it is passed by, afterwards it is answered from the
+cache. The cache is bounded by number; what fell out is worked on again, and the requester counts the second answer as an orphan.
+
+Threads: any. Nothing blocks but the publisher's full buffer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import Enum
+
+from echo_bus.clock import Clock
+from echo_bus.message import Message
+from echo_bus.metrics import BusMetrics
+from echo_bus.publisher import Publisher, Receipt
+from echo_bus.request_reply import CORRELATION_ID, DEADLINE_MS, PARTITION_STRUCT, REPLY_PARTITION, REPLY_TOPIC
+from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.naming import Namespace
+from echo_schemas.records import RolloutReply
+from echo_schemas.topics import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyAddress:
+    """Where a reply goes, and until when anybody waits for it (None: for ever)."""
+
+    correlation: str
+    partition: int
+    deadline_ms: int | None
+
+
+class Begin(Enum):
+    """What to do with a request."""
+
+    NEW = "new"
+    """Work on it, then `answer` or `abandon`."""
+    RUNNING = "running"
+    """It is being worked on; do nothing."""
+    ANSWERED = "answered"
+    """The answer was sent again; do nothing."""
+    EXPIRED = "expired"
+    """Nobody waits any more; do nothing, or answer so."""
+
+
+def address_of(message: Message, *, reply_topic: str) -> ReplyAddress | None:
+    """Where the sender of `message` wants its reply; None if it wants none. `reply_topic` is the physical name that we may write to.
+
+    Raises InvalidRecord if the headers contradict themselves.
+    """
+    headers = message.headers
+    if CORRELATION_ID not in headers:
+        return None
+    if headers.get(REPLY_TOPIC, b"").decode(errors="replace") != reply_topic:
+        raise InvalidRecord(
+            InvalidReason.INCONSISTENT, f"{REPLY_TOPIC} is {headers.get(REPLY_TOPIC)!r}; replies go to {reply_topic!r} and nowhere else."
+        )
+    packed, deadline = headers.get(REPLY_PARTITION, b""), headers.get(DEADLINE_MS)
+    if len(packed) != PARTITION_STRUCT.size:
+        raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, f"{REPLY_PARTITION} has {len(packed)} bytes; Spring's form has four.")
+    (partition,) = PARTITION_STRUCT.unpack(packed)
+    if partition < 0:
+        raise InvalidRecord(InvalidReason.NEGATIVE_NUMBER, f"{REPLY_PARTITION} is {partition}.")
+    if deadline is not None and not deadline.isdigit():
+        raise InvalidRecord(InvalidReason.INCONSISTENT, f"{DEADLINE_MS} is {deadline!r}, not a number of milliseconds.")
+    return ReplyAddress(headers[CORRELATION_ID].decode(errors="replace"), partition, None if deadline is None else int(deadline))
+
+
+class ReplyServer:
+    """Remembers what it was asked and what it answered."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        reply_topic: Topic,
+        *,
+        namespace: Namespace,
+        metrics: BusMetrics,
+        clock: Clock,
+        max_cached: int = 10_000,
+    ) -> None:
+        self._publisher = publisher
+        self._topic = reply_topic
+        self._physical = namespace.topic(reply_topic)
+        self._metrics = metrics
+        self._clock = clock
+        self._max_cached = max_cached
+        self._lock = threading.Lock()
+        self._running: set[str] = set()
+        self._answers: OrderedDict[str, RolloutReply] = OrderedDict()
+
+    def address_of(self, message: Message) -> ReplyAddress | None:
+        """See `address_of`."""
+        return address_of(message, reply_topic=self._physical)
+
+    def begin(self, address: ReplyAddress) -> Begin:
+        """Ask before the work starts. A repeated request whose answer is known is answered here, to the place it asks for now."""
+        with self._lock:
+            if address.correlation in self._running:
+                return Begin.RUNNING
+            answer = self._answers.get(address.correlation)
+            if answer is None:
+                if address.deadline_ms is not None and self._clock.time_ms() >= address.deadline_ms:
+                    return Begin.EXPIRED
+                self._running.add(address.correlation)
+                return Begin.NEW
+        self._metrics.replies_cached.inc()
+        self._send(address, answer)
+        return Begin.ANSWERED
+
+    def answer(self, address: ReplyAddress, reply: RolloutReply) -> Receipt:
+        """Send the answer and remember it. The receipt says when the request's offset may be committed."""
+        receipt = self._send(address, reply)
+        with self._lock:
+            self._running.discard(address.correlation)
+            self._answers[address.correlation] = reply
+            self._answers.move_to_end(address.correlation)
+            while len(self._answers) > self._max_cached:
+                self._answers.popitem(last=False)
+        return receipt
+
+    def abandon(self, address: ReplyAddress) -> None:
+        """The work was given up without an answer; the request may be begun again."""
+        with self._lock:
+            self._running.discard(address.correlation)
+
+    def _send(self, address: ReplyAddress, reply: RolloutReply) -> Receipt:
+        return self._publisher.publish(
+            self._topic,
+            reply,
+            partition=address.partition,
+            headers=((CORRELATION_ID, address.correlation.encode()),),
+        )
