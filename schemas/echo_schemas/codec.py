@@ -11,6 +11,7 @@ import struct
 from typing import Any
 
 import fastavro
+from fastavro.read import SchemaResolutionError
 
 from echo_schemas.converters import Converter, converter_of
 from echo_schemas.errors import InvalidReason, InvalidRecord
@@ -20,8 +21,8 @@ from echo_schemas.schemas import AvroSchema, newest
 
 MAGIC = 0
 _PREFIX = struct.Struct(">bI")
-# What fastavro raises on bytes that are not what the schema says.
-_UNREADABLE = (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error, MemoryError)
+# What fastavro, a converter or `validate` raises on values that are not what the schema says. Text that is not UTF-8 is a ValueError.
+_UNFIT = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, struct.error)
 
 
 class _Reader:
@@ -48,7 +49,6 @@ class Codec:
 
     def encode(self, record: Record) -> bytes:
         """The bytes of `record`. Raises InvalidRecord if it contradicts itself, RegistryError if its schema has no id."""
-        record.validate()
         writer = self._writers.get(type(record))
         if writer is None:
             writer = self._writers[type(record)] = self._writer_of(type(record))
@@ -56,10 +56,11 @@ class Codec:
         buffer = io.BytesIO()
         buffer.write(prefix)
         try:
+            record.validate()
             fastavro.schemaless_writer(buffer, schema, converter.to_plain(record))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
+        except _UNFIT as exc:
             raise InvalidRecord(
-                InvalidReason.INCONSISTENT,
+                InvalidReason.MALFORMED,
                 f"A {type(record).__name__} holds a value that its schema does not allow: {exc}.",
             ) from exc
         return buffer.getvalue()
@@ -84,16 +85,25 @@ class Codec:
         try:
             plain: Any = fastavro.schemaless_reader(buffer, reader.writer_schema, reader.reader_schema)
             record: Record = reader.converter.from_plain(plain)
-        except _UNREADABLE as exc:
+            if buffer.tell() != len(payload):
+                raise InvalidRecord(
+                    InvalidReason.LENGTH_MISMATCH,
+                    f"{len(payload) - buffer.tell()} bytes follow the {reader.record.__name__}.",
+                )
+            record.validate()
+        except SchemaResolutionError as exc:
             raise InvalidRecord(
-                InvalidReason.TRUNCATED, f"The bytes are not a whole {reader.record.__name__} ({type(exc).__name__})."
+                InvalidReason.UNEXPECTED_RECORD,
+                f"Schema id {schema_id} is a {reader.record.__name__} that our newest version cannot read: {exc}.",
+                hint="The writer's schema is not compatible: run `echoswarm schemas check` where it was made.",
             ) from exc
-        if buffer.tell() != len(payload):
+        except (EOFError, *_UNFIT) as exc:
+            # At the end of the bytes fastavro raises one or another of these, according to the type it was reading.
+            cut = buffer.tell() >= len(payload)
             raise InvalidRecord(
-                InvalidReason.LENGTH_MISMATCH,
-                f"{len(payload) - buffer.tell()} bytes follow the {reader.record.__name__}.",
-            )
-        record.validate()
+                InvalidReason.TRUNCATED if cut else InvalidReason.MALFORMED,
+                f"The bytes are not those of a whole {reader.record.__name__} ({type(exc).__name__}).",
+            ) from exc
         return record
 
     def _writer_of(self, record: type[Record]) -> tuple[bytes, Any, Converter]:

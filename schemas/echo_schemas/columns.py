@@ -6,7 +6,6 @@ little-endian int32 and log-probabilities little-endian float32. The views are r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,9 +46,11 @@ def view_logprobs(data: bytes) -> npt.NDArray[np.float32]:
     return np.frombuffer(data, LOGPROB_DTYPE)
 
 
-def all_finite(column: npt.NDArray[Any]) -> bool:
-    """True iff no entry is NaN or infinite (a column of absurd magnitude, above 1e19 in float32, counts as infinite too).
+def all_finite(data: bytes) -> bool:
+    """True iff none of the little-endian float32 numbers in `data` is NaN or infinite (from 2^127 on, a number counts as infinite).
 
-    One dot product of the column with itself: several times cheaper than `isfinite().all()` at a thousand entries.
+    Such a number has an exponent byte of 0x7f or 0xff. Two searches in every fourth byte are cheaper than any numpy reduction at a
+    thousand entries, and unlike those leave no overflow warning behind.
     """
-    return math.isfinite(np.dot(column, column))
+    exponents = data[LOGPROB_BYTES - 1 :: LOGPROB_BYTES]
+    return b"\x7f" not in exponents and b"\xff" not in exponents

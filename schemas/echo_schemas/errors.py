@@ -44,6 +44,7 @@ class InvalidReason(StrEnum):
     NULL_VALUE = "null_value"
     BAD_MAGIC = "bad_magic"
     TRUNCATED = "truncated"
+    MALFORMED = "malformed"
     UNKNOWN_SCHEMA = "unknown_schema"
     UNEXPECTED_RECORD = "unexpected_record"
     OVERSIZED = "oversized"

@@ -1,4 +1,4 @@
-"""Example records as JSON files, one folder per topic: what a message on that topic looks like, and the fixtures of the compatibility tests."""
+"""Example records as JSON files, one folder per topic: what a message looks like, and the fixtures of the compatibility tests."""
 
 from __future__ import annotations
 

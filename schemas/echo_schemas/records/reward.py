@@ -73,6 +73,8 @@ class Reward(Record):
             )
         if self.value is not None and not math.isfinite(self.value):
             raise InvalidRecord(InvalidReason.NOT_FINITE, f"Reward {self.name!r} is {self.value}.")
+        if self.components and not all(map(math.isfinite, self.components.values())):
+            raise InvalidRecord(InvalidReason.NOT_FINITE, f"A component of reward {self.name!r} is a NaN or an infinity.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

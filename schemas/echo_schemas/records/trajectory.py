@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -127,11 +128,13 @@ class Trajectory(Record):
         if rest or len(self.logprobs) % LOGPROB_BYTES:
             raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "token_ids and logprobs must hold whole 4-byte numbers.")
         self._validate_spans(num_tokens)
-        if not all_finite(view_logprobs(self.logprobs)):
+        if not all_finite(self.logprobs):
             raise InvalidRecord(InvalidReason.NOT_FINITE, "logprobs holds a NaN or an infinity.")
+        if self.turn_rewards and not all(map(math.isfinite, self.turn_rewards)):
+            raise InvalidRecord(InvalidReason.NOT_FINITE, "turn_rewards holds a NaN or an infinity.")
 
     def _validate_spans(self, num_tokens: int) -> None:
-        """Spans are ordered, inside the tokens, as long as the log-probabilities, and covered by the version spans."""
+        """Spans are ordered and inside the tokens, as long as the log-probabilities, and tagged with a version from end to end."""
         if len(self.generated) == len(self.version_spans) == 1:
             (span,), (tag,) = self.generated, self.version_spans
             if (
@@ -141,35 +144,33 @@ class Trajectory(Record):
             ):
                 # One turn under one version: nearly every trajectory, and checked twice for each.
                 return
-        covered, position = 0, 0
-        for span in self.generated:
-            if not position <= span.start < span.end <= num_tokens:
-                raise InvalidRecord(
-                    InvalidReason.LENGTH_MISMATCH,
-                    f"generated span [{span.start}, {span.end}) is out of order or outside {num_tokens} tokens.",
-                )
-            covered += span.end - span.start
-            position = span.end
-        if covered != len(self.logprobs) // LOGPROB_BYTES:
-            raise InvalidRecord(
-                InvalidReason.LENGTH_MISMATCH,
-                f"{covered} generated tokens but {len(self.logprobs) // LOGPROB_BYTES} log-probabilities.",
-            )
         if not self.generated:
             raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "A trajectory without a generated token cannot be trained or judged.")
-        tagged, position = 0, 0
-        lowest, highest = self.max_version, self.min_version
-        for tag in self.version_spans:
-            if not position <= tag.start < tag.end <= num_tokens:
-                raise InvalidRecord(
-                    InvalidReason.LENGTH_MISMATCH,
-                    f"version span [{tag.start}, {tag.end}) is out of order or outside {num_tokens} tokens.",
-                )
-            tagged += tag.end - tag.start
-            position = tag.end
-            lowest = min(lowest, tag.version)
-            highest = max(highest, tag.version)
-        if tagged != covered:
-            raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, f"version spans tag {tagged} tokens, {covered} were generated.")
-        if lowest != self.min_version or highest != self.max_version or self.min_version > self.max_version:
+        generated = _merged("generated", ((span.start, span.end) for span in self.generated), num_tokens)
+        num_generated = sum(end - start for start, end in generated)
+        if num_generated != self.num_generated:
+            raise InvalidRecord(
+                InvalidReason.LENGTH_MISMATCH, f"{num_generated} generated tokens but {self.num_generated} log-probabilities."
+            )
+        if _merged("version", ((tag.start, tag.end) for tag in self.version_spans), num_tokens) != generated:
+            raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "The version spans do not tag exactly the tokens that were generated.")
+        versions = [tag.version for tag in self.version_spans]
+        if min(versions) != self.min_version or max(versions) != self.max_version:
             raise InvalidRecord(InvalidReason.INCONSISTENT, "min_version and max_version do not agree with the version spans.")
+
+
+def _merged(kind: str, spans: Iterable[tuple[int, int]], num_tokens: int) -> list[tuple[int, int]]:
+    """`spans` with neighbours that touch joined. Raises InvalidRecord for an empty span and for one out of order or outside the tokens."""
+    merged: list[tuple[int, int]] = []
+    position = 0
+    for start, end in spans:
+        if not position <= start < end <= num_tokens:
+            raise InvalidRecord(
+                InvalidReason.LENGTH_MISMATCH, f"{kind} span [{start}, {end}) is empty, out of order or outside {num_tokens} tokens."
+            )
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+        position = end
+    return merged

@@ -141,7 +141,7 @@ def test_headers_say_who_when_and_under_which_version_in_plain_text() -> None:
     assert text[VERSION] == "12"
     assert text["ce_id"] == record.name
     assert text["ce_type"] == "echoswarm.trajectory"
-    assert text["ce_time"] == "2025-11-21T04:40:00.123+00:00"
+    assert text["ce_time"] == "2025-11-21T04:40:00.123Z"
     assert (run_of(headers), oldest_version(headers)) == ("demo", 12)
 
 
