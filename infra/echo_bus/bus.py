@@ -1,0 +1,130 @@
+"""The front door: one object per process that opens everything on one cluster, under one namespace, with one codec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from echo_bus import profiles
+from echo_bus.blobs import BlobReader, BlobWriter
+from echo_bus.clock import Clock, Deadline, SystemClock
+from echo_bus.cluster import Cluster
+from echo_bus.kafka import KafkaCluster
+from echo_bus.metrics import BusMetrics
+from echo_bus.publisher import Publisher
+from echo_bus.reader import BEGINNING, END, LogReader, Place
+from echo_bus.request_reply import Requester, Responder
+from echo_bus.settings import Settings
+from echo_bus.transactions import TransactionalWriter
+from echo_bus.view import CompactedView
+from echo_schemas.codec import Codec, lock_file_codec
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Record
+from echo_schemas.registry import HttpRegistry, subjects_of
+from echo_schemas.topics import REPLIES, Topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bus:
+    """Opens publishers, readers, views and the rest for one role. What is opened is closed by whoever opened it."""
+
+    cluster: Cluster
+    namespace: Namespace
+    codec: Codec
+    metrics: BusMetrics
+    clock: Clock
+    role: str
+    run_id: str | None = None
+
+    @property
+    def client_id(self) -> str:
+        """`<namespace>.<role>`: what quotas, broker logs and record headers show."""
+        return self.namespace.client_id(self.role)
+
+    def publisher(self, profile: profiles.Properties = profiles.PRODUCER_THROUGHPUT) -> Publisher:
+        """A publisher; choose PRODUCER_LATENCY where somebody waits, PRODUCER_BLOBS for chunks."""
+        producer = self.cluster.producer({**profile, "client.id": self.client_id})
+        return Publisher(
+            producer, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock, source=self.client_id
+        )  # fmt: skip
+
+    def transactions(self, role: str | None = None) -> TransactionalWriter:
+        """The transactional writer of this role; `start` it before use."""
+        transactional_id = self.namespace.transactional_id(role or self.role)
+        producer = self.cluster.producer({**profiles.TRANSACTIONAL, "client.id": self.client_id, "transactional.id": transactional_id})
+        return TransactionalWriter(
+            producer, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock, source=self.client_id
+        )  # fmt: skip
+
+    def reader(
+        self, topics: Sequence[Topic], *, start: int | Mapping[Place, int] = BEGINNING, isolation: str = "read_committed"
+    ) -> LogReader:
+        """A reader by position."""
+        return LogReader(
+            self.cluster,
+            topics,
+            namespace=self.namespace,
+            codec=self.codec,
+            metrics=self.metrics,
+            client_id=self.client_id,
+            run_id=self.run_id,
+            start=start,
+            isolation=isolation,
+        )
+
+    def view(self, topic: Topic, record: type[Record], timeout_s: float = 30.0) -> CompactedView[Any]:
+        """A started view of a compacted topic that carries `record`."""
+        if not topic.compacted or record not in topic.records:
+            message = f"{topic.name} is no compacted topic of {record.__name__}."
+            raise ValueError(message)
+        view: CompactedView[Any] = CompactedView(self.reader([topic]), topic=topic.name, metrics=self.metrics)
+        return view.start(Deadline.after(timeout_s, self.clock))
+
+    def blob_writer(self, publisher: Publisher) -> BlobWriter:
+        """Writes blobs through `publisher`."""
+        return BlobWriter(publisher, metrics=self.metrics, clock=self.clock)
+
+    def blob_reader(self) -> BlobReader:
+        """Reads blobs."""
+        return BlobReader(self.cluster, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock)
+
+    def requester(self, publisher: Publisher, partition: int) -> Requester:
+        """Asks through `publisher` and reads its replies on `partition` of the reply topic, which nobody else may use."""
+        replies = self.reader([REPLIES], start={(REPLIES, partition): END})
+        return Requester(publisher, replies, partition, namespace=self.namespace, metrics=self.metrics, clock=self.clock)
+
+    def responder(self, publisher: Publisher) -> Responder:
+        """Answers requests."""
+        return Responder(publisher, namespace=self.namespace, metrics=self.metrics, clock=self.clock)
+
+
+def open_cluster(settings: Settings) -> KafkaCluster:
+    """The cluster of the settings. `bootstrap = "embedded"` is resolved through the state file of `echoswarm kafka up`."""
+    bootstrap = settings.kafka.bootstrap
+    if bootstrap == "embedded":
+        from echo_bus.embedded import resolve_embedded
+
+        bootstrap = resolve_embedded()
+    return KafkaCluster(bootstrap, settings.kafka.client)
+
+
+def open_codec(settings: Settings) -> Codec:
+    """Ids from the registry if one is configured, else from the lock file."""
+    if not settings.registry.url:
+        return lock_file_codec()
+    subjects = subjects_of(Namespace(settings.kafka.namespace).topic)
+    return Codec(HttpRegistry(settings.registry.url, subjects, settings.registry.client_properties()))
+
+
+def open_bus(settings: Settings, role: str, *, metrics: BusMetrics | None = None, clock: Clock | None = None) -> Bus:
+    """The bus of one process. Raises UserError where no embedded broker runs; connects lazily, so use `KafkaCluster.check` to be sure."""
+    return Bus(
+        cluster=open_cluster(settings),
+        namespace=Namespace(settings.kafka.namespace),
+        codec=open_codec(settings),
+        metrics=metrics or BusMetrics(),
+        clock=clock or SystemClock(),
+        role=role,
+        run_id=settings.run.name,
+    )
