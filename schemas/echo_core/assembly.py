@@ -1,0 +1,338 @@
+"""Trajectories and rewards, in any order and any number of times, into groups that are yielded at most once.
+
+    trajectories ──▶ open group ── one attempt whole ──▶ chosen ── required rewards ──▶ ready ── take ──▶ closed
+    rewards ───────▶ joined on (partition, offset, name)             late, repeated, foreign: counted
+
+Rules (docs/decisions/0001-group-assembly.md): a group takes its members from one attempt, the first that is whole. A reward judges the
+record at its coordinates and nothing else; of several the scored one with the lowest offset counts. A record of a closed seq is a duplicate
+for ever. Every record read is exactly one of yielded, dropped or open. Deterministic; the caller owns clock, log and thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from echo_core.closed_seqs import ClosedSeqs
+from echo_core.groups import AssemblyCounters, AssemblyLimits, AssemblyState, DropDecision, Member, ReadyGroup, Score
+from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardOutcome, RewardTerm, Trajectory
+
+
+@dataclass(slots=True)
+class _Sample:
+    """An open record and the rewards that judge it: (lowest offset, reward) of each name, scored ones first."""
+
+    where: Coordinates
+    trajectory: Trajectory
+    rewards: dict[str, tuple[int, Reward]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A group under assembly."""
+
+    seq: int
+    attempts: dict[str, dict[int, _Sample]] = field(default_factory=dict)
+    chosen: str | None = None
+    waited_s: float = 0.0
+    ready: ReadyGroup | None = None
+
+    def samples(self) -> Iterable[_Sample]:
+        return (sample for members in self.attempts.values() for sample in members.values())
+
+    def partitions(self) -> set[int]:
+        return {sample.where.partition for sample in self.samples()}
+
+
+class GroupAssembler:
+    """Assembles the groups of one run and one purpose. One thread uses it."""
+
+    def __init__(
+        self,
+        run_id: str,
+        terms: tuple[RewardTerm, ...],
+        limits: AssemblyLimits,
+        *,
+        purpose: Purpose = Purpose.TRAIN,
+        state: AssemblyState | None = None,
+    ) -> None:
+        """`terms`: the reward specification in force. `state`: go on from a checkpoint; the caller then reads from its lows."""
+        self.counters = AssemblyCounters()
+        self._run_id = run_id
+        self._purpose = purpose
+        self._terms = terms
+        self._limits = limits
+        self._closed = ClosedSeqs(state.floor, state.closed) if state else ClosedSeqs()
+        self._open: dict[int, _Open] = {}
+        self._by_place: dict[Coordinates, tuple[int, _Sample]] = {}
+        self._early: dict[Coordinates, list[tuple[Coordinates, Reward]]] = {}
+        self._num_early = 0
+        self._settled: dict[Coordinates, int] = {}
+        self._restored_settled = state.settled if state else frozenset()
+        self._restored_read_to = dict(state.trajectory_read_to) if state else {}
+        self._read_to: dict[int, int] = dict(state.trajectory_lows) if state else {}
+        self._rewards_read_to: dict[int, int] = dict(state.reward_lows) if state else {}
+        self._drops: list[DropDecision] = []
+        self._ticked_s: float | None = None
+
+    # What is read
+
+    def add_trajectory(self, where: Coordinates, trajectory: Trajectory) -> None:
+        """A record of `trajectories`. Offsets of a partition come in order."""
+        self._read_to[where.partition] = max(self._read_to.get(where.partition, 0), where.offset + 1)
+        early = self._take_early(where)
+        if trajectory.run_id != self._run_id:
+            self.counters.other_run += 1
+        elif trajectory.purpose is not self._purpose:
+            self.counters.other_purpose += 1
+        elif where in self._by_place:
+            self.counters.reread += 1
+        elif trajectory.seq in self._closed:
+            self._settle_closed(where, trajectory)
+        elif where in self._restored_settled:
+            # Dropped before the checkpoint, while its seq was and is open.
+            self._settled[where] = trajectory.seq
+            self.counters.reread += 1
+        else:
+            self._open_record(where, trajectory, early)
+            return
+        self.counters.late_rewards += len(early)
+
+    def add_reward(self, at: Coordinates, reward: Reward) -> None:
+        """A record of `rewards`, itself at `at`. Joined on what it judges; kept for a while if that was not read yet."""
+        self._rewards_read_to[at.partition] = max(self._rewards_read_to.get(at.partition, 0), at.offset + 1)
+        if reward.run_id != self._run_id:
+            self.counters.other_run += 1
+            return
+        found = self._by_place.get(reward.of)
+        if found is not None:
+            self._join(found[0], found[1], at, reward)
+        elif reward.seq in self._closed:
+            self.counters.late_rewards += 1
+        elif reward.of.offset < self._read_to.get(reward.of.partition, 0):
+            # The record it names was read and is not open: dropped, of another run, or never a trajectory.
+            self.counters.unjudgeable_rewards += 1
+        else:
+            self._keep_early(at, reward)
+
+    def skip_to(self, partition: int, offset: int) -> None:
+        """Records of `trajectories` below `offset` were read and are no trajectories (invalid, markers, compacted away)."""
+        self._read_to[partition] = max(self._read_to.get(partition, 0), offset)
+
+    def tick(self, now_s: float, caught_up: Collection[int]) -> None:
+        """Let time pass for the groups whose partitions are caught up on both topics; who waited too long gets a default or is dropped."""
+        elapsed_s = 0.0 if self._ticked_s is None else max(0.0, now_s - self._ticked_s)
+        self._ticked_s = now_s
+        for group in list(self._open.values()):
+            if group.ready is not None or not group.partitions() <= set(caught_up):
+                continue
+            group.waited_s += elapsed_s
+            if group.chosen is None:
+                if group.waited_s > self._limits.group_timeout_s:
+                    self._drop_group(group, DropReason.INCOMPLETE, f"No whole attempt within {self._limits.group_timeout_s:g} s.")
+            else:
+                self._make_ready(group)
+
+    # What comes out
+
+    @property
+    def ready(self) -> tuple[ReadyGroup, ...]:
+        """Groups that may be trained, oldest first by (oldest version, seq)."""
+        found = [group.ready for group in self._open.values() if group.ready is not None]
+        return tuple(sorted(found, key=lambda group: (group.min_version, group.seq)))
+
+    @property
+    def num_open(self) -> int:
+        """Groups under assembly, ready ones included."""
+        return len(self._open)
+
+    @property
+    def num_ready(self) -> int:
+        """Groups that wait to be taken: what back-pressure counts."""
+        return sum(group.ready is not None for group in self._open.values())
+
+    @property
+    def open_records(self) -> frozenset[Coordinates]:
+        """Records that are neither yielded nor dropped."""
+        return frozenset(self._by_place)
+
+    def take(self, seq: int, dropped: Iterable[tuple[Coordinates, DropReason]] = ()) -> ReadyGroup:
+        """Yield a ready group and close its seq. `dropped`: members that are not trained after all, and why; the others are yielded.
+
+        The records of its other attempts become drops. Raises KeyError if no such group is ready.
+        """
+        group = self._open.get(seq)
+        if group is None or group.ready is None:
+            raise KeyError(seq)
+        reasons = dict(dropped)
+        yielded = {member.where for member in group.ready.members} - set(reasons)
+        self._close(group, yielded, DropReason.OTHER_ATTEMPT, reasons)
+        return group.ready
+
+    def drop_group(self, seq: int, why: DropReason, detail: str = "") -> None:
+        """Close a seq, open or never seen, without training it. A closed one stays as it is."""
+        group = self._open.get(seq)
+        if group is not None:
+            self._drop_group(group, why, detail)
+        elif self._closed.close(seq):
+            self._drops.append(DropDecision(seq=seq, why=why, detail=detail or None))
+
+    def drain_drops(self) -> list[DropDecision]:
+        """The drops decided since the last call, in order."""
+        drops, self._drops = self._drops, []
+        return drops
+
+    def set_terms(self, terms: tuple[RewardTerm, ...]) -> None:
+        """Another reward specification from now on; groups that it leaves without a required reward wait again."""
+        self._terms = terms
+        for group in self._open.values():
+            group.ready = None
+            if group.chosen is not None:
+                self._make_ready(group)
+
+    def state(self) -> AssemblyState:
+        """What a checkpoint keeps. Undrained drops are not part of it: drain them into the same checkpoint."""
+        lows = dict(self._read_to)
+        reward_lows = dict(self._rewards_read_to)
+        for where, (_, sample) in self._by_place.items():
+            lows[where.partition] = min(lows[where.partition], where.offset)
+            for offset, _ in sample.rewards.values():
+                reward_lows[where.partition] = min(reward_lows.get(where.partition, offset), offset)
+        for kept in self._early.values():
+            for at, _ in kept:
+                reward_lows[at.partition] = min(reward_lows[at.partition], at.offset)
+        settled = {where for where, seq in self._settled.items() if seq not in self._closed}
+        settled |= {where for where in self._restored_settled if where.offset >= self._read_to.get(where.partition, 0)}
+        for where in settled:
+            lows[where.partition] = min(lows.get(where.partition, where.offset), where.offset)
+        read_to = {
+            partition: max(self._read_to.get(partition, 0), self._restored_read_to.get(partition, 0))
+            for partition in {*self._read_to, *self._restored_read_to}
+        }
+        return AssemblyState(
+            floor=self._closed.floor,
+            closed=self._closed.above,
+            trajectory_lows=lows,
+            trajectory_read_to=read_to,
+            reward_lows=reward_lows,
+            settled=frozenset(settled),
+        )
+
+    # Inside
+
+    def _settle_closed(self, where: Coordinates, trajectory: Trajectory) -> None:
+        """A record of a closed seq: settled before the checkpoint if it was read before it, else one more duplicate."""
+        if where.offset < self._restored_read_to.get(where.partition, 0):
+            self.counters.reread += 1
+        else:
+            self._drop_record(where, trajectory, DropReason.DUPLICATE)
+
+    def _open_record(self, where: Coordinates, trajectory: Trajectory, early: list[tuple[Coordinates, Reward]]) -> None:
+        group = self._open.get(trajectory.seq)
+        if group is None:
+            group = self._open[trajectory.seq] = _Open(trajectory.seq)
+        members = group.attempts.setdefault(trajectory.attempt, {})
+        if trajectory.index in members:
+            self._drop_record(where, trajectory, DropReason.DUPLICATE)
+            self._settled[where] = trajectory.seq
+            self.counters.late_rewards += len(early)
+        else:
+            sample = members[trajectory.index] = _Sample(where, trajectory)
+            self._by_place[where] = (trajectory.seq, sample)
+            for at, reward in early:
+                self._join(trajectory.seq, sample, at, reward)
+            if group.chosen is None and len(members) == trajectory.group_size:
+                group.chosen = trajectory.attempt
+                group.waited_s = 0.0
+                self._make_ready(group)
+        while len(self._open) > self._limits.max_open_groups:
+            oldest = min(self._open)
+            self._drop_group(self._open[oldest], DropReason.EVICTED, f"More than {self._limits.max_open_groups} groups were open.")
+
+    def _join(self, seq: int, sample: _Sample, at: Coordinates, reward: Reward) -> None:
+        """Keep the scored reward of the lowest offset; an unscored one only until a scored one comes."""
+        known = sample.rewards.get(reward.name)
+        if known is not None and not _is_better(at.offset, reward, *known):
+            self.counters.repeated_rewards += 1
+            return
+        sample.rewards[reward.name] = (at.offset, reward)
+        group = self._open[seq]
+        if group.chosen == sample.trajectory.attempt:
+            self._make_ready(group)
+
+    def _make_ready(self, group: _Open) -> None:
+        """Build the ready group if every required reward is there, or past its deadline with a default."""
+        assert group.chosen is not None
+        members = []
+        for _, sample in sorted(group.attempts[group.chosen].items()):
+            scores = self._scores_of(sample, group.waited_s)
+            if scores is None:
+                return
+            members.append(Member(where=sample.where, trajectory=sample.trajectory, scores=scores))
+        group.ready = ReadyGroup(seq=group.seq, attempt=group.chosen, members=tuple(members))
+
+    def _scores_of(self, sample: _Sample, waited_s: float) -> dict[str, Score] | None:
+        """The sample's scores, or None while a required one may still come. One that will not come and has no default is left out."""
+        scores = {
+            name: Score(value=reward.value, offset=offset, code_version=reward.code_version)
+            for name, (offset, reward) in sample.rewards.items()
+            if reward.value is not None
+        }
+        for term in self._terms:
+            if not term.required or term.name in scores:
+                continue
+            known = sample.rewards.get(term.name)
+            is_stale = known is not None and known[1].outcome is RewardOutcome.STALE
+            deadline_s = self._limits.reward_timeout_s if term.deadline_s is None else term.deadline_s
+            if not is_stale and waited_s <= deadline_s:
+                return None
+            if term.default is not None and not is_stale:
+                scores[term.name] = Score(value=term.default, defaulted=True)
+        return scores
+
+    def _drop_group(self, group: _Open, why: DropReason, detail: str) -> None:
+        self._drops.append(DropDecision(seq=group.seq, why=why, detail=detail or None))
+        self._close(group, set(), why, {})
+
+    def _close(self, group: _Open, yielded: set[Coordinates], why: DropReason, reasons: dict[Coordinates, DropReason]) -> None:
+        """Close the seq; every open record of it that is not yielded becomes a drop."""
+        del self._open[group.seq]
+        self._closed.close(group.seq)
+        for sample in group.samples():
+            del self._by_place[sample.where]
+            if sample.where not in yielded:
+                self._drop_record(sample.where, sample.trajectory, reasons.get(sample.where, why))
+        self._settled = {where: seq for where, seq in self._settled.items() if seq != group.seq} if self._settled else self._settled
+
+    def _drop_record(self, where: Coordinates, trajectory: Trajectory, why: DropReason) -> None:
+        self._drops.append(
+            DropDecision(
+                seq=trajectory.seq,
+                why=why,
+                where=where,
+                attempt=trajectory.attempt,
+                version=trajectory.min_version,
+                num_tokens=trajectory.num_generated,
+            )
+        )
+
+    def _keep_early(self, at: Coordinates, reward: Reward) -> None:
+        self._early.setdefault(reward.of, []).append((at, reward))
+        self._num_early += 1
+        while self._num_early > self._limits.max_early_rewards:
+            oldest = next(iter(self._early))
+            dropped = self._early.pop(oldest)
+            self._num_early -= len(dropped)
+            self.counters.early_rewards_evicted += len(dropped)
+
+    def _take_early(self, where: Coordinates) -> list[tuple[Coordinates, Reward]]:
+        kept = self._early.pop(where, [])
+        self._num_early -= len(kept)
+        return kept
+
+
+def _is_better(offset: int, reward: Reward, known_offset: int, known: Reward) -> bool:
+    """A scored reward beats an unscored one; between two of a kind the lower offset wins, whatever the order of arrival."""
+    if (reward.outcome is RewardOutcome.SCORED) != (known.outcome is RewardOutcome.SCORED):
+        return reward.outcome is RewardOutcome.SCORED
+    return offset < known_offset

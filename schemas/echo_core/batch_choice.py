@@ -1,0 +1,80 @@
+"""Which ready groups make the next batch, and what becomes of samples that are too old. The authoritative check of staleness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from echo_core.groups import Member, ReadyGroup
+from echo_core.policy import OverBudget, StalenessPolicy
+from echo_core.staleness import Freshness, freshness, staleness
+from echo_schemas.records import Coordinates, DropReason, RewardTerm
+
+_REASONS = {Freshness.STALE: DropReason.STALE, Freshness.NOT_THIS_PAST: DropReason.NOT_THIS_PAST}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenSample:
+    """A sample of the batch. `weight` scales its tokens' loss: 0 under `withhold`, S / staleness under `downweight`, else 1."""
+
+    member: Member
+    staleness: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenGroup:
+    """A group of the batch: the samples kept, and the members left out with their reasons."""
+
+    seq: int
+    samples: tuple[ChosenSample, ...]
+    dropped: Mapping[Coordinates, DropReason]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """`batch`: the groups to train, None while there are too few. `refused`: groups that can never be trained, with a reason."""
+
+    batch: tuple[ChosenGroup, ...] | None
+    refused: Mapping[int, DropReason]
+    num_missing: int
+
+
+def choose_batch(ready: Sequence[ReadyGroup], learner_version: int, policy: StalenessPolicy, terms: tuple[RewardTerm, ...] = ()) -> Choice:
+    """The oldest admissible groups, by (oldest version, seq) and never by arrival, so that restarts and readers agree.
+
+    A group that keeps fewer than `min_group_size` samples is refused whole. Nothing is refused that could become admissible later:
+    staleness only grows.
+    """
+    batch: list[ChosenGroup] = []
+    refused: dict[int, DropReason] = {}
+    for group in sorted(ready, key=lambda each: (each.min_version, each.seq)):
+        chosen = _admit(group, learner_version, policy, terms)
+        kept = sum(sample.weight > 0 for sample in chosen.samples)
+        if kept < min(policy.min_group_size, len(group.members)) or not kept:
+            refused[group.seq] = next(iter(chosen.dropped.values()), DropReason.STALE)
+        elif len(batch) < policy.groups_per_step:
+            batch.append(chosen)
+    missing = policy.groups_per_step - len(batch)
+    return Choice(batch=tuple(batch) if not missing else None, refused=refused, num_missing=missing)
+
+
+def _admit(group: ReadyGroup, learner_version: int, policy: StalenessPolicy, terms: tuple[RewardTerm, ...]) -> ChosenGroup:
+    samples: list[ChosenSample] = []
+    dropped: dict[Coordinates, DropReason] = {}
+    required = [term.name for term in terms if term.required]
+    for member in group.members:
+        oldest = member.trajectory.min_version
+        verdict = freshness(learner_version, oldest, policy.budget)
+        age = staleness(learner_version, oldest)
+        if verdict is Freshness.NOT_THIS_PAST or (verdict is Freshness.STALE and policy.over_budget is OverBudget.DROP):
+            dropped[member.where] = _REASONS[verdict]
+        elif any(name not in member.scores for name in required):
+            dropped[member.where] = DropReason.UNREWARDED
+        elif verdict is Freshness.ADMISSIBLE:
+            samples.append(ChosenSample(member=member, staleness=age))
+        else:
+            # Withheld samples stay in the group's baseline; downweighted ones fade with age.
+            weight = 0.0 if policy.over_budget is OverBudget.WITHHOLD else policy.budget / age
+            samples.append(ChosenSample(member=member, staleness=age, weight=weight))
+    return ChosenGroup(seq=group.seq, samples=tuple(samples), dropped=dropped)

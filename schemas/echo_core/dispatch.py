@@ -1,0 +1,47 @@
+"""When the next prompt may be issued, and under which weights it must be generated at least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echo_core.policy import Admission, StalenessPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where the run stands, as the allocator of seqs knows it. Counts are of training groups."""
+
+    version: int
+    published: int
+    issued: int
+    trained: int
+    dropped: int
+
+    @property
+    def undecided(self) -> int:
+        """Issued, and neither trained nor dropped."""
+        return self.issued - self.trained - self.dropped
+
+
+def may_issue(standing: Standing, policy: StalenessPolicy) -> bool:
+    """Whether one more group may be issued: issued − dropped ≤ (S + p + 1) · groups per step, counting the new one.
+
+    More could not be trained within the budget, however fast the workers are. Since p ≥ v − kappa + 1 ≥ v − S the bound always admits the
+    next step's groups, so pace never starves the learner.
+    """
+    if policy.admission is Admission.FREE:
+        return True
+    return standing.issued - standing.dropped + 1 <= (policy.budget + standing.published + 1) * policy.groups_per_step
+
+
+def required_version(standing: Standing, policy: StalenessPolicy) -> int:
+    """The oldest weights that may generate the next group.
+
+    `line` is the step that will train it, if the groups ahead are trained in order; weights older than line − S would be too old by then.
+    Rounded up to a published version, and never above the newest one, so a worker never waits for what does not exist. It counts undecided
+    groups and not an index, because dropped groups would make an index run away from the learner.
+    """
+    line = standing.version + standing.undecided // policy.groups_per_step
+    kappa = policy.publication_period
+    oldest = max(0, line - policy.budget)
+    return min(standing.published, -(-oldest // kappa) * kappa)

@@ -1,0 +1,57 @@
+"""The numbers and choices that all rules of one run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from echo_schemas.errors import UserError
+
+
+class Admission(StrEnum):
+    """How many prompts are let into the pipeline."""
+
+    FREE = "free"
+    PACE = "pace"
+
+
+class OverBudget(StrEnum):
+    """What becomes of a sample that is older than the budget."""
+
+    DROP = "drop"
+    WITHHOLD = "withhold"
+    DOWNWEIGHT = "downweight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StalenessPolicy:
+    """S, kappa and what follows from them (ECHO-2 §4.2). Raises UserError for a combination under which a run would starve."""
+
+    budget: int
+    """S: largest staleness that is trained."""
+    publication_period: int
+    """kappa: a snapshot is published when version % kappa == 0."""
+    groups_per_step: int
+    group_size: int
+    min_group_size: int = 2
+    admission: Admission = Admission.PACE
+    over_budget: OverBudget = OverBudget.DROP
+
+    def __post_init__(self) -> None:
+        if min(self.budget, self.publication_period - 1, self.groups_per_step - 1, self.group_size - 1, self.min_group_size - 1) < 0:
+            raise UserError("budget must not be negative, and period, groups and sizes must be at least 1.")
+        if self.publication_period > self.budget + 1:
+            raise UserError(
+                f"A publication period of {self.publication_period} is above budget + 1 = {self.budget + 1}: before each publication every "
+                f"sample would be too old.",
+                hint=f"Use publication_period = {self.budget + 1} or budget = {self.publication_period - 1}.",
+            )
+
+    @property
+    def max_open_groups(self) -> int:
+        """Groups that may be under assembly at once: four times what pace lets be undecided, so that only a fault reaches it."""
+        return 4 * (self.budget + self.publication_period + 1) * self.groups_per_step
+
+    def published_by(self, version: int) -> int:
+        """The newest version that is published once the learner is at `version`."""
+        return version - version % self.publication_period

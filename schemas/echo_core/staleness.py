@@ -1,0 +1,29 @@
+"""Staleness, computed here and nowhere else."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Freshness(StrEnum):
+    """What a sample's age means for the learner."""
+
+    ADMISSIBLE = "admissible"
+    STALE = "stale"
+    NOT_THIS_PAST = "not_this_past"
+
+
+def staleness(learner_version: int, oldest_version: int) -> int:
+    """Learner version when the batch is formed, minus the oldest version that generated any of the sample's tokens.
+
+    Negative: the sample comes from weights that this learner has not made, so not from this run's past.
+    """
+    return learner_version - oldest_version
+
+
+def freshness(learner_version: int, oldest_version: int, budget: int) -> Freshness:
+    """A sample is admissible iff 0 ≤ staleness ≤ budget."""
+    age = staleness(learner_version, oldest_version)
+    if age < 0:
+        return Freshness.NOT_THIS_PAST
+    return Freshness.ADMISSIBLE if age <= budget else Freshness.STALE
