@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,7 +21,7 @@ def make_batch() -> MakeBatch:
     from echo_learner.losses.interface import LossInputs
     from echo_learner.losses.normaliser import Normalisation, Normaliser
 
-    def make(seed: int = 0, **fields: object) -> LossInputs:
+    def make(seed: int = 0, **fields: Any) -> LossInputs:
         generator = torch.Generator().manual_seed(seed)
 
         def normal(scale: float) -> torch.Tensor:
@@ -29,7 +29,7 @@ def make_batch() -> MakeBatch:
 
         sampler = -0.05 - normal(1.5).abs()
         previous = sampler + normal(0.3)
-        values = {
+        values: dict[str, Any] = {
             "learner": (previous + normal(0.1)).requires_grad_(),
             "sampler": sampler,
             "previous": previous,
@@ -40,6 +40,6 @@ def make_batch() -> MakeBatch:
             "sequence_lengths": torch.full((4,), 5),
             "normaliser": Normaliser(mode=Normalisation.TOKEN, num_sequences=4, num_tokens=20, constant=8.0),
         }
-        return LossInputs(**{**values, **fields})  # type: ignore[arg-type]
+        return LossInputs(**values | fields)
 
     return make

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -71,9 +71,9 @@ def test_options_that_the_function_does_not_take_are_refused_before_training(use
         build_loss(parse_loss("user_losses:mine", {"beta": 1}))
 
 
-def _outputs(batch: LossInputs, **fields: object) -> LossOutputs:
-    values = {"loss": batch.learner.sum(), "weights": torch.ones_like(batch.sampler), "sums": {}}
-    return LossOutputs(**{**values, **fields})  # type: ignore[arg-type]
+def _outputs(batch: LossInputs, **fields: Any) -> LossOutputs:
+    values: dict[str, Any] = {"loss": batch.learner.sum(), "weights": torch.ones_like(batch.sampler), "sums": {}}
+    return LossOutputs(**values | fields)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from echo_learner.losses.config import (
     SequenceMask,
 )
 from echo_learner.losses.normaliser import Normalisation, Normaliser
+from echo_learner.losses.ratios import reduce_loss
 
 if TYPE_CHECKING:
     from echo_learner.losses.interface import LossInputs
@@ -142,11 +143,20 @@ def test_a_rejected_token_does_not_make_the_others_louder(make_batch: MakeBatch)
 def test_a_sequence_is_rejected_whole_and_counted(make_batch: MakeBatch) -> None:
     learner = make_batch(6).sampler.clone().requires_grad_()
     sampler = learner.detach().clone()
-    sampler[5:10] -= 0.3
-    batch = make_batch(6, learner=learner, sampler=sampler, previous=None, advantages=torch.ones(20).double())
-    outputs = build_loss(SequenceMask())(batch)
-    assert outputs.sums["num_sequences_rejected"].item() == 1
-    assert outputs.sums["num_rejected"].item() == outputs.sums["num_rejected_positive"].item() == 5
+    sampler[5:10] -= 0.9
+    advantages = torch.ones(20).double()
+    advantages[6] = -1.0
+    batch = make_batch(6, learner=learner, sampler=sampler, previous=None, advantages=advantages, mask=torch.arange(20) != 9)
+    counted = {name: int(total) for name, total in build_loss(SequenceMask())(batch).sums.items() if name.startswith("num_")}
+    assert counted == {
+        "num_sequences_rejected": 1,
+        "num_rejected": 4,
+        "num_rejected_positive": 3,
+        "num_rejected_negative": 1,
+        "num_truncated": 0,
+        "num_clipped_low": 0,
+        "num_clipped_high": 0,
+    }
     assert (_gradient(SequenceMask(), batch, learner) == 0).nonzero().flatten().tolist() == [5, 6, 7, 8, 9]
 
 
@@ -158,6 +168,28 @@ def test_truncation_bounds_the_push_of_a_token_that_the_sampler_found_unlikely(m
     gradient = _gradient(GrpoTis(cap=2.0), batch, learner)
     assert gradient[0].item() == pytest.approx(-2.0 / 20)
     assert build_loss(GrpoTis(cap=2.0))(batch).sums["num_truncated"].item() == 1
+
+
+def test_cuts_are_counted_on_the_side_where_they_happen(make_batch: MakeBatch) -> None:
+    learner = torch.full((20,), -2.0, dtype=torch.float64)
+    sampler = learner.clone()
+    sampler[:3] -= 1.0
+    sampler[3] += 1.0
+    advantages = torch.full((20,), -1.0, dtype=torch.float64)
+    batch = make_batch(learner=learner.requires_grad_(), sampler=sampler, previous=sampler, advantages=advantages)
+    cut = build_loss(Cispo(floor=0.5, cap=2.0))(batch).sums
+    assert (cut["num_truncated"].item(), cut["num_raised"].item()) == (3, 1)
+    held = build_loss(GrpoClip(dual_clip=2.0))(batch).sums
+    assert (held["num_clipped_high"].item(), held["num_clipped_low"].item()) == (3, 1)
+    assert build_loss(GrpoClip())(batch).sums["num_clipped_high"].item() == 0
+
+
+def test_a_term_that_does_not_vanish_by_itself_is_masked_too(make_batch: MakeBatch) -> None:
+    batch = make_batch(mask=torch.arange(20) < 6)
+    ones = torch.ones(20, dtype=torch.float64)
+    outputs = reduce_loss(batch, ones, ones, {"flagged": ones.bool()})
+    assert outputs.loss.item() == pytest.approx(6 / 20)
+    assert outputs.sums["num_flagged"].item() == outputs.sums["weight"].item() == 6
 
 
 def test_the_kl_term_pulls_towards_the_reference(make_batch: MakeBatch) -> None:

@@ -186,7 +186,7 @@ CASES: list[tuple[LossConfig, SequenceTerms]] = [
     (TokenTis(), per_token(lambda pi, mu, _, a: cispo(pi, mu, a, floor=0.0, cap=2.0))),
     (IcePop(low=0.8, high=1.3), per_token(partial(icepop, low=0.2, high=0.28, alpha=0.8, beta=1.3))),
     (SequenceMask(low=0.9, high=1.1), partial(sequence_mask, low=0.2, high=0.28, cap=2.0, alpha=0.9, beta=1.1)),
-    (DecoupledPpo(reject_above=1.4), per_token(partial(decoupled, low=0.2, high=0.2, limit=1.4))),
+    (DecoupledPpo(reject_above=1.4, clip_high=0.1), per_token(partial(decoupled, low=0.2, high=0.1, limit=1.4))),
     (Dppo(threshold=0.02), per_token(lambda pi, mu, _, a: dppo(pi, mu, a, kind="tv", threshold=0.02, cap=20.0, penalty=1e-3))),
     (
         Dppo(divergence=Divergence.KL, threshold=0.005, cap=1.3, log_ratio_penalty=0.0),

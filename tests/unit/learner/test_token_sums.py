@@ -25,7 +25,8 @@ MakeBatch = Callable[..., "LossInputs"]
 
 
 def _measure(batch: LossInputs, name: str = "grpo_tis", **extra: torch.Tensor) -> TokenSums:
-    return measure_tokens(batch, build_loss(parse_loss(name), ReferenceKl(coef=0.1))(batch), **extra)
+    sums: TokenSums = measure_tokens(batch, build_loss(parse_loss(name), ReferenceKl(coef=0.1))(batch), **extra)
+    return sums
 
 
 def test_metrics_equal_their_definitions(make_batch: MakeBatch) -> None:
