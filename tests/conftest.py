@@ -1,22 +1,35 @@
-"""Fixtures of every test: a real Kafka, started once a session, and a namespace that no other test uses."""
+"""Fixtures of every test: a real Kafka and a registry, started once a session, and a namespace that no other test uses."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import os
+import shutil
+import subprocess
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from echo_bus.clock import Deadline
 from echo_bus.embedded import EmbeddedKafka, Jit, Jvm
+from echo_bus.embedded.folders import hold
+from echo_bus.embedded.guard import Guard
+from echo_bus.embedded.ports import free_ports
+from echo_bus.embedded.properties import HOST, NodePorts, node_properties
+from echo_bus.embedded.readiness import wait_for_brokers
+from echo_bus.embedded.registry import SchemaRegistry, install_registry
 from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace
 
 _log = logging.getLogger(__name__)
 _BOOTSTRAP_VARIABLE = "ECHO_KAFKA__BOOTSTRAP"
+_REGISTRY_VARIABLE = "ECHO_REGISTRY__URL"
 _CONTAINER_IMAGE = "apache/kafka:4.3.1"
+# Tests want little CPU and an early answer more than the last microsecond.
+_JVM = Jvm(jit=Jit.QUICK)
 _session = uuid.uuid4().hex[:8]
 _counter = itertools.count(1)
 
@@ -28,7 +41,7 @@ def kafka_bootstrap() -> Iterator[str]:
         yield external
         return
     try:
-        kafka = EmbeddedKafka(jvm=Jvm(jit=Jit.QUICK)).start()
+        kafka = EmbeddedKafka(jvm=_JVM).start()
     except EchoError as exc:
         _log.warning("No embedded Kafka: %s", exc)
         yield from _container_bootstrap(str(exc))
@@ -38,14 +51,64 @@ def kafka_bootstrap() -> Iterator[str]:
 
 
 def _container_bootstrap(why_not_embedded: str) -> Iterator[str]:
-    try:
-        from testcontainers.kafka import KafkaContainer
+    """The same broker with the same properties in a container, for machines that can run one but cannot fetch the jars."""
+    # Asked by command, because a Docker client that finds no daemon leaves an open socket to the garbage collector.
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True, timeout=30, check=False).returncode != 0:
+        pytest.skip(f"No Kafka: {why_not_embedded} And no Docker answers.")
+    from testcontainers.core.container import DockerContainer
 
-        container = KafkaContainer(_CONTAINER_IMAGE).with_kraft().start()
-    except Exception as exc:  # whatever Docker's client raises: no container means no Kafka, and the skip says so
-        pytest.skip(f"No Kafka: {why_not_embedded} And no container: {exc}")
-    with container:
-        yield container.get_bootstrap_server()
+    (port,) = free_ports(1)
+    listeners = {"listeners": f"PLAINTEXT://0.0.0.0:{port},CONTROLLER://127.0.0.1:9093", "log.dirs": "/tmp/kafka"}
+    container = DockerContainer(_CONTAINER_IMAGE)
+    for key, value in node_properties(1, [NodePorts(port, 9093)], Path(), security={}, extra=listeners).items():
+        container.with_env(f"KAFKA_{key.upper().replace('.', '_')}", value)
+    # Published on loopback only, under the port that the broker advertises; Docker takes a pair where the type says a number.
+    container.ports[f"{port}/tcp"] = (HOST, port)  # type: ignore[assignment]
+    client = {"bootstrap.servers": f"{HOST}:{port}"}
+    try:
+        container.start()
+        wait_for_brokers(client, 1, Deadline.after(60))
+        yield client["bootstrap.servers"]
+    finally:
+        container.stop()
+        container.get_docker_client().client.close()
+
+
+@pytest.fixture(scope="session")
+def secured_kafka() -> Iterator[EmbeddedKafka]:
+    """An embedded Kafka with TLS, SCRAM users and ACLs: `.client_properties` for the administrator, `.add_user` for others."""
+    kafka = EmbeddedKafka(secure=True, jvm=_JVM)
+    try:
+        kafka.start()
+    except EchoError as exc:
+        pytest.skip(f"No embedded Kafka: {exc}")
+    yield kafka
+    kafka.stop()
+
+
+@pytest.fixture(scope="session")
+def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Confluent-compatible schema registry: from ECHO_REGISTRY__URL, else embedded, else a skip."""
+    if external := os.environ.get(_REGISTRY_VARIABLE):
+        yield external
+        return
+    folder = tmp_path_factory.mktemp("registry")
+    lock = hold(folder / "lock")
+    assert lock is not None, "a folder that pytest has just made is locked"
+    guard = Guard()
+    try:
+        registry = SchemaRegistry(install_registry(), folder / "log", data=None, marker=f"-Decho.folder={folder}", lock=lock)
+        registry.start(guard)
+        registry.wait_ready(Deadline.after(60))
+    except EchoError as exc:
+        pytest.skip(f"No schema registry: {exc}")
+    else:
+        yield registry.url
+        registry.process.kill()
+    finally:
+        guard.close()
+        lock.close()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from echo_bus.clock import Deadline
+from echo_schemas.errors import UserError
 
 CACHE_VARIABLE = "ECHO_CACHE_FOLDER"
 STATE_VARIABLE = "ECHO_STATE_FOLDER"
@@ -40,12 +41,24 @@ def _folder(environ: Mapping[str, str], variable: str, xdg_variable: str, below_
     return home / below_home / "echoswarm"
 
 
+def make_folder(folder: Path) -> None:
+    """Make `folder` and those above it. Raises UserError if this user cannot write there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UserError(
+            f"The folder {folder} cannot be made: {exc.strerror}.", hint=f"{CACHE_VARIABLE} and {STATE_VARIABLE} name other places."
+        ) from exc
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"The folder {folder} cannot be written to.", hint=f"{CACHE_VARIABLE} and {STATE_VARIABLE} name other places.")
+
+
 def hold(path: Path) -> TextIO | None:
     """The lock file `path`, open and locked; None if somebody else holds it, and goes on to for a second.
 
     The lock lasts until the last process that inherited the open file has closed it or died.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     file = path.open("w")
     # A process that was killed a moment ago has lost its command line first and its open files last.
     deadline = Deadline.after(_DYING_S)
@@ -68,7 +81,7 @@ def _try_lock(file: TextIO) -> bool:
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; blocks while another does. The kernel frees it when its holder dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

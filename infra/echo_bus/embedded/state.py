@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from echo_bus.embedded.folders import state_folder
+from echo_bus.embedded.folders import make_folder, state_folder
 from echo_schemas.errors import UserError
 
 _FORMAT = 1
@@ -56,7 +56,7 @@ def state_file() -> Path:
 def write_state(state: EmbeddedState) -> None:
     """Replace the state file in one step."""
     file = state_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     scratch = file.with_suffix(".tmp")
     scratch.write_text(json.dumps({"format": _FORMAT, **asdict(state)}, indent=2) + "\n", encoding="utf-8")
     scratch.replace(file)

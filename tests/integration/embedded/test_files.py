@@ -128,6 +128,13 @@ def test_a_folder_is_held_once(tmp_path: Path) -> None:
     second.close()
 
 
+def test_a_place_that_cannot_be_written_to_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be made: Not a directory") as caught:
+        hold(tmp_path / "file" / "below" / "lock")
+    assert STATE_VARIABLE in caught.value.hint
+
+
 # State
 
 
