@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Protocol
 
-from echo_schemas.errors import InvalidReason, InvalidRecord, RegistryError, SchemaFileError
+from echo_schemas.errors import EchoError, InvalidReason, InvalidRecord, RegistryError, SchemaFileError, UserError
 from echo_schemas.schemas import AvroSchema, all_schemas, newest, parse_schema
 from echo_schemas.topics import TOPICS, Topic
 
 # Far above any id that a registry hands out, so that data written without a registry never collides with data written with one.
 FIRST_LOCK_ID = 1_000_000_000
+# By default the client waits for ever for an answer, and a minute between attempts; a process that starts should soon know.
+_CLIENT_DEFAULTS = {"timeout": 5, "max.retries": 3, "retries.wait.ms": 200, "retries.max.wait.ms": 2_000}
+# Not found, conflict and unprocessable: the registry understood the question and says no.
+_REFUSALS = frozenset({404, 409, 422})
 
 
 class SchemaIds(Protocol):
@@ -63,15 +68,18 @@ class LockFileRegistry:
 class HttpRegistry:
     """A Confluent-compatible registry over HTTP. Never registers by itself: `echoswarm schemas register` does.
 
-    Thread-safe; every answer is cached for the life of the process, since ids are for ever.
+    Thread-safe. Calls block, at most about half a minute while nobody answers; every answer is cached for the life of the process,
+    since ids are for ever.
     """
 
-    def __init__(self, url: str, subjects: Mapping[str, str], properties: Mapping[str, Any] | None = None) -> None:
-        """`subjects`: schema full name → subject under which it is registered (see `subjects_of`)."""
-        from confluent_kafka.schema_registry import SchemaRegistryClient
+    def __init__(self, url: str, subjects: Mapping[str, Sequence[str]], properties: Mapping[str, Any] | None = None) -> None:
+        """`subjects`: schema full name → the subjects under which it is registered (see `subjects_of`).
 
-        self._url = url
-        self._client = SchemaRegistryClient({"url": url, **(properties or {})})
+        `properties` are those of confluent_kafka's SchemaRegistryClient. Raises UserError if the client cannot be made of them.
+        """
+        # What stands before an @ in a URL is a password.
+        self._shown = re.sub(r"//[^/@]*@", "//", url)
+        self._client = _open_client(url, self._shown, properties or {})
         self._subjects = subjects
         self._lock = threading.Lock()
         self._ids: dict[str, int] = {}
@@ -81,11 +89,12 @@ class HttpRegistry:
         with self._lock:
             if schema.fingerprint in self._ids:
                 return self._ids[schema.fingerprint]
-        subject = self._subjects[schema.full_name]
+        subject = self._subjects_of(schema)[0]
+        # Not normalised: the registry compares the text that `register` sent it.
         registered = self._ask(
-            lambda: self._client.lookup_schema(subject, self._schema(schema), normalize_schemas=True),
-            unknown=RegistryError(
-                f"Schema {schema.full_name} is not registered under {subject!r} at {self._url}.",
+            lambda: self._client.lookup_schema(subject, _to_send(schema)),
+            refused=lambda answer: RegistryError(
+                f"Schema {schema.full_name} is not registered under {subject!r} at {self._shown} ({answer}).",
                 hint="Run `echoswarm schemas register`.",
             ),
         )
@@ -99,42 +108,85 @@ class HttpRegistry:
                 return self._schemas[schema_id]
         answer = self._ask(
             lambda: self._client.get_schema(schema_id),
-            unknown=InvalidRecord(InvalidReason.UNKNOWN_SCHEMA, f"The registry at {self._url} does not know schema id {schema_id}."),
+            refused=lambda answer: InvalidRecord(
+                InvalidReason.UNKNOWN_SCHEMA, f"The registry at {self._shown} does not know schema id {schema_id} ({answer})."
+            ),
         )
-        schema = known_version(parse_schema(json.loads(answer.schema_str)))
+        schema = _received(schema_id, answer)
         with self._lock:
             self._schemas[schema_id] = schema
         return schema
 
     def register(self, schema: AvroSchema, compatibility: str) -> int:
-        """Register `schema` under its subject at the given compatibility level; idempotent. Raises RegistryError if refused."""
-        subject = self._subjects[schema.full_name]
-        refused = RegistryError(f"The registry at {self._url} refused {schema.full_name} under {subject!r}.")
-        self._ask(lambda: self._client.set_compatibility(subject, compatibility), unknown=refused)
-        return int(self._ask(lambda: self._client.register_schema(subject, self._schema(schema)), unknown=refused))
+        """Register `schema` under each of its subjects at this compatibility level, and return its id; idempotent.
 
-    @staticmethod
-    def _schema(schema: AvroSchema) -> Any:
-        from confluent_kafka.schema_registry import Schema
+        Raises RegistryError if the registry refuses, which is what it does with a schema that is not compatible.
+        """
+        ids = [self._register_under(subject, schema, compatibility) for subject in self._subjects_of(schema)]
+        return ids[0]
 
-        return Schema(schema.text, "AVRO")
+    def _register_under(self, subject: str, schema: AvroSchema, compatibility: str) -> int:
+        def refused(answer: str) -> RegistryError:
+            return RegistryError(f"The registry at {self._shown} refused {schema.full_name} under {subject!r}: {answer}.")
 
-    def _ask(self, question: Any, *, unknown: Exception) -> Any:
+        self._ask(lambda: self._client.set_compatibility(subject, compatibility), refused=refused)
+        return int(self._ask(lambda: self._client.register_schema(subject, _to_send(schema)), refused=refused))
+
+    def _subjects_of(self, schema: AvroSchema) -> Sequence[str]:
+        subjects = self._subjects.get(schema.full_name)
+        if not subjects:
+            raise RegistryError(f"No topic carries {schema.full_name}, so it has no subject in the registry.")
+        return subjects
+
+    def _ask(self, question: Callable[[], Any], *, refused: Callable[[str], EchoError]) -> Any:
+        """The answer to `question`. What `refused` makes of the registry's words is raised where the registry says no to what was asked."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
             return question()
         except SchemaRegistryError as exc:
-            if exc.http_status_code in {404, 409, 422}:
-                if isinstance(unknown, RegistryError):
-                    unknown.message = f"{unknown.message} It says: {exc.error_message}."
-                raise unknown from exc
-            raise RegistryError(f"The registry at {self._url} answered {exc.http_status_code}: {exc.error_message}.") from exc
+            if exc.http_status_code in _REFUSALS:
+                raise refused(str(exc.error_message)) from exc
+            denied = exc.http_status_code in {401, 403}
+            raise RegistryError(
+                f"The registry at {self._shown} answered {exc.http_status_code}: {exc.error_message}.",
+                hint="Check [registry] user and password_file." if denied else "",
+            ) from exc
         except Exception as exc:  # the client raises whatever its HTTP library raises; all of it means "no answer"
             raise RegistryError(
-                f"The schema registry at {self._url} does not answer ({type(exc).__name__}).",
+                f"The schema registry at {self._shown} does not answer ({type(exc).__name__}).",
                 hint="Check [registry] url, or leave it empty to use registry.lock.json.",
             ) from exc
+
+
+def _open_client(url: str, shown: str, properties: Mapping[str, Any]) -> Any:
+    """confluent_kafka's client. Raises UserError if it is not installed or does not like its properties."""
+    try:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+    except ImportError as exc:
+        raise UserError("The schema registry's client is not installed.", hint="Install echoswarm[registry].") from exc
+    try:
+        return SchemaRegistryClient({"url": url, **_CLIENT_DEFAULTS, **properties})
+    except (ValueError, TypeError, OSError) as exc:
+        raise UserError(
+            f"The schema registry at {shown} cannot be used: {exc}.", hint="Check [registry] url, user, password_file and ca_file."
+        ) from exc
+
+
+def _to_send(schema: AvroSchema) -> Any:
+    from confluent_kafka.schema_registry import Schema
+
+    return Schema(schema.text, "AVRO")
+
+
+def _received(schema_id: int, answer: Any) -> AvroSchema:
+    """The registry's schema as ours. Raises InvalidRecord for anything but an Avro record: somebody else's message."""
+    try:
+        if answer.schema_type not in {None, "AVRO"}:
+            raise ValueError(answer.schema_type)
+        return known_version(parse_schema(json.loads(answer.schema_str)))
+    except (ValueError, TypeError, KeyError, AttributeError, SchemaFileError) as exc:
+        raise InvalidRecord(InvalidReason.UNEXPECTED_RECORD, f"Schema id {schema_id} is not an Avro record's ({exc}).") from exc
 
 
 def known_version(schema: AvroSchema) -> AvroSchema:
@@ -150,13 +202,13 @@ def subject_of(physical: str, topic: Topic, full_name: str) -> str:
     return f"{physical}-value" if len(topic.records) == 1 else f"{physical}-{full_name}"
 
 
-def subjects_of(physical_name: Any) -> dict[str, str]:
-    """Schema full name → subject, for `physical_name: Topic → str`. A record on several topics is looked up under the first."""
-    subjects: dict[str, str] = {}
+def subjects_of(physical_name: Callable[[Topic], str]) -> dict[str, tuple[str, ...]]:
+    """Schema full name → its subjects, one for each topic that carries the record."""
+    subjects: dict[str, tuple[str, ...]] = {}
     for topic in TOPICS:
         for record in topic.records:
             full_name = newest(record.SCHEMA).full_name
-            subjects.setdefault(full_name, subject_of(physical_name(topic), topic, full_name))
+            subjects[full_name] = (*subjects.get(full_name, ()), subject_of(physical_name(topic), topic, full_name))
     return subjects
 
 
