@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from echo_bus import profiles
 from echo_bus.blobs import BlobReader, BlobWriter
 from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.cluster import Cluster
+from echo_bus.consumer import ConsumerLoop, group_properties
+from echo_bus.dead_letters import DeadLetters
 from echo_bus.kafka import KafkaCluster
+from echo_bus.message import Handler
 from echo_bus.metrics import BusMetrics
 from echo_bus.publisher import Publisher
-from echo_bus.reader import BEGINNING, END, LogReader, Place
-from echo_bus.request_reply import Requester, Responder
+from echo_bus.reader import Isolation, LogReader
+from echo_bus.request_reply import Requester
 from echo_bus.settings import Settings
 from echo_bus.transactions import TransactionalWriter
 from echo_bus.view import CompactedView
@@ -23,6 +26,8 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import Record
 from echo_schemas.registry import HttpRegistry, subjects_of
 from echo_schemas.topics import REPLIES, Topic
+
+V = TypeVar("V", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,29 +62,42 @@ class Bus:
             producer, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock, source=self.client_id
         )  # fmt: skip
 
-    def reader(
-        self, topics: Sequence[Topic], *, start: int | Mapping[Place, int] = BEGINNING, isolation: str = "read_committed"
-    ) -> LogReader:
-        """A reader by position."""
+    def consumer(
+        self, topics: Sequence[Topic], group: str, handler: Handler, dead_letters: Publisher, *, next_generation: bool = False
+    ) -> ConsumerLoop:
+        """A loop that reads `topics` as a member of `<namespace>.<group>`; what it cannot read goes out through `dead_letters`."""
+        name = self.namespace.group(group)
+        return ConsumerLoop(
+            self.cluster,
+            topics,
+            handler,
+            properties=group_properties(name, client_id=self.client_id, next_generation=next_generation),
+            namespace=self.namespace,
+            codec=self.codec,
+            dead_letters=DeadLetters(dead_letters, namespace=self.namespace, group=name, metrics=self.metrics),
+            metrics=self.metrics,
+            run_id=self.run_id,
+            clock=self.clock,
+        )
+
+    def reader(self, topics: Sequence[Topic], *, isolation: Isolation = Isolation.COMMITTED) -> LogReader:
+        """A reader by position; `start` it where reading begins."""
         return LogReader(
             self.cluster,
             topics,
+            client_id=self.client_id,
             namespace=self.namespace,
             codec=self.codec,
             metrics=self.metrics,
-            client_id=self.client_id,
             run_id=self.run_id,
-            start=start,
             isolation=isolation,
         )
 
-    def view(self, topic: Topic, record: type[Record], timeout_s: float = 30.0) -> CompactedView[Any]:
-        """A started view of a compacted topic that carries `record`."""
-        if not topic.compacted or record not in topic.records:
-            message = f"{topic.name} is no compacted topic of {record.__name__}."
-            raise ValueError(message)
-        view: CompactedView[Any] = CompactedView(self.reader([topic]), topic=topic.name, metrics=self.metrics)
-        return view.start(Deadline.after(timeout_s, self.clock))
+    def view(self, topic: Topic, record: type[V], timeout_s: float = 30.0) -> CompactedView[V]:
+        """A view of a compacted topic that carries `record`, read to its end."""
+        view = CompactedView(self.reader([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, clock=self.clock)
+        view.open(Deadline.after(timeout_s, self.clock))
+        return view
 
     def blob_writer(self, publisher: Publisher) -> BlobWriter:
         """Writes blobs through `publisher`."""
@@ -90,13 +108,16 @@ class Bus:
         return BlobReader(self.cluster, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock)
 
     def requester(self, publisher: Publisher, partition: int) -> Requester:
-        """Asks through `publisher` and reads its replies on `partition` of the reply topic, which nobody else may use."""
-        replies = self.reader([REPLIES], start={(REPLIES, partition): END})
-        return Requester(publisher, replies, partition, namespace=self.namespace, metrics=self.metrics, clock=self.clock)
-
-    def responder(self, publisher: Publisher) -> Responder:
-        """Answers requests."""
-        return Responder(publisher, namespace=self.namespace, metrics=self.metrics, clock=self.clock)
+        """Asks through `publisher` and reads its replies on `partition` of the reply topic, which nobody else may use. `start` it."""
+        return Requester(
+            publisher,
+            self.reader([REPLIES]),
+            namespace=self.namespace,
+            reply_topic=REPLIES,
+            reply_partition=partition,
+            metrics=self.metrics,
+            clock=self.clock,
+        )
 
 
 def open_cluster(settings: Settings) -> KafkaCluster:

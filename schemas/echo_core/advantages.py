@@ -32,7 +32,8 @@ def group_advantages(rewards: npt.NDArray[np.float64], *, scale_by_std: bool = T
         return np.zeros_like(rewards)
     centred = rewards - rewards.mean()
     scale = float(rewards.std()) + STD_EPSILON if scale_by_std else 1.0
-    return np.divide(centred, scale, dtype=np.float64)
+    scaled: npt.NDArray[np.float64] = centred / scale
+    return scaled
 
 
 def has_signal(rewards: npt.NDArray[np.float64]) -> bool:
