@@ -54,7 +54,6 @@ class TokenSums:
         return dict(zip(names, self.to_vector().tolist(), strict=True))
 
 
-@torch.no_grad()
 def measure_tokens(batch: LossInputs, outputs: LossOutputs, *, entropies: Tensor | None = None, fresh: Tensor | None = None) -> TokenSums:
     """Measure one micro-batch after its loss.
 
@@ -63,7 +62,7 @@ def measure_tokens(batch: LossInputs, outputs: LossOutputs, *, entropies: Tensor
     between learner and sampler is the engines' own and not staleness.
     """
     zero = torch.zeros((), dtype=torch.float64, device=batch.learner.device)
-    learner, sampler, start = batch.learner.double(), batch.sampler.double(), batch.start_of_step.double()
+    learner, sampler, start = batch.learner.detach().double(), batch.sampler.double(), batch.start_of_step.double()
     mismatch, update = start - sampler, learner - start
     log_ratio = torch.where(batch.mask, learner - sampler, zero - torch.inf)
     sums = {

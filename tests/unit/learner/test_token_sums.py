@@ -156,3 +156,9 @@ def test_entropy_of_logits() -> None:
     logits = torch.randn(3, 11)
     probabilities = torch.softmax(logits.double(), dim=-1)
     torch.testing.assert_close(entropy_of_logits(logits).double(), torch.special.entr(probabilities).sum(dim=-1))
+
+
+def test_sums_hold_no_graph(make_batch: MakeBatch) -> None:
+    batch = make_batch()
+    sums = _measure(batch, entropies=torch.ones(20, requires_grad=True), fresh=torch.ones(20).bool())
+    assert not sums.to_vector().requires_grad
