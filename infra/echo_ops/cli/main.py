@@ -1,0 +1,155 @@
+"""The commands and their options. Each body imports what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from echo_ops.cli.output import user_errors
+
+app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+kafka = typer.Typer(no_args_is_help=True, help="A real Apache Kafka on this machine, from Python packages alone.")
+topics = typer.Typer(no_args_is_help=True, help="Topics as code: compare the cluster with the topic files, and make it so.")
+schemas = typer.Typer(no_args_is_help=True, help="Avro schemas: compatibility, ids, registration.")
+acls = typer.Typer(no_args_is_help=True, help="Access lists, generated from topic files and roles.")
+app.add_typer(kafka, name="kafka")
+app.add_typer(topics, name="topics")
+app.add_typer(schemas, name="schemas")
+app.add_typer(acls, name="acls")
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="Configuration file. Without it run.toml, if there is one, else defaults and environment."),
+]
+
+
+@app.callback()
+def _root() -> None:
+    """EchoSwarm: reinforcement-learning post-training of language models as a streaming pipeline on Apache Kafka."""
+
+
+@kafka.command("up")
+def kafka_up(
+    brokers: Annotated[int, typer.Option(help="1, or 3 with replication.")] = 1,
+    registry: Annotated[bool, typer.Option("--registry", help="A Confluent-compatible schema registry beside it.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="Where its data lives; kept between down and up.")] = None,
+    port: Annotated[list[int] | None, typer.Option("--port", help="Port of each broker, in order; by default free ones.")] = None,
+) -> None:
+    """Start it in the background and wait until it answers."""
+    from echo_ops.cli import kafka as commands
+
+    with user_errors():
+        commands.up(brokers, registry=registry, folder=folder, ports=tuple(port or ()))
+
+
+@kafka.command("down")
+def kafka_down(delete_data: Annotated[bool, typer.Option("--delete-data", help="Remove its data folder too.")] = False) -> None:
+    """Stop it. Its data stays, unless told otherwise."""
+    from echo_ops.cli import kafka as commands
+
+    with user_errors():
+        commands.down(delete_data=delete_data)
+
+
+@kafka.command("status")
+def kafka_status() -> None:
+    """Say what runs, where, and whether it answers; exit 1 if it does not."""
+    from echo_ops.cli import kafka as commands
+
+    with user_errors():
+        commands.status()
+
+
+@topics.command("plan")
+def topics_plan(config: Config = None, force: Annotated[bool, typer.Option("--force", help="Let keyed topics grow.")] = False) -> None:
+    """Show what `apply` would do. Changes nothing."""
+    from echo_ops.cli import topics as commands
+
+    with user_errors():
+        commands.plan(config, force=force)
+
+
+@topics.command("apply")
+def topics_apply(config: Config = None, force: Annotated[bool, typer.Option("--force", help="Let keyed topics grow.")] = False) -> None:
+    """Create and change topics until they are as the files say. Never shrinks anything."""
+    from echo_ops.cli import topics as commands
+
+    with user_errors():
+        commands.apply(config, force=force)
+
+
+@topics.command("check")
+def topics_check(config: Config = None) -> None:
+    """Exit 0 if the cluster is as the files say, 3 if it has drifted. For CI."""
+    from echo_ops.cli import topics as commands
+
+    with user_errors():
+        commands.check(config)
+
+
+@schemas.command("check")
+def schemas_check(
+    update_lock: Annotated[bool, typer.Option("--update-lock", help="Give new schema files their ids in registry.lock.json.")] = False,
+) -> None:
+    """Every version of every record against every earlier one, both ways; and the lock file."""
+    from echo_ops.cli import schemas as commands
+
+    with user_errors():
+        commands.check(update_lock=update_lock)
+
+
+@schemas.command("register")
+def schemas_register(config: Config = None) -> None:
+    """Register all schemas with the registry of [registry] url. Idempotent."""
+    from echo_ops.cli import schemas as commands
+
+    with user_errors():
+        commands.register(config)
+
+
+@acls.command("render")
+def acls_render(
+    config: Config = None,
+    format_: Annotated[Literal["commands", "yaml", "json"], typer.Option("--format", help="What to print.")] = "commands",
+) -> None:
+    """Print the least that each role must be allowed. Changes nothing."""
+    from echo_ops.cli import acls as commands
+
+    with user_errors():
+        commands.render(config, format_)
+
+
+@app.command("tail")
+def tail(
+    topic: Annotated[str, typer.Argument(help="Logical topic, such as trajectories, or trajectories.dlq.")],
+    config: Config = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", help="How many of the newest records of each partition to begin with.")] = 10,
+    version: Annotated[int | None, typer.Option(help="Only records whose oldest version is this.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only this group id.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Only this worker.")] = None,
+    all_runs: Annotated[bool, typer.Option("--all-runs", help="Other runs' records too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+) -> None:
+    """Print decoded records with their keys and headers."""
+    from echo_ops.cli import tail as commands
+
+    with user_errors():
+        filters = commands.Filters(version=version, group=group, worker=worker)
+        commands.tail(config, topic, filters, follow=follow, last=last, all_runs=all_runs, as_json=as_json)
+
+
+@app.command("doctor")
+def doctor(config: Config = None) -> None:
+    """What is installed, reachable, mis-sized or drifted, and how to mend it; exit 1 if something must be mended."""
+    from echo_ops.cli import doctor as commands
+
+    with user_errors():
+        commands.doctor(config)
+
+
+def main() -> None:
+    """Entry point of `echoswarm`."""
+    app()

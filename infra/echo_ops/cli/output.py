@@ -1,0 +1,47 @@
+"""Everything that the command line prints, and how errors end it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+from rich.console import Console
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class ExitCode(IntEnum):
+    """What a command ends with, beside 0."""
+
+    FAILED = 1
+    USAGE = 2
+    DRIFT = 3
+
+
+def fail(message: str, hint: str = "", code: int = ExitCode.FAILED) -> None:
+    """One sentence and what to do about it, then the end."""
+    err.print(f"[bold red]error:[/] {_escaped(message)}")
+    if hint:
+        err.print(f"[dim]hint:[/]  {_escaped(hint)}")
+    sys.exit(code)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """The project's own errors as one sentence; anything else is a bug and keeps its traceback."""
+    from echo_schemas.errors import EchoError, UserError
+
+    try:
+        yield
+    except EchoError as exc:
+        fail(exc.message, exc.hint, ExitCode.USAGE if isinstance(exc, UserError) else ExitCode.FAILED)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _escaped(text: str) -> str:
+    """Square brackets of our own messages are not markup."""
+    return text.replace("[", r"\[")

@@ -1,0 +1,159 @@
+"""`echoswarm tail`: decoded records on the screen or as JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import TopicPartition
+
+from echo_bus import profiles
+from echo_bus.bus import Bus
+from echo_bus.cluster import RawConsumer, RawMessage
+from echo_bus.consumer_errors import check_error
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.output import out
+from echo_schemas.errors import InvalidRecord, UserError
+from echo_schemas.headers import run_of
+from echo_schemas.naming import DEAD_LETTER_SUFFIX
+from echo_schemas.records import Record
+from echo_schemas.topics import BY_NAME
+
+_METADATA_S = 10.0
+_POLL_S = 0.5
+_MAX_BYTES_SHOWN = 24
+_MAX_TEXT_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which records to show; None shows all."""
+
+    version: int | None = None
+    group: str | None = None
+    worker: str | None = None
+
+    def admit(self, record: Record | None) -> bool:
+        """Whether to show `record`. What cannot be decoded is shown when nothing is asked for."""
+        if record is None:
+            return self == Filters()
+        wanted = {"group_id": self.group, "worker_id": self.worker}
+        if any(value is not None and getattr(record, name, None) != value for name, value in wanted.items()):
+            return False
+        version = getattr(record, "min_version", getattr(record, "version", None))
+        return self.version is None or version == self.version
+
+
+def tail(config: Path | None, topic: str, filters: Filters, *, follow: bool, last: int, all_runs: bool, as_json: bool) -> None:
+    """Show the newest records of a topic, and with `follow` those that come."""
+    logical = topic.removesuffix(DEAD_LETTER_SUFFIX)
+    if logical not in BY_NAME:
+        raise UserError(f"There is no topic {topic!r}.", hint=f"Known: {', '.join(BY_NAME)}, each also with {DEAD_LETTER_SUFFIX}.")
+    bus = reach_bus(read_settings(config), all_runs=all_runs)
+    physical = f"{bus.namespace.name}.{topic}"
+    consumer = bus.cluster.consumer({**profiles.READER, "client.id": bus.client_id})
+    try:
+        ends = _position(consumer, physical, last)
+        while follow or any(_position_of(consumer, place) < end for place, end in ends.items()):
+            raw = consumer.poll(_POLL_S)
+            if raw is None:
+                if not follow:
+                    # Transaction markers at the end are never handed out: an idle poll is the end.
+                    return
+                continue
+            if (problem := raw.error()) is not None:
+                check_error(problem, raw)
+                continue
+            _show(bus, raw, filters, as_json=as_json)
+    finally:
+        consumer.close()
+
+
+def _position(consumer: RawConsumer, physical: str, last: int) -> dict[tuple[str, int], int]:
+    """Stand `last` records before the end of every partition; the ends, by place."""
+    found = consumer.list_topics(physical, timeout=_METADATA_S).topics.get(physical)
+    if found is None or not found.partitions:
+        raise UserError(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
+    places, ends = [], {}
+    for number in found.partitions:
+        bounds = consumer.get_watermark_offsets(TopicPartition(physical, number), timeout=_METADATA_S)
+        low, high = bounds or (0, 0)
+        ends[physical, number] = high
+        places.append(TopicPartition(physical, number, max(low, high - last)))
+    consumer.assign(places)
+    return ends
+
+
+def _position_of(consumer: RawConsumer, place: tuple[str, int]) -> int:
+    offset = consumer.position([TopicPartition(*place)])[0].offset
+    return max(offset, -1)
+
+
+def _show(bus: Bus, raw: RawMessage, filters: Filters, *, as_json: bool) -> None:
+    record, problem = None, None
+    try:
+        record = bus.codec.decode(raw.value()) if raw.value() is not None else None
+    except InvalidRecord as exc:
+        problem = f"{exc.reason.value}: {exc.message}"
+    run = record.run_id if record is not None else run_of(raw.headers())
+    if bus.run_id is not None and run is not None and run != bus.run_id:
+        return
+    if problem is None and not filters.admit(record):
+        return
+    headers = {name: _text(value) for name, value in raw.headers() or ()}
+    if as_json:
+        line = {**_place(raw), "headers": headers, "problem": problem, "record": _plain(record, full=True) if record is not None else None}
+        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+        return
+    place = _place(raw)
+    out.print(
+        f"[bold cyan]{place['topic']}[/][dim]\\[{place['partition']}] @{place['offset']}  {place['time']}[/]  key={place['key']!r}",
+        markup=True,
+    )
+    out.print("  " + "  ".join(f"{name}={value}" for name, value in headers.items()), style="dim", markup=False)
+    if problem is not None:
+        out.print(f"  not a record: {problem}", style="red", markup=False)
+    elif record is None:
+        out.print("  tombstone", style="yellow")
+    else:
+        out.print(f"  {type(record).__name__} {json.dumps(_plain(record, full=False), ensure_ascii=False)}", markup=False)
+
+
+def _place(raw: RawMessage) -> dict[str, Any]:
+    key = raw.key()
+    return {
+        "topic": raw.topic(),
+        "partition": raw.partition(),
+        "offset": raw.offset(),
+        "time": datetime.fromtimestamp(raw.timestamp()[1] / 1000, UTC).isoformat(timespec="milliseconds"),
+        "key": None if key is None else key.decode(errors="replace"),
+    }
+
+
+def _text(value: bytes | None) -> str:
+    """A header as text; Spring's 4-byte partition as a number."""
+    if value is None:
+        return "null"
+    text = value.decode(errors="replace")
+    return text if text.isprintable() else str(int.from_bytes(value, "big")) if len(value) == 4 else value.hex()
+
+
+def _plain(node: Any, *, full: bool) -> Any:
+    """A record as JSON can show it: bytes as their length (or hex when `full`), long texts cut."""
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return {field.name: _plain(getattr(node, field.name), full=full) for field in dataclasses.fields(node)}
+    if isinstance(node, bytes):
+        return node.hex() if full or len(node) <= _MAX_BYTES_SHOWN else f"<{len(node)} bytes>"
+    if isinstance(node, str):
+        return str(node) if full or len(node) <= _MAX_TEXT_SHOWN else f"{node[:_MAX_TEXT_SHOWN]}…"
+    if isinstance(node, Mapping):
+        return {key: _plain(value, full=full) for key, value in node.items()}
+    if isinstance(node, tuple):
+        return [_plain(item, full=full) for item in node]
+    return node

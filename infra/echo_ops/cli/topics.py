@@ -1,0 +1,66 @@
+"""`echoswarm topics …`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from echo_ops.cli.context import reach_cluster, read_settings
+from echo_ops.cli.output import ExitCode, out
+from echo_ops.topic_admin import TopicAdmin
+from echo_ops.topic_plan import Kind, Plan, Step, summarise
+from echo_schemas.naming import Namespace
+
+_MARKS = {Kind.CREATE: "[green]+[/]", Kind.GROW: "[green]>[/]", Kind.SETTING: "[yellow]~[/]", Kind.REFUSED: "[red]![/]"}
+
+
+def plan(config: Path | None, *, force: bool) -> None:
+    made = _admin(config).plan(force=force)
+    _show(made)
+    if not made.is_empty:
+        out.print("Do it with [bold]echoswarm topics apply[/].")
+
+
+def apply(config: Path | None, *, force: bool) -> None:
+    admin = _admin(config)
+    made = admin.plan(force=force)
+    _show(made)
+    admin.apply(made)
+    if made.refused:
+        out.print(f"[red]{len(made.refused)} differences were refused[/]; each line above says what to do.")
+        sys.exit(ExitCode.DRIFT)
+    if not made.is_empty:
+        out.print("[green]Applied.[/]")
+
+
+def check(config: Path | None) -> None:
+    admin = _admin(config)
+    made = admin.plan()
+    _show(made)
+    strangers = admin.strangers()
+    for name in strangers:
+        out.print(f"[yellow]?[/] {name}: below the namespace, and no file describes it")
+    if not made.is_empty:
+        sys.exit(ExitCode.DRIFT)
+
+
+def _admin(config: Path | None) -> TopicAdmin:
+    settings = read_settings(config)
+    return TopicAdmin(reach_cluster(settings), Namespace(settings.kafka.namespace))
+
+
+def _show(made: Plan) -> None:
+    if made.is_empty:
+        out.print(f"[green]All {len(made.specs)} topics are as the files say.[/]")
+        return
+    for step in made.steps:
+        out.print(_line(step))
+    out.print(", ".join(f"{count} to {kind}" if kind != Kind.REFUSED else f"{count} refused" for kind, count in summarise(made).items()))
+
+
+def _line(step: Step) -> str:
+    mark = _MARKS[step.kind]
+    if step.kind is Kind.CREATE:
+        return f"{mark} [bold]{step.topic}[/]  [dim]{step.after}[/]"
+    change = f"{mark} [bold]{step.topic}[/]  {step.what}: [red]{step.before}[/] → [green]{step.after}[/]"
+    return f"{change}\n    refused: {step.why}" if step.why else change

@@ -1,0 +1,106 @@
+"""Asks a cluster what its topics are, and does the steps of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
+
+from echo_bus.cluster import Cluster
+from echo_bus.errors import TransportError
+from echo_bus.kafka import translate
+from echo_ops.topic_plan import Actual, Kind, Plan, make_plan
+from echo_schemas.naming import Namespace
+from echo_schemas.topic_files import TopicSpec, load_topic_specs
+
+_TIMEOUT_S = 15.0
+
+
+class TopicAdmin:
+    """Plans and applies the topics of one namespace."""
+
+    def __init__(self, cluster: Cluster, namespace: Namespace) -> None:
+        self._admin = cluster.admin()
+        self._namespace = namespace
+
+    def wanted(self) -> dict[str, TopicSpec]:
+        """Physical name → topic, from the files."""
+        return {f"{self._namespace.name}.{spec.name}": spec for spec in load_topic_specs()}
+
+    def plan(self, *, force: bool = False) -> Plan:
+        """The differences between files and cluster. Raises TransportError."""
+        metadata = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S))
+        wanted = self.wanted()
+        existing = [name for name in wanted if name in metadata.topics]
+        configs = self._configs(existing)
+        actual = {
+            name: Actual(
+                partitions=len(metadata.topics[name].partitions),
+                replication_factor=min((len(part.replicas) for part in metadata.topics[name].partitions.values()), default=0),
+                config=configs[name],
+            )
+            for name in existing
+        }
+        return make_plan(wanted, actual, num_brokers=len(metadata.brokers), force=force)
+
+    def strangers(self) -> list[str]:
+        """Topics below the namespace that no file describes."""
+        names = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
+        wanted = self.wanted()
+        return sorted(name for name in names if name.startswith(f"{self._namespace.name}.") and name not in wanted)
+
+    def apply(self, plan: Plan) -> None:
+        """Do every step that is not refused. Raises TransportError at the first that the cluster refuses; apply again goes on there."""
+        created = [step.topic for step in plan.steps if step.kind is Kind.CREATE]
+        if created:
+            self._done(self._admin.create_topics([_new_topic(name, plan.specs[name]) for name in created], request_timeout=_TIMEOUT_S))
+        grown = [NewPartitions(step.topic, int(step.after)) for step in plan.steps if step.kind is Kind.GROW]
+        if grown:
+            self._done(self._admin.create_partitions(grown, request_timeout=_TIMEOUT_S))
+        changed = {step.topic for step in plan.steps if step.kind is Kind.SETTING}
+        resources = []
+        for name in sorted(changed):
+            entries = [
+                ConfigEntry(step.what, step.after, incremental_operation=AlterConfigOpType.SET)
+                for step in plan.steps
+                if step.topic == name and step.kind is Kind.SETTING
+            ]
+            resources.append(ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries))
+        if resources:
+            self._done(self._admin.incremental_alter_configs(resources, request_timeout=_TIMEOUT_S))
+
+    def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Each topic's own settings: those that somebody set, defaults of the cluster left out."""
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        if not resources:
+            return {}
+        answers = self._admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
+        configs = {}
+        for resource, future in answers.items():
+            entries = self._ask(future.result)
+            configs[resource.name] = {entry.name: entry.value for entry in entries.values() if not entry.is_default}
+        return configs
+
+    def _done(self, futures: dict[Any, Future[None]]) -> None:
+        for future in futures.values():
+            self._ask(future.result)
+
+    def _ask(self, question: Any) -> Any:
+        try:
+            return question()
+        except KafkaException as exc:
+            raise translate(exc, "the cluster") from exc
+
+
+def _new_topic(name: str, spec: TopicSpec) -> NewTopic:
+    return NewTopic(name, num_partitions=spec.partitions, replication_factor=spec.replication_factor, config=dict(spec.config))
+
+
+def require_applied(plan: Plan) -> None:
+    """Raise TransportError unless every topic exists: what a role checks before it starts."""
+    missing = [step.topic for step in plan.steps if step.kind is Kind.CREATE]
+    if missing:
+        raise TransportError(f"{len(missing)} topics do not exist, {missing[0]} for one.", hint="Run `echoswarm topics apply`.")
