@@ -40,6 +40,10 @@ from echo_schemas.schemas import newest
 from echo_schemas.topics import PROGRESS, REPLIES, REQUESTS, STEPS, TOPICS, TRAJECTORIES, WEIGHTS
 
 
+# JSON as text is "{}" by default in code but has no default in Avro: Apicurio 3.3 refuses a schema with the default "{}".
+JSON_TEXT = {"entry", "config"}
+
+
 def trajectory(**changes: Any) -> Trajectory:
     example = load_examples(TRAJECTORIES)["single_turn.json"]
     assert isinstance(example, Trajectory)
@@ -73,9 +77,12 @@ def test_the_dataclass_mirrors_its_schema(record: type[Record]) -> None:
     assert schema.full_name == f"echoswarm.{record.__name__}"
     assert [field["name"] for field in schema.raw["fields"]] == [field.name for field in dataclasses.fields(record)]  # type: ignore[arg-type]
     for field, declared in zip(dataclasses.fields(record), schema.raw["fields"], strict=True):  # type: ignore[arg-type]
+        assert declared["doc"].endswith("."), f"{field.name} has no doc sentence"
+        if field.name in JSON_TEXT:
+            assert "default" not in declared
+            continue
         has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         assert has_default == ("default" in declared), f"{field.name}: a default must stand in both places"
-        assert declared["doc"].endswith("."), f"{field.name} has no doc sentence"
 
 
 def test_enum_symbols_are_the_same_in_code_and_schema() -> None:
