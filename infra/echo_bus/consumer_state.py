@@ -27,11 +27,11 @@ PartitionKey = tuple[str, int]
 class LoopLimits:
     """The bounds of one consumer loop. Messages in memory: the hand-over, plus those in flight, plus librdkafka's own queue."""
 
-    max_queued_messages: int = 4_000
+    max_queued_messages: int = 1_000
     max_queued_bytes: int = 32_000_000
     max_in_flight: int = 1_000
-    # Larger batches win nothing: the cost per batch is a few microseconds.
-    batch_size: int = 500
+    # Larger batches and longer queues are slower: what waits in them falls out of the processor's cache.
+    batch_size: int = 100
     busy_retry_s: float = 0.05
     # Short, because on `requests` lag is read as outstanding work (design 6.6).
     commit_interval_s: float = 0.2

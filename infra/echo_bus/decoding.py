@@ -57,11 +57,8 @@ class Decoder:
 
         Raises InvalidRecord if it can never be accepted, RegistryError if the registry could not be asked about its schema.
         """
-        physical, partition, offset, key = raw.topic(), raw.partition(), raw.offset(), raw.key()
-        assert physical is not None
-        assert partition is not None
-        assert offset is not None
-        route = self._routes[physical]
+        key = raw.key()
+        route = self._routes[raw.topic()]  # type: ignore[index]  # a message without error has a topic, a partition and an offset
         run_id = self._run_id
         if run_id is not None and not (key is not None and key.startswith(self._run_prefix)):  # type: ignore[arg-type]  # set with run_id
             named = run_of(raw.headers())
@@ -81,46 +78,52 @@ class Decoder:
             raise InvalidRecord(
                 InvalidReason.NULL_VALUE, f"The value is null; {route.topic.name!r} is not compacted and has no tombstones."
             )
+        partition: int = raw.partition()  # type: ignore[assignment]  # see above
         text = None if key is None else _text_of(key)
-        if route.checks_key or route.topic.compacted:
+        if route.wants_key:
             route.check(text, partition, record)
+        # By position: one is made per message, and names cost.
         return Message(
-            topic=route.topic,
-            partition=partition,
-            offset=offset,
-            key=text,
-            record=record,
-            headers=LazyHeaders(raw),
-            timestamp_ms=raw.timestamp()[1],
-            num_bytes=0 if value is None else len(value),
+            route.topic,
+            partition,
+            raw.offset(),  # type: ignore[arg-type]  # see above
+            text,
+            record,
+            LazyHeaders(raw),
+            raw.timestamp()[1],
+            0 if value is None else len(value),
         )
 
 
 class _Route:
     """What is known of one topic."""
 
-    __slots__ = ("checks_key", "num_partitions", "records", "topic")
+    __slots__ = ("checks_key", "key_of", "num_partitions", "records", "topic", "wants_key")
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.records = frozenset(topic.records)
+        self.key_of = topic.key
         self.checks_key = topic.key is not None and not topic.placed
+        self.wants_key = self.checks_key or topic.compacted
         self.num_partitions: int | None = None
 
     def check(self, key: str | None, partition: int, record: Record | None) -> None:
         """Raise InvalidRecord if the key is not the record's, or the partition not the key's."""
         if key is None:
             raise InvalidRecord(InvalidReason.KEY_MISMATCH, f"The message has no key; every record of {self.topic.name!r} has one.")
-        if not self.checks_key:
+        if not self.checks_key or self.key_of is None:
             return
-        if record is not None and key != self.topic.key_of(record):
-            raise InvalidRecord(InvalidReason.KEY_MISMATCH, f"The key is {key!r}; the record's own is {self.topic.key_of(record)!r}.")
-        if self.num_partitions is not None and partition_of(key, self.num_partitions) != partition:
-            raise InvalidRecord(
-                InvalidReason.PARTITION_MISMATCH,
-                f"The key {key!r} belongs to partition {partition_of(key, self.num_partitions)} of {self.num_partitions}, not {partition}.",
-                hint="Write with the murmur2 partitioner, and never add partitions to a keyed topic that is in use.",
-            )
+        if record is not None and key != self.key_of(record):
+            raise InvalidRecord(InvalidReason.KEY_MISMATCH, f"The key is {key!r}; the record's own is {self.key_of(record)!r}.")
+        if self.num_partitions is not None:
+            wanted = partition_of(key, self.num_partitions)
+            if wanted != partition:
+                raise InvalidRecord(
+                    InvalidReason.PARTITION_MISMATCH,
+                    f"The key {key!r} belongs to partition {wanted} of {self.num_partitions}, not {partition}.",
+                    hint="Write with the murmur2 partitioner, and never add partitions to a keyed topic that is in use.",
+                )
 
 
 def _text_of(key: bytes) -> str:

@@ -37,7 +37,8 @@ Place = tuple[str, int]
 OnInvalid = Callable[[RawMessage, Topic, InvalidRecord], object]
 
 _METADATA_S = 10.0
-_BATCH = 500
+# Small: decoded records that live until the end of a large batch fall out of the processor's cache, which costs a fifth of the speed.
+_BATCH = 100
 _STEP_S = 0.5
 
 
