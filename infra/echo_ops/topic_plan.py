@@ -1,7 +1,7 @@
 """Topics as code: what is, what should be, and the steps between them. Pure; `topic_admin` asks and acts.
 
-Apply is idempotent. It never shrinks a topic, and grows a keyed one only by force, since keys would move. Settings that the files do not name
-are left alone.
+Apply is idempotent. It never shrinks a topic, and grows a keyed one only by force, since keys would move. Settings that the files do
+not name are left alone.
 """
 
 from __future__ import annotations

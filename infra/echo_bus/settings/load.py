@@ -1,7 +1,7 @@
 """From file and environment to `Settings`, with errors that name the file, the key, and what to write instead.
 
-Later wins: the model's default, the TOML file, `ECHO_<SECTION>__<KEY>` in the environment. A secret's key with `_file` behind it names a file
-to read it from: secrets are in neither the configuration nor the process list.
+Later wins: the model's default, the TOML file, `ECHO_<SECTION>__<KEY>` in the environment. A secret's key with `_file` behind it names
+a file to read it from: secrets are in neither the configuration nor the process list.
 """
 
 from __future__ import annotations

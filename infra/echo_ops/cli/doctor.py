@@ -11,6 +11,8 @@ from enum import Enum
 from importlib import metadata, util
 from pathlib import Path
 
+from rich.markup import escape
+
 from echo_bus.bus import open_cluster
 from echo_bus.errors import TransportError
 from echo_bus.settings import Settings
@@ -57,8 +59,8 @@ def doctor(config: Path | None) -> None:
     findings = []
     for finding in [*_installed(), *_machine(settings), *_cluster(settings), *_registry(settings)]:
         findings.append(finding)
-        mend = f"\n    [dim]→ {finding.mend}[/]" if finding.mend else ""
-        out.print(f"{finding.verdict.value} {finding.what}: {finding.found}{mend}")
+        mend = f"\n    [dim]→ {escape(finding.mend)}[/]" if finding.mend else ""
+        out.print(f"{finding.verdict.value} {finding.what}: {escape(finding.found)}{mend}")
     if any(finding.verdict is Verdict.BROKEN for finding in findings):
         sys.exit(ExitCode.FAILED)
 
@@ -84,20 +86,18 @@ def _machine(settings: Settings) -> Iterator[Finding]:
     folder = Path(settings.checkpoint.folder)
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    verdict = Verdict.FINE if free >= _MIN_FREE_BYTES else Verdict.NOTE
-    yield Finding(
-        verdict, f"disk of {folder}", f"{free >> 30} GiB free", "" if verdict is Verdict.FINE else "checkpoints and logs want more"
-    )
     if not os.access(existing, os.W_OK):
         yield Finding(Verdict.BROKEN, f"disk of {folder}", "not writable", "choose another [checkpoint] folder")
+    elif free < _MIN_FREE_BYTES:
+        yield Finding(Verdict.NOTE, f"disk of {folder}", f"{free >> 30} GiB free", "checkpoints and logs want 5 GiB")
+    else:
+        yield Finding(Verdict.FINE, f"disk of {folder}", f"{free >> 30} GiB free")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    verdict = Verdict.FINE if memory >= _MIN_MEMORY_BYTES else Verdict.NOTE
-    yield Finding(
-        verdict,
-        "memory",
-        f"{memory / (1 << 30):.0f} GiB, {os.cpu_count()} cores",
-        "" if verdict is Verdict.FINE else "the demo wants 4 GiB",
-    )
+    found = f"{memory / (1 << 30):.0f} GiB, {os.cpu_count()} cores"
+    if memory < _MIN_MEMORY_BYTES:
+        yield Finding(Verdict.NOTE, "memory", found, "the demo wants 4 GiB")
+    else:
+        yield Finding(Verdict.FINE, "memory", found)
 
 
 def _cluster(settings: Settings) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import TopicPartition
+from rich.markup import escape
 
 from echo_bus import profiles
 from echo_bus.bus import Bus
@@ -112,10 +113,8 @@ def _show(bus: Bus, raw: RawMessage, filters: Filters, *, as_json: bool) -> None
         sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
         return
     place = _place(raw)
-    out.print(
-        f"[bold cyan]{place['topic']}[/][dim]\\[{place['partition']}] @{place['offset']}  {place['time']}[/]  key={place['key']!r}",
-        markup=True,
-    )
+    where = f"[bold cyan]{place['topic']}[/][dim]\\[{place['partition']}] @{place['offset']}  {place['time']}[/]"
+    out.print(f"{where}  key={escape(repr(place['key']))}")
     out.print("  " + "  ".join(f"{name}={value}" for name, value in headers.items()), style="dim", markup=False)
     if problem is not None:
         out.print(f"  not a record: {problem}", style="red", markup=False)
