@@ -47,4 +47,4 @@ def register(config: Path | None) -> None:
     for schema in all_schemas():
         level = levels[schema.full_name.rpartition(".")[2]]
         schema_id = registry.register(schema, level)
-        out.print(f"[green]{schema_id:>4}[/]  {subjects[schema.full_name]}  [dim]{schema.name}.v{schema.version}, {level}[/]")
+        out.print(f"[green]{schema_id:>4}[/]  {', '.join(subjects[schema.full_name])}  [dim]{schema.name}.v{schema.version}, {level}[/]")
