@@ -169,7 +169,8 @@ def _open_client(url: str, shown: str, properties: Mapping[str, Any]) -> Any:
         return SchemaRegistryClient({"url": url, **_CLIENT_DEFAULTS, **properties})
     except (ValueError, TypeError, OSError) as exc:
         raise UserError(
-            f"The schema registry at {shown} cannot be used: {exc}.", hint="Check [registry] url, user, password_file and ca_file."
+            f"The schema registry at {shown} cannot be used: {str(exc).replace(url, shown)}.",
+            hint="Check [registry] url, user, password_file and ca_file.",
         ) from exc
 
 
@@ -218,8 +219,12 @@ def lock_label(schema: AvroSchema) -> str:
 
 
 def load_lock() -> dict[str, int]:
-    """The lock file's ids. Raises SchemaFileError if a fingerprint does not match its file: a schema was edited after it was locked."""
-    content = json.loads((resources.files("echo_schemas") / "registry.lock.json").read_text(encoding="utf-8"))
+    """The lock file's ids, label → id. Raises SchemaFileError if a schema was edited after it was locked, removed, or shares its id."""
+    return check_lock(json.loads((resources.files("echo_schemas") / "registry.lock.json").read_text(encoding="utf-8")))
+
+
+def check_lock(content: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """The ids of a lock file's content, with the checks of `load_lock`."""
     fingerprints = {lock_label(schema): schema.fingerprint for schema in all_schemas()}
     for label, entry in content.items():
         if label not in fingerprints:
@@ -229,7 +234,13 @@ def load_lock() -> dict[str, int]:
                 f"avro/{label}.avsc was edited after its id was locked.",
                 hint="Undo the edit and add the next version instead.",
             )
-    return {label: int(entry["id"]) for label, entry in content.items()}
+    ids = {label: int(entry["id"]) for label, entry in content.items()}
+    if len(set(ids.values())) < len(ids):
+        raise SchemaFileError(
+            "registry.lock.json gives one id to two schemas.",
+            hint="Two branches added a schema at once: delete the newer entry and run `echoswarm schemas check --update-lock`.",
+        )
+    return ids
 
 
 def make_lock(existing: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

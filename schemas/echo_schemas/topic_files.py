@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -59,11 +60,7 @@ class TopicSpec:
             return self
         config = dict(self.config)
         config["min.insync.replicas"] = str(max(1, min(int(config["min.insync.replicas"]), num_brokers - 1)))
-        return TopicSpec(
-            **{name: getattr(self, name) for name in self.__slots__ if name not in {"replication_factor", "config"}},
-            replication_factor=num_brokers,
-            config=config,
-        )
+        return dataclasses.replace(self, replication_factor=num_brokers, config=config)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import struct
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_schemas.codec import Codec, lock_file_codec
-from echo_schemas.columns import pack_logprobs, pack_tokens
+from echo_schemas.columns import all_finite, pack_logprobs, pack_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord, RegistryError
 from echo_schemas.examples import load_examples
 from echo_schemas.records import (
@@ -39,7 +40,6 @@ from echo_schemas.registry import LockFileRegistry
 from echo_schemas.schemas import newest
 from echo_schemas.topics import PROGRESS, REPLIES, REQUESTS, STEPS, TOPICS, TRAJECTORIES, WEIGHTS
 
-
 # JSON as text is "{}" by default in code but has no default in Avro: Apicurio 3.3 refuses a schema with the default "{}".
 JSON_TEXT = {"entry", "config"}
 
@@ -48,6 +48,9 @@ def trajectory(**changes: Any) -> Trajectory:
     example = load_examples(TRAJECTORIES)["single_turn.json"]
     assert isinstance(example, Trajectory)
     return dataclasses.replace(example, **changes)
+
+
+ALL_EXAMPLES = [record for topic in TOPICS for record in load_examples(topic).values()]
 
 
 def refused(record: Record) -> InvalidReason:
@@ -147,6 +150,16 @@ def test_no_prefix_of_a_record_is_a_record(data: st.DataObject) -> None:
     assert unreadable(payload[:cut]) == InvalidReason.TRUNCATED
 
 
+@given(st.data())
+def test_bytes_that_were_altered_are_read_or_refused_by_name(data: st.DataObject) -> None:
+    payload = bytearray(lock_file_codec().encode(data.draw(st.sampled_from(ALL_EXAMPLES))))
+    for _ in range(data.draw(st.integers(min_value=1, max_value=4))):
+        payload[data.draw(st.integers(min_value=5, max_value=len(payload) - 1))] = data.draw(st.integers(min_value=0, max_value=255))
+    with contextlib.suppress(InvalidRecord):
+        record = lock_file_codec().decode(bytes(payload))
+        record.validate()
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused_by_name(body: bytes) -> None:
     prefix = lock_file_codec().encode(trajectory())[:5]
@@ -162,6 +175,8 @@ def test_bytes_that_are_not_ours() -> None:
     assert unreadable(b'{"json": true}') == InvalidReason.BAD_MAGIC
     assert unreadable(b"\x00\x00\x00\x00\x07" + payload[5:]) == InvalidReason.UNKNOWN_SCHEMA
     assert unreadable(payload + b"\x00") == InvalidReason.LENGTH_MISMATCH
+    # The first field, run_id, one byte long and not UTF-8.
+    assert unreadable(payload[:5] + b"\x02\xff" + payload[5:]) == InvalidReason.MALFORMED
 
 
 @pytest.mark.parametrize(
@@ -181,12 +196,44 @@ def test_bytes_that_are_not_ours() -> None:
         ({"generated": (Span(start=6, end=8), Span(start=4, end=6))}, InvalidReason.LENGTH_MISMATCH),
         ({"version_spans": ()}, InvalidReason.LENGTH_MISMATCH),
         ({"version_spans": (VersionSpan(start=4, end=6, version=12),)}, InvalidReason.LENGTH_MISMATCH),
+        ({"version_spans": (VersionSpan(start=0, end=4, version=12),)}, InvalidReason.LENGTH_MISMATCH),
+        ({"version_spans": (VersionSpan(start=4, end=9, version=12),)}, InvalidReason.LENGTH_MISMATCH),
+        (
+            {"version_spans": (VersionSpan(start=4, end=8, version=12), VersionSpan(start=8, end=8, version=12))},
+            InvalidReason.LENGTH_MISMATCH,
+        ),
+        ({"max_version": 13}, InvalidReason.INCONSISTENT),
+        ({"turn_rewards": (0.5, math.nan)}, InvalidReason.NOT_FINITE),
+        ({"logprobs": pack_logprobs([-1.0, 3e38, -1.0, -1.0])}, InvalidReason.NOT_FINITE),
         ({"logprobs": pack_logprobs([-1.0, math.nan, -1.0, -1.0])}, InvalidReason.NOT_FINITE),
         ({"logprobs": pack_logprobs([-1.0, -math.inf, -1.0, -1.0])}, InvalidReason.NOT_FINITE),
     ],
 )
 def test_a_trajectory_that_contradicts_itself_is_refused(changes: dict[str, Any], reason: InvalidReason) -> None:
     assert refused(trajectory(**changes)) == reason
+
+
+@pytest.mark.parametrize("cuts", [(), (5,), (5, 6, 7)])
+def test_versions_may_change_inside_a_turn_and_between_turns(cuts: tuple[int, ...]) -> None:
+    edges = [4, *cuts, 8]
+    tags = tuple(VersionSpan(start=a, end=b, version=12 + i) for i, (a, b) in enumerate(itertools.pairwise(edges)))
+    record = trajectory(
+        version_spans=(*tags, VersionSpan(start=9, end=10, version=11)),
+        generated=(Span(start=4, end=8), Span(start=9, end=10)),
+        token_ids=pack_tokens(list(range(10))),
+        logprobs=pack_logprobs([-1.0] * 5),
+        min_version=11,
+        max_version=12 + len(cuts),
+    )
+    assert lock_file_codec().decode(lock_file_codec().encode(record)) == record
+
+
+def test_numbers_of_any_usual_size_are_finite() -> None:
+    assert all_finite(b"")
+    assert all_finite(pack_logprobs([0.0, -0.0, -1e-30, -1e30, 1e38, -88.0]))
+    assert not all_finite(pack_logprobs([0.0, math.nan]))
+    assert not all_finite(pack_logprobs([math.inf, 0.0]))
+    assert not all_finite(pack_logprobs([-math.inf]))
 
 
 def test_a_contradiction_on_the_wire_is_refused_too() -> None:
@@ -247,6 +294,7 @@ def test_rewards_carry_a_value_exactly_when_scored() -> None:
     assert refused(dataclasses.replace(reward, value=None)) == InvalidReason.INCONSISTENT
     assert refused(dataclasses.replace(reward, outcome=RewardOutcome.FAILED)) == InvalidReason.INCONSISTENT
     assert refused(dataclasses.replace(reward, value=math.nan)) == InvalidReason.NOT_FINITE
+    assert refused(dataclasses.replace(reward, components={"speed": math.inf})) == InvalidReason.NOT_FINITE
     assert refused(dataclasses.replace(reward, of=Coordinates(partition=0, offset=-1))) == InvalidReason.NEGATIVE_NUMBER
 
 

@@ -17,7 +17,7 @@ from echo_schemas.examples import load_examples
 from echo_schemas.headers import GROUP, RUN, VERSION, headers_of, oldest_version, run_of
 from echo_schemas.naming import Namespace
 from echo_schemas.partitioning import murmur2, partition_of
-from echo_schemas.records import Control, Trajectory
+from echo_schemas.records import Control, Record, Trajectory
 from echo_schemas.roles import load_roles
 from echo_schemas.schemas import all_schemas
 from echo_schemas.topic_files import load_meta_schema, load_topic_specs, parse_topic_file
@@ -68,6 +68,15 @@ def test_retention_is_stated_in_time_and_bytes_or_the_topic_is_compacted() -> No
 def test_rewards_lie_beside_their_trajectories() -> None:
     specs = {spec.name: spec for spec in load_topic_specs()}
     assert specs["rewards"].partitions == specs["trajectories"].partitions
+
+
+def test_who_starts_again_may_read_what_it_needs() -> None:
+    specs = {spec.name: spec for spec in load_topic_specs()}
+    # The feeder reissues what requests no longer shows, a learner reads its own steps, a coordinator its own epochs.
+    assert "feeder" in specs["requests"].consumers
+    assert "learner" in specs["steps"].consumers
+    assert "coordinator" in specs["control"].consumers
+    assert set(specs["requests.dlq"].producers) == set(specs["requests"].consumers)
 
 
 def test_a_small_cluster_gets_as_many_replicas_as_it_has_brokers() -> None:
@@ -145,6 +154,25 @@ def test_headers_say_who_when_and_under_which_version_in_plain_text() -> None:
     assert (run_of(headers), oldest_version(headers)) == ("demo", 12)
 
 
+def test_every_header_is_text_and_only_trajectories_carry_a_version() -> None:
+    for topic in TOPICS:
+        for record in load_examples(topic).values():
+            names = [name for name, value in headers_of(record, source="s", time_ms=1) if value.decode()]
+            assert len(set(names)) == len(names)
+            assert (VERSION in names) == isinstance(record, Trajectory)
+            assert (GROUP in names) == hasattr(record, "group_id")
+
+
+def test_every_record_has_an_id_of_its_own_and_a_trajectory_the_same_id_each_time() -> None:
+    def id_of(record: Record) -> bytes:
+        return dict(headers_of(record, source="s", time_ms=1))["ce_id"]
+
+    progress = load_examples(PROGRESS)["progress.json"]
+    assert id_of(progress) != id_of(progress)
+    sample = load_examples(TRAJECTORIES)["single_turn.json"]
+    assert id_of(sample) == id_of(sample) == b"demo/4711/9a3e/3"
+
+
 def test_headers_that_are_missing_or_nonsense_decide_nothing() -> None:
     assert run_of(None) is None
     assert oldest_version([]) is None
@@ -158,6 +186,13 @@ def test_headers_that_are_missing_or_nonsense_decide_nothing() -> None:
 @given(st.binary(max_size=64))
 def test_murmur2_is_the_java_clients(key: bytes) -> None:
     assert murmur2(key) == java_murmur2(key) & 0xFFFFFFFF
+
+
+def test_a_key_lies_where_librdkafka_and_the_java_client_put_it() -> None:
+    # org.apache.kafka.common.utils.UtilsTest.testMurmur2 of Apache Kafka.
+    for key, expected in {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}.items():
+        assert murmur2(key) == expected & 0xFFFFFFFF
+    assert partition_of("foobar", 8) == (-790332482 & 0x7FFFFFFF) % 8
 
 
 def test_partition_of_stays_inside_the_topic() -> None:
