@@ -20,14 +20,25 @@ _BYTES_KEY = "base64"
 def load_examples(topic: Topic) -> dict[str, Record]:
     """File name → record, for every example of a topic. Raises SchemaFileError for a file that is not a record of this topic."""
     folder = resources.files("echo_schemas") / "examples" / topic.name
-    examples: dict[str, Record] = {}
-    for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        cls = _BY_NAME.get(content["record"])
-        if cls is None or cls not in topic.records:
-            raise SchemaFileError(f"examples/{topic.name}/{file.name} is a {content['record']}, which is not published on {topic.name}.")
-        examples[file.name] = converter_of(cls).from_plain(_from_json(content["fields"]))
-    return examples
+    files = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    return {file.name: parse_example(topic, file.name, json.loads(file.read_text(encoding="utf-8"))) for file in files}
+
+
+def parse_example(topic: Topic, file_name: str, content: Any) -> Record:
+    """One example file's content, `{"record": …, "fields": …}`, as a record. Raises SchemaFileError unless it fits field by field."""
+    name = content.get("record")
+    cls = _BY_NAME.get(name)
+    if cls is None or cls not in topic.records:
+        raise SchemaFileError(f"examples/{topic.name}/{file_name} is a {name}, which is not published on {topic.name}.")
+    try:
+        record: Record = converter_of(cls).from_plain(_from_json(content["fields"]))
+    except (KeyError, TypeError, ValueError) as exc:
+        raise SchemaFileError(f"examples/{topic.name}/{file_name} is not a whole {name}: {exc!r}.") from exc
+    if to_json(record) != content:
+        raise SchemaFileError(
+            f"examples/{topic.name}/{file_name} has fields that a {name} has not.", hint="A field was renamed, removed or mistyped."
+        )
+    return record
 
 
 def to_json(record: Record) -> dict[str, Any]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 import yaml
 
 from echo_schemas.errors import SchemaFileError
-from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
-_KEYS = {"purpose", "groups", "transactional_ids", "watches_groups", "reads_all_topics"}
+_REQUIRED_KEYS = {"purpose", "groups", "transactional_ids"}
+_KEYS = _REQUIRED_KEYS | {"watches_groups", "reads_all_topics"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +33,17 @@ class Role:
 def load_roles() -> dict[str, Role]:
     """Role name → role. Raises SchemaFileError where roles and topic files disagree."""
     content = yaml.safe_load((resources.files("echo_schemas") / "roles.yaml").read_text(encoding="utf-8"))
+    return parse_roles(content, load_topic_specs())
+
+
+def parse_roles(content: Mapping[str, Mapping[str, Any]], specs: Iterable[TopicSpec]) -> dict[str, Role]:
+    """The roles file's content, checked against the topics."""
     roles: dict[str, Role] = {}
     for name, entry in content.items():
         if unknown := set(entry) - _KEYS:
             raise SchemaFileError(f"roles.yaml: {name} has unknown keys: {', '.join(sorted(unknown))}.")
+        if absent := _REQUIRED_KEYS - set(entry):
+            raise SchemaFileError(f"roles.yaml: {name} lacks {', '.join(sorted(absent))}.")
         roles[name] = Role(
             name=name,
             purpose=entry["purpose"],
@@ -42,7 +52,11 @@ def load_roles() -> dict[str, Role]:
             watches_groups=tuple(entry.get("watches_groups", ())),
             reads_all_topics=bool(entry.get("reads_all_topics", False)),
         )
-    for spec in load_topic_specs():
+    groups = {group for role in roles.values() for group in role.groups}
+    for role in roles.values():
+        if unwatched := set(role.watches_groups) - groups:
+            raise SchemaFileError(f"roles.yaml: {role.name} watches {', '.join(sorted(unwatched))}, which is no role's group.")
+    for spec in specs:
         if strangers := {*spec.producers, *spec.consumers} - set(roles):
             raise SchemaFileError(f"topics/{spec.name}.yaml names {', '.join(sorted(strangers))}, which roles.yaml does not know.")
     return roles

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -53,12 +54,20 @@ def parse_schema(raw: dict[str, Any], *, name: str = "", version: int = 0) -> Av
 def all_schemas() -> tuple[AvroSchema, ...]:
     """Every schema file, ordered by name and version. Versions of a name are 1, 2, 3 … without a gap."""
     folder = resources.files("echo_schemas") / "avro"
+    return parse_files({file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()})
+
+
+def parse_files(files: Mapping[str, str]) -> tuple[AvroSchema, ...]:
+    """File name → text, as the schemas they are. Raises SchemaFileError for a misnamed file, a gap, or what is not Avro."""
     found: list[AvroSchema] = []
-    for file in folder.iterdir():
-        match = _FILE_NAME.fullmatch(file.name)
+    for file_name, text in files.items():
+        match = _FILE_NAME.fullmatch(file_name)
         if match is None:
-            raise SchemaFileError(f"avro/{file.name} is not named <record>.v<n>.avsc.")
-        raw = json.loads(file.read_text(encoding="utf-8"))
+            raise SchemaFileError(f"avro/{file_name} is not named <record>.v<n>.avsc.")
+        try:
+            raw = json.loads(text)
+        except ValueError as exc:
+            raise SchemaFileError(f"avro/{file_name} is not JSON: {exc}.") from exc
         found.append(parse_schema(raw, name=match["name"], version=int(match["version"])))
     found.sort(key=lambda schema: (schema.name, schema.version))
     for name in {schema.name for schema in found}:
