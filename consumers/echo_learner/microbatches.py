@@ -1,21 +1,24 @@
 """How a step's samples are cut into optimizer updates and micro-batches.
 
-    batch (groups) ──► updates: disjoint, whole groups, about equal in tokens ──► micro-batches: whole samples within a
+    batch (groups) ──► updates: disjoint, whole groups, equally many ──► micro-batches: whole samples within a
     token budget
 
 Pure and deterministic: the same batch gives the same plan on every rank and in every replay. How samples are cut
 changes memory and time only: every micro-batch divides its loss by the counts of the whole update
-(`losses.normaliser`), so the gradients add up to the same.
+(`echo_core.normalisation`), so the gradients add up to the same.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
+
+from echo_core.normalisation import split_groups
 
 MicroBatch = tuple[int, ...]
 """Sample indices that go through the model together. Empty: a rank without work in a round, which runs a dummy of weight zero."""
@@ -70,8 +73,8 @@ def plan_micro_batches(
 ) -> MicroBatchPlan:
     """Cut a batch, whose samples lie group after group, into updates and micro-batches.
 
-    `lengths` [N]: tokens of each sample, prompt and answer, since that is what the model reads. Groups are dealt so that the updates
-    differ by at most one group and by little in tokens. A micro-batch costs at most `max_tokens`; a sample above it stands alone, none is
+    `lengths` [N]: tokens of each sample, prompt and answer, since that is what the model reads. The groups are split in
+    their order, oldest first. A micro-batch costs at most `max_tokens`; a sample above it stands alone, none is
     ever split. Raises ValueError when there are fewer groups than updates, or when the numbers contradict each other.
     """
     if sum(group_sizes) != len(lengths) or any(size < 1 for size in group_sizes):
@@ -80,15 +83,13 @@ def plan_micro_batches(
         raise ValueError("A sample without tokens cannot be trained.")
     if max_tokens < 1:
         raise ValueError(f"The budget of a micro-batch is {max_tokens} tokens; it must be at least 1.")
-    if not 1 <= num_updates <= len(group_sizes):
-        raise ValueError(f"{len(group_sizes)} groups cannot be dealt to {num_updates} updates, each needs a group.")
     cut = _cut_padded if layout is Layout.PADDED else _cut_packed
-    return MicroBatchPlan(
-        tuple(
-            cut(sorted(samples, key=lambda sample: (-lengths[sample], sample)), lengths, max_tokens)
-            for samples in _deal_groups(lengths, group_sizes, num_updates)
-        )
-    )
+    starts = [0, *itertools.accumulate(group_sizes)]
+    updates = []
+    for groups in split_groups(len(group_sizes), num_updates):
+        samples = range(starts[groups.start], starts[groups.stop])
+        updates.append(cut(sorted(samples, key=lambda sample: (-lengths[sample], sample)), lengths, max_tokens))
+    return MicroBatchPlan(tuple(updates))
 
 
 def restore_plan(order: Sequence[int], micro_batch_sizes: Sequence[int], update_sizes: Sequence[int]) -> MicroBatchPlan:
@@ -115,18 +116,6 @@ def deal_to_ranks(micro_batches: Sequence[MicroBatch], num_ranks: int) -> tuple[
     num_rounds = -(-len(micro_batches) // num_ranks)
     filled = [*micro_batches, *[()] * (num_rounds * num_ranks - len(micro_batches))]
     return tuple(tuple(filled[rank::num_ranks]) for rank in range(num_ranks))
-
-
-def _deal_groups(lengths: Sequence[int], group_sizes: Sequence[int], num_updates: int) -> list[list[int]]:
-    """Sample indices of each update. Largest group first, back and forth, so that no update gets all the long (or all the stale) groups."""
-    ends = np.cumsum(group_sizes).tolist()
-    groups = [range(end - size, end) for end, size in zip(ends, group_sizes, strict=True)]
-    tokens = [sum(lengths[sample] for sample in group) for group in groups]
-    updates: list[list[int]] = [[] for _ in range(num_updates)]
-    for place, group in enumerate(sorted(range(len(groups)), key=lambda group: (-tokens[group], group))):
-        round_number, seat = divmod(place, num_updates)
-        updates[seat if round_number % 2 == 0 else num_updates - 1 - seat].extend(groups[group])
-    return updates
 
 
 def _cut_padded(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> tuple[MicroBatch, ...]:

@@ -9,7 +9,6 @@
     custom.py       a user's own loss, by import path
     token_sums.py   what is measured on every micro-batch, whatever the loss
 
-pi is the learner now, pi_prev the learner at the start of the step, mu the sampler, A the advantage; sg() stops the
-gradient. Every per-token term is divided as `Normaliser` says, by *unfiltered* counts: a loss that rejects tokens does
-not make the others louder.
+pi is the learner now, pi_prev the learner at the start of the step, mu the sampler, A the advantage; sg() stops the gradient. Every token's
+term is scaled by `echo_core.normalisation`, from *unfiltered* counts: a loss that rejects tokens does not make the others louder.
 """

@@ -9,18 +9,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from echo_learner.losses.normaliser import Normaliser
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossInputs:
     """One micro-batch as flat token tensors. T response tokens of N whole sequences, in any order.
 
-    `learner` [T], with gradient: log-probabilities under the policy being trained. `sampler` [T]: under the policy that
-    sampled. `previous` [T] or None: under the learner at the start of the step; None says that the learner has not
-    moved since, which is true of the first update of a step only. `reference` [T] or None: under the reference policy.
-    `advantages` [T]. `mask` [T] bool: tokens to train on. `sequence_ids` [T] int64 in [0, N). `sequence_lengths` [N]
-    int64: response tokens of each sequence, *masked ones included*, since that is what the sum is divided by.
+    `learner` [T], with gradient: log-probabilities under the policy being trained. `sampler` [T]: under the policy that sampled.
+    `previous` [T] or None: under the learner at the start of the step; None says that the learner has not moved since, which is true of the
+    first update of a step only. `reference` [T] or None: under the reference policy. `advantages` [T]. `mask` [T] bool: tokens to train on.
+    `sequence_ids` [T] int64 in [0, N). `sequence_lengths` [N] int64: response tokens of each sequence, masked ones included.
+    `sequence_scales` [N]: the factor of each sequence's tokens in the sum, made by `echo_core.normalisation.sequence_scales` from the
+    lengths of the *whole update*, all micro-batches and ranks: that is why the gradients of micro-batches add up to the update's.
 
     After construction masked tokens hold log-probability 0 and advantage 0 everywhere, so whatever stood there
     (padding, NaN) reaches neither the loss nor the gradient. The same is done to an unmasked token with a number that
@@ -34,7 +33,7 @@ class LossInputs:
     mask: Tensor
     sequence_ids: Tensor
     sequence_lengths: Tensor
-    normaliser: Normaliser
+    sequence_scales: Tensor
     previous: Tensor | None = None
     reference: Tensor | None = None
     num_not_finite: Tensor = field(init=False)
@@ -53,6 +52,8 @@ class LossInputs:
         for name, row in {**rows, "mask": self.mask, "sequence_ids": self.sequence_ids}.items():
             if row is not None and row.shape != shape:
                 raise ValueError(f"{name} has shape {tuple(row.shape)}, the learner's log-probabilities {tuple(shape)}.")
+        if self.sequence_scales.shape != self.sequence_lengths.shape:
+            raise ValueError(f"{len(self.sequence_lengths)} sequences have {len(self.sequence_scales)} scales.")
         dtype = torch.promote_types(self.learner.dtype, torch.float32)
         present = {name: row.to(dtype) for name, row in rows.items() if row is not None}
         finite = torch.stack([row.detach().isfinite() for row in present.values()]).all(dim=0)
@@ -73,7 +74,7 @@ class LossInputs:
     @property
     def token_scales(self) -> Tensor:
         """What each token's term is multiplied by in the sum, [T]."""
-        return self.normaliser.scales(self.sequence_lengths, self.learner.dtype)[self.sequence_ids]
+        return self.sequence_scales.to(self.learner.dtype)[self.sequence_ids]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

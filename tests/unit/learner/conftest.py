@@ -19,7 +19,6 @@ def make_batch() -> MakeBatch:
     import torch
 
     from echo_learner.losses.interface import LossInputs
-    from echo_learner.losses.normaliser import Normalisation, Normaliser
 
     def make(seed: int = 0, **fields: Any) -> LossInputs:
         generator = torch.Generator().manual_seed(seed)
@@ -38,7 +37,7 @@ def make_batch() -> MakeBatch:
             "mask": torch.ones(20, dtype=torch.bool),
             "sequence_ids": torch.arange(20) // 5,
             "sequence_lengths": torch.full((4,), 5),
-            "normaliser": Normaliser(mode=Normalisation.TOKEN, num_sequences=4, num_tokens=20, constant=8.0),
+            "sequence_scales": torch.full((4,), 1 / 20, dtype=torch.float64),
         }
         return LossInputs(**values | fields)
 

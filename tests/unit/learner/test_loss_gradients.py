@@ -9,8 +9,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the losses are torch code: install the extra 'learner'")
 
+import numpy as np
 import torch
 
+from echo_core.normalisation import Normalisation, sequence_scales
 from echo_learner.losses.catalogue import build_loss, loss_names, parse_loss
 from echo_learner.losses.config import (
     Cispo,
@@ -25,7 +27,6 @@ from echo_learner.losses.config import (
     ReferenceKl,
     SequenceMask,
 )
-from echo_learner.losses.normaliser import Normalisation, Normaliser
 from echo_learner.losses.ratios import reduce_loss
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def _gradient(config: LossConfig | CustomLoss, batch: LossInputs, learner: torch
     return gradient
 
 
-def _normaliser(mode: Normalisation) -> Normaliser:
-    return Normaliser(mode=mode, num_sequences=4, num_tokens=20, constant=8.0)
+def _scales(mode: Normalisation) -> torch.Tensor:
+    return torch.from_numpy(sequence_scales(np.full(4, 5), mode, constant=8))
 
 
 @pytest.mark.parametrize("kl", [None, ReferenceKl(coef=0.3)], ids=["plain", "kl"])
@@ -65,7 +66,7 @@ def test_gradients_equal_finite_differences(make_batch: MakeBatch, config: LossC
     def loss_of(values: torch.Tensor) -> torch.Tensor:
         # GrpoClip's weight moves with the policy, but is a constant of the KL term: a finite difference would see it move.
         term = None if isinstance(config, GrpoClip) else kl
-        return build_loss(config, term)(make_batch(3, learner=values, normaliser=_normaliser(mode))).loss
+        return build_loss(config, term)(make_batch(3, learner=values, sequence_scales=_scales(mode))).loss
 
     assert torch.autograd.gradcheck(loss_of, (learner,), eps=1e-7, atol=1e-6)
 
@@ -105,7 +106,7 @@ def test_on_policy_every_loss_is_reinforce(make_batch: MakeBatch, name: str, wit
         previous=on_policy if with_previous else None,
         advantages=advantages,
         mask=mask,
-        normaliser=_normaliser(mode),
+        sequence_scales=_scales(mode),
     )
     scale = {"sequence": 1 / (4 * 5), "token": 1 / 20, "constant": 1 / (4 * 8.0)}[mode]
     gradient = _gradient(parse_loss(name), batch, learner)

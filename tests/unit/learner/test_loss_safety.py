@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("torch", reason="the losses are torch code: install the extra 'learner'")
 
+import numpy as np
 import torch
 
+from echo_core.normalisation import Normalisation, sequence_scales
 from echo_learner.losses.catalogue import build_loss, loss_names, parse_loss
 from echo_learner.losses.config import ReferenceKl
-from echo_learner.losses.normaliser import Normalisation, Normaliser
 
 if TYPE_CHECKING:
     from echo_learner.losses.interface import LossInputs, LossOutputs
@@ -59,7 +60,7 @@ def test_masked_tokens_contribute_nothing_whatever_they_hold(make_batch: MakeBat
 def test_extreme_ratios_stay_finite(make_batch: MakeBatch, name: str, gap: float, sign: float, dtype: torch.dtype) -> None:
     rows = {row: values.to(dtype) for row, values in _rows(make_batch(2)).items()}
     rows["advantages"] = sign * rows["advantages"].abs()
-    rows["sampler"][0] = rows["previous"][1] = rows["reference"][2] = rows["learner"][3] = -gap
+    rows["sampler"][0] = rows["previous"][1] = rows["reference"][2] = rows["learner"][6] = -gap
     rows["learner"][4] = rows["previous"][4] = 0.0
     rows["sampler"][4] = -gap
     rows["learner"].requires_grad_()
@@ -100,17 +101,19 @@ def test_an_empty_micro_batch_has_a_loss_of_zero_to_go_backward_from(make_batch:
     learner = empty.clone().requires_grad_()
     ids = torch.zeros(0, dtype=torch.int64)
     rows = dict.fromkeys(_ROWS, empty) | {"learner": learner}
-    outputs, _ = _run(name, make_batch(mask=ids.bool(), sequence_ids=ids, sequence_lengths=ids, **rows), learner)
+    outputs, _ = _run(
+        name, make_batch(mask=ids.bool(), sequence_ids=ids, sequence_lengths=ids, sequence_scales=learner.detach(), **rows), learner
+    )
     assert outputs.loss.item() == 0
 
 
 def test_a_withheld_sequence_still_counts_in_the_divisor(make_batch: MakeBatch) -> None:
     mask = torch.arange(20) >= 5
     for mode in Normalisation:
-        normaliser = Normaliser(mode=mode, num_sequences=4, num_tokens=20, constant=8.0)
+        scales = torch.from_numpy(sequence_scales(np.full(4, 5), mode, constant=8))
         learner = make_batch(5).learner.detach().clone().requires_grad_()
-        _, whole = _run("grpo_tis", make_batch(5, learner=learner, normaliser=normaliser), learner)
-        _, withheld = _run("grpo_tis", make_batch(5, learner=learner, normaliser=normaliser, mask=mask), learner)
+        _, whole = _run("grpo_tis", make_batch(5, learner=learner, sequence_scales=scales), learner)
+        _, withheld = _run("grpo_tis", make_batch(5, learner=learner, sequence_scales=scales, mask=mask), learner)
         torch.testing.assert_close(withheld[5:], whole[5:], rtol=0, atol=0)
         assert (withheld[:5] == 0).all()
 
@@ -144,10 +147,6 @@ def test_log_probabilities_must_be_flat(make_batch: MakeBatch) -> None:
         make_batch(learner=torch.zeros(4, 5))
 
 
-@pytest.mark.parametrize(
-    ("counts", "constant", "sentence"),
-    [((0, 5), 1.0, "nothing to train"), ((2, 0), 1.0, "nothing to train"), ((2, 5), None, "needs a constant")],
-)
-def test_a_divisor_of_zero_is_refused(counts: tuple[int, int], constant: float | None, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        Normaliser(mode=Normalisation.CONSTANT, num_sequences=counts[0], num_tokens=counts[1], constant=constant)
+def test_scales_that_do_not_belong_to_the_sequences_are_refused(make_batch: MakeBatch) -> None:
+    with pytest.raises(ValueError, match="4 sequences have 3 scales"):
+        make_batch(sequence_scales=torch.ones(3))

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="the losses are torch code: install the extra 'learner'")
 import torch
 
+from echo_core.normalisation import Normalisation, sequence_scales
 from echo_learner.losses.catalogue import build_loss
 from echo_learner.losses.config import (
     Cispo,
@@ -30,7 +31,6 @@ from echo_learner.losses.config import (
     TokenTis,
 )
 from echo_learner.losses.interface import LossInputs
-from echo_learner.losses.normaliser import Normalisation, Normaliser
 
 Row = npt.NDArray[np.float64]
 
@@ -173,7 +173,7 @@ def total_loss(example: Example, terms: SequenceTerms, mode: str, constant: floa
     return total
 
 
-_CONSTANT = 9.0
+_CONSTANT = 9
 
 _GRPO = partial(grpo_tis, low=0.2, high=0.28)
 CASES: list[tuple[LossConfig, SequenceTerms]] = [
@@ -213,7 +213,7 @@ def to_batch(example: Example, mode: Normalisation) -> LossInputs:
         mask=torch.from_numpy(np.concatenate(example.masks)),
         sequence_ids=torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
         sequence_lengths=torch.tensor(lengths),
-        normaliser=Normaliser(mode=mode, num_sequences=len(lengths), num_tokens=sum(lengths), constant=_CONSTANT),
+        sequence_scales=torch.from_numpy(sequence_scales(np.array(lengths), mode, constant=_CONSTANT)),
     )
 
 

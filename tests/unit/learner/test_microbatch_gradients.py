@@ -6,14 +6,15 @@ import pytest
 
 pytest.importorskip("torch", reason="the losses are torch code: install the extra 'learner'")
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_core.normalisation import Normalisation, sequence_scales
 from echo_learner.losses.catalogue import build_loss, loss_names, parse_loss
 from echo_learner.losses.config import ReferenceKl
 from echo_learner.losses.interface import LossInputs
-from echo_learner.losses.normaliser import Normalisation, Normaliser
 from echo_learner.microbatches import Layout, MicroBatch, plan_micro_batches
 
 _VOCABULARY = 5
@@ -31,7 +32,7 @@ class _Update:
         self.masks = [torch.rand(length, generator=generator) > 0.2 for length in lengths]
 
     def inputs(self, samples: MicroBatch, mode: Normalisation) -> LossInputs:
-        """The forward pass of a micro-batch. Divisors are those of the whole update."""
+        """The forward pass of a micro-batch. The scales are those of the whole update."""
         logprobs = torch.log_softmax(self.logits, dim=-1)
         learner = torch.cat([logprobs[torch.arange(self.lengths[i]), self.tokens[i]] for i in samples])
         noise = torch.cat([self.noise[i] for i in samples], dim=1)
@@ -46,7 +47,7 @@ class _Update:
             mask=torch.cat([self.masks[i] for i in samples]),
             sequence_ids=torch.repeat_interleave(torch.arange(len(samples)), lengths),
             sequence_lengths=lengths,
-            normaliser=Normaliser(mode=mode, num_sequences=len(self.lengths), num_tokens=sum(self.lengths), constant=7.0),
+            sequence_scales=torch.from_numpy(sequence_scales(np.array(self.lengths), mode, constant=7)[list(samples)]),
         )
 
     def gradient(self, cut: tuple[MicroBatch, ...], name: str, mode: Normalisation) -> torch.Tensor:

@@ -73,6 +73,7 @@ def test_sums_of_pieces_are_the_sums_of_the_whole(make_batch: MakeBatch, name: s
             **{row: values[piece] for row, values in rows.items()},
             sequence_ids=ids - ids.min(),
             sequence_lengths=torch.full((int(ids.max() - ids.min()) + 1,), 5),
+            sequence_scales=torch.full((int(ids.max() - ids.min()) + 1,), 1 / 20).double(),
         )
         pieces.append(_measure(batch, name))
     merged = pieces[0].merged(pieces[1])
@@ -127,7 +128,9 @@ def test_a_micro_batch_without_tokens_changes_nothing(make_batch: MakeBatch) -> 
     ids = torch.zeros(0, dtype=torch.int64)
     rows = dict.fromkeys(("sampler", "previous", "reference", "advantages"), torch.zeros(0, dtype=torch.float64))
     learner = torch.zeros(0, dtype=torch.float64, requires_grad=True)
-    empty = _measure(make_batch(learner=learner, mask=ids.bool(), sequence_ids=ids, sequence_lengths=ids, **rows))
+    empty = _measure(
+        make_batch(learner=learner, mask=ids.bool(), sequence_ids=ids, sequence_lengths=ids, sequence_scales=learner.detach(), **rows)
+    )
     whole = _measure(make_batch(6))
     assert whole.merged(empty).to_floats() == whole.to_floats()
     assert set(token_metrics(empty.to_floats())) <= {"num_tokens", "num_sequences", "num_not_finite", "policy_loss", "loss"}

@@ -15,10 +15,10 @@ pytest.importorskip("torch", reason="the losses are torch code: install the extr
 import torch
 from torch import Tensor
 
+from echo_core.normalisation import Normalisation, sequence_scales
 from echo_learner.losses.catalogue import build_loss
 from echo_learner.losses.config import Cispo, GrpoClip, GrpoTis, Gspo, LossConfig, ReferenceKl
 from echo_learner.losses.interface import LossInputs
-from echo_learner.losses.normaliser import Normalisation, Normaliser
 
 _ROWS, _COLUMNS, _MAX_LENGTH = 4, 6, 16
 _BETA = 0.2
@@ -94,7 +94,7 @@ def _ours(table: _Table, mode: Normalisation, config: LossConfig, kl: ReferenceK
         mask=torch.ones(int(lengths.sum()), dtype=torch.bool),
         sequence_ids=torch.repeat_interleave(torch.arange(_ROWS), lengths),
         sequence_lengths=lengths,
-        normaliser=Normaliser(mode=mode, num_sequences=_ROWS, num_tokens=int(lengths.sum()), constant=_MAX_LENGTH),
+        sequence_scales=torch.from_numpy(sequence_scales(lengths.numpy(), mode, constant=_MAX_LENGTH)),
     )
     return build_loss(config, kl)(batch).loss
 
