@@ -2,8 +2,8 @@
 
 The model: `trajectories` and `rewards` are append-only partitions. A writer appends attempts of groups, again and again, with other content
 each time, in any mixture; a scorer appends rewards, repeated, late, wrong and foreign ones among them. A learner reads both in any
-interleaving, takes ready groups, checkpoints when it likes (state, what it yielded, what it dropped, as one), and crashes when it likes: then
-everything after the last checkpoint never happened, and it reads again from the checkpoint's lows.
+interleaving, takes ready groups, checkpoints when it likes (state, what it yielded, what it dropped, as one), and crashes when it likes:
+then everything after the last checkpoint never happened, and it reads again from the checkpoint's lows.
 """
 
 from __future__ import annotations
@@ -245,3 +245,17 @@ def test_a_restart_rebuilds_the_same_open_records(steps: list[tuple[str, int, in
     learner.read_all()
     assert learner.assembler.open_records == before
     assert learner.assembler.drain_drops() == []
+
+
+@settings(max_examples=120, deadline=None)
+@given(worlds)
+def test_a_restart_finds_the_same_rewards_again(steps: list[tuple[str, int, int, str]]) -> None:
+    *_, played = play(steps, ROOMY)
+    # The same log read anew, without taking anything, so that every whole group is open with its rewards at the checkpoint.
+    reader = Learner(played.log, ROOMY)
+    reader.read_all()
+    reader.checkpoint()
+    ready = reader.assembler.ready
+    reader.start()
+    reader.read_all()
+    assert reader.assembler.ready == ready
