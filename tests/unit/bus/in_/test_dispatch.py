@@ -1,0 +1,97 @@
+"""The requester writes where the least work lies, and not at all while everybody has enough."""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_bus.dispatch import LeastLagChooser, PartitionWork
+from echo_bus.errors import DeliveryFailed
+from echo_bus.publisher import Receipt
+from echo_schemas.errors import UserError
+from echo_schemas.records import Coordinates
+
+
+def test_the_partition_with_the_least_outstanding_work_is_chosen() -> None:
+    chooser = LeastLagChooser(3, depth=10)
+    chooser.observe({0: PartitionWork(0, 5), 1: PartitionWork(3, 5), 2: PartitionWork(0, 9)})
+    assert [chooser.choose() for _ in range(4)] == [1, 1, 1, 0]
+
+
+def test_idle_partitions_are_served_in_turn() -> None:
+    chooser = LeastLagChooser(3, depth=2)
+    assert [chooser.choose() for _ in range(7)] == [0, 1, 2, 0, 1, 2, None]
+    assert chooser.outstanding == 6
+
+
+def test_work_that_is_done_makes_room() -> None:
+    chooser = LeastLagChooser(1, depth=1)
+    assert chooser.choose() == 0
+    chooser.acknowledged(0, 41)
+    chooser.observe({0: PartitionWork(first_open=41, end=42)})
+    assert chooser.choose() is None
+    chooser.observe({0: PartitionWork(first_open=42, end=42)})
+    assert chooser.choose() == 0
+
+
+def test_a_request_that_was_not_written_makes_room() -> None:
+    chooser = LeastLagChooser(1, depth=1)
+    assert chooser.choose() == 0
+    chooser.failed(0)
+    assert chooser.outstanding == 0
+    assert chooser.choose() == 0
+
+
+def test_an_older_answer_does_not_undo_an_acknowledgement() -> None:
+    chooser = LeastLagChooser(1, depth=1)
+    chooser.observe({0: PartitionWork(5, 5)})
+    assert chooser.choose() == 0
+    chooser.acknowledged(0, 5)
+    chooser.observe({0: PartitionWork(4, 5)})
+    assert chooser.outstanding == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_receipt_settles_its_choice(fails: bool) -> None:
+    chooser, receipt = LeastLagChooser(1, depth=1), Receipt(threading.Condition())
+    assert chooser.choose() == 0
+    chooser.follow(0, receipt)
+    if fails:
+        receipt.settle(None, DeliveryFailed("The broker said no."))
+    else:
+        receipt.settle(Coordinates(partition=0, offset=0), None)
+    assert chooser.outstanding == (0 if fails else 1)
+
+
+def test_no_room_at_all_is_refused() -> None:
+    for partitions, depth in ((0, 1), (1, 0)):
+        with pytest.raises(UserError, match="no room for work"):
+            LeastLagChooser(partitions, depth=depth)
+
+
+@given(speeds=st.lists(st.integers(1, 8), min_size=2, max_size=4), seed=st.integers(0, 1_000))
+def test_unequal_workers_all_stay_busy_and_none_builds_a_queue(speeds: list[int], seed: int) -> None:
+    """Workers own four partitions each and finish `speed` requests a round, in a random order of their partitions."""
+    random, per_worker, depth = Random(seed), 4, 8
+    num_partitions = per_worker * len(speeds)
+    chooser = LeastLagChooser(num_partitions, depth=depth)
+    end, done = [0] * num_partitions, [0] * num_partitions
+    finished = [0] * len(speeds)
+    rounds = 30
+    for _ in range(rounds):
+        while (partition := chooser.choose()) is not None:
+            chooser.acknowledged(partition, end[partition])
+            end[partition] += 1
+        assert max(e - d for e, d in zip(end, done, strict=True)) <= depth
+        for worker, speed in enumerate(speeds):
+            mine = list(range(worker * per_worker, (worker + 1) * per_worker))
+            for _ in range(speed):
+                waiting = [partition for partition in mine if done[partition] < end[partition]]
+                done[random.choice(waiting)] += 1
+                finished[worker] += 1
+        chooser.observe({partition: PartitionWork(done[partition], end[partition]) for partition in range(num_partitions)})
+    assert finished == [speed * rounds for speed in speeds]
