@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -85,3 +87,19 @@ def exclusive(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def staged(final: Path) -> Iterator[Path]:
+    """An empty folder that becomes `final` by one rename if the block ends well, and vanishes if it does not.
+
+    Call it under a lock of `final`'s own: what a killed predecessor left is removed first.
+    """
+    for stale in final.parent.glob(f".{final.name}-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}-"))
+    try:
+        yield scratch
+        scratch.rename(final)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

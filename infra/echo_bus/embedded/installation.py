@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from echo_bus.embedded.artifacts import download, lock_digest, read_lock
-from echo_bus.embedded.folders import cache_folder, exclusive
+from echo_bus.embedded.folders import cache_folder, exclusive, staged
 from echo_bus.embedded.java import Java
 from echo_schemas.errors import UserError
 
@@ -75,18 +74,13 @@ def install_kafka(java: Java, *, report: Callable[[str], None] = _log.info) -> I
             return installation
         num_megabytes = sum(artifact.num_bytes for artifact in artifacts) // 1_000_000
         report(f"Downloading Apache Kafka {KAFKA_VERSION} ({num_megabytes} MB, once) into {final.parent}")
-        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".kafka-"))
-        try:
-            staged = Installation(scratch)
-            staged.jars.mkdir()
-            download(artifacts, staged.jars)
+        with staged(final) as scratch:
+            partial = Installation(scratch)
+            partial.jars.mkdir()
+            download(artifacts, partial.jars)
             log_settings = files("echo_bus.embedded").joinpath("log4j2.xml").read_text(encoding="utf-8")
-            staged.log_settings.write_text(log_settings, encoding="utf-8")
-            format_checkpoint(java, staged, staged.bootstrap_checkpoint)
-            scratch.rename(final)
-        except BaseException:  # whatever interrupts, Ctrl-C too, must not leave half an installation behind
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise
+            partial.log_settings.write_text(log_settings, encoding="utf-8")
+            format_checkpoint(java, partial, partial.bootstrap_checkpoint)
     return installation
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
 from echo_bus.clock import Deadline
 from echo_bus.embedded.artifacts import download, lock_digest, read_lock
-from echo_bus.embedded.folders import cache_folder, exclusive
+from echo_bus.embedded.folders import cache_folder, exclusive, staged
 from echo_bus.embedded.guard import Guard
 from echo_bus.embedded.java import find_java
 from echo_bus.embedded.ports import free_ports
@@ -82,14 +80,11 @@ def install_registry(*, report: Callable[[str], None] = _log.info) -> Path:
             return final
         num_megabytes = sum(artifact.num_bytes for artifact in artifacts) // 1_000_000
         report(f"Downloading the schema registry {REGISTRY_VERSION} ({num_megabytes} MB, once) into {final.parent}")
-        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".registry-"))
-        try:
+        with staged(final) as scratch:
             download(artifacts, scratch)
             archive = scratch / artifacts[0].file_name
-            _unpack(archive, scratch / "unpacked")
-            (scratch / "unpacked").rename(final)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            _unpack(archive, scratch)
+            archive.unlink()
     return final
 
 

@@ -15,7 +15,7 @@ from jgo.util import http
 from echo_bus.embedded import resolve_embedded, resolve_registry
 from echo_bus.embedded.artifacts import Artifact, download
 from echo_bus.embedded.class_cache import ready_class_cache
-from echo_bus.embedded.folders import CACHE_VARIABLE, STATE_VARIABLE, hold
+from echo_bus.embedded.folders import CACHE_VARIABLE, STATE_VARIABLE, hold, staged
 from echo_bus.embedded.installation import Installation, install_kafka
 from echo_bus.embedded.java import Java, find_java
 from echo_bus.embedded.memory import available_mb
@@ -133,6 +133,20 @@ def test_a_place_that_cannot_be_written_to_is_a_sentence(tmp_path: Path) -> None
     with pytest.raises(UserError, match="cannot be made: Not a directory") as caught:
         hold(tmp_path / "file" / "below" / "lock")
     assert STATE_VARIABLE in caught.value.hint
+
+
+def test_a_folder_is_installed_whole_or_not_at_all(tmp_path: Path) -> None:
+    final = tmp_path / "kafka-1"
+    (tmp_path / ".kafka-1-killed").mkdir()
+    interrupted = staged(final)
+    (interrupted.__enter__() / "half").write_text("")
+    assert interrupted.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None) is False
+    assert list(tmp_path.iterdir()) == []
+    with staged(final) as scratch:
+        (scratch / "whole").write_text("")
+        assert not final.exists()
+    assert [path.name for path in final.iterdir()] == ["whole"]
+    assert [path.name for path in tmp_path.iterdir()] == ["kafka-1"]
 
 
 # State
