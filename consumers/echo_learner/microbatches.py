@@ -1,7 +1,6 @@
 """How a step's samples are cut into optimizer updates and micro-batches.
 
-    batch (groups) ──► updates: disjoint, whole groups, equally many ──► micro-batches: whole samples within a
-    token budget
+    batch (groups) ──► updates: disjoint, whole groups, equally many ──► micro-batches: whole samples within a token budget
 
 Pure and deterministic: the same batch gives the same plan on every rank and in every replay. How samples are cut
 changes memory and time only: every micro-batch divides its loss by the counts of the whole update
@@ -28,8 +27,7 @@ class Layout(StrEnum):
     """How a micro-batch lies in memory, which decides what it costs.
 
     PADDED  rows of the longest sample's length: rows · longest (attention over full rows; right on CPUs)
-    PACKED  samples end to end: the sum of the lengths (block-diagonal attention; right on GPUs with variable-length
-    kernels)
+    PACKED  samples end to end: the sum of the lengths (block-diagonal attention; right on GPUs with variable-length kernels)
     """
 
     PADDED = "padded"
