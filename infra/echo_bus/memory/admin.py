@@ -84,8 +84,7 @@ class MemoryAdmin:
             while len(state.partitions) < wanted.new_total_count:
                 state.partitions.append(PartitionLog())
             for group in self._broker.groups.values():
-                topics = {topic for member in group.members for topic in member.topics}
-                group.rebalance(self._broker.partitions_of(sorted(topics)))
+                group.rebalance()
 
         return {wanted.topic: self._answer(partial(grow, wanted)) for wanted in partitions}
 

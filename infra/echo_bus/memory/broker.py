@@ -91,7 +91,7 @@ class Broker:
         return state.partitions[partition] if state is not None and 0 <= partition < len(state.partitions) else None
 
     def group(self, name: str) -> Group:
-        return self.groups.setdefault(name, Group())
+        return self.groups.setdefault(name, Group(self.partitions_of))
 
     def partitions_of(self, topics: list[str]) -> list[tuple[str, int]]:
         return [(name, number) for name in sorted(topics) if name in self.topics for number in range(len(self.topics[name].partitions))]

@@ -53,7 +53,7 @@ class MemoryConsumer:
         with self._broker.lock:
             self._member = Member(list(topics), self._cooperative)
             group = self._broker.group(self._group_id)
-            group.join(self._member, self._subscribed())
+            group.join(self._member)
             self._broker.changed.notify_all()
 
     def assign(self, partitions: list[TopicPartition]) -> None:
@@ -169,14 +169,14 @@ class MemoryConsumer:
         self._give_up(set(self._member.owned), lost=lost)
         with self._broker.lock:
             if not lost:
-                self._broker.group(self._group_id).leave(self._member, self._subscribed())
+                self._broker.group(self._group_id).leave(self._member)
             self._broker.changed.notify_all()
 
     def expire_session(self) -> None:
         """For tests: the group coordinator has not heard of this member for too long."""
         with self._broker.lock:
             if self._member is not None:
-                self._broker.group(self._group_id).expel(self._member, self._subscribed())
+                self._broker.group(self._group_id).expel(self._member)
                 self._broker.changed.notify_all()
 
     # Inside
@@ -271,11 +271,6 @@ class MemoryConsumer:
             raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, "Local: Unknown partition"))  # noqa: SLF001  public in librdkafka
         return log
 
-    def _subscribed(self) -> list[Place]:
-        group = self._broker.group(self._group_id)
-        topics = {topic for member in group.members for topic in member.topics}
-        return self._broker.partitions_of(sorted(topics))
-
     def _follow_group(self) -> None:
         """Give up and take partitions as the group wants; callbacks run here, in the polling thread, without the lock."""
         member = self._member
@@ -289,7 +284,7 @@ class MemoryConsumer:
         with self._broker.lock:
             if member.expelled:
                 member.expelled = False
-                group.join(member, self._subscribed())
+                group.join(member)
             member.generation = group.generation
             gained = group.to_assign(member)
             member.owned |= gained

@@ -6,7 +6,7 @@ goes to its new owner only when the old one has let it go or was expelled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Place = tuple[str, int]
@@ -26,37 +26,39 @@ class Member:
 class Group:
     """Members, their target assignment, and the committed offsets, which outlive the members."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitions_of: Callable[[list[str]], Sequence[Place]]) -> None:
+        """`partitions_of`: topics → all their partitions, as they are now."""
+        self._partitions_of = partitions_of
         self.members: list[Member] = []
         self.generation = 0
         self.committed: dict[Place, tuple[int, str]] = {}
         self._target: dict[int, set[Place]] = {}
 
-    def join(self, member: Member, partitions: Sequence[Place]) -> None:
+    def join(self, member: Member) -> None:
         """Take part from now on."""
         self.members.append(member)
-        self.rebalance(partitions)
+        self.rebalance()
 
-    def leave(self, member: Member, partitions: Sequence[Place]) -> None:
+    def leave(self, member: Member) -> None:
         """Take no part any more; what it owned is free."""
         if member in self.members:
             self.members.remove(member)
             member.owned.clear()
-            self.rebalance(partitions)
+            self.rebalance()
 
-    def expel(self, member: Member, partitions: Sequence[Place]) -> None:
+    def expel(self, member: Member) -> None:
         """The session timed out: its partitions go to others at once, and it learns of it at its next poll."""
         member.expelled = True
         if member in self.members:
             self.members.remove(member)
-        self.rebalance(partitions)
+        self.rebalance()
 
-    def rebalance(self, partitions: Sequence[Place]) -> None:
+    def rebalance(self) -> None:
         """Compute who should own what: as even as possible, moving as little as possible."""
         self.generation += 1
         wanted = {id(member): set[Place]() for member in self.members}
         free = []
-        for place in partitions:
+        for place in self._partitions_of(sorted({topic for member in self.members for topic in member.topics})):
             owner = next((member for member in self.members if place in member.owned), None)
             if owner is not None:
                 wanted[id(owner)].add(place)
