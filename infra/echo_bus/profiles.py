@@ -55,8 +55,9 @@ PRODUCER_LATENCY: Properties = MappingProxyType({**FAILOVER, **_PRODUCER_BASE, *
 PRODUCER_BLOBS: Properties = MappingProxyType(
     {**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=0, batch_size=1_000_000, queue_buffering_max_kbytes=131_072)}
 )
-# A transaction that outlives the longest fail-over; the coordinator refuses more than 15 minutes.
-TRANSACTIONAL: Properties = MappingProxyType({**PRODUCER_LATENCY, **_frozen(transaction_timeout_ms=60_000)})
+# A transaction that outlives the longest fail-over, and a delivery that ends before it: librdkafka refuses any other order. Longer would
+# only keep the readers behind an abandoned transaction waiting longer.
+TRANSACTIONAL: Properties = MappingProxyType({**PRODUCER_LATENCY, **_frozen(transaction_timeout_ms=60_000, delivery_timeout_ms=45_000)})
 
 _CONSUMER_BASE = _frozen(
     enable_auto_commit=False,

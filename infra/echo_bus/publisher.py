@@ -231,6 +231,10 @@ class Publisher:
         self._failure = failure
         receipt.settle(None, failure)
 
+    def forget_failure(self) -> None:
+        """Let a failed delivery go unraised: the records of a transaction that is rolled back were never promised to anybody."""
+        self._failure = None
+
     def _raise_failure(self) -> None:
         """Raise the oldest unseen failure once; the caller that goes on after it does so knowingly."""
         failure, self._failure = self._failure, None

@@ -105,6 +105,8 @@ class TransactionalWriter:
             raise
         except TransportError as exc:
             logger.warning("The transaction could not be rolled back and will time out: %s", exc)
+        # Rolling back purges what was not sent yet, which reports it as failed.
+        self._publisher.forget_failure()
         self._metrics.transactions.labels("aborted").inc()
 
     def _call(self, step: Callable[[float], object], deadline: Deadline, doing: str) -> None:
