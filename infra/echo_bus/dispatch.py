@@ -15,16 +15,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaException, TopicPartition
 
 from echo_bus.cluster import Cluster
-from echo_bus.errors import TopicMissing
+from echo_bus.consumer_queries import num_partitions, watermarks
 from echo_bus.kafka import translate
 from echo_bus.profiles import GROUP_CONSUMER
 from echo_bus.publisher import Receipt
 from echo_schemas.errors import UserError
-
-_OFFSET_INVALID = -1001
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,29 +119,22 @@ class WorkObserver:
 
     def num_partitions(self, timeout_s: float = 10.0) -> int:
         """Raises TopicMissing."""
-        try:
-            found = self._consumer.list_topics(self._physical, timeout=timeout_s).topics.get(self._physical)
-        except KafkaException as exc:
-            raise translate(exc, self._physical) from exc
-        if found is None or not found.partitions:
-            raise TopicMissing(f"The topic {self._physical} does not exist.", hint="Run `echoswarm topics apply`.")
-        return len(found.partitions)
+        return num_partitions(self._consumer, self._physical, timeout_s)
 
-    def observe(self, num_partitions: int, timeout_s: float = 10.0) -> dict[int, PartitionWork]:
-        """Every partition's work. A partition of which nothing was ever committed counts from its beginning, where workers will start.
+    def observe(self, count: int, timeout_s: float = 10.0) -> dict[int, PartitionWork]:
+        """The work of partitions 0 to `count`. One of which nothing was ever committed counts from its beginning, where workers will start.
 
         Blocks for one request to the group's coordinator and one per partition. Raises ClusterUnreachable, NotAuthorized.
         """
-        partitions = [TopicPartition(self._physical, partition) for partition in range(num_partitions)]
-        work = {}
+        partitions = [TopicPartition(self._physical, partition) for partition in range(count)]
         try:
             committed = {found.partition: found.offset for found in self._consumer.committed(partitions, timeout=timeout_s)}
-            for asked in partitions:
-                low, high = self._consumer.get_watermark_offsets(asked, timeout=timeout_s) or (0, 0)
-                offset = committed.get(asked.partition, _OFFSET_INVALID)
-                work[asked.partition] = PartitionWork(first_open=max(low, offset), end=high)
         except KafkaException as exc:
             raise translate(exc, self._physical) from exc
+        work = {}
+        for partition in range(count):
+            low, high = watermarks(self._consumer, self._physical, partition, timeout_s)
+            work[partition] = PartitionWork(first_open=max(low, committed.get(partition, OFFSET_INVALID)), end=high)
         return work
 
     def close(self) -> None:

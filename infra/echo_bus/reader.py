@@ -18,6 +18,7 @@ from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartiti
 from echo_bus.clock import Deadline
 from echo_bus.cluster import Cluster, RawMessage
 from echo_bus.consumer_errors import END_OF_PARTITION, check_error
+from echo_bus.consumer_queries import QUERY_S, num_partitions, watermarks
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
 from echo_bus.decoding import Decoder, IgnoredReason
 from echo_bus.errors import DeadlineExceeded, OffsetLost, TopicMissing
@@ -36,7 +37,6 @@ Place = tuple[str, int]
 """(logical topic, partition)."""
 OnInvalid = Callable[[RawMessage, Topic, InvalidRecord], object]
 
-_METADATA_S = 10.0
 # Small: decoded records that live until the end of a large batch fall out of the processor's cache, which costs a fifth of the speed.
 _BATCH = 100
 _STEP_S = 0.5
@@ -95,7 +95,7 @@ class LogReader:
             }
         )
         try:
-            self._num_partitions = {topic.name: self._count_partitions(physical) for physical, topic in self._topics.items()}
+            self._num_partitions = {topic.name: num_partitions(self._consumer, physical) for physical, topic in self._topics.items()}
         except Exception:  # whatever it is, the client must not outlive a reader that was never made
             self._consumer.close()
             raise
@@ -155,7 +155,7 @@ class LogReader:
         """The first offset of every partition whose record is not older than `time_ms` (its end if all are)."""
         asked = [TopicPartition(self._physical[name], partition, time_ms) for name, partition in self.places]
         try:
-            found = self._consumer.offsets_for_times(asked, timeout=_METADATA_S)
+            found = self._consumer.offsets_for_times(asked, timeout=QUERY_S)
         except KafkaException as exc:
             raise translate(exc, "the log") from exc
         offsets = {(self._topics[answer.topic].name, answer.partition): answer.offset for answer in found}
@@ -261,22 +261,7 @@ class LogReader:
             logger.warning("%s[%s]@%s is invalid (%s): %s", raw.topic(), raw.partition(), raw.offset(), invalid.reason, invalid.message)
 
     def _watermarks(self, place: Place) -> tuple[int, int]:
-        try:
-            found = self._consumer.get_watermark_offsets(TopicPartition(self._physical[place[0]], place[1]), timeout=_METADATA_S)
-        except KafkaException as exc:
-            raise translate(exc, self._physical[place[0]]) from exc
-        if found is None:
-            raise DeadlineExceeded(f"The offsets of {self._physical[place[0]]}[{place[1]}] were not answered within {_METADATA_S:g} s.")
-        return found
-
-    def _count_partitions(self, physical: str) -> int:
-        try:
-            found = self._consumer.list_topics(physical, timeout=_METADATA_S).topics.get(physical)
-        except KafkaException as exc:
-            raise translate(exc, physical) from exc
-        if found is None or not found.partitions:
-            raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
-        return len(found.partitions)
+        return watermarks(self._consumer, self._physical[place[0]], place[1])
 
     def _partitions_of(self, topics: Iterable[Topic]) -> list[TopicPartition]:
         return [

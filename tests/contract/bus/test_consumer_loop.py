@@ -1,0 +1,319 @@
+"""The consumer loop: at least once, three outcomes, back-pressure, rebalances and a clean way out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from echo_bus.consumer_state import LoopLimits
+from echo_bus.dead_letters import DeadLetterLimits
+from echo_bus.errors import TooManyDeadLetters, TopicMissing
+from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Invalid, Message, Outcome
+from echo_schemas.errors import InvalidReason
+from echo_schemas.records import Drop
+from echo_schemas.topics import DROPS
+
+Until = Callable[[Callable[[], object], str], None]
+
+
+def seq_of(message: Message) -> int:
+    assert isinstance(message.record, Drop)
+    return message.record.seq
+
+
+def publish(kit: Any, drop: Callable[..., Drop], seqs: range, run_id: str = "demo") -> None:
+    publisher = kit.publisher()
+    for seq in seqs:
+        publisher.publish(DROPS, drop(seq, run_id))
+    publisher.flush(30)
+
+
+def test_every_message_arrives_once_in_order_and_is_committed(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS)
+    publish(kit, drop, range(500))
+    seen: dict[int, list[int]] = {}
+
+    def handle(message: Message) -> Outcome:
+        seen.setdefault(message.partition, []).append(message.offset)
+        return ACCEPTED
+
+    with kit.running(DROPS, handle) as running:
+        until(lambda: sum(map(len, seen.values())) == 500, "all 500 messages")
+        running.stop()
+    assert all(offsets == list(range(len(offsets))) for offsets in seen.values())
+    assert kit.committed(DROPS) == 500
+    physical = kit.namespace.topic(DROPS)
+    assert kit.value("records_read_total", topic=physical) == 500
+    assert kit.value("records_accepted_total", topic=physical) == 500
+    assert kit.value("partitions_assigned", topic=physical) == 0
+
+
+def test_a_later_member_goes_on_where_the_first_stopped(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS)
+    seen: list[int] = []
+
+    def handle(message: Message) -> Outcome:
+        seen.append(seq_of(message))
+        return ACCEPTED
+
+    for seqs in (range(50), range(50, 80)):
+        publish(kit, drop, seqs)
+        with kit.running(DROPS, handle) as running:
+            until(lambda end=seqs.stop: len(seen) == end, f"messages up to {seqs.stop}")  # type: ignore[misc]  # bound by default
+            running.stop()
+    assert sorted(seen) == list(range(80))
+
+
+def test_an_offset_waits_for_its_completion_and_for_those_before_it(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS, num_partitions=1)
+    publish(kit, drop, range(10))
+    completions: dict[int, Completion] = {}
+
+    def handle(message: Message) -> Outcome:
+        completions[message.offset] = Completion()
+        return Accepted(completions[message.offset])
+
+    with kit.running(DROPS, handle) as running:
+        until(lambda: len(completions) == 10, "all offered")
+        for offset in range(1, 10):
+            completions[offset].done()
+        until(lambda: running.loop.num_in_flight == 1, "one left in flight")
+        assert kit.committed(DROPS) == 0
+        completions[0].done()
+        until(lambda: kit.committed(DROPS) == 10, "everything committed while the loop runs")
+        running.stop()
+
+
+def test_no_more_than_the_limit_is_in_flight(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS)
+    publish(kit, drop, range(40))
+    waiting: list[Completion] = []
+    most = 0
+
+    def handle(message: Message) -> Outcome:
+        nonlocal most
+        waiting.append(Completion())
+        most = max(most, len(waiting))
+        return Accepted(waiting[-1])
+
+    with kit.running(DROPS, handle, limits=LoopLimits(max_in_flight=5)) as running:
+        done = 0
+        while done < 40:
+            until(lambda: len(waiting) == min(5, 40 - done), "the handler filled up")  # noqa: B023  called within the round
+            assert running.loop.num_in_flight == len(waiting)
+            waiting.pop(0).done()
+            done += 1
+        running.stop()
+    assert most == 5
+    assert kit.committed(DROPS) == 40
+
+
+def test_busy_pauses_one_partition_offers_again_in_order_and_loses_nothing(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS)
+    publish(kit, drop, range(200))
+    seen: dict[int, list[int]] = {}
+    gate = threading.Event()
+    refused = Counter[tuple[int, int]]()
+
+    def handle(message: Message) -> Outcome:
+        if message.partition == 0 and message.offset >= 5 and not gate.is_set():
+            refused[message.partition, message.offset] += 1
+            return BUSY
+        seen.setdefault(message.partition, []).append(message.offset)
+        return ACCEPTED
+
+    def num_seen(*partitions: int) -> int:
+        return sum(len(seen.get(partition, [])) for partition in partitions)
+
+    with kit.running(DROPS, handle, limits=LoopLimits(busy_retry_s=0.01)) as running:
+        until(lambda: refused[0, 5] >= 3, "the busy message to be offered again")
+        reader = kit.reader(DROPS)
+        ends = reader.end_offsets()
+        until(lambda: num_seen(1, 2, 3) == sum(ends["drops", p] for p in (1, 2, 3)), "the other partitions to go on")
+        assert set(refused) == {(0, 5)}
+        until(lambda: kit.value("partitions_paused", topic=kit.namespace.topic(DROPS)) == 1, "the busy partition to be paused")
+        gate.set()
+        until(lambda: num_seen(0, 1, 2, 3) == 200, "the busy partition to catch up")
+        running.stop()
+    assert seen[0] == list(range(ends["drops", 0]))
+    assert kit.committed(DROPS) == 200
+    assert kit.value("partitions_paused", topic=kit.namespace.topic(DROPS)) == 0
+
+
+def test_invalid_messages_become_dead_letters_and_the_partition_moves_on(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS, num_partitions=1)
+    publish(kit, drop, range(3))
+    publisher = kit.publisher()
+    publisher.publish_bytes(kit.namespace.topic(DROPS), b"\x07garbage", key=b"demo/3", headers=[("traceparent", b"00-ab")], partition=0)
+    publisher.flush(30)
+    publish(kit, drop, range(4, 6))
+    seen: list[int] = []
+
+    def handle(message: Message) -> Outcome:
+        if seq_of(message) == 1:
+            return Invalid(InvalidReason.HANDLER_REFUSED, "No such group.")
+        seen.append(seq_of(message))
+        return ACCEPTED
+
+    with kit.running(DROPS, handle) as running:
+        until(lambda: seen == [0, 2, 4, 5], "the sound messages")
+        until(lambda: kit.committed(DROPS) == 6, "the invalid ones to be committed too")
+        running.stop()
+    letters = kit.cluster.consumer({"group.id": "letters", "auto.offset.reset": "earliest"})
+    letters.subscribe([kit.namespace.dead_letters(DROPS)])
+    found: dict[bytes, Any] = {}
+
+    def collect() -> bool:
+        raw = letters.poll(0.2)
+        if raw is not None and raw.error() is None:
+            found[dict(raw.headers() or [])["echo-reason"]] = raw
+        return len(found) == 2
+
+    until(collect, "two dead letters")
+    letters.close()
+    garbage = found[b"bad_magic"]
+    assert (garbage.key(), garbage.value()) == (b"demo/3", b"\x07garbage")
+    assert dict(garbage.headers())["traceparent"] == b"00-ab"
+    assert dict(garbage.headers())["kafka_dlt-original-offset"] == b"3"
+    assert dict(found[b"handler_refused"].headers())["__connect.errors.exception.message"] == b"No such group."
+
+
+def test_too_many_invalid_messages_stop_the_loop_and_are_not_committed(kit: Any, drop: Callable[..., Drop]) -> None:
+    kit.create(DROPS, num_partitions=1)
+    publisher = kit.publisher()
+    for _ in range(50):
+        publisher.publish_bytes(kit.namespace.topic(DROPS), b"garbage", key=b"demo/3", partition=0)
+    publisher.flush(30)
+    limits = DeadLetterLimits(max_consecutive=9)
+    with kit.running(DROPS, lambda message: ACCEPTED, dead_letter_limits=limits) as running, pytest.raises(TooManyDeadLetters):
+        running.join()
+    assert kit.committed(DROPS) <= 9
+    assert kit.value("dead_letters_total", topic=kit.namespace.topic(DROPS), reason="bad_magic") == 9
+
+
+def test_other_runs_are_passed_by_counted_and_committed(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS)
+    publish(kit, drop, range(20), run_id="yesterday")
+    publish(kit, drop, range(10))
+    seen: list[int] = []
+
+    def handle(message: Message) -> Outcome:
+        seen.append(seq_of(message))
+        return ACCEPTED
+
+    with kit.running(DROPS, handle, run_id="demo") as running:
+        until(lambda: len(seen) == 10, "our run's messages")
+        until(lambda: kit.committed(DROPS) == 30, "all offsets")
+        running.stop()
+    assert sorted(seen) == list(range(10))
+    assert kit.value("records_ignored_total", topic=kit.namespace.topic(DROPS), reason="other_run") == 20
+
+
+def test_an_error_in_the_handler_ends_the_loop_and_its_message_is_read_again(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS, num_partitions=1)
+    publish(kit, drop, range(10))
+    seen: list[int] = []
+
+    def failing(message: Message) -> Outcome:
+        if seq_of(message) == 4:
+            raise RuntimeError("The disk is full.")
+        return ACCEPTED
+
+    def handle(message: Message) -> Outcome:
+        seen.append(seq_of(message))
+        return ACCEPTED
+
+    with kit.running(DROPS, failing) as running, pytest.raises(RuntimeError, match="disk is full"):
+        running.join()
+    assert kit.committed(DROPS) == 4
+    with kit.running(DROPS, handle) as running:
+        until(lambda: len(seen) == 6, "the failed message and those behind it")
+        running.stop()
+    assert seen == list(range(4, 10))
+
+
+def test_a_stalled_handler_bounds_what_is_fetched_and_the_member_stays(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS)
+    publish(kit, drop, range(600))
+    gate, seen = threading.Event(), Counter[int]()
+
+    def handle(message: Message) -> Outcome:
+        assert gate.wait(30), "the gate never opened"
+        seen[seq_of(message)] += 1
+        return ACCEPTED
+
+    with kit.running(DROPS, handle, limits=LoopLimits(max_queued_messages=50, batch_size=20)) as running:
+        until(lambda: running.loop.num_queued >= 50, "a full hand-over")
+        until(lambda: running.loop._all_paused, "the partitions to be paused")
+        assert running.loop.num_queued <= 50 + 20
+        gate.set()
+        until(lambda: len(seen) == 600, "everything after the stall")
+        running.stop()
+    assert set(seen.values()) == {1}
+    assert kit.value("rebalances_total", group=kit.namespace.group("group"), kind="lost") == 0
+
+
+@pytest.mark.parametrize("group_options", [{}, {"next_generation": True}], ids=["cooperative", "kip848"])
+def test_a_second_member_takes_its_share_and_gives_it_back(
+    kit: Any, drop: Callable[..., Drop], until: Until, group_options: dict[str, bool]
+) -> None:
+    kit.create(DROPS)
+    seen: dict[str, list[int]] = {"first": [], "second": []}
+
+    def handler(name: str) -> Callable[[Message], Outcome]:
+        def handle(message: Message) -> Outcome:
+            seen[name].append(seq_of(message))
+            return ACCEPTED
+
+        return handle
+
+    with kit.running(DROPS, handler("first"), group_options=group_options) as first:
+        first.loop.wait_assigned(30)
+        with kit.running(DROPS, handler("second"), group_options=group_options) as second:
+            second.loop.wait_assigned(30)
+            until(lambda: len(first.loop._assignment) == len(second.loop._assignment) == 2, "two partitions each")
+            publish(kit, drop, range(100))
+            until(lambda: len(seen["first"]) + len(seen["second"]) == 100, "all messages")
+            second.stop()
+        until(lambda: len(first.loop._assignment) == 4, "the first to have everything again")
+        publish(kit, drop, range(100, 150))
+        until(lambda: len(seen["first"]) + len(seen["second"]) == 150, "the rest")
+        first.stop()
+    assert sorted(seen["first"] + seen["second"]) == list(range(150))
+    assert seen["second"]
+
+
+def test_unfinished_work_of_a_revoked_partition_is_offered_to_its_new_owner(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS)
+    publish(kit, drop, range(40))
+    held: list[Completion] = []
+    seen: list[int] = []
+
+    def hold(message: Message) -> Outcome:
+        held.append(Completion())
+        return Accepted(held[-1])
+
+    def take(message: Message) -> Outcome:
+        seen.append(seq_of(message))
+        return ACCEPTED
+
+    with kit.running(DROPS, hold, limits=LoopLimits(drain_s=0.2)) as first:
+        until(lambda: len(held) == 40, "everything held")
+        with kit.running(DROPS, take) as second:
+            until(lambda: len(second.loop._assignment) == 2, "two partitions to move")
+            until(lambda: first.loop.num_in_flight == 40 - len(seen) and seen, "the moved work to be counted out and offered again")
+            for completion in held:
+                completion.done()
+            until(lambda: kit.committed(DROPS) == 40, "both members to commit")
+            second.stop()
+        first.stop()
+    assert first.loop.num_in_flight == 0
+
+
+def test_a_missing_topic_is_an_error_at_the_start(kit: Any) -> None:
+    with kit.running(DROPS, lambda message: ACCEPTED) as running, pytest.raises(TopicMissing, match="topics apply"):
+        running.join()

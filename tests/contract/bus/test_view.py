@@ -1,0 +1,109 @@
+"""A compacted topic as a dictionary: whole at `open`, following afterwards, loud when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from echo_bus.clock import Deadline
+from echo_bus.errors import DeadlineExceeded
+from echo_bus.view import CompactedView
+from echo_schemas.errors import UserError
+from echo_schemas.records import Drop, Progress
+from echo_schemas.topics import DROPS, PROGRESS
+
+Until = Callable[[Callable[[], object], str], None]
+
+
+@pytest.fixture
+def open_view(kit: Any) -> Callable[..., CompactedView[Progress]]:
+    def make(**options: Any) -> CompactedView[Progress]:
+        view = CompactedView(kit.reader(PROGRESS, **options), PROGRESS, Progress, metrics=kit.metrics, **options)
+        kit.opened.append(view)
+        view.open(Deadline.after(30))
+        return view
+
+    return make
+
+
+def test_a_view_is_whole_when_it_opens_and_follows(
+    kit: Any, progress: Callable[..., Progress], open_view: Callable[..., CompactedView[Progress]]
+) -> None:
+    kit.create(PROGRESS)
+    publisher = kit.publisher()
+    for version in range(5):
+        publisher.publish(PROGRESS, progress(version))
+    publisher.publish(PROGRESS, progress(9, "other"))
+    publisher.flush(30)
+    view = open_view()
+    assert view.get("demo") == progress(4)
+    assert view.get("nobody") is None
+    assert view.items() == {"demo": progress(4), "other": progress(9, "other")}
+    publisher.publish(PROGRESS, progress(7))
+    assert view.wait_for("demo", lambda seen: seen.version >= 7, Deadline.after(30)) == progress(7)
+
+
+def test_a_tombstone_takes_an_entry_away_and_listeners_hear_it(
+    kit: Any, progress: Callable[..., Progress], open_view: Callable[..., CompactedView[Progress]], until: Until
+) -> None:
+    kit.create(PROGRESS)
+    publisher = kit.publisher()
+    publisher.publish(PROGRESS, progress(1))
+    publisher.flush(30)
+    view = open_view()
+    heard: list[tuple[str, Progress | None]] = []
+    view.on_change(lambda key, record: heard.append((key, record)))
+    publisher.publish(PROGRESS, progress(2))
+    publisher.publish_tombstone(PROGRESS, "demo")
+    until(lambda: len(heard) == 2, "two changes")
+    assert heard == [("demo", progress(2)), ("demo", None)]
+    assert view.items() == {}
+
+
+def test_a_view_of_one_run_does_not_hear_of_others(
+    kit: Any, progress: Callable[..., Progress], open_view: Callable[..., CompactedView[Progress]], until: Until
+) -> None:
+    kit.create(PROGRESS, num_partitions=1)
+    view = open_view(run_id="demo")
+    heard: list[str] = []
+    view.on_change(lambda key, _: heard.append(key))
+    publisher = kit.publisher()
+    publisher.publish(PROGRESS, progress(1, "other"))
+    publisher.publish_tombstone(PROGRESS, "other")
+    publisher.publish(PROGRESS, progress(1))
+    until(lambda: heard, "our own change")
+    assert heard == ["demo"]
+
+
+def test_a_wait_ends_at_its_deadline_and_says_what_it_waited_for(kit: Any, open_view: Callable[..., CompactedView[Progress]]) -> None:
+    kit.create(PROGRESS)
+    view = open_view()
+    with pytest.raises(DeadlineExceeded, match="The learner's first step did not come in time; it is None"):
+        view.wait_for("demo", lambda seen: True, Deadline.after(0.05), what="The learner's first step")
+
+
+def test_a_view_that_fails_says_so_to_everybody(
+    kit: Any, progress: Callable[..., Progress], open_view: Callable[..., CompactedView[Progress]], until: Until
+) -> None:
+    kit.create(PROGRESS)
+    view = open_view()
+
+    def refuse(key: str, record: Progress | None) -> None:
+        raise RuntimeError(f"The listener refused {key}.")
+
+    view.on_change(refuse)
+    publisher = kit.publisher()
+    publisher.publish(PROGRESS, progress(1))
+    with pytest.raises(RuntimeError, match="refused demo"):
+        view.wait_for("demo", lambda seen: seen.version > 5, Deadline.after(30))
+    for call in (view.items, lambda: view.get("demo")):
+        with pytest.raises(RuntimeError, match="refused demo"):
+            call()
+
+
+def test_only_compacted_topics_have_views(kit: Any) -> None:
+    kit.create(DROPS)
+    with pytest.raises(UserError, match="not compacted"):
+        CompactedView(kit.reader(DROPS), DROPS, Drop, metrics=kit.metrics)
