@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := 0.13.8
 # Everything that the tests of this machine need; see [project.optional-dependencies] for the roles.
-EXTRAS := embedded,registry,streams
+EXTRAS := embedded,registry,streams,learner
 STAMP  := $(VENV)/.installed
 CODE   := schemas infra producers streams consumers tests bench
 
@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo "EchoSwarm needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ rm -rf $(VENV); echo "This Python cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	@echo "Installing into $(VENV) (about half a minute with a warm cache) ..."
+	@echo "Installing into $(VENV) (a minute or two; torch is the most of it) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraints constraints.txt \
 		--editable '.[$(EXTRAS)]' --group dev
