@@ -1,0 +1,273 @@
+"""The failure paths of the consumer loop that a healthy cluster does not show; in memory, with faults."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Message as ClientMessage
+from confluent_kafka.admin import NewTopic
+from prometheus_client import CollectorRegistry
+
+from echo_bus.clock import SystemClock
+from echo_bus.consumer import ConsumerLoop, group_properties
+from echo_bus.consumer_errors import check_error
+from echo_bus.consumer_state import LoopLimits
+from echo_bus.dead_letters import DeadLetters
+from echo_bus.errors import DeadlineExceeded, DeliveryFailed, NotAuthorized, OffsetLost, TopicMissing, TransportError
+from echo_bus.memory import MemoryCluster
+from echo_bus.message import ACCEPTED, Accepted, Completion, Handler, Invalid, Message, Outcome
+from echo_bus.metrics import BusMetrics
+from echo_bus.publisher import Publisher
+from echo_schemas.codec import Codec
+from echo_schemas.errors import InvalidReason, RegistryError
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Drop, Record
+from echo_schemas.topics import DROPS
+
+PATIENCE_S = 20.0
+GROUP = "test.group"
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline, pause = SystemClock().monotonic_s() + PATIENCE_S, threading.Event()
+    while not condition():
+        assert SystemClock().monotonic_s() < deadline, f"waited in vain: {what}"
+        pause.wait(0.005)
+
+
+class Bench:
+    """A memory cluster with one topic, and loops on it."""
+
+    def __init__(self, codec: Codec, namespace: Namespace) -> None:
+        self.cluster = MemoryCluster()
+        self.namespace, self.codec = namespace, codec
+        self.topic = namespace.topic(DROPS)
+        self.metrics = BusMetrics(CollectorRegistry())
+        for made in self.cluster.admin().create_topics([NewTopic(self.topic, 1, 1), NewTopic(f"{self.topic}.dlq", 1, 1)]).values():
+            made.result(PATIENCE_S)
+        self.publisher = Publisher(
+            self.cluster.producer({}), namespace=namespace, codec=codec, metrics=self.metrics, clock=SystemClock(), source="test"
+        )
+
+    def loop(self, handler: Handler, *, codec: Codec | None = None, **limits: Any) -> ConsumerLoop:
+        return ConsumerLoop(
+            self.cluster,
+            [DROPS],
+            handler,
+            properties=group_properties(GROUP, client_id="test"),
+            namespace=self.namespace,
+            codec=codec or self.codec,
+            dead_letters=DeadLetters(self.publisher, namespace=self.namespace, group=GROUP, metrics=self.metrics),
+            metrics=self.metrics,
+            limits=LoopLimits(**{"busy_retry_s": 0.005, "commit_interval_s": 0.01, "drain_s": 5.0, **limits}),
+        )
+
+    def committed(self) -> int | None:
+        found = self.cluster._broker.group(GROUP).committed.get((self.topic, 0))
+        return None if found is None else found[0]
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"echo_bus_{name}", labels) or 0.0
+
+
+@contextmanager
+def running(loop: ConsumerLoop) -> Iterator[list[BaseException]]:
+    """The loop on its own thread; what `run` raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            loop.run()
+        except BaseException as exc:  # the test looks at it
+            errors.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield errors
+    finally:
+        loop.stop()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "the loop did not end"
+
+
+@pytest.fixture
+def bench(codec: Codec, test_namespace: Namespace, make_drop: Callable[..., Drop]) -> Iterator[Bench]:
+    bench = Bench(codec, test_namespace)
+    for seq in range(10):
+        bench.publisher.publish(DROPS, make_drop(seq))
+    bench.publisher.flush(PATIENCE_S)
+    yield bench
+    bench.cluster.faults.before = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench.publisher, "_failure", None)
+        bench.publisher.close()
+
+
+def test_a_registry_that_does_not_answer_is_waited_for(bench: Bench, codec: Codec) -> None:
+    failures = 3
+
+    class Flaky:
+        def decode(self, payload: bytes | None) -> Record:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise RegistryError("The registry did not answer.")
+            return codec.decode(payload)
+
+    flaky: Any = Flaky()
+    seen: list[int] = []
+
+    def handle(message: Message) -> Outcome:
+        seen.append(message.offset)
+        return ACCEPTED
+
+    with running(bench.loop(handle, codec=flaky)) as errors:
+        wait_until(lambda: len(seen) == 10, "all messages")
+    assert seen == list(range(10))
+    assert not errors
+    assert bench.value("records_busy_total", topic=bench.topic) == 3
+
+
+def test_a_dead_letter_that_is_not_acknowledged_stops_the_loop_and_keeps_its_offset(bench: Bench) -> None:
+    bench.cluster.faults.fail_next_produce(f"{bench.topic}.dlq")
+
+    def handle(message: Message) -> Outcome:
+        return Invalid(InvalidReason.HANDLER_REFUSED) if message.offset == 4 else ACCEPTED
+
+    with running(bench.loop(handle)) as errors:
+        wait_until(lambda: errors, "the loop to fail")
+    assert isinstance(errors[0], DeliveryFailed)
+    assert bench.committed() == 4
+
+
+def test_commits_that_fail_are_tried_again(bench: Bench) -> None:
+    failures = 2
+
+    def before(operation: str) -> None:
+        nonlocal failures
+        if operation == "commit" and failures:
+            failures -= 1
+            raise KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+
+    bench.cluster.faults.before = before
+    with running(bench.loop(lambda message: ACCEPTED)) as errors:
+        wait_until(lambda: bench.committed() == 10, "the third commit")
+    assert not errors
+    assert bench.value("commits_total", group=GROUP, outcome="failed") == 2
+
+
+def test_a_handler_that_does_not_return_is_left_behind_at_the_deadline(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    started, gate = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> Outcome:
+        started.set()
+        gate.wait(PATIENCE_S)
+        return ACCEPTED
+
+    loop = bench.loop(handle, drain_s=0.05)
+    with running(loop) as errors:
+        assert started.wait(PATIENCE_S), "the handler was never called"
+        loop.stop()
+        wait_until(lambda: "did not return" in caplog.text, "the loop to give up")
+    gate.set()
+    assert not errors
+    assert bench.committed() is None
+
+
+def test_draining_finishes_what_is_in_flight(bench: Bench) -> None:
+    held: list[Completion] = []
+
+    def handle(message: Message) -> Outcome:
+        held.append(Completion())
+        return Accepted(held[-1])
+
+    loop = bench.loop(handle)
+    with running(loop) as errors:
+        wait_until(lambda: len(held) == 10, "everything in flight")
+        loop.stop()
+        for completion in held:
+            completion.done()
+            completion.done()
+    assert not errors
+    assert bench.committed() == 10
+
+
+def test_an_expelled_member_commits_nothing_of_what_it_lost_and_starts_again(bench: Bench) -> None:
+    held: list[Completion] = []
+
+    def handle(message: Message) -> Outcome:
+        held.append(Completion())
+        return Accepted(held[-1])
+
+    opened: list[Any] = []
+    open_consumer = bench.cluster.consumer
+
+    def remember(config: Any) -> Any:
+        opened.append(open_consumer(config))
+        return opened[-1]
+
+    bench.cluster.consumer = remember  # type: ignore[method-assign]  # to get at the loop's own client
+    loop = bench.loop(handle, drain_s=0.05)
+    with running(loop) as errors:
+        wait_until(lambda: len(held) == 10, "everything in flight")
+        opened[0].expire_session()
+        wait_until(lambda: len(held) == 20, "everything to be offered again")
+        for completion in held[:10]:
+            completion.done()
+        assert loop.num_in_flight == 10
+    assert not errors
+    assert not bench.committed(), "work of the lost assignment was committed"
+    assert bench.value("rebalances_total", group=GROUP, kind="lost") == 1
+
+
+def test_a_handler_that_returns_nothing_is_told_so(bench: Bench) -> None:
+    forgetful: Any = lambda message: None  # noqa: E731  a handler without a return
+    with running(bench.loop(forgetful)) as errors:
+        wait_until(lambda: errors, "the loop to fail")
+    assert isinstance(errors[0], TypeError)
+    assert "must return Accepted, Invalid or Busy" in str(errors[0])
+
+
+def test_a_group_that_assigns_nothing_is_named(bench: Bench) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"test\.group assigned nothing"):
+        bench.loop(lambda message: ACCEPTED).wait_assigned(0.01)
+
+
+def test_static_and_next_generation_members_have_their_properties() -> None:
+    static = group_properties(GROUP, client_id="a", static_member="worker-1")
+    assert static["group.instance.id"] == "worker-1"
+    assert static["partition.assignment.strategy"] == "cooperative-sticky"
+    assert static["enable.auto.commit"] is False
+    modern = group_properties(GROUP, client_id="a", next_generation=True)
+    assert modern["group.protocol"] == "consumer"
+    assert not {"partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"} & modern.keys()
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, NotAuthorized),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, NotAuthorized),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissing),
+        (KafkaError._AUTO_OFFSET_RESET, OffsetLost),
+        (KafkaError.FENCED_INSTANCE_ID, TransportError),
+    ],
+)
+def test_errors_of_the_client_that_stop(code: int, expected: type[TransportError]) -> None:
+    raw: Any = ClientMessage(topic="t", partition=0)
+    with pytest.raises(expected):
+        check_error(KafkaError(code), raw)
+
+
+def test_a_fatal_error_stops_and_a_passing_one_does_not() -> None:
+    raw: Any = ClientMessage(topic=None)
+    check_error(KafkaError(KafkaError._MAX_POLL_EXCEEDED), raw)
+    check_error(KafkaError(KafkaError._PARTITION_EOF), raw)
+    with pytest.raises(TransportError, match="failed for good"):
+        check_error(KafkaError(KafkaError._STATE, "broken", True), raw)
