@@ -1,0 +1,67 @@
+"""SIGTERM to a process with work in flight: it finishes, commits, leaves the group and exits with 0."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import NewTopic
+from prometheus_client import CollectorRegistry
+
+from echo_bus.clock import SystemClock
+from echo_bus.dispatch import WorkObserver
+from echo_bus.kafka import KafkaCluster
+from echo_bus.metrics import BusMetrics
+from echo_bus.profiles import PRODUCER_LATENCY
+from echo_bus.publisher import Publisher
+from echo_schemas.codec import lock_file_codec
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Drop, DropReason
+from echo_schemas.topics import DROPS
+
+NUM_MESSAGES = 20
+WORKER = Path(__file__).with_name("draining_worker.py")
+
+
+@pytest.mark.kafka
+def test_sigterm_finishes_what_is_in_flight_and_commits_it(kafka_bootstrap: str, namespace: Namespace) -> None:
+    cluster, physical = KafkaCluster(kafka_bootstrap), namespace.topic(DROPS)
+    admin = cluster.admin()
+    for created in admin.create_topics([NewTopic(physical, 1, 1), NewTopic(namespace.dead_letters(DROPS), 1, 1)]).values():
+        created.result(30)
+    publisher = Publisher(
+        cluster.producer(PRODUCER_LATENCY),
+        namespace=namespace,
+        codec=lock_file_codec(),
+        metrics=BusMetrics(CollectorRegistry()),
+        clock=SystemClock(),
+        source="test",
+    )
+    for seq in range(NUM_MESSAGES):
+        publisher.publish(
+            DROPS, Drop(run_id="demo", group_id=f"demo/{seq}", seq=seq, why=DropReason.STALE, learner_version=0, time_ms=1), partition=0
+        )
+    publisher.close()
+
+    worker = subprocess.Popen([sys.executable, str(WORKER), kafka_bootstrap, namespace.name], stdout=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout is not None
+        offered = [int(worker.stdout.readline()) for _ in range(NUM_MESSAGES)]
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+    finally:
+        worker.kill()
+        worker.wait(30)
+        worker.stdout.close()  # type: ignore[union-attr]  # a pipe was asked for
+    assert offered == list(range(NUM_MESSAGES))
+
+    observer = WorkObserver(cluster, physical=physical, group=namespace.group("worker"), client_id="observer")
+    try:
+        assert observer.observe(1)[0].outstanding == 0
+    finally:
+        observer.close()
+    (described,) = admin.describe_consumer_groups([namespace.group("worker")]).values()
+    assert not described.result(30).members, "the worker left the group"
