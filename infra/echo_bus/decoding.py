@@ -47,6 +47,7 @@ class Decoder:
             route = self._routes.get(physical)
             if route is not None:
                 route.num_partitions = count
+                route.forget()
 
     def topic_of(self, raw: RawMessage) -> Topic:
         """The logical topic of a message of one of our topics."""
@@ -79,9 +80,16 @@ class Decoder:
                 InvalidReason.NULL_VALUE, f"The value is null; {route.topic.name!r} is not compacted and has no tombstones."
             )
         partition: int = raw.partition()  # type: ignore[assignment]  # see above
-        text = None if key is None else _text_of(key)
-        if route.wants_key:
-            route.check(text, partition, record)
+        # The members of a group follow one another: their key was looked at already.
+        if key is not None and key == route.checked_key and partition == route.checked_partition:
+            text: str | None = route.checked_text
+            if record is not None and route.checks_key and text != route.key_of(record):  # type: ignore[misc]  # set with checks_key
+                route.check(text, partition, record)
+        else:
+            text = None if key is None else _text_of(key)
+            if route.wants_key:
+                route.check(text, partition, record)
+            route.checked_key, route.checked_partition, route.checked_text = key, partition, text
         # By position: one is made per message, and names cost.
         return Message(
             route.topic,
@@ -98,7 +106,17 @@ class Decoder:
 class _Route:
     """What is known of one topic."""
 
-    __slots__ = ("checks_key", "key_of", "num_partitions", "records", "topic", "wants_key")
+    __slots__ = (
+        "checked_key",
+        "checked_partition",
+        "checked_text",
+        "checks_key",
+        "key_of",
+        "num_partitions",
+        "records",
+        "topic",
+        "wants_key",
+    )
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
@@ -107,6 +125,13 @@ class _Route:
         self.checks_key = topic.key is not None and not topic.placed
         self.wants_key = self.checks_key or topic.compacted
         self.num_partitions: int | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Look at the next key whatever it is."""
+        self.checked_key: bytes | None = None
+        self.checked_partition = -1
+        self.checked_text: str | None = None
 
     def check(self, key: str | None, partition: int, record: Record | None) -> None:
         """Raise InvalidRecord if the key is not the record's, or the partition not the key's."""
