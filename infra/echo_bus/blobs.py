@@ -112,7 +112,7 @@ class BlobReader:
         try:
             _write_files(self._pieces(ref, run_id, Deadline.after(timeout_s, self._clock)), files, staging)
             staging.rename(folder)
-        except BaseException:
+        except BaseException:  # whatever ends the read, an interrupt included, must leave nothing behind
             shutil.rmtree(staging, ignore_errors=True)
             raise
         return folder

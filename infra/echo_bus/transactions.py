@@ -65,7 +65,7 @@ class TransactionalWriter:
         except ProducerFenced:
             self._metrics.transactions.labels("fenced").inc()
             raise
-        except BaseException:
+        except BaseException:  # whatever ended the block, an interrupt included: nothing of it may be seen
             self._abort(deadline)
             raise
         finally:

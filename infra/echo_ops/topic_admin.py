@@ -10,7 +10,6 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 
 from echo_bus.cluster import Cluster
-from echo_bus.errors import TransportError
 from echo_bus.kafka import translate
 from echo_ops.topic_plan import Actual, Kind, Plan, make_plan
 from echo_schemas.naming import Namespace
@@ -97,10 +96,3 @@ class TopicAdmin:
 
 def _new_topic(name: str, spec: TopicSpec) -> NewTopic:
     return NewTopic(name, num_partitions=spec.partitions, replication_factor=spec.replication_factor, config=dict(spec.config))
-
-
-def require_applied(plan: Plan) -> None:
-    """Raise TransportError unless every topic exists: what a role checks before it starts."""
-    missing = [step.topic for step in plan.steps if step.kind is Kind.CREATE]
-    if missing:
-        raise TransportError(f"{len(missing)} topics do not exist, {missing[0]} for one.", hint="Run `echoswarm topics apply`.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from echo_schemas.records import Coordinates, DropReason, RewardTerm, Trajectory
+from echo_schemas.records import Coordinates, DropReason, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,3 @@ class AssemblyCounters:
     repeated_rewards: int = 0
     unjudgeable_rewards: int = 0
     early_rewards_evicted: int = 0
-
-
-def required_names(terms: tuple[RewardTerm, ...]) -> tuple[RewardTerm, ...]:
-    """The terms that a sample waits for."""
-    return tuple(term for term in terms if term.required)
