@@ -1,0 +1,338 @@
+"""The data path against a bare client: trajectories through codec, publisher, a real broker with acks=all, and a consumer.
+
+    python bench/datapath.py [--quick] [--json FILE]
+
+Writer and reader are processes of their own. "Ours" is Publisher, broker, and ConsumerLoop, which hands decoded records to a handler
+and commits; "bare" is a confluent-kafka loop with fastavro to and from plain dictionaries, no headers, no checks, no commits. Both write
+the same payloads. They run in turn, and medians are printed, because machines are shared and noisy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing as mp
+import os
+import statistics
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fastavro
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic
+from payload import make_trajectories
+
+from echo_bus import profiles
+from echo_bus.bus import Bus
+from echo_bus.clock import SystemClock
+from echo_bus.embedded import EmbeddedKafka
+from echo_bus.kafka import KafkaCluster
+from echo_bus.message import ACCEPTED, Message, Outcome
+from echo_bus.metrics import BusMetrics
+from echo_schemas.codec import lock_file_codec
+from echo_schemas.converters import converter_of
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Trajectory
+from echo_schemas.schemas import newest
+from echo_schemas.topics import TRAJECTORIES
+
+PARTITIONS = 4
+TOKENS = 1_024
+CODEC_TOKENS = 2_048
+DISTINCT = 512
+SENT = "bench-sent-ns"
+_CONTEXT = mp.get_context("spawn")
+_JOIN_S = 120.0
+
+
+def bus_of(bootstrap: str, namespace: str, role: str) -> Bus:
+    """A bus for one process of the benchmark."""
+    return Bus(
+        cluster=KafkaCluster(bootstrap),
+        namespace=Namespace(namespace),
+        codec=lock_file_codec(),
+        metrics=BusMetrics(),
+        clock=SystemClock(),
+        role=role,
+        run_id="bench",
+    )
+
+
+# The writers. Each waits for `go` and reports when it began.
+
+
+def write_ours(bootstrap: str, namespace: str, count: int, go: Any, began: Any) -> None:
+    """Through Publisher: validation, Avro, headers, receipts, metrics."""
+    payloads = make_trajectories(DISTINCT, TOKENS)
+    publisher = bus_of(bootstrap, namespace, "writer").publisher()
+    publisher.num_partitions(TRAJECTORIES)
+    go.wait(_JOIN_S)
+    began.value = time.monotonic()
+    for number in range(count):
+        publisher.publish(TRAJECTORIES, payloads[number % DISTINCT])
+    publisher.close(_JOIN_S)
+
+
+def write_bare(bootstrap: str, namespace: str, count: int, go: Any, began: Any) -> None:
+    """The least that writes the same values: fastavro from a dictionary, produce, poll."""
+    schema = newest(Trajectory.SCHEMA).parsed
+    convert = converter_of(Trajectory).to_plain
+    payloads = [(record.group_id, convert(record)) for record in make_trajectories(DISTINCT, TOKENS)]
+    producer = Producer({**profiles.PRODUCER_THROUGHPUT, "bootstrap.servers": bootstrap})
+    topic = Namespace(namespace).topic(TRAJECTORIES)
+    producer.list_topics(topic, timeout=_JOIN_S)
+    go.wait(_JOIN_S)
+    began.value = time.monotonic()
+    for number in range(count):
+        key, plain = payloads[number % DISTINCT]
+        buffer = io.BytesIO()
+        buffer.write(b"\x00\x3b\x9a\xca\x0d")
+        fastavro.schemaless_writer(buffer, schema, plain)
+        while True:
+            try:
+                producer.produce(topic, buffer.getvalue(), key)
+                break
+            except BufferError:
+                producer.poll(0.02)
+        producer.poll(0)
+    producer.flush(_JOIN_S)
+
+
+def write_paced(bootstrap: str, namespace: str, count: int, per_s: float) -> None:
+    """One record every 1/per_s seconds, each with the time it was handed over."""
+    payloads = make_trajectories(DISTINCT, TOKENS)
+    publisher = bus_of(bootstrap, namespace, "writer").publisher(profiles.PRODUCER_LATENCY)
+    start = time.monotonic()
+    for number in range(count):
+        delay = start + number / per_s - time.monotonic()
+        if delay > 0:
+            time.sleep(delay)
+        publisher.publish(TRAJECTORIES, payloads[number % DISTINCT], headers=[(SENT, str(time.monotonic_ns()).encode())])
+    publisher.close(_JOIN_S)
+
+
+# The readers. Each sets `ready` when it reads, and reports when it had the first and the last.
+
+
+def read_ours(bootstrap: str, namespace: str, count: int, ready: Any, results: Any, group: str = "readers") -> None:
+    """Through ConsumerLoop: decoded, checked, handed to a handler, committed. A new `group` reads from the beginning."""
+    latencies: list[int] = []
+    seen, first, last = 0, 0.0, 0.0
+
+    def handle(message: Message) -> Outcome:
+        nonlocal seen, first, last
+        seen += 1
+        if seen == 1:
+            first = time.monotonic()
+        sent = message.headers.get(SENT) if timed else None
+        if sent is not None:
+            latencies.append(time.monotonic_ns() - int(sent))
+        if seen == count:
+            last = time.monotonic()
+            loop.stop()
+        return ACCEPTED
+
+    timed = namespace.endswith("latency")
+    bus = bus_of(bootstrap, namespace, "reader")
+    letters = bus.publisher(profiles.PRODUCER_LATENCY)
+    loop = bus.consumer([TRAJECTORIES], group, handle, letters)
+
+    def announce() -> None:
+        loop.wait_assigned(_JOIN_S)
+        ready.set()
+
+    threading.Thread(target=announce).start()
+    loop.run()
+    letters.close()
+    results.put((first, last, latencies))
+
+
+def read_bare(bootstrap: str, namespace: str, count: int, ready: Any, results: Any) -> None:
+    """The least that reads the same values: consume in batches, fastavro to a dictionary."""
+    schema = newest(Trajectory.SCHEMA).parsed
+    consumer = Consumer({**profiles.READER, "auto.offset.reset": "earliest", "bootstrap.servers": bootstrap, "group.id": "bare"})
+    topic = Namespace(namespace).topic(TRAJECTORIES)
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+    ready.set()
+    seen, first = 0, 0.0
+    while seen < count:
+        for message in consumer.consume(500, 0.05):
+            if message.error() is None:
+                first = first or time.monotonic()
+                buffer = io.BytesIO(message.value() or b"")
+                buffer.seek(5)
+                fastavro.schemaless_reader(buffer, schema, None)
+                seen += 1
+    results.put((first, time.monotonic(), []))
+    consumer.close()
+
+
+def run(target: Callable[..., None], *arguments: Any) -> Any:
+    """A child process, started."""
+    process = _CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def finish(*processes: Any) -> None:
+    """Wait for children, and stop the benchmark if one failed."""
+    for process in processes:
+        process.join(_JOIN_S)
+        if process.exitcode != 0:
+            sys.exit(f"A child process ended with {process.exitcode}.")
+
+
+class DataPath:
+    """Runs the measurements on one broker, each in a namespace of its own."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._admin = KafkaCluster(bootstrap).admin()
+        self._number = 0
+
+    def namespace(self, label: str) -> str:
+        """A fresh namespace with its one topic."""
+        self._number += 1
+        name = f"bench.{self._number}.{label}"
+        topic = NewTopic(Namespace(name).topic(TRAJECTORIES), num_partitions=PARTITIONS, replication_factor=1)
+        for future in self._admin.create_topics([topic]).values():
+            future.result(_JOIN_S)
+        return name
+
+    def at_once(self, write: Any, read: Any, count: int) -> tuple[float, str]:
+        """Records per second from the first hand-over to the last record read, both processes at work; and the namespace."""
+        namespace = self.namespace("once")
+        go, ready, began, results = _CONTEXT.Event(), _CONTEXT.Event(), _CONTEXT.Value("d", 0.0), _CONTEXT.Queue()
+        reader = run(read, self._bootstrap, namespace, count, ready, results)
+        writer = run(write, self._bootstrap, namespace, count, go, began)
+        if not ready.wait(_JOIN_S):
+            sys.exit("The reader did not become ready.")
+        go.set()
+        _, last, _ = results.get(timeout=_JOIN_S)
+        finish(writer, reader)
+        return count / (last - began.value), namespace
+
+    def back(self, read: Any, namespace: str, count: int) -> float:
+        """Records per second from the first to the last record read, of a log that is there already."""
+        ready, results = _CONTEXT.Event(), _CONTEXT.Queue()
+        reader = run(read, self._bootstrap, namespace, count, ready, results)
+        first, last, _ = results.get(timeout=_JOIN_S)
+        finish(reader)
+        return float((count - 1) / (last - first))
+
+    def latency(self, count: int, per_s: float, skip: int) -> tuple[float, float]:
+        """p50 and p99 in milliseconds from hand-over to handler, the first `skip` left out."""
+        namespace = self.namespace("latency")
+        ready, results = _CONTEXT.Event(), _CONTEXT.Queue()
+        reader = run(read_ours, self._bootstrap, namespace, count, ready, results)
+        if not ready.wait(_JOIN_S):
+            sys.exit("The reader did not become ready.")
+        writer = run(write_paced, self._bootstrap, namespace, count, per_s)
+        _, _, latencies = results.get(timeout=_JOIN_S)
+        finish(writer, reader)
+        ordered = sorted(latencies[skip:])
+        return ordered[len(ordered) // 2] / 1e6, ordered[int(len(ordered) * 0.99)] / 1e6
+
+
+def codec_cost(rounds: int) -> dict[str, float]:
+    """Microseconds of process time for one 2,048-token trajectory: median of rounds in which ours and bare take turns."""
+    codec, (record,) = lock_file_codec(), make_trajectories(1, CODEC_TOKENS)
+    schema, payload = newest(Trajectory.SCHEMA).parsed, codec.encode(record)
+    plain, body = converter_of(Trajectory).to_plain(record), payload[5:]
+
+    def bare_encode() -> bytes:
+        buffer = io.BytesIO()
+        fastavro.schemaless_writer(buffer, schema, plain)
+        return buffer.getvalue()
+
+    steps: dict[str, Callable[[], object]] = {
+        "encode_us": lambda: codec.encode(record),
+        "bare_encode_us": bare_encode,
+        "decode_us": lambda: codec.decode(payload),
+        "bare_decode_us": lambda: fastavro.schemaless_reader(io.BytesIO(body), schema, None),
+    }
+    number = 200
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(timeit.timeit(step, number=number, timer=time.process_time) / number * 1e6)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Every figure, and the conditions under which they were taken."""
+    count, rounds = (2_000, 1) if quick else (30_000, 3)
+    figures: dict[str, Any] = dict(codec_cost(5 if quick else 100))
+    payload = len(lock_file_codec().encode(make_trajectories(1, TOKENS)[0]))
+    with EmbeddedKafka() as kafka:
+        path = DataPath(kafka.bootstrap)
+        path.at_once(write_ours, read_ours, count)  # warms the broker; not counted
+        once: dict[str, list[float]] = {"concurrent_per_s": [], "bare_concurrent_per_s": []}
+        back: dict[str, list[float]] = {"readback_per_s": [], "bare_readback_per_s": []}
+        for _ in range(rounds):
+            rate, namespace = path.at_once(write_ours, read_ours, count)
+            once["concurrent_per_s"].append(rate)
+            once["bare_concurrent_per_s"].append(path.at_once(write_bare, read_bare, count)[0])
+            back["readback_per_s"].append(path.back(read_ours_again, namespace, count))
+            back["bare_readback_per_s"].append(path.back(read_bare, namespace, count))
+        figures |= {name: statistics.median(values) for name, values in {**once, **back}.items()}
+        paced = (1_000, 200) if quick else (10_000, 3_000)
+        figures["p50_ms"], figures["p99_ms"] = path.latency(paced[0], 1_000.0, paced[1])
+    figures["conditions"] = {
+        "cores": os.cpu_count(),
+        "broker": "Apache Kafka 4.3.1, embedded, 1 broker, full JIT",
+        "acks": "all, idempotent, replication 1",
+        "partitions": PARTITIONS,
+        "payload_bytes": payload,
+        "bytes_per_token": round(payload / TOKENS, 2),
+        "records": count,
+        "rounds": rounds,
+    }
+    return figures
+
+
+def read_ours_again(bootstrap: str, namespace: str, count: int, ready: Any, results: Any) -> None:
+    """As `read_ours`, in a group that has committed nothing."""
+    read_ours(bootstrap, namespace, count, ready, results, "again")
+
+
+def show(figures: dict[str, Any]) -> None:
+    """The table."""
+
+    def ratio(name: str, bare: str) -> str:
+        return f"{figures[name] / figures[bare]:.2f}"
+
+    rows = [
+        ("written and read at once", "concurrent_per_s", "bare_concurrent_per_s", "{:,.0f}/s", ">= 0.7"),
+        ("read back", "readback_per_s", "bare_readback_per_s", "{:,.0f}/s", ">= 0.6"),
+        ("encode, 2,048 tokens", "encode_us", "bare_encode_us", "{:.1f} µs", "<= 1.7"),
+        ("decode, 2,048 tokens", "decode_us", "bare_decode_us", "{:.1f} µs", "<= 1.7"),
+    ]
+    print(f"{'':28}{'ours':>12}{'bare':>12}{'ratio':>8}   target")
+    for label, name, bare, form, target in rows:
+        print(f"{label:28}{form.format(figures[name]):>12}{form.format(figures[bare]):>12}{ratio(name, bare):>8}   {target}")
+    print(f"{'latency at 1,000/s, p50':28}{figures['p50_ms']:>9.2f} ms{'':20}   <= 1.5 ms")
+    print(f"{'latency at 1,000/s, p99':28}{figures['p99_ms']:>9.2f} ms{'':20}   <= 10 ms")
+    print("\n".join(f"  {name}: {value}" for name, value in figures["conditions"].items()))
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="The data path against a bare client.")
+    parser.add_argument("--quick", action="store_true", help="a few seconds, for a look and for tests; the figures mean little")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    figures = measure(quick=options.quick)
+    show(figures)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
