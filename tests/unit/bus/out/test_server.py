@@ -1,0 +1,64 @@
+"""/metrics, /healthz and /readyz."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from echo_bus.metrics import BusMetrics
+from echo_bus.server import MetricsServer
+from echo_schemas.errors import UserError
+
+problems: dict[str, str | None] = {}
+
+
+@pytest.fixture
+def server() -> Iterator[MetricsServer]:
+    problems.clear()
+    metrics = BusMetrics()
+    metrics.requests.labels("requests").inc(3)
+    checks = {"kafka": lambda: problems.get("kafka")}
+    with MetricsServer(metrics.registry, healthy=checks, ready={"weights": lambda: problems.get("weights")}) as running:
+        yield running
+
+
+def get(server: MetricsServer, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(server.url + path, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_metrics_are_served_in_prometheus_form(server: MetricsServer) -> None:
+    status, body = get(server, "/metrics")
+    assert status == 200
+    assert 'echo_bus_requests_total{topic="requests"} 3.0' in body
+
+
+def test_health_and_readiness_name_what_is_wrong(server: MetricsServer) -> None:
+    assert get(server, "/healthz")[0] == get(server, "/readyz")[0] == 200
+    problems["weights"] = "No version is installed yet."
+    assert get(server, "/healthz")[0] == 200
+    status, body = get(server, "/readyz")
+    assert (status, json.loads(body)["problems"]) == (503, {"weights": "No version is installed yet."})
+    problems["kafka"] = "No broker answers."
+    assert get(server, "/healthz")[0] == 503
+
+
+def test_other_paths_say_what_is_served(server: MetricsServer) -> None:
+    status, body = get(server, "/")
+    assert status == 404
+    assert "/readyz" in body
+
+
+def test_it_listens_on_loopback_and_a_taken_port_is_a_users_mistake(server: MetricsServer) -> None:
+    host, port = server.address
+    assert host == "127.0.0.1"
+    with pytest.raises(UserError, match=rf"{port} cannot be opened"):
+        MetricsServer(BusMetrics().registry, port=port)

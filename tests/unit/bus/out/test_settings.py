@@ -1,0 +1,94 @@
+"""Settings: where values come from, and what a mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from echo_bus.settings import load_settings
+from echo_bus.settings.load import public_config
+from echo_schemas.errors import UserError
+
+
+def load(tmp_path: Path, text: str, **environ: str) -> object:
+    file = tmp_path / "run.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_settings(file, environ)
+
+
+def test_without_a_file_the_defaults_hold() -> None:
+    settings = load_settings(None, {})
+    assert (settings.kafka.bootstrap, settings.kafka.namespace) == ("embedded", "echo.demo")
+    assert (settings.budget, settings.publication_period) == (3, 2)
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    settings = load_settings_of(
+        tmp_path, '[kafka]\nbootstrap = "file:1"', ECHO_KAFKA__BOOTSTRAP="env:2", ECHO_LEARNER__STEPS="7", OTHER="x"
+    )
+    assert (settings.kafka.bootstrap, settings.learner.steps) == ("env:2", 7)
+
+
+def load_settings_of(tmp_path: Path, text: str, **environ: str):  # type: ignore[no-untyped-def]
+    file = tmp_path / "run.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_settings(file, environ)
+
+
+def test_client_properties_come_from_file_and_environment(tmp_path: Path) -> None:
+    settings = load_settings_of(
+        tmp_path,
+        '[kafka.client]\n"security.protocol" = "SASL_SSL"',
+        ECHO_KAFKA__CLIENT__SASL_USERNAME="u",
+        ECHO_KAFKA__CLIENT__LINGER_MS="3",
+    )
+    assert settings.kafka.client == {"security.protocol": "SASL_SSL", "sasl.username": "u", "linger.ms": 3}
+
+
+def test_secrets_come_from_files_and_show_nowhere(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2\n", encoding="utf-8")
+    text = f'[kafka.client]\n"sasl.password_file" = "{secret}"\n[registry]\nuser = "u"\npassword_file = "{secret}"'
+    settings = load_settings_of(tmp_path, text)
+    assert settings.kafka.client["sasl.password"] == "hunter2"
+    assert settings.registry.client_properties() == {"basic.auth.user.info": "u:hunter2"}
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in str(public_config(settings))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[kafka]\nbootstrp = 'x'", "Did you mean 'bootstrap'"),
+        ("[kafak]\nbootstrap = 'x'", "no section 'kafak'"),
+        ("[policy.lora]\nrank = 3", "Known here: r, alpha"),
+        ("[learner]\nsteps = 'many'", r"\[learner\] steps"),
+        ("[run]\nname = 'a/b'", "cannot be part of a key"),
+        ("[run]\nmode = 'sometimes'", r"\[run\] mode"),
+        ("[kafka]\nnamespace = '.x'", "not a legal topic prefix"),
+        ("[staleness]\nbudget = 1\npublication_period = 4", "publication_period = 2 or budget = 3"),
+        ("[run]\nmode = 'sequential'\n[staleness]\npublication_period = 2", "must be 1 in sequential mode"),
+        ("[checkpoint]\nevery = 4", "does not divide the publication period"),
+        ("[staleness]\nmin_group_size = 99", "no group would ever be trained"),
+        ("[learner]\ngroups_per_step = 3\nupdates_per_step = 2", "does not divide groups_per_step"),
+        ("[kafka", "not valid TOML"),
+        ("[registry]\npassword_file = '/no/such/file'", "cannot be read"),
+    ],
+)
+def test_mistakes_are_sentences_that_say_what_to_write(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load(tmp_path, text)
+
+
+def test_a_missing_file_and_a_strange_variable_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no configuration file"):
+        load_settings(tmp_path / "absent.toml", {})
+    with pytest.raises(UserError, match="not a section"):
+        load(tmp_path, "[run]\nseed = 1", ECHO_RUN__SEED__X="1")
+
+
+def test_a_secret_is_not_repeated_in_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, "[metrics]\nport = 'hunter2'")
+    assert "hunter2" not in str(caught.value)

@@ -1,0 +1,70 @@
+"""Access lists: everything that a role needs, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from echo_ops.acls import Acl, Resource, acls_of, as_commands, as_plain
+from echo_schemas.naming import Namespace
+from echo_schemas.roles import load_roles
+from echo_schemas.topic_files import load_topic_specs
+
+NAMESPACE = Namespace("echo.demo")
+ACLS = acls_of(NAMESPACE)
+
+
+def allowed(role: str, resource: Resource, operation: str) -> set[str]:
+    return {acl.name for acl in ACLS if (acl.principal, acl.resource, acl.operation) == (f"User:echo.demo.{role}", resource, operation)}
+
+
+@pytest.mark.parametrize("role", sorted(load_roles()))
+def test_a_role_writes_exactly_what_the_topic_files_say(role: str) -> None:
+    expected = {f"echo.demo.{spec.name}" for spec in load_topic_specs() if role in spec.producers}
+    assert allowed(role, Resource.TOPIC, "Write") == expected
+
+
+@pytest.mark.parametrize("role", sorted(name for name, role in load_roles().items() if not role.reads_all_topics))
+def test_a_role_reads_exactly_what_the_topic_files_say(role: str) -> None:
+    expected = {f"echo.demo.{spec.name}" for spec in load_topic_specs() if role in spec.consumers}
+    assert allowed(role, Resource.TOPIC, "Read") == expected
+
+
+def test_nobody_may_create_or_alter_anything() -> None:
+    assert {acl.operation for acl in ACLS} <= {"Read", "Write", "Describe"}
+
+
+def test_only_the_learner_and_the_feeder_have_transactional_ids() -> None:
+    found = {acl.principal: acl.name for acl in ACLS if acl.resource is Resource.TRANSACTIONAL_ID}
+    assert found == {"User:echo.demo.learner": "echo.demo.learner", "User:echo.demo.feeder": "echo.demo.feeder"}
+
+
+def test_reward_applications_have_a_prefix_of_groups_and_workers_one_group() -> None:
+    assert allowed("worker", Resource.GROUP, "Read") == {"echo.demo.worker"}
+    (prefixed,) = [acl for acl in ACLS if acl.principal == "User:echo.demo.reward" and acl.resource is Resource.GROUP]
+    assert (prefixed.name, prefixed.prefixed) == ("echo.demo.reward.", True)
+
+
+def test_every_resource_is_below_the_namespace() -> None:
+    assert all(acl.name.startswith("echo.demo.") for acl in ACLS)
+
+
+def test_principals_can_be_named() -> None:
+    renamed = acls_of(NAMESPACE, {"worker": "User:CN=gpu-pool"})
+    assert "User:CN=gpu-pool" in {acl.principal for acl in renamed}
+    assert "User:echo.demo.worker" not in {acl.principal for acl in renamed}
+
+
+def test_the_three_forms_say_the_same() -> None:
+    plain = as_plain(ACLS)
+    assert json.loads(json.dumps(plain)) == yaml.safe_load(yaml.safe_dump(plain))
+    lines = [line for line in as_commands(ACLS, "broker:9092").splitlines() if line.startswith("kafka-acls.sh")]
+    assert len(lines) == len(plain) == len(ACLS)
+    assert sum("--resource-pattern-type prefixed" in line for line in lines) == sum(acl.prefixed for acl in ACLS)
+
+
+def test_names_are_quoted_for_the_shell() -> None:
+    acl = Acl("User:CN=a b;rm", Resource.TOPIC, "t", "Read")
+    assert "'User:CN=a b;rm'" in as_commands([acl], "b:1")

@@ -1,0 +1,40 @@
+"""Heavy libraries load only in the modules that adapt them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "vllm", "deepspeed", "faust", "transformers", "peft"}
+# Everything that a process of any role may import before it knows its role.
+LIGHT = [
+    "echo_schemas.codec",
+    "echo_schemas.registry",
+    "echo_schemas.topic_files",
+    "echo_core.assembly",
+    "echo_core.batch_choice",
+    "echo_bus.bus",
+    "echo_bus.consumer",
+    "echo_bus.memory",
+    "echo_bus.embedded",
+    "echo_ops.topic_admin",
+    "echo_ops.cli.doctor",
+    "echo_learner.losses.config",
+    "echo_learner.microbatches",
+]
+
+
+def loaded_by(module: str) -> set[str]:
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_nothing_but_the_adapters_loads_a_heavy_library() -> None:
+    assert not loaded_by(", ".join(LIGHT)) & (HEAVY | {"jgo"})
+
+
+@pytest.mark.parametrize("module", ["echo_ops.cli"])
+def test_help_loads_no_client_at_all(module: str) -> None:
+    assert not loaded_by(module) & (HEAVY | {"jgo", "confluent_kafka", "fastavro", "numpy", "pydantic", "yaml"})
