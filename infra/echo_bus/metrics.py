@@ -25,7 +25,9 @@ class BusMetrics:
 
         self.records_published = counter("records_published", "Records handed to the producer.", "topic")
         self.bytes_published = counter("bytes_published", "Bytes of values handed to the producer, before compression.", "topic")
-        self.publish_seconds = histogram("publish_seconds", "From hand-over to acknowledgement by all in-sync replicas.", "topic")
+        self.publish_seconds = histogram(
+            "publish_seconds", "From hand-over to acknowledgement by all in-sync replicas; one record in sixteen.", "topic"
+        )
         self.publish_failures = counter("publish_failures", "Records that were not acknowledged.", "topic", "error")
         self.publish_blocked_seconds = counter("publish_blocked_seconds", "Seconds publishers waited because the buffer was full.", "topic")
 
