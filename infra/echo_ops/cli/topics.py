@@ -55,7 +55,7 @@ def _show(made: Plan) -> None:
         return
     for step in made.steps:
         out.print(_line(step))
-    out.print(", ".join(f"{count} to {kind}" if kind != Kind.REFUSED else f"{count} refused" for kind, count in summarise(made).items()))
+    out.print(", ".join(f"{count} {kind}" for kind, count in summarise(made).items()))
 
 
 def _line(step: Step) -> str:
