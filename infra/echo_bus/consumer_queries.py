@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from echo_bus.clock import Deadline
 from echo_bus.cluster import RawConsumer
-from echo_bus.errors import ClusterUnreachable, TopicMissing
+from echo_bus.errors import ClusterUnreachable, NotAuthorized, TopicMissing
 from echo_bus.kafka import translate
 
 QUERY_S = 10.0
@@ -33,6 +33,8 @@ def num_partitions(consumer: RawConsumer, physical: str, timeout_s: float = QUER
         found = consumer.list_topics(physical, timeout=timeout_s).topics.get(physical)
     except KafkaException as exc:
         raise translate(exc, physical) from exc
+    if found is not None and found.error is not None and found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise NotAuthorized(f"This client may not see the topic {physical}.", hint="Compare with `echoswarm acls render`.")
     if found is None or not found.partitions:
         raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
     return len(found.partitions)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from echo_schemas.naming import Namespace
 from echo_schemas.roles import Role, load_roles
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
+
+# `echo_bus.kafka` gives a reader that joins no group this name below its client id, for the client wants one: it looks up the group's
+# coordinator, which takes DESCRIBE, and never joins or commits.
+READER_GROUP = "reader"
+# Whose lag is watched decides which topic's end offsets are asked for.
+_WATCHED_TOPICS = {"worker": "requests", "reward.*": "trajectories"}
 
 
 class Resource(StrEnum):
@@ -47,15 +54,25 @@ def _of_role(role: Role, principal: str, namespace: Namespace, specs: tuple[Topi
             yield Acl(principal, Resource.TOPIC, name, "Write")
         if role.name in spec.consumers or role.reads_all_topics:
             yield Acl(principal, Resource.TOPIC, name, "Read")
+        if role.reads_all_topics:
+            # `topics check` and `doctor` compare settings; reading them changes nothing.
+            yield Acl(principal, Resource.TOPIC, name, "DescribeConfigs")
     for group in role.groups:
         yield _named(principal, Resource.GROUP, namespace, group, "Read")
+    if f"{role.name}.*" not in role.groups:
+        yield _named(principal, Resource.GROUP, namespace, f"{role.name}.{READER_GROUP}", "Describe")
     for group in role.watches_groups:
         yield _named(principal, Resource.GROUP, namespace, group, "Describe")
-        # Placing work by lag asks for end offsets, which wants DESCRIBE on the topics whose lag it is.
-        topic = "requests" if group == "worker" else "trajectories"
-        yield Acl(principal, Resource.TOPIC, f"{namespace.name}.{topic}", "Describe")
+        topic = _WATCHED_TOPICS[group]
+        if not _reads(role, topic, specs):
+            yield Acl(principal, Resource.TOPIC, f"{namespace.name}.{topic}", "Describe")
     for transactional_id in role.transactional_ids:
         yield _named(principal, Resource.TRANSACTIONAL_ID, namespace, transactional_id, "Write")
+
+
+def _reads(role: Role, topic: str, specs: tuple[TopicSpec, ...]) -> bool:
+    """Whether the role has READ or WRITE on `topic` anyway, and so DESCRIBE too."""
+    return role.reads_all_topics or any(spec.name == topic and role.name in {*spec.consumers, *spec.producers} for spec in specs)
 
 
 def _named(principal: str, resource: Resource, namespace: Namespace, name: str, operation: str) -> Acl:
@@ -63,19 +80,35 @@ def _named(principal: str, resource: Resource, namespace: Namespace, name: str, 
     return Acl(principal, resource, f"{namespace.name}.{name.removesuffix('*')}", operation, prefixed)
 
 
-def as_commands(acls: list[Acl], bootstrap: str) -> str:
-    """A shell script of kafka-acls calls, one per principal and resource, to be read before it is run."""
-    lines = ["#!/bin/sh", "set -eu"]
-    for acl in acls:
-        pattern = " --resource-pattern-type prefixed" if acl.prefixed else ""
-        lines.append(
-            f"kafka-acls.sh --bootstrap-server {shlex.quote(bootstrap)} --add --allow-principal {shlex.quote(acl.principal)}"
-            f" --operation {acl.operation} --{acl.resource.value} {shlex.quote(acl.name)}{pattern}"
-        )
+def as_commands(acls: Sequence[Acl], bootstrap: str) -> str:
+    """A shell script of kafka-acls calls, to be read before it is run. Names that share the rest are one call: each starts a JVM.
+
+    Run it with KAFKA_ACLS=/path/to/kafka-acls.sh where that is not on PATH, and COMMAND_CONFIG=client.properties where the cluster wants
+    a login.
+    """
+    lines = [
+        "#!/bin/sh",
+        "set -eu",
+        f"BOOTSTRAP=${{BOOTSTRAP:-{shlex.quote(bootstrap)}}}",
+        "acls() {",
+        '  "${KAFKA_ACLS:-kafka-acls.sh}" --bootstrap-server "$BOOTSTRAP" ${COMMAND_CONFIG:+--command-config "$COMMAND_CONFIG"} "$@"',
+        "}",
+    ]
+    shared = sorted(acls, key=_all_but_name)
+    for (principal, resource, operation, prefixed), alike in itertools.groupby(shared, _all_but_name):
+        lines.append("")
+        lines.append(f"acls --add --allow-principal {shlex.quote(principal)} --operation {operation} \\")
+        if prefixed:
+            lines.append("  --resource-pattern-type prefixed \\")
+        lines.append(" \\\n".join(f"  --{resource.value} {shlex.quote(acl.name)}" for acl in alike))
     return "\n".join(lines) + "\n"
 
 
-def as_plain(acls: list[Acl]) -> list[dict[str, str]]:
+def _all_but_name(acl: Acl) -> tuple[str, Resource, str, bool]:
+    return acl.principal, acl.resource, acl.operation, acl.prefixed
+
+
+def as_plain(acls: Sequence[Acl]) -> list[dict[str, str]]:
     """The same as plain data, for JSON and YAML."""
     return [
         {
