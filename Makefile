@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := 0.13.8
 # Everything that the tests of this machine need; see [project.optional-dependencies] for the roles.
-EXTRAS := embedded,registry,streams,learner
+EXTRAS := all-cpu
 STAMP  := $(VENV)/.installed
 CODE   := schemas infra producers streams consumers tests bench
 
@@ -21,7 +21,7 @@ help: ## Print this menu
 setup: $(STAMP) ## Make the virtual environment (.venv) with everything pinned
 	@echo "Ready: $(BIN)/echoswarm --help"
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "EchoSwarm needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \

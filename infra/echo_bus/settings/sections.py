@@ -84,6 +84,8 @@ class TaskSettings(Section):
 
     name: str = "reverse-digits"
     """A built-in task, an entry point, or `package.module:attribute`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """What the task is made with, as [task.options]."""
 
 
 class LoraSettings(Section):
@@ -104,6 +106,10 @@ class PolicySettings(Section):
     """Train an adapter, or all weights."""
     lora: LoraSettings = LoraSettings()
     """Shape of the adapter."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers of the model in workers and learner alike: different ones bias the ratio."""
+    max_length: int = Field(default=64, ge=2)
+    """Most tokens of prompt and answer together; the workers' context and the learner's bound."""
 
 
 class RolloutSettings(Section):
@@ -119,6 +125,45 @@ class RolloutSettings(Section):
     """Softmax temperature of sampling."""
     max_new_tokens: int = Field(default=8, ge=1)
     """Most tokens generated for one sample."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Refused below 1 unless the engine returns the sampling mask: the learner's softmax is over the whole vocabulary."""
+    top_k: int = Field(default=0, ge=0)
+    """Likewise above 0."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Likewise above 0."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer, besides the model's own end token."""
+    groups_in_flight: int = Field(default=32, ge=1)
+    """Requests that one worker works on at once."""
+    depth: int = Field(default=1, ge=1)
+    """Requests that may wait or be worked on in one partition of `requests`; times its partitions, the window of the feeder."""
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    """From issue to the latest start; a request that is older is closed as expired."""
+    probe_size: int = Field(default=4, ge=0)
+    """Samples per published version on which learner and worker compare log-probabilities; 0 turns it off."""
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    """Seconds between a worker's status records."""
+    price_per_hour: float = Field(default=0.0, ge=0)
+    """What one worker costs, in any currency."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Any argument of the engine, as [rollout.options]; wins over the project's own."""
+
+
+class ScoringSettings(Section):
+    """[scoring]: how the reward application runs reward functions."""
+
+    workers: int = Field(default=1, ge=0)
+    """Reward processes that `echoswarm up` starts."""
+    processes: int = Field(default=0, ge=0)
+    """Processes beside each of them that run synchronous functions; 0: in the application itself, without a time limit on them."""
+    concurrency: int = Field(default=64, ge=1)
+    """Asynchronous functions that run at once."""
+    timeout_s: float = Field(default=5.0, gt=0)
+    """For one call; a function's own limit wins."""
+    retries: int = Field(default=1, ge=0)
+    """Further attempts after a failure; a time-out is not tried again."""
+    deadline_s: float = Field(default=300.0, gt=0)
+    """How long a whole group waits for a required reward before its default stands in, or its samples are dropped."""
 
 
 class LearnerSettings(Section):
@@ -128,10 +173,32 @@ class LearnerSettings(Section):
     """Prompts per training step."""
     updates_per_step: int = Field(default=1, ge=1)
     """Optimizer updates per training step; the groups are split among them."""
-    loss: str = "tis"
+    loss: str = "grpo_tis"
     """A built-in loss, or `package.module:attribute`."""
+    loss_options: dict[str, Any] = Field(default_factory=dict)
+    """The loss's own numbers, as [learner.loss_options]."""
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of the KL term to the starting policy."""
+    normalisation: Literal["sequence", "token", "constant"] = "token"
+    """What a token's loss is divided by: its sequence's length, all tokens of the update, or `max_new_tokens`."""
+    scale_by_std: bool = True
+    """Divide advantages by the group's standard deviation."""
     lr: float = Field(default=1.5e-3, gt=0)
     """Learning rate."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the rate rises linearly from 0."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+    micro_batch_tokens: int = Field(default=16_384, ge=1)
+    """Padded tokens in one forward pass, at most; a longer sample goes alone."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    ranks: int = Field(default=1, ge=1)
+    """Processes that train together on this machine."""
+    deepspeed: str = ""
+    """A DeepSpeed JSON file that is merged over the project's own settings (ZeRO stage, offload, precision)."""
     steps: int = Field(default=100, ge=0)
     """Training steps; 0: until stopped."""
 
@@ -162,6 +229,15 @@ class CheckpointSettings(Section):
     """Checkpoints kept besides those that the log still needs."""
 
 
+class StoreSettings(Section):
+    """[store]: where large snapshots lie, beside the log."""
+
+    uri: str = ""
+    """An fsspec address such as s3://bucket/path or file:///path; empty: all snapshots travel through `weights.chunks`."""
+    above_mb: int = Field(default=1024, ge=0)
+    """Snapshots of at least so many MiB go to the store."""
+
+
 class MetricsSettings(Section):
     """[metrics]: /metrics, /healthz and /readyz of each process."""
 
@@ -182,9 +258,11 @@ class Settings(Section):
     rollout: RolloutSettings = RolloutSettings()
     rewards: dict[str, float] = Field(default_factory=lambda: {"exact": 1.0})
     """[rewards]: reward name = weight."""
+    scoring: ScoringSettings = ScoringSettings()
     learner: LearnerSettings = LearnerSettings()
     staleness: StalenessSettings = StalenessSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    store: StoreSettings = StoreSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     @property
@@ -221,6 +299,18 @@ class Settings(Section):
             message = (
                 f"[staleness] min_group_size = {self.staleness.min_group_size} is above [rollout] group_size = {self.rollout.group_size}: "
                 f"no group would ever be trained; write min_group_size = {self.rollout.group_size} or less"
+            )
+            raise ValueError(message)
+        if self.rollout.top_p < 1 or self.rollout.top_k > 0 or self.rollout.min_p > 0:
+            message = (
+                "[rollout] top_p, top_k and min_p cut the distribution that the learner's softmax covers whole, so every ratio would "
+                "be wrong; leave them at 1, 0 and 0"
+            )
+            raise ValueError(message)
+        if self.rollout.max_new_tokens >= self.policy.max_length:
+            message = (
+                f"[rollout] max_new_tokens = {self.rollout.max_new_tokens} leaves no room for a prompt within [policy] max_length = "
+                f"{self.policy.max_length}"
             )
             raise ValueError(message)
         if self.learner.groups_per_step % self.learner.updates_per_step:

@@ -1,0 +1,112 @@
+"""What every role's process has in common: a bus, metrics over HTTP, a stop signal, and a note of where it can be found.
+
+Threads: `open_role` runs on the main thread, where Python delivers signals; `StopSignal` may be read and waited on from any.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from echo_bus.bus import Bus, open_bus
+from echo_bus.clock import Clock, SystemClock
+from echo_bus.consumer_signals import drain_on_signals
+from echo_bus.metrics import BusMetrics
+from echo_bus.places import PlaceTimes
+from echo_bus.server import Check, MetricsServer
+from echo_bus.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class StopSignal:
+    """Set once, by SIGTERM, SIGINT or the role itself; callbacks wake whoever blocks elsewhere."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Ask the role to drain and end."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether the role was asked to end."""
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the request to end, at most `timeout_s`; whether it came."""
+        return self._event.wait(timeout_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleProcess:
+    """What a role works with. `ready_checks` may be added to until the role is ready: name → None or a sentence."""
+
+    settings: Settings
+    bus: Bus
+    registry: CollectorRegistry
+    places: PlaceTimes
+    clock: Clock
+    stop: StopSignal
+    ready_checks: dict[str, Check] = field(default_factory=dict)
+    health_checks: dict[str, Check] = field(default_factory=dict)
+
+
+@contextmanager
+def open_role(settings: Settings, role: str, *, name: str | None = None, announce: Path | None = None) -> Iterator[RoleProcess]:
+    """Everything a role needs, until the block ends. `role` is one of roles.yaml; `name` tells several of a kind apart in client ids.
+
+    `announce`: a file that gets `{"role", "name", "pid", "metrics"}` as JSON once the metrics server listens. On the main thread the first
+    SIGTERM or SIGINT sets `stop`, the second ends the process.
+    """
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    clock = SystemClock()
+    full_name = f"{role}.{name}" if name else role
+    bus = open_bus(settings, full_name, metrics=BusMetrics(registry), clock=clock)
+    stop = StopSignal()
+    ready: dict[str, Check] = {}
+    healthy: dict[str, Check] = {}
+    server = MetricsServer(registry, host=settings.metrics.host, port=settings.metrics.port, healthy=_live(healthy), ready=_live(ready))
+    with drain_on_signals(stop.set), server:
+        logger.info("%s: metrics at %s/metrics", full_name, server.url)
+        if announce is not None:
+            _write(announce, {"role": role, "name": name, "pid": os.getpid(), "metrics": server.url})
+        yield RoleProcess(
+            settings=settings,
+            bus=bus,
+            registry=registry,
+            places=PlaceTimes(registry, clock),
+            clock=clock,
+            stop=stop,
+            ready_checks=ready,
+            health_checks=healthy,
+        )
+
+
+def _live(checks: Mapping[str, Check]) -> dict[str, Check]:
+    """One check that asks all of `checks`, those added later included."""
+
+    def ask() -> str | None:
+        problems = [f"{name}: {problem}" for name, check in list(checks.items()) if (problem := check()) is not None]
+        return " ".join(problems) or None
+
+    return {"role": ask}
+
+
+def _write(path: Path, content: Mapping[str, object]) -> None:
+    """In one rename, so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(json.dumps(content), encoding="utf-8")
+    unfinished.replace(path)
