@@ -111,6 +111,11 @@ class LogReader:
         """The next offset of every partition, after what `read` returned."""
         return dict(self._positions)
 
+    @property
+    def at_end(self) -> frozenset[Place]:
+        """Partitions in which there was nothing more when last asked."""
+        return frozenset(self._at_end)
+
     def start(self, positions: Mapping[Place, int] | None = None, *, otherwise: From = From.BEGINNING) -> None:
         """Read from `positions`, and in partitions without one from `otherwise`. May be called again to go elsewhere.
 

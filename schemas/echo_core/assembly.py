@@ -119,6 +119,10 @@ class GroupAssembler:
         """Records of `trajectories` below `offset` were read and are no trajectories (invalid, markers, compacted away)."""
         self._read_to[partition] = max(self._read_to.get(partition, 0), offset)
 
+    def skip_rewards_to(self, partition: int, offset: int) -> None:
+        """The same for `rewards`."""
+        self._rewards_read_to[partition] = max(self._rewards_read_to.get(partition, 0), offset)
+
     def tick(self, now_s: float, caught_up: Collection[int]) -> None:
         """Let time pass for the groups whose partitions are caught up on both topics; who waited too long gets a default or is dropped."""
         elapsed_s = 0.0 if self._ticked_s is None else max(0.0, now_s - self._ticked_s)
@@ -155,6 +159,11 @@ class GroupAssembler:
     def open_records(self) -> frozenset[Coordinates]:
         """Records that are neither yielded nor dropped."""
         return frozenset(self._by_place)
+
+    @property
+    def floor(self) -> int:
+        """Every seq below is closed: what a new allocator starts from."""
+        return self._closed.floor
 
     def take(self, seq: int, dropped: Iterable[tuple[Coordinates, DropReason]] = ()) -> ReadyGroup:
         """Yield a ready group and close its seq. `dropped`: members that are not trained after all, and why; the others are yielded.

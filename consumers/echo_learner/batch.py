@@ -1,0 +1,215 @@
+"""From chosen groups to the arrays a trainer takes and the columns a StepReport keeps. Pure: numpy in, numpy out.
+
+N samples, L tokens in all (prompts and answers), G generated tokens in all; samples lie group after group, tokens sample after sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_core.advantages import group_advantages, has_signal, total_reward
+from echo_core.batch_choice import ChosenGroup, ChosenSample
+from echo_learner.microbatches import MicroBatchPlan, plan_micro_batches
+from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack
+from echo_schemas.records import Batch, RewardColumn, RewardStats, RewardTerm, Trajectory
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+TOTAL_REWARD = "total"
+"""Name of the weighted sum in reward statistics."""
+
+
+class SignalSource(Protocol):
+    """The third duty of a task (ECHO-2 §3): which generated tokens are trained, and how much each counts."""
+
+    def signals(self, trajectory: Trajectory, /) -> Any:
+        """`mask` [G] bool or None, `weights` [G] float32 or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingBatch:
+    """One step's samples as flat arrays.
+
+    `tokens` int32 [L]; `lengths` int64 [N]; `generated` bool [L]: which tokens the policy generated. Per generated token: `sampler` float32
+    [G] log-probability when sampled, `advantages` float32 [G], `mask` bool [G] trained on or not, `fresh` bool [G] sampled by `version`.
+    `num_generated` int64 [N]. `order`, `micro_batch_sizes`, `update_sizes` int32: the plan, see `microbatches`.
+    """
+
+    version: int
+    tokens: npt.NDArray[np.int32]
+    lengths: Ints
+    generated: Flags
+    num_generated: Ints
+    sampler: Floats
+    advantages: Floats
+    mask: Flags
+    fresh: Flags
+    order: npt.NDArray[np.int32]
+    micro_batch_sizes: npt.NDArray[np.int32]
+    update_sizes: npt.NDArray[np.int32]
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Every array by name, for the way to another rank."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "version"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRules:
+    """How a batch is formed, beside the staleness policy."""
+
+    num_updates: int
+    micro_batch_tokens: int
+    scale_by_std: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FormedBatch:
+    """A batch, ready to train and to report. `rewards` float64 [N]: the weighted sums; `trajectories` in the batch's order."""
+
+    training: TrainingBatch
+    columns: Batch
+    trajectories: tuple[Trajectory, ...]
+    rewards: npt.NDArray[np.float64]
+    reward_stats: tuple[RewardStats, ...]
+    groups_without_signal: int
+
+
+def form_batch(
+    groups: Sequence[ChosenGroup], version: int, terms: tuple[RewardTerm, ...], rules: BatchRules, task: SignalSource
+) -> FormedBatch:
+    """The batch of `groups`, formed at learner version `version` under the reward specification `terms`.
+
+    Raises ValueError for groups without samples, and KeyError if a sample lacks a required reward: `choose_batch` lets neither through.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    trajectories = tuple(sample.member.trajectory for sample in samples)
+    sizes = [len(group.samples) for group in groups]
+    rewards = np.array([_reward(sample, terms) for sample in samples], np.float64)
+    per_sample, without_signal = _advantages(rewards, sizes, scale_by_std=rules.scale_by_std)
+    lengths = np.array([len(trajectory.token_ids) // TOKEN_DTYPE.itemsize for trajectory in trajectories], np.int64)
+    plan = plan_micro_batches(lengths.tolist(), sizes, num_updates=rules.num_updates, max_tokens=rules.micro_batch_tokens)
+    training = _training_batch(samples, lengths, per_sample, plan, version, task)
+    stats = tuple(_stats(term.name, _values(samples, term)) for term in terms)
+    return FormedBatch(
+        training=training,
+        columns=_columns(groups, samples, terms, per_sample, plan),
+        trajectories=trajectories,
+        rewards=rewards,
+        reward_stats=(*stats, _stats(TOTAL_REWARD, rewards)),
+        groups_without_signal=without_signal,
+    )
+
+
+def _reward(sample: ChosenSample, terms: tuple[RewardTerm, ...]) -> float:
+    return total_reward({name: score.value for name, score in sample.member.scores.items()}, terms)
+
+
+def _advantages(rewards: npt.NDArray[np.float64], sizes: Sequence[int], *, scale_by_std: bool) -> tuple[Floats, int]:
+    """Group-normalised advantages [N], and how many groups had none to give."""
+    parts, without_signal, start = [], 0, 0
+    for size in sizes:
+        group = rewards[start : start + size]
+        parts.append(group_advantages(group, scale_by_std=scale_by_std))
+        without_signal += not has_signal(group)
+        start += size
+    return np.concatenate(parts).astype(np.float32), without_signal
+
+
+def _training_batch(
+    samples: Sequence[ChosenSample], lengths: Ints, per_sample: Floats, plan: MicroBatchPlan, version: int, task: SignalSource
+) -> TrainingBatch:
+    trajectories = [sample.member.trajectory for sample in samples]
+    num_generated = np.array([trajectory.num_generated for trajectory in trajectories], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    generated = np.zeros(int(lengths.sum()), np.bool_)
+    for start, trajectory in zip(starts.tolist(), trajectories, strict=True):
+        for span in trajectory.generated:
+            generated[start + span.start : start + span.end] = True
+    weights = np.array([sample.weight for sample in samples], np.float32)
+    advantages = np.repeat(per_sample * weights, num_generated)
+    mask = np.repeat(weights > 0, num_generated)
+    fresh = np.repeat(np.array([t.min_version == version == t.max_version for t in trajectories]), num_generated)
+    _apply_signals(trajectories, num_generated, advantages, mask, task)
+    return TrainingBatch(
+        version=version,
+        tokens=np.frombuffer(b"".join(trajectory.token_ids for trajectory in trajectories), TOKEN_DTYPE),
+        lengths=lengths,
+        generated=generated,
+        num_generated=num_generated,
+        sampler=np.frombuffer(b"".join(trajectory.logprobs for trajectory in trajectories), LOGPROB_DTYPE),
+        advantages=advantages,
+        mask=mask,
+        fresh=fresh,
+        order=plan.order,
+        micro_batch_sizes=plan.micro_batch_sizes,
+        update_sizes=plan.update_sizes,
+    )
+
+
+def _apply_signals(trajectories: Sequence[Trajectory], num_generated: Ints, advantages: Floats, mask: Flags, task: SignalSource) -> None:
+    """Put the task's masks and weights over the rows, in place."""
+    start = 0
+    for trajectory, length in zip(trajectories, num_generated.tolist(), strict=True):
+        signals = task.signals(trajectory)
+        if signals.mask is not None:
+            mask[start : start + length] &= signals.mask
+        if signals.weights is not None:
+            advantages[start : start + length] *= signals.weights
+        start += length
+
+
+def _columns(
+    groups: Sequence[ChosenGroup], samples: Sequence[ChosenSample], terms: tuple[RewardTerm, ...], per_sample: Floats, plan: MicroBatchPlan
+) -> Batch:
+    members = [sample.member for sample in samples]
+    return Batch(
+        num_samples=len(samples),
+        partitions=pack([member.where.partition for member in members], TOKEN_DTYPE),
+        offsets=pack([member.where.offset for member in members], OFFSET_DTYPE),
+        seqs=pack([member.trajectory.seq for member in members], OFFSET_DTYPE),
+        indices=pack([member.trajectory.index for member in members], TOKEN_DTYPE),
+        attempts=tuple(group.samples[0].member.trajectory.attempt for group in groups),
+        group_sizes=pack([len(group.samples) for group in groups], TOKEN_DTYPE),
+        rewards=tuple(
+            RewardColumn(
+                name=term.name,
+                values=pack(_values(samples, term), VALUE_DTYPE),
+                defaulted=pack([_is_defaulted(sample, term) for sample in samples], FLAG_DTYPE),
+            )
+            for term in terms
+        ),
+        advantages=pack(per_sample, LOGPROB_DTYPE),
+        order=pack(plan.order, TOKEN_DTYPE),
+        micro_batches=pack(plan.micro_batch_sizes, TOKEN_DTYPE),
+        updates=pack(plan.update_sizes, TOKEN_DTYPE),
+    )
+
+
+def _values(samples: Sequence[ChosenSample], term: RewardTerm) -> npt.NDArray[np.float64]:
+    """One reward's value of each sample, [N]; an optional one that is missing counts as its default."""
+    missing = term.default or 0.0
+    scores = (sample.member.scores.get(term.name) for sample in samples)
+    return np.array([missing if score is None else score.value for score in scores], np.float64)
+
+
+def _is_defaulted(sample: ChosenSample, term: RewardTerm) -> bool:
+    score = sample.member.scores.get(term.name)
+    return score is None or score.defaulted
+
+
+def _stats(name: str, values: npt.NDArray[np.float64]) -> RewardStats:
+    return RewardStats(
+        name=name,
+        mean=float(values.mean()),
+        std=float(values.std()),
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+        stderr=float(values.std() / np.sqrt(len(values))),
+    )

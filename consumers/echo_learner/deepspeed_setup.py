@@ -1,0 +1,105 @@
+"""DeepSpeed brought up: environment, settings, engine. The only module that imports it.
+
+The environment must be complete before the import, or DeepSpeed looks for MPI and ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from echo_schemas.errors import UserError
+
+# Steps between DeepSpeed's own log lines: none.
+_NEVER = 1 << 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Which process of how many this is, and where they meet."""
+
+    rank: int = 0
+    world_size: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+
+    def environment(self) -> dict[str, str]:
+        """What torch and DeepSpeed look for."""
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and what surrounds it. `deepspeed`: a JSON file merged over our settings, or empty."""
+
+    lr: float
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    deepspeed: str = ""
+
+
+def engine_settings(config: OptimizerConfig, dtype: str) -> dict[str, Any]:
+    """DeepSpeed's configuration: ours, with the user's file on top. Raises UserError for a file that cannot be read or that fights us."""
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        # Every backward() accumulates and every step() is an update: micro-batches are cut by tokens, so their number varies.
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": config.max_grad_norm,
+        "zero_optimization": {"stage": 0},
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": _NEVER,
+    }
+    if not config.deepspeed:
+        return settings
+    try:
+        own = json.loads(Path(config.deepspeed).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as exc:
+        raise UserError(f"The DeepSpeed file {config.deepspeed} cannot be read: {exc}.") from exc
+    for name in ("optimizer", "scheduler", "train_batch_size", "gradient_accumulation_steps"):
+        if name in own:
+            raise UserError(
+                f"{config.deepspeed} sets {name!r}, which the learner decides.",
+                hint="Use [learner] lr, warmup_steps, weight_decay, micro_batch_tokens and groups_per_step, and leave it out of the file.",
+            )
+    return _merged(settings, own)
+
+
+def start_engine(model: nn.Module, settings: Mapping[str, Any], config: OptimizerConfig, place: RankPlace) -> Any:
+    """A DeepSpeed engine around `model`, whose trainable parameters it optimises. Sets this process's distributed environment."""
+    os.environ.update(place.environment())
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+
+    if not torch.cuda.is_available():
+        # One process or gloo needs no shared-memory kernel, and building it takes a minute of compiling.
+        sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=trained, config=dict(settings))
+    return engine
+
+
+def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(ours)
+    for name, value in theirs.items():
+        below = merged.get(name)
+        merged[name] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,179 @@
+"""The policy as a torch module that answers with log-probabilities of chosen tokens, and as files. Imports torch, transformers, peft.
+
+Rows are padded on the right and attention is causal, so padding reaches no token that counts and no attention mask is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from echo_learner.losses.token_sums import entropy_of_logits
+from echo_learner.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, MODEL_WEIGHTS, SnapshotFiles
+from echo_schemas.errors import UserError
+from echo_schemas.records import WeightKind
+
+# Logits of one piece of the head: 256 MiB in float32. Above it, pieces are computed one by one and again in the backward pass.
+_LOGITS_AT_ONCE = 1 << 26
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """What is trained. `base_name` stands in snapshots instead of the folder, which differs from machine to machine."""
+
+    base: str
+    base_name: str
+    kind: WeightKind
+    lora_r: int
+    lora_alpha: int
+    dtype: str
+    temperature: float
+    gradient_checkpointing: bool
+    seed: int
+
+
+class PolicyModel(nn.Module):
+    """A causal language model, seen through the log-probabilities of chosen tokens."""
+
+    def __init__(self, causal_lm: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+        self._temperature = temperature
+
+    @property
+    def _language_model(self) -> Any:
+        lm: Any = self.causal_lm
+        return lm.get_base_model() if hasattr(lm, "get_base_model") else lm
+
+    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and, without gradient, entropy of each token `input_ids[rows[i], columns[i]]`, both [T], in nats.
+
+        `input_ids` int64 [B, L], padded on the right with any id; `rows`, `columns` int64 [T], columns at least 1. Float32, after
+        temperature.
+        """
+        model = self._language_model
+        hidden = model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
+        picked = hidden[rows, columns - 1]
+        targets = input_ids[rows, columns]
+        head = model.get_output_embeddings()
+        piece = max(1, _LOGITS_AT_ONCE // head.weight.shape[0])
+        if len(targets) <= piece:
+            return self._head(picked, targets, head)
+        parts = [
+            checkpoint(self._head, picked[start : start + piece], targets[start : start + piece], head, use_reentrant=False)
+            for start in range(0, len(targets), piece)
+        ]
+        return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
+
+    def _head(self, hidden: Tensor, targets: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:
+        logits = head(hidden).float() / self._temperature
+        logprobs = logits.gather(1, targets.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=1)
+        with torch.no_grad():
+            entropies = entropy_of_logits(logits)
+        return logprobs, entropies
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """Inside, the model is its starting policy: the adapter is switched off. Only for adapters."""
+        lm: Any = self.causal_lm
+        with lm.disable_adapter():
+            yield
+
+
+def load_policy(config: PolicyConfig) -> PolicyModel:
+    """The base model with a fresh adapter on every linear layer but the head, or with all weights trainable.
+
+    The same seed gives the same adapter. Raises UserError if the folder holds no model, or a model with no linear layer to adapt.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(config.base)
+    if not (folder / MODEL_CONFIG).is_file():
+        raise UserError(f"{folder} is no model folder: it has no {MODEL_CONFIG}.", hint="Set [policy] base to one.")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[config.dtype], local_files_only=True, attn_implementation="sdpa")
+    except (OSError, ValueError) as exc:
+        raise UserError(f"The model in {folder} cannot be loaded: {exc}") from exc
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.kind is WeightKind.LORA:
+        model = _with_adapter(model, config)
+    model.train()
+    return PolicyModel(model, config.temperature)
+
+
+def _with_adapter(model: Any, config: PolicyConfig) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    # Dropout would make the learner another policy than the one that sampled.
+    lora = LoraConfig(
+        r=config.lora_r, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules="all-linear", bias="none", task_type="CAUSAL_LM"
+    )
+    rng = torch.random.get_rng_state()
+    torch.manual_seed(config.seed)
+    try:
+        return get_peft_model(model, lora)
+    except ValueError as exc:
+        raise UserError(f"This model takes no LoRA adapter: {exc}", hint='Set [policy] update = "full".') from exc
+    finally:
+        torch.random.set_rng_state(rng)
+
+
+def snapshot_of(model: PolicyModel, config: PolicyConfig, version: int, weights: Mapping[str, Tensor]) -> SnapshotFiles:
+    """The files of `weights`, named as in `snapshot_names`."""
+    import safetensors.torch
+
+    tensors = {name: weights[name].detach().to("cpu").contiguous() for name in sorted(weights)}
+    data = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    if config.kind is WeightKind.LORA:
+        text = _adapter_config(model, config)
+        contents = ((ADAPTER_CONFIG, text.encode()), (ADAPTER_WEIGHTS, data))
+    else:
+        text = _model_config(model, config)
+        contents = ((MODEL_CONFIG, text.encode()), (MODEL_WEIGHTS, data))
+    return SnapshotFiles(version=version, kind=config.kind, config=text, contents=contents)
+
+
+def file_names(kind: WeightKind) -> tuple[str, str]:
+    """Configuration and weights, in the order of a snapshot."""
+    return (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if kind is WeightKind.LORA else (MODEL_CONFIG, MODEL_WEIGHTS)
+
+
+def snapshot_names(model: PolicyModel, kind: WeightKind) -> dict[str, str]:
+    """From the name of each trained parameter in `model` to its name in a snapshot. Tied parameters occur once, as they do on disk."""
+    names = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            inner = name.removeprefix("causal_lm.")
+            # PEFT leaves the adapter's name out of what it saves.
+            names[name] = inner.replace(".default.", ".") if kind is WeightKind.LORA else inner
+    return names
+
+
+def _adapter_config(model: PolicyModel, config: PolicyConfig) -> str:
+    lm: Any = model.causal_lm
+    content = asdict(lm.peft_config["default"])
+    content["base_model_name_or_path"] = config.base_name
+    return _stable_json({name: value for name, value in content.items() if value is not None})
+
+
+def _model_config(model: PolicyModel, config: PolicyConfig) -> str:
+    lm: Any = model.causal_lm
+    content = lm.config.to_dict()
+    content["_name_or_path"] = config.base_name
+    return _stable_json(content)
+
+
+def _stable_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(
+        content, sort_keys=True, indent=1, default=lambda value: sorted(value) if isinstance(value, set | frozenset) else str(value)
+    )

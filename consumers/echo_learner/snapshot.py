@@ -1,0 +1,71 @@
+"""A snapshot of the policy as files: what is published, kept in the checkpoint, and loaded by workers.
+
+The same weights give the same bytes: tensors in the order of their names, no time stamps, no paths. Identity is the SHA-256 of the files'
+contents, one after another in the order listed, which is also the SHA-256 of the blob that carries them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo_schemas.errors import UserError
+from echo_schemas.records import WeightFile, WeightKind
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+MODEL_CONFIG = "config.json"
+MODEL_WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFiles:
+    """The files of one version, in memory. `config` is the first file's text: the adapter's configuration, or the model's."""
+
+    version: int
+    kind: WeightKind
+    config: str
+    contents: tuple[tuple[str, bytes], ...]
+
+    @property
+    def blob(self) -> bytes:
+        """All files, one after another."""
+        return b"".join(content for _, content in self.contents)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files together."""
+        return sum(len(content) for _, content in self.contents)
+
+    @property
+    def files(self) -> tuple[WeightFile, ...]:
+        """Name, size and checksum of each."""
+        return tuple(
+            WeightFile(name=name, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()) for name, content in self.contents
+        )
+
+    @property
+    def sha256(self) -> str:
+        """Of the blob."""
+        digest = hashlib.sha256()
+        for _, content in self.contents:
+            digest.update(content)
+        return digest.hexdigest()
+
+
+def write_snapshot(snapshot: SnapshotFiles, folder: Path) -> None:
+    """Write the files into the new folder `folder`."""
+    folder.mkdir(parents=True)
+    for name, content in snapshot.contents:
+        (folder / name).write_bytes(content)
+
+
+def read_snapshot(folder: Path, version: int, kind: WeightKind, names: Sequence[str]) -> SnapshotFiles:
+    """The snapshot that a checkpoint keeps in `folder`. Raises UserError if a file is missing."""
+    try:
+        contents = tuple((name, (folder / name).read_bytes()) for name in names)
+    except OSError as exc:
+        raise UserError(f"The snapshot in {folder} is not whole: {exc.strerror}: {exc.filename}.") from exc
+    return SnapshotFiles(version=version, kind=kind, config=contents[0][1].decode(), contents=contents)

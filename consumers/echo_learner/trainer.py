@@ -1,0 +1,330 @@
+"""The trainer: DeepSpeed around the policy, one training step at a time, the same on every rank.
+
+    batch ─▶ [previous policy's log-probabilities] ─▶ for each update: forward, loss, backward over micro-batches ─▶ optimizer ─▶ sums
+
+Every method is a collective: all ranks call it in the same order with the same arguments (`ranks` sees to that). One thread uses it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from echo_core.normalisation import Normalisation, sequence_scales
+from echo_learner.batch import TrainingBatch
+from echo_learner.deepspeed_setup import OptimizerConfig, RankPlace, engine_settings, start_engine
+from echo_learner.losses.catalogue import build_loss, parse_loss
+from echo_learner.losses.config import ReferenceKl
+from echo_learner.losses.interface import LossInputs
+from echo_learner.losses.token_sums import TokenSums, measure_tokens
+from echo_learner.microbatches import MicroBatch, deal_to_ranks, restore_plan
+from echo_learner.policy_model import PolicyConfig, PolicyModel, load_policy, snapshot_names, snapshot_of
+from echo_learner.snapshot import SnapshotFiles
+from echo_schemas.errors import UserError
+from echo_schemas.records import WeightKind
+
+_TAG = "trainer"
+
+
+class TrainingDiverged(UserError):
+    """A number of the step is not finite: the weights were not updated with it, and going on would not help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """Everything a rank must know. Plain data: it travels to the other ranks as JSON."""
+
+    policy: PolicyConfig
+    optimizer: OptimizerConfig
+    loss: str
+    loss_options: Mapping[str, Any]
+    kl: float
+    normalisation: Normalisation
+    normalisation_constant: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What a step gave. `totals` for `step_metrics`; `compute_s`: seconds in forward, backward and optimizer; `lr` of the last update."""
+
+    totals: Mapping[str, float]
+    grad_norms: tuple[float, ...]
+    compute_s: float
+    lr: float
+
+
+class DeepSpeedTrainer:
+    """One rank of the trainer."""
+
+    def __init__(self, config: TrainerConfig, place: RankPlace) -> None:
+        """Loads the model and starts DeepSpeed. Raises UserError for a base, loss or DeepSpeed file that cannot be used."""
+        self._config = config
+        self._place = place
+        reference_kl = ReferenceKl(coef=config.kl)
+        self._loss = build_loss(parse_loss(config.loss, config.loss_options), reference_kl)
+        settings = engine_settings(config.optimizer, config.policy.dtype)
+        self._stage = int(settings["zero_optimization"].get("stage", 0))
+        self._model: PolicyModel = load_policy(config.policy)
+        self._names = snapshot_names(self._model, config.policy.kind)
+        self._engine = start_engine(self._model, settings, config.optimizer, place)
+        self._parameters = [(name, self._model.get_parameter(name)) for name in self._names]
+        self._reference = self._reference_model() if config.kl > 0 and config.policy.kind is WeightKind.FULL else None
+        self._num_updates = 0
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids below it exist."""
+        lm: Any = self._model.causal_lm
+        return int(lm.config.vocab_size)
+
+    @property
+    def can_compare(self) -> bool:
+        """Whether `logprobs_under` works: not when parameters are spread over ranks."""
+        return self._stage < 3
+
+    def step(self, batch: TrainingBatch) -> TrainResult:
+        """Train one step. Raises TrainingDiverged before an update that holds a number that is not finite."""
+        started_s = time.perf_counter()
+        plan = restore_plan(batch.order.tolist(), batch.micro_batch_sizes.tolist(), batch.update_sizes.tolist())
+        arrays = _SampleRows(batch, self._engine.device)
+        later = [sample for update in plan.updates[1:] for micro_batch in update for sample in micro_batch]
+        previous = self._previous(arrays, plan.updates[1:]) if later else {}
+        totals: TokenSums | None = None
+        grad_norms, lr = [], 0.0
+        for number, update in enumerate(plan.updates):
+            sums = self._update(arrays, update, previous if number else None)
+            totals = sums if totals is None else totals.merged(sums)
+            lr = self._set_rate()
+            self._engine.step()
+            grad_norms.append(self._grad_norm())
+        assert totals is not None
+        return TrainResult(
+            totals=totals.to_floats(), grad_norms=tuple(grad_norms), compute_s=time.perf_counter() - started_s, lr=lr
+        )  # fmt: skip
+
+    def snapshot(self, version: int) -> SnapshotFiles | None:
+        """The weights as they are, as files; on rank 0 only."""
+        with self._gathered():
+            if self._place.rank:
+                return None
+            weights = {self._names[name]: parameter for name, parameter in self._parameters}
+            return snapshot_of(self._model, self._config.policy, version, weights)
+
+    def copy_weights(self) -> dict[str, Tensor]:
+        """A copy of what is trained, for `logprobs_under`."""
+        return {name: parameter.detach().clone() for name, parameter in self._parameters}
+
+    def logprobs_under(self, weights: Mapping[str, Tensor], batch: TrainingBatch) -> list[Tensor]:
+        """The log-probabilities of each sample's generated tokens under `weights` (of `copy_weights`), on this rank alone."""
+        arrays = _SampleRows(batch, self._engine.device)
+        found: list[Tensor] = []
+        with torch.no_grad():
+            for sample in range(arrays.num_samples):
+                inputs = arrays.inputs((sample,))
+                logprobs, _ = torch.func.functional_call(self._model, dict(weights), inputs)
+                found.append(logprobs.cpu())
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write model, optimizer and random state below `folder`. Not yet durable: the checkpoint store sees to that."""
+        state = {"num_updates": self._num_updates, "rng": torch.random.get_rng_state().numpy().tobytes()}
+        self._engine.save_checkpoint(
+            str(folder), tag=_TAG, client_state=state, save_latest=False, exclude_frozen_parameters=self._is_lora
+        )  # fmt: skip
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote. Raises UserError if it cannot be read."""
+        path, state = self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not self._is_lora)
+        if path is None:
+            raise UserError(f"There is no trainer state in {folder}.", hint="The checkpoint is not whole; choose another with `fork`.")
+        self._num_updates = int(state["num_updates"])
+        torch.random.set_rng_state(torch.from_numpy(np.frombuffer(state["rng"], np.uint8).copy()))
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def _is_lora(self) -> bool:
+        return self._config.policy.kind is WeightKind.LORA
+
+    def _gathered(self) -> Any:
+        """Inside, whole parameters are readable, also when ZeRO-3 spreads them."""
+        if self._stage < 3:
+            return nullcontext()
+        import deepspeed
+
+        return deepspeed.zero.GatheredParameters([parameter for _, parameter in self._parameters])
+
+    def _reference_model(self) -> PolicyModel:
+        """A frozen second copy of the base: with full weights nothing else remembers the starting policy."""
+        model = load_policy(self._config.policy).to(self._engine.device)
+        return model.requires_grad_(requires_grad=False).eval()
+
+    def _previous(self, arrays: _SampleRows, updates: Sequence[tuple[MicroBatch, ...]]) -> dict[MicroBatch, Tensor]:
+        """Log-probabilities at the step's start of what later updates train, by micro-batch, on the rank that will train it."""
+        found = {}
+        with torch.no_grad():
+            for update in updates:
+                for micro_batch in deal_to_ranks(update, self._place.world_size)[self._place.rank]:
+                    logprobs, _ = self._engine(*arrays.inputs(micro_batch))
+                    found[micro_batch] = logprobs
+        return found
+
+    def _update(self, arrays: _SampleRows, update: tuple[MicroBatch, ...], previous: Mapping[MicroBatch, Tensor] | None) -> TokenSums:
+        """Forward and backward over one update's micro-batches, this rank's share; the sums of all ranks."""
+        samples = list(itertools.chain.from_iterable(update))
+        scales = sequence_scales(arrays.num_generated[samples], self._config.normalisation, constant=self._config.normalisation_constant)
+        scale_of = dict(zip(samples, scales.tolist(), strict=True))
+        totals: TokenSums | None = None
+        for micro_batch in deal_to_ranks(update, self._place.world_size)[self._place.rank]:
+            sums = self._micro_step(arrays, micro_batch, scale_of, previous)
+            totals = sums if totals is None else totals.merged(sums)
+        assert totals is not None
+        totals = self._over_ranks(totals)
+        if num_bad := int(totals.sums["num_not_finite"]):
+            raise TrainingDiverged(
+                f"{num_bad} tokens of this step have a log-probability that is not finite; the weights were left as they are.",
+                hint="The policy has diverged: lower [learner] lr, and fork from an earlier version.",
+            )
+        return totals
+
+    def _micro_step(
+        self, arrays: _SampleRows, samples: MicroBatch, scale_of: Mapping[int, float], previous: Mapping[MicroBatch, Tensor] | None
+    ) -> TokenSums:
+        inputs = arrays.inputs(samples)
+        logprobs, entropies = self._engine(*inputs)
+        kept = slice(None) if samples else slice(0, 0)
+        rows = arrays.rows(samples)
+        batch = LossInputs(
+            learner=logprobs[kept],
+            sampler=rows.sampler,
+            advantages=rows.advantages,
+            mask=rows.mask,
+            sequence_ids=rows.sequence_ids,
+            sequence_lengths=rows.sequence_lengths,
+            sequence_scales=torch.tensor([scale_of[sample] for sample in samples], dtype=torch.float64, device=logprobs.device),
+            previous=previous[samples] if previous is not None and samples else None,
+            reference=self._under_reference(inputs)[kept] if self._config.kl > 0 else None,
+        )
+        outputs = self._loss(batch)
+        # DeepSpeed averages gradients over ranks; the loss is already divided by the counts of the whole update.
+        loss = outputs.loss * self._place.world_size
+        if not samples:
+            loss = loss + 0.0 * logprobs.sum()
+        self._engine.backward(loss, scale_wrt_gas=False)
+        return measure_tokens(batch, outputs, entropies=entropies[kept], fresh=rows.fresh)
+
+    def _under_reference(self, inputs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        logprobs: Tensor
+        with torch.no_grad():
+            if self._reference is not None:
+                logprobs, _ = self._reference(*inputs)
+            else:
+                with self._model.as_reference():
+                    logprobs, _ = self._engine(*inputs)
+        return logprobs
+
+    def _over_ranks(self, totals: TokenSums) -> TokenSums:
+        if self._place.world_size == 1:
+            return totals
+        mine = totals.to_vector()
+        vectors = [torch.empty_like(mine) for _ in range(self._place.world_size)]
+        dist.all_gather(vectors, mine)
+        merged = totals.with_vector(vectors[0])
+        for vector in vectors[1:]:
+            merged = merged.merged(totals.with_vector(vector))
+        return merged
+
+    def _set_rate(self) -> float:
+        """The learning rate of the coming update: linear warm-up, then constant."""
+        self._num_updates += 1
+        warmup = self._config.optimizer.warmup_steps
+        rate = self._config.optimizer.lr * min(1.0, self._num_updates / warmup if warmup else 1.0)
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _grad_norm(self) -> float:
+        norm = self._engine.get_global_grad_norm()
+        value = float(norm) if norm is not None else math.nan
+        if not math.isfinite(value):
+            raise TrainingDiverged(
+                f"The gradient norm is {value}.", hint="The policy has diverged: lower [learner] lr, and fork from an earlier version."
+            )
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """A micro-batch's token rows, as `LossInputs` wants them."""
+
+    sampler: Tensor
+    advantages: Tensor
+    mask: Tensor
+    fresh: Tensor
+    sequence_ids: Tensor
+    sequence_lengths: Tensor
+
+
+class _SampleRows:
+    """A batch's flat arrays, cut by sample."""
+
+    def __init__(self, batch: TrainingBatch, device: torch.device) -> None:
+        self._batch = batch
+        self._device = device
+        self.num_generated = batch.num_generated
+        self.num_samples = len(batch.lengths)
+        self._token_starts = np.cumsum(batch.lengths) - batch.lengths
+        self._row_starts = np.cumsum(batch.num_generated) - batch.num_generated
+
+    def inputs(self, samples: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """`input_ids`, `rows`, `columns` of `PolicyModel.forward`; two tokens of padding for a rank without work."""
+        batch = self._batch
+        if not samples:
+            one = torch.ones(1, dtype=torch.int64, device=self._device)
+            return torch.zeros(1, 2, dtype=torch.int64, device=self._device), one * 0, one
+        longest = int(batch.lengths[list(samples)].max())
+        ids = np.zeros((len(samples), longest), np.int64)
+        chosen = np.zeros((len(samples), longest), np.bool_)
+        for row, sample in enumerate(samples):
+            start, length = int(self._token_starts[sample]), int(batch.lengths[sample])
+            ids[row, :length] = batch.tokens[start : start + length]
+            chosen[row, :length] = batch.generated[start : start + length]
+        rows, columns = chosen.nonzero()
+        return tuple(torch.from_numpy(array).to(self._device) for array in (ids, rows, columns))  # type: ignore[return-value]
+
+    def rows(self, samples: MicroBatch) -> _Rows:
+        """The micro-batch's token rows, in the order of `inputs`."""
+        batch = self._batch
+        lengths = batch.num_generated[list(samples)] if samples else np.zeros(0, np.int64)
+        pick = np.concatenate(list(self._ranges(samples))) if samples else np.zeros(0, np.int64)
+
+        def tensor(array: np.ndarray[Any, Any]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+        return _Rows(
+            sampler=tensor(batch.sampler[pick]),
+            advantages=tensor(batch.advantages[pick]),
+            mask=tensor(batch.mask[pick]),
+            fresh=tensor(batch.fresh[pick]),
+            sequence_ids=tensor(np.repeat(np.arange(len(samples)), lengths)),
+            sequence_lengths=tensor(lengths),
+        )
+
+    def _ranges(self, samples: MicroBatch) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+        for sample in samples:
+            start = int(self._row_starts[sample])
+            yield np.arange(start, start + int(self.num_generated[sample]))
