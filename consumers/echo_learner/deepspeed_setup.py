@@ -30,14 +30,14 @@ class RankPlace:
     world_size: int = 1
     address: str = "127.0.0.1"
     port: int = 0
+    local_rank: int = 0
 
     def environment(self) -> dict[str, str]:
         """What torch and DeepSpeed look for."""
         return {
             "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.world_size),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from echo_schemas.errors import UserError
@@ -22,12 +22,20 @@ MODEL_WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFiles:
-    """The files of one version, in memory. `config` is the first file's text: the adapter's configuration, or the model's."""
+    """The files of one version, in memory. `config` is the first file's text: the adapter's configuration, or the model's.
+    `sha256`: of all contents, one after another."""
 
     version: int
     kind: WeightKind
     config: str
     contents: tuple[tuple[str, bytes], ...]
+    sha256: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256()
+        for _, content in self.contents:
+            digest.update(content)
+        object.__setattr__(self, "sha256", digest.hexdigest())
 
     @property
     def blob(self) -> bytes:
@@ -45,14 +53,6 @@ class SnapshotFiles:
         return tuple(
             WeightFile(name=name, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()) for name, content in self.contents
         )
-
-    @property
-    def sha256(self) -> str:
-        """Of the blob."""
-        digest = hashlib.sha256()
-        for _, content in self.contents:
-            digest.update(content)
-        return digest.hexdigest()
 
 
 def write_snapshot(snapshot: SnapshotFiles, folder: Path) -> None:

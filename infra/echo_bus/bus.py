@@ -16,7 +16,7 @@ from echo_bus.kafka import KafkaCluster
 from echo_bus.message import Handler
 from echo_bus.metrics import BusMetrics
 from echo_bus.publisher import Publisher
-from echo_bus.reader import Isolation, LogReader
+from echo_bus.reader import Isolation, LogReader, OnInvalid
 from echo_bus.request_reply import Requester
 from echo_bus.settings import Settings
 from echo_bus.transactions import TransactionalWriter
@@ -80,8 +80,14 @@ class Bus:
             clock=self.clock,
         )
 
-    def reader(self, topics: Sequence[Topic], *, isolation: Isolation = Isolation.COMMITTED) -> LogReader:
-        """A reader by position; `start` it where reading begins."""
+    def dead_letters(self, publisher: Publisher) -> DeadLetters:
+        """Where a reader without a group sends what it cannot read; the client id stands for the group."""
+        return DeadLetters(publisher, namespace=self.namespace, group=self.client_id, metrics=self.metrics)
+
+    def reader(
+        self, topics: Sequence[Topic], *, isolation: Isolation = Isolation.COMMITTED, on_invalid: OnInvalid | None = None
+    ) -> LogReader:
+        """A reader by position; `start` it where reading begins. `on_invalid` gets what cannot be read (`DeadLetters.send` fits)."""
         return LogReader(
             self.cluster,
             topics,
@@ -91,6 +97,7 @@ class Bus:
             metrics=self.metrics,
             run_id=self.run_id,
             isolation=isolation,
+            on_invalid=on_invalid,
         )
 
     def view(self, topic: Topic, record: type[V], timeout_s: float = 30.0) -> CompactedView[V]:

@@ -1,0 +1,104 @@
+"""Do learner and worker mean the same by a version? Log-probabilities of probe groups, computed again under the weights that were tagged.
+
+For each published version a worker samples one small group. The learner keeps the weights of its newest published versions and compares, so
+the difference holds no staleness: what is left is the engines' own disagreement, or a wrong version tag.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from echo_learner.batch import TrainingBatch
+from echo_learner.metrics import LearnerMetrics
+from echo_schemas.columns import LOGPROB_DTYPE, TOKEN_DTYPE
+from echo_schemas.records import Trajectory
+
+logger = logging.getLogger(__name__)
+
+# Copies of trained weights kept for comparison, all versions together.
+_MAX_BYTES = 512 << 20
+
+
+class Comparer(Protocol):
+    """The part of the trainer that compares."""
+
+    @property
+    def can_compare(self) -> bool:
+        """Whether whole weights are at hand."""
+
+    def copy_weights(self) -> Any:
+        """A copy of what is trained."""
+
+    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
+        """Log-probabilities of each sample's generated tokens."""
+
+
+class Agreement:
+    """Compares probe groups; the learner's thread uses it."""
+
+    def __init__(self, trainer: Comparer, metrics: LearnerMetrics, *, versions: int) -> None:
+        """`versions`: how many published versions to remember, if they fit."""
+        self._trainer = trainer
+        self._metrics = metrics
+        self._versions = versions
+        self._weights: OrderedDict[int, Any] = OrderedDict()
+        self.num_samples = 0
+        self.largest = 0.0
+
+    def remember(self, version: int) -> None:
+        """Keep the trainer's weights as those of `version`."""
+        if not self._trainer.can_compare:
+            return
+        weights = self._trainer.copy_weights()
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        fitting = min(self._versions, _MAX_BYTES // max(1, num_bytes))
+        if fitting:
+            self._weights[version] = weights
+        while len(self._weights) > fitting:
+            self._weights.popitem(last=False)
+
+    def compare(self, groups: Sequence[tuple[Trajectory, ...]]) -> None:
+        """Compare what can be compared; groups of versions no longer kept are passed over."""
+        for group in groups:
+            version = group[0].min_version
+            weights = self._weights.get(version)
+            if weights is None or any(member.min_version != version or member.max_version != version for member in group):
+                continue
+            found = self._trainer.logprobs_under(weights, _as_batch(group, version))
+            differences = [np.abs(np.asarray(ours) - member.logprob_values).max() for ours, member in zip(found, group, strict=True)]
+            largest = float(max(differences))
+            self.num_samples += len(group)
+            self.largest = max(self.largest, largest)
+            self._metrics.probes.inc(len(group))
+            self._metrics.probe_difference.set(largest)
+            logger.debug("Version %d: log-probabilities differ by %.2e at most", version, largest)
+
+
+def _as_batch(group: Sequence[Trajectory], version: int) -> TrainingBatch:
+    """The group's tokens, one sample a micro-batch; nothing in it is trained."""
+    lengths = np.array([len(member.tokens) for member in group], np.int64)
+    num_generated = np.array([member.num_generated for member in group], np.int64)
+    generated = np.zeros(int(lengths.sum()), np.bool_)
+    for start, member in zip((np.cumsum(lengths) - lengths).tolist(), group, strict=True):
+        for span in member.generated:
+            generated[start + span.start : start + span.end] = True
+    rows = int(num_generated.sum())
+    return TrainingBatch(
+        version=version,
+        tokens=np.frombuffer(b"".join(member.token_ids for member in group), TOKEN_DTYPE),
+        lengths=lengths,
+        generated=generated,
+        num_generated=num_generated,
+        sampler=np.frombuffer(b"".join(member.logprobs for member in group), LOGPROB_DTYPE),
+        advantages=np.zeros(rows, np.float32),
+        mask=np.zeros(rows, np.bool_),
+        fresh=np.zeros(rows, np.bool_),
+        order=np.arange(len(group), dtype=np.int32),
+        micro_batch_sizes=np.ones(len(group), np.int32),
+        update_sizes=np.array([len(group)], np.int32),
+    )

@@ -1,0 +1,60 @@
+"""T_bcast: from snapshot ready to enough workers' acknowledgements, on the learner's clock (ECHO-2 §4.1).
+
+Enough is ⌈active / gamma⌉ of the workers that were alive when the snapshot became ready. Threads: the learner's thread says `ready`; the
+view's thread brings the acknowledgements.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+
+from echo_bus.clock import Clock
+from echo_learner.metrics import LearnerMetrics
+from echo_schemas.records import WorkerState, WorkerStatus
+
+GAMMA = 1.1
+"""ECHO-2's safety factor."""
+_ALIVE_MS = 10_000
+_WORKING = (WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING)
+
+
+class BroadcastTimer:
+    """Measures the newest snapshot's way to the workers."""
+
+    def __init__(self, metrics: LearnerMetrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._version: int | None = None
+        self._ready_s = 0.0
+        self._needed = 0
+        self._acknowledged: set[str] = set()
+        self._last_s: float | None = None
+
+    @property
+    def last_s(self) -> float | None:
+        """T_bcast of the newest snapshot that has enough acknowledgements; None before the first."""
+        with self._lock:
+            return self._last_s
+
+    def ready(self, version: int, workers: Mapping[str, WorkerStatus]) -> None:
+        """The snapshot of `version` is about to be published, with `workers` known."""
+        now_ms = self._clock.time_ms()
+        active = sum(worker.state in _WORKING and now_ms - worker.time_ms < _ALIVE_MS for worker in workers.values())
+        with self._lock:
+            self._version, self._ready_s, self._needed = version, self._clock.monotonic_s(), max(1, math.ceil(active / GAMMA))
+            self._acknowledged.clear()
+
+    def on_worker(self, key: str, status: WorkerStatus | None) -> None:
+        """A worker's status has changed (a view's listener)."""
+        if status is None or status.installed_version is None:
+            return
+        with self._lock:
+            if self._version is None or status.installed_version < self._version or key in self._acknowledged:
+                return
+            self._acknowledged.add(key)
+            if len(self._acknowledged) == self._needed:
+                self._last_s = self._clock.monotonic_s() - self._ready_s
+                self._metrics.broadcast_seconds.observe(self._last_s)

@@ -1,0 +1,214 @@
+"""Checkpoints: where a step becomes real. Local folders made safe against a crash at any moment.
+
+    <folder>/.v16-<session>.tmp/ ─ write, fsync files and folders ─▶ rename ─▶ <folder>/v16-<session>/ ─ fsync <folder>
+
+A checkpoint is never overwritten, names its parent, and belongs to one session: another session's folders are read, never touched.
+
+    state.json      `LearnerState`
+    outbox.bin      records that the log does not have yet, in order: (4-byte length, topic name), (4-byte length, encoded record)
+    snapshot/       the snapshot's files, if this version is published
+    trainer/        model or adapter, optimizer, random state; one file a rank
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from echo_core.groups import AssemblyState
+from echo_learner.snapshot import SnapshotFiles, read_snapshot, write_snapshot
+from echo_schemas.codec import Codec
+from echo_schemas.errors import UserError
+from echo_schemas.records import Coordinates, Record, RewardTerm, WeightKind
+from echo_schemas.topics import BY_NAME, Topic
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_STATE = "state.json"
+_OUTBOX = "outbox.bin"
+_SNAPSHOT = "snapshot"
+_TRAINER = "trainer"
+_LENGTH = struct.Struct("<I")
+
+Outbox = tuple[tuple[Topic, Record], ...]
+"""Records to publish, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerState:
+    """What the learner is after `version` steps. `parent` is the checkpoint it came from; `published` the newest version in the log.
+
+    `groups_trained` and `groups_dropped` count over the whole lineage. `identities`: cluster and topics, so that others of the same name
+    are noticed. `meaning`: the settings under which the weights came to be.
+    """
+
+    id: str
+    parent: str | None
+    run_id: str
+    session: str
+    version: int
+    published: int | None
+    groups_trained: int
+    groups_dropped: int
+    assembly: AssemblyState
+    terms: tuple[RewardTerm, ...]
+    identities: Mapping[str, str]
+    meaning: Mapping[str, Any]
+    snapshot: str | None
+    created_ms: int
+
+
+def checkpoint_id(version: int, session: str) -> str:
+    """`v<n>-<session>`."""
+    return f"v{version}-{session}"
+
+
+class CheckpointStore:
+    """The checkpoints in one folder. One thread of one session writes; anyone may read."""
+
+    def __init__(self, folder: Path, codec: Codec) -> None:
+        self._folder = folder
+        self._codec = codec
+
+    def save(self, state: LearnerState, outbox: Outbox, snapshot: SnapshotFiles | None, save_trainer: Callable[[Path], None]) -> Path:
+        """Make `state` durable; when this returns it survives the machine's power. `save_trainer` writes below the folder it is given.
+
+        Raises UserError if the disk refuses.
+        """
+        staging, final = self._folder / f".{state.id}.tmp", self._folder / state.id
+        try:
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+            save_trainer(staging / _TRAINER)
+            if snapshot is not None:
+                write_snapshot(snapshot, staging / _SNAPSHOT)
+            (staging / _OUTBOX).write_bytes(b"".join(self._packed(outbox)))
+            (staging / _STATE).write_text(json.dumps({"format": _FORMAT, **_to_json(state)}), encoding="utf-8")
+            _sync_tree(staging)
+            staging.rename(final)
+            _sync(self._folder)
+        except OSError as exc:
+            raise UserError(
+                f"The checkpoint {state.id} could not be written to {self._folder}: {exc.strerror or exc}.",
+                hint="Free space there, or set [checkpoint] folder; then start again: the run goes on from the checkpoint before.",
+            ) from exc
+        return final
+
+    def ids(self) -> tuple[str, ...]:
+        """All whole checkpoints, of any session."""
+        if not self._folder.is_dir():
+            return ()
+        return tuple(sorted(entry.name for entry in self._folder.iterdir() if entry.name.startswith("v") and (entry / _STATE).is_file()))
+
+    def load(self, name: str) -> LearnerState:
+        """The state of a checkpoint. Raises UserError if it is not there or not whole."""
+        path = self._folder / name / _STATE
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"There is no checkpoint {name} in {self._folder}.") from None
+        except (OSError, json.JSONDecodeError) as exc:
+            raise UserError(f"The checkpoint {name} cannot be read: {exc}.") from exc
+        if content.get("format") != _FORMAT:
+            raise UserError(f"The checkpoint {name} has format {content.get('format')}; this version of EchoSwarm reads {_FORMAT}.")
+        try:
+            return _from_json(content)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise UserError(f"The checkpoint {name} is not whole: {exc!r}.") from exc
+
+    def load_outbox(self, name: str) -> Outbox:
+        """The records that were not in the log when the checkpoint was written."""
+        data = (self._folder / name / _OUTBOX).read_bytes()
+        pieces = list(_unpacked(data))
+        return tuple((BY_NAME[topic.decode()], self._codec.decode(value)) for topic, value in zip(pieces[::2], pieces[1::2], strict=True))
+
+    def load_snapshot(self, name: str, version: int, kind: WeightKind, names: Sequence[str]) -> SnapshotFiles:
+        """The snapshot that the checkpoint keeps. Raises UserError if it is not whole."""
+        return read_snapshot(self._folder / name / _SNAPSHOT, version, kind, names)
+
+    def trainer_folder(self, name: str) -> Path:
+        """What `save_trainer` wrote."""
+        return self._folder / name / _TRAINER
+
+    def descendants(self, root: str | None, run_id: str) -> list[LearnerState]:
+        """Checkpoints of `run_id` that come from `root` by their parents (None: from the very start), newest version last."""
+        states = {state.id: state for name in self.ids() if (state := self.load(name)).run_id == run_id}
+        return sorted(
+            (state for state in states.values() if _comes_from(state, root, states)), key=lambda state: (state.version, state.created_ms)
+        )
+
+    def prune(self, session: str, keep: int, committed_version: int) -> None:
+        """Remove this session's checkpoints but the newest `keep`, and none from `committed_version` on: the log may still need it."""
+        own = sorted((int(name[1:].partition("-")[0]), name) for name in self.ids() if name.partition("-")[2] == session)
+        for version, name in own[:-keep]:
+            if version < committed_version:
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def _packed(self, outbox: Outbox) -> Iterator[bytes]:
+        for topic, record in outbox:
+            for piece in (topic.name.encode(), self._codec.encode(record)):
+                yield _LENGTH.pack(len(piece)) + piece
+
+
+def _unpacked(data: bytes) -> Iterator[bytes]:
+    position = 0
+    while position < len(data):
+        (length,) = _LENGTH.unpack_from(data, position)
+        position += _LENGTH.size
+        yield data[position : position + length]
+        position += length
+
+
+def _comes_from(state: LearnerState, root: str | None, states: Mapping[str, LearnerState]) -> bool:
+    parent = state.parent
+    while parent != root:
+        if parent is None or parent not in states:
+            return False
+        parent = states[parent].parent
+    return True
+
+
+def _to_json(state: LearnerState) -> dict[str, Any]:
+    content = asdict(state)
+    assembly = content["assembly"]
+    assembly["closed"] = sorted(assembly["closed"])
+    assembly["settled"] = sorted([where.partition, where.offset] for where in state.assembly.settled)
+    return content
+
+
+def _from_json(content: Mapping[str, Any]) -> LearnerState:
+    fields = {name: value for name, value in content.items() if name != "format"}
+    assembly = fields["assembly"]
+    fields["assembly"] = AssemblyState(
+        floor=assembly["floor"],
+        closed=frozenset(assembly["closed"]),
+        settled=frozenset(Coordinates(partition=partition, offset=offset) for partition, offset in assembly["settled"]),
+        **{
+            name: {int(key): value for key, value in assembly[name].items()}
+            for name in ("trajectory_lows", "trajectory_read_to", "reward_lows")
+        },
+    )
+    fields["terms"] = tuple(RewardTerm(**term) for term in fields["terms"])
+    return LearnerState(**fields)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

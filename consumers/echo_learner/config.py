@@ -1,0 +1,119 @@
+"""From a run's settings to what the learner's parts take. Pure, but for the base model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from echo_bus.settings import Settings
+from echo_bus.settings.load import public_config
+from echo_core.groups import AssemblyLimits
+from echo_core.normalisation import Normalisation
+from echo_core.policy import Admission, OverBudget, StalenessPolicy
+from echo_learner.batch import BatchRules
+from echo_schemas.records import RewardTerm, WeightKind
+
+# Settings under which the weights came to be: a run goes on in place only if they are the same. Others (names of machines, ports, how many
+# steps, how often to checkpoint) may change between two starts.
+_MEANING: Mapping[str, tuple[str, ...]] = {
+    "run": ("mode", "seed"),
+    "task": ("name", "options"),
+    "policy": ("base", "update", "lora", "dtype"),
+    "rollout": ("group_size", "temperature", "max_new_tokens", "stop"),
+    "learner": (
+        "groups_per_step",
+        "updates_per_step",
+        "loss",
+        "loss_options",
+        "kl",
+        "normalisation",
+        "scale_by_std",
+        "lr",
+        "warmup_steps",
+        "weight_decay",
+        "max_grad_norm",
+    ),
+    "staleness": ("budget", "publication_period", "over_budget", "min_group_size"),
+}
+
+
+def staleness_policy(settings: Settings) -> StalenessPolicy:
+    """S, kappa and the rest, as the pure rules take them."""
+    return StalenessPolicy(
+        budget=settings.budget,
+        publication_period=settings.publication_period,
+        groups_per_step=settings.learner.groups_per_step,
+        group_size=settings.rollout.group_size,
+        min_group_size=settings.staleness.min_group_size,
+        admission=Admission(settings.staleness.admission),
+        over_budget=OverBudget(settings.staleness.over_budget),
+    )
+
+
+def reward_terms(settings: Settings) -> tuple[RewardTerm, ...]:
+    """The reward specification that a run starts with: every reward of [rewards] is required."""
+    deadline_s = settings.scoring.deadline_s
+    return tuple(RewardTerm(name=name, weight=weight, deadline_s=deadline_s) for name, weight in settings.rewards.items())
+
+
+def assembly_limits(settings: Settings) -> AssemblyLimits:
+    """Bounds of the assembler."""
+    return AssemblyLimits(
+        max_open_groups=staleness_policy(settings).max_open_groups,
+        group_timeout_s=settings.rollout.request_timeout_s,
+        reward_timeout_s=settings.scoring.deadline_s,
+    )
+
+
+def batch_rules(settings: Settings) -> BatchRules:
+    """How batches are formed."""
+    learner = settings.learner
+    return BatchRules(
+        num_updates=learner.updates_per_step, micro_batch_tokens=learner.micro_batch_tokens, scale_by_std=learner.scale_by_std
+    )  # fmt: skip
+
+
+def trainer_config(settings: Settings, base: Path) -> Any:
+    """What every rank of the trainer takes. `base`: the base model's folder. Imports torch."""
+    from echo_learner.deepspeed_setup import OptimizerConfig
+    from echo_learner.policy_model import PolicyConfig
+    from echo_learner.trainer import TrainerConfig
+
+    policy, learner = settings.policy, settings.learner
+    return TrainerConfig(
+        policy=PolicyConfig(
+            base=str(base),
+            base_name=policy.base,
+            kind=WeightKind(policy.update),
+            lora_r=policy.lora.r,
+            lora_alpha=policy.lora.alpha,
+            dtype=policy.dtype,
+            temperature=settings.rollout.temperature,
+            gradient_checkpointing=learner.gradient_checkpointing,
+            seed=settings.run.seed,
+        ),
+        optimizer=OptimizerConfig(
+            lr=learner.lr,
+            warmup_steps=learner.warmup_steps,
+            weight_decay=learner.weight_decay,
+            max_grad_norm=learner.max_grad_norm,
+            deepspeed=learner.deepspeed,
+        ),
+        loss=learner.loss,
+        loss_options=learner.loss_options,
+        kl=learner.kl,
+        normalisation=Normalisation(learner.normalisation),
+        normalisation_constant=settings.rollout.max_new_tokens,
+    )
+
+
+def meaning_of(settings: Settings) -> dict[str, Any]:
+    """The settings that decide what the weights become, by `section.key`."""
+    public = public_config(settings)
+    return {f"{section}.{key}": public[section][key] for section, keys in _MEANING.items() for key in keys}
+
+
+def changed_meaning(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys that differ, in order. Keys that only one of them knows do not count: they came or went with a release."""
+    return [key for key in now if key in before and before[key] != now[key]]

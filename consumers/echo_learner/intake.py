@@ -1,0 +1,268 @@
+"""The learner's reading side: two topics into the assembler, while training goes on.
+
+    trajectories, rewards ─ reader thread ─▶ GroupAssembler ─ learner's thread ─▶ batches, drops, what a checkpoint keeps
+
+Threads: the reader thread fetches, decodes and assembles. The learner's thread calls everything else; `wait_for_batch` blocks until enough
+groups are ready, and the reader thread wakes it. One lock guards the assembler. If reading fails, every later call raises the cause.
+Back-pressure: above `max_ready` ready groups `trajectories` is paused; `rewards` never is, for a group may wait for nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echo_bus.clock import Clock
+from echo_bus.message import Message
+from echo_bus.places import PlaceTimes
+from echo_bus.reader import LogReader
+from echo_bus.reader import Place as ReaderPlace
+from echo_core.assembly import GroupAssembler
+from echo_core.batch_choice import ChosenGroup, choose_batch
+from echo_core.bottleneck import Place, Use
+from echo_core.groups import AssemblyState, DropDecision
+from echo_core.policy import StalenessPolicy
+from echo_learner.metrics import LearnerMetrics
+from echo_schemas.records import DropReason, Purpose, Reward, RewardTerm, Trajectory
+from echo_schemas.topics import REWARDS, TRAJECTORIES
+
+logger = logging.getLogger(__name__)
+
+_READ_S = 0.2
+_TICK_S = 1.0
+_READ_AT_ONCE = 256
+# Probe groups waiting to be compared; older ones are let go.
+_MAX_PROBES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    """What a trajectory must keep to for this model. `vocabulary`: token ids are below it; `max_length`: tokens of prompt and answer."""
+
+    vocabulary: int
+    max_length: int
+
+
+class Intake:
+    """Owns the reader and the assembler. `start` it once, `close` it at the end."""
+
+    def __init__(
+        self,
+        reader: LogReader,
+        assembler: GroupAssembler,
+        *,
+        policy: StalenessPolicy,
+        limits: AdmissionLimits,
+        places: PlaceTimes,
+        metrics: LearnerMetrics,
+        clock: Clock,
+    ) -> None:
+        self._reader = reader
+        self._assembler = assembler
+        self._policy = policy
+        self._limits = limits
+        self._places = places
+        self._metrics = metrics
+        self._clock = clock
+        # Twice what the budget can absorb: more would only grow old here.
+        self._max_ready = 2 * (policy.budget + 2) * policy.groups_per_step
+        self._changed = threading.Condition()
+        self._probes: dict[tuple[int, str], list[Trajectory]] = {}
+        self._whole_probes: list[tuple[Trajectory, ...]] = []
+        self._goal: dict[ReaderPlace, int] = {}
+        self._caught_up = False
+        self._paused = False
+        self._ticked_s = clock.monotonic_s()
+        self._error: BaseException | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+
+    def start(self, state: AssemblyState | None) -> None:
+        """Read from the state's lows, or from the beginning. No batch is formed before the end offsets seen now are reached.
+
+        Raises OffsetLost if the log no longer holds them.
+        """
+        positions: dict[ReaderPlace, int] = {}
+        if state is not None:
+            positions = {(TRAJECTORIES.name, partition): low for partition, low in state.trajectory_lows.items()}
+            positions |= {(REWARDS.name, partition): low for partition, low in state.reward_lows.items()}
+        self._reader.start(positions)
+        self._goal = self._reader.end_offsets()
+        self._thread.start()
+
+    def wait_for_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
+        """The groups of the next batch, taken out and closed; None if there are not enough within `timeout_s`.
+
+        Groups that can never be trained any more are dropped on the way.
+        """
+        with self._changed:
+            self._changed.wait_for(self._may_choose, timeout_s)
+            self._raise_error()
+            if not self._may_choose():
+                return None
+            with self._places.spent(Place.BATCH):
+                return self._choose(version, terms)
+
+    def set_terms(self, terms: tuple[RewardTerm, ...]) -> None:
+        """Another reward specification for the batches from now on."""
+        with self._changed:
+            self._assembler.set_terms(terms)
+
+    def settle(self) -> tuple[AssemblyState, list[DropDecision]]:
+        """What a checkpoint keeps, and the drops that belong into the same one."""
+        with self._changed:
+            self._raise_error()
+            drops = self._assembler.drain_drops()
+            return self._assembler.state(), drops
+
+    def take_probes(self) -> list[tuple[Trajectory, ...]]:
+        """Probe groups that are whole, oldest first."""
+        with self._changed:
+            found, self._whole_probes = self._whole_probes, []
+            return found
+
+    @property
+    def num_ready(self) -> int:
+        """Groups that wait to be trained."""
+        with self._changed:
+            return self._assembler.num_ready
+
+    @property
+    def floor(self) -> int:
+        """Every seq below is closed."""
+        with self._changed:
+            return self._assembler.floor
+
+    def close(self) -> None:
+        """Stop reading and close the reader."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._reader.close()
+
+    # The learner's thread, lock held
+
+    def _may_choose(self) -> bool:
+        if self._error is not None:
+            return True
+        num_ready = self._assembler.num_ready
+        return num_ready >= self._policy.groups_per_step and (self._caught_up or num_ready >= self._max_ready)
+
+    def _choose(self, version: int, terms: tuple[RewardTerm, ...]) -> tuple[ChosenGroup, ...] | None:
+        choice = choose_batch(self._assembler.ready, version, self._policy, terms)
+        for seq, why in choice.refused.items():
+            self._assembler.drop_group(seq, why)
+        if choice.batch is None:
+            return None
+        if malformed := self._malformed(choice.batch):
+            for seq, (why, detail) in malformed.items():
+                self._assembler.drop_group(seq, why, detail)
+            return None
+        for group in choice.batch:
+            self._assembler.take(group.seq, group.dropped.items())
+        if self._paused and self._assembler.num_ready < self._max_ready:
+            self._changed.notify_all()
+        return choice.batch
+
+    def _malformed(self, groups: tuple[ChosenGroup, ...]) -> dict[int, tuple[DropReason, str]]:
+        """Groups with a token that this model does not have, or too many of them."""
+        found: dict[int, tuple[DropReason, str]] = {}
+        for group in groups:
+            for sample in group.samples:
+                tokens = sample.member.trajectory.tokens
+                if len(tokens) > self._limits.max_length:
+                    found[group.seq] = DropReason.OVERSIZED, f"A sample has {len(tokens)} tokens, above {self._limits.max_length}."
+                elif int(tokens.min()) < 0 or int(tokens.max()) >= self._limits.vocabulary:
+                    found[group.seq] = DropReason.MALFORMED, f"A sample has a token outside the vocabulary of {self._limits.vocabulary}."
+        return found
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # The reader thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._read_once()
+        except BaseException as exc:  # the edge of the thread: the learner's thread gets it
+            logger.exception("Reading has failed")
+            with self._changed:
+                self._error = exc
+                self._changed.notify_all()
+
+    def _read_once(self) -> None:
+        started_s, worked_s = self._clock.monotonic_s(), time.thread_time()
+        messages = self._reader.read(_READ_AT_ONCE, timeout_s=_READ_S)
+        with self._changed:
+            self._apply(messages)
+            self._note_positions(self._reader.positions)
+            self._tick()
+            if self._may_choose():
+                self._changed.notify_all()
+            num_ready, num_open, wants_pause = (
+                self._assembler.num_ready,
+                self._assembler.num_open,
+                self._assembler.num_ready > self._max_ready,
+            )
+        self._back_off(wants_pause)
+        self._metrics.groups_ready.set(num_ready)
+        self._metrics.groups_open.set(num_open)
+        elapsed_s, busy_s = self._clock.monotonic_s() - started_s, time.thread_time() - worked_s
+        self._places.add(Place.ASSEMBLY, Use.BUSY, busy_s)
+        self._places.add(Place.ASSEMBLY, Use.BLOCKED if self._paused else Use.EMPTY, elapsed_s - busy_s)
+        use = Use.BLOCKED if self._paused else Use.BUSY if num_ready else Use.EMPTY
+        self._places.add(Place.QUEUE, use, elapsed_s)
+
+    def _apply(self, messages: list[Message]) -> None:
+        for message in messages:
+            record = message.record
+            if isinstance(record, Trajectory):
+                if record.purpose is Purpose.PROBE:
+                    self._keep_probe(record)
+                self._assembler.add_trajectory(message.coordinates, record)
+            elif isinstance(record, Reward):
+                self._assembler.add_reward(message.coordinates, record)
+
+    def _note_positions(self, positions: Mapping[ReaderPlace, int]) -> None:
+        """Records that nobody gets (invalid, other runs', transaction markers) are behind us too."""
+        for (topic, partition), position in positions.items():
+            if topic == TRAJECTORIES.name:
+                self._assembler.skip_to(partition, position)
+            else:
+                self._assembler.skip_rewards_to(partition, position)
+        if not self._caught_up and self._reader.has_reached(self._goal):
+            self._caught_up = True
+            logger.info("The log is read to where it ended at the start; %d groups are open", self._assembler.num_open)
+            self._changed.notify_all()
+
+    def _keep_probe(self, trajectory: Trajectory) -> None:
+        key = (trajectory.seq, trajectory.attempt)
+        members = self._probes.setdefault(key, [])
+        members.append(trajectory)
+        if len(members) == trajectory.group_size:
+            self._whole_probes.append(tuple(self._probes.pop(key)))
+            del self._whole_probes[:-_MAX_PROBES]
+        while len(self._probes) > _MAX_PROBES:
+            del self._probes[next(iter(self._probes))]
+
+    def _tick(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._ticked_s < _TICK_S:
+            return
+        self._ticked_s = now_s
+        at_end = self._reader.at_end
+        caught_up = {partition for _, partition in at_end if {(TRAJECTORIES.name, partition), (REWARDS.name, partition)} <= at_end}
+        self._assembler.tick(now_s, caught_up)
+
+    def _back_off(self, wants_pause: bool) -> None:
+        if wants_pause and not self._paused:
+            self._reader.pause([TRAJECTORIES])
+            self._paused = True
+        elif self._paused and not wants_pause:
+            self._reader.resume([TRAJECTORIES])
+            self._paused = False

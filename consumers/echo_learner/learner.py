@@ -1,0 +1,349 @@
+"""The learner of one session: batches in, versions out.
+
+    wait for a batch ─▶ form ─▶ train ─▶ checkpoint (durable: the step exists) ─▶ submit {reports, drops, snapshot} ─▶ next batch
+                                              ▲ waits for the publication before, which ran beside the training
+
+Threads: everything here runs on the learner's thread; the intake, the publication, the heartbeat and the views have their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from echo_bus.clock import Clock
+from echo_bus.places import PlaceTimes
+from echo_bus.process import StopSignal
+from echo_bus.settings import Settings
+from echo_bus.view import CompactedView
+from echo_core.batch_choice import ChosenGroup
+from echo_core.bottleneck import Place, Use
+from echo_core.groups import AssemblyState, DropDecision
+from echo_core.policy import StalenessPolicy
+from echo_learner.agreement import Agreement
+from echo_learner.batch import FormedBatch, SignalSource, form_batch
+from echo_learner.broadcast import BroadcastTimer
+from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox, checkpoint_id
+from echo_learner.config import batch_rules, meaning_of, staleness_policy
+from echo_learner.heartbeat import Heartbeat
+from echo_learner.history import VersionHistory
+from echo_learner.intake import Intake
+from echo_learner.metrics import LearnerMetrics
+from echo_learner.publication import Publication, PublicationThread
+from echo_learner.ranks import Trainer
+from echo_learner.snapshot import SnapshotFiles
+from echo_learner.step_metrics import StepTimes, staleness_histogram, step_metrics
+from echo_learner.trainer import TrainResult
+from echo_schemas.records import (
+    Control,
+    Drop,
+    Position,
+    Record,
+    RewardTerm,
+    RunState,
+    StepReport,
+    WorkerStatus,
+    group_id_of,
+)
+from echo_schemas.topics import DROPS, STEPS, Topic
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 0.5
+# Stands where the checkpoint's name will, until there is one.
+_PENDING = "pending"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerParts:
+    """What a learner works with; all opened, and closed, by whoever made it."""
+
+    settings: Settings
+    trainer: Trainer
+    task: SignalSource
+    intake: Intake
+    store: CheckpointStore
+    publication: PublicationThread
+    heartbeat: Heartbeat
+    broadcast: BroadcastTimer
+    workers: CompactedView[WorkerStatus]
+    control: CompactedView[Control]
+    places: PlaceTimes
+    metrics: LearnerMetrics
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The newest version in the log, as the next manifest's parent."""
+
+    version: int
+    sha256: str
+
+
+class Learner:
+    """Trains until its steps are done or it is told to stop."""
+
+    def __init__(self, parts: LearnerParts, state: LearnerState, *, session: str, published: Published | None, outbox: Outbox = ()) -> None:
+        """`state`: the checkpoint that the trainer holds, or a fresh one at version 0 that is not saved yet. `outbox`: what it still owes
+        the log.
+        """
+        self._parts = parts
+        self._settings = parts.settings
+        self._policy: StalenessPolicy = staleness_policy(parts.settings)
+        self._rules = batch_rules(parts.settings)
+        self._state = state
+        self._session = session
+        self._published = published
+        self._terms: tuple[RewardTerm, ...] = state.terms
+        self._outbox: list[tuple[Topic, Record]] = list(outbox)
+        self._history = VersionHistory(state.version, parts.clock.time_ms())
+        self._agreement = Agreement(parts.trainer, parts.metrics, versions=self._policy.budget + 2)
+        self._mark_s = parts.clock.monotonic_s()
+        self._checkpoint_s = 0.0
+        self._idle_s = 0.0
+
+    @property
+    def version(self) -> int:
+        """Training steps completed."""
+        return self._state.version
+
+    def begin(self) -> None:
+        """Version 0 of a fresh run: save it and publish its snapshot, so that workers have something to serve."""
+        self._commit(0, publish=True)
+        self._parts.publication.wait()
+
+    def resume(self) -> None:
+        """Remember the weights that were loaded, if they are the newest published ones."""
+        if self._published is not None and self._published.version == self.version:
+            self._agreement.remember(self.version)
+
+    def run(self, stop: StopSignal) -> None:
+        """Train until the steps are done or `stop` is set, which is looked at between steps. Then everything trained is durable, and what
+        was handed over is in the log.
+
+        Raises UserError (diverged, disk), ProducerFenced, TransportError.
+        """
+        total = self._settings.learner.steps
+        self._mark_s = self._parts.clock.monotonic_s()
+        while not stop.is_set() and not (total and self.version >= total):
+            self._obey_control()
+            batch = self._next_batch(stop)
+            if batch is not None:
+                self._step(batch, is_last=self.version + 1 == total)
+        self._finish()
+
+    # One step
+
+    def _next_batch(self, stop: StopSignal) -> tuple[ChosenGroup, ...] | None:
+        parts = self._parts
+        started_s = parts.clock.monotonic_s()
+        groups: tuple[ChosenGroup, ...] | None = None
+        if self._is_paused():
+            stop.wait(_WAIT_S)
+        else:
+            groups = parts.intake.wait_for_batch(self.version, self._terms, _WAIT_S)
+        waited_s = parts.clock.monotonic_s() - started_s
+        self._idle_s += waited_s
+        parts.metrics.idle_seconds.inc(waited_s)
+        parts.places.add(Place.TRAIN, Use.EMPTY, waited_s)
+        return groups
+
+    def _step(self, groups: Sequence[ChosenGroup], *, is_last: bool) -> None:
+        parts = self._parts
+        formed = form_batch(groups, self.version, self._terms, self._rules, parts.task)
+        with parts.places.spent(Place.TRAIN):
+            result = parts.trainer.step(formed.training)
+        self._agreement.compare(parts.intake.take_probes())
+        report = self._report(formed, result)
+        version = self.version + 1
+        self._outbox.append((STEPS, report))
+        self._state = replace(self._state, version=version, groups_trained=self._state.groups_trained + len(groups))
+        self._history.reached(version, parts.clock.time_ms())
+        publish = version % self._policy.publication_period == 0 or is_last
+        if publish or version % self._settings.checkpoint.every == 0:
+            self._commit(version, publish=publish)
+        self._note(formed, report)
+
+    def _report(self, formed: FormedBatch, result: TrainResult) -> StepReport:
+        """The step's report; which checkpoint holds it is filled in when there is one."""
+        parts = self._parts
+        now_s = parts.clock.monotonic_s()
+        idle_s, train_s = self._idle_s, now_s - self._mark_s - self._idle_s
+        self._mark_s, self._idle_s = now_s, 0.0
+        stages = self._history.stages(formed.trajectories, self.version)
+        times = StepTimes(train_s=train_s, idle_s=idle_s, broadcast_s=parts.broadcast.last_s)
+        metrics = step_metrics(
+            result.totals, stages=stages, rewards=formed.rewards.tolist(), grad_norms=result.grad_norms, times=times
+        )  # fmt: skip
+        metrics |= {
+            "compute_s": result.compute_s,
+            "outside_compute_share": max(0.0, 1 - result.compute_s / train_s) if train_s > 0 else 0.0,
+            "checkpoint_s": self._checkpoint_s,
+            "publication_s": parts.publication.last_s,
+            "learning_rate": result.lr,
+            "groups_without_signal": float(formed.groups_without_signal),
+            "probe_logprob_diff_max": self._agreement.largest,
+            "probe_samples": float(self._agreement.num_samples),
+        }
+        seed = self._settings.run.seed
+        return StepReport(
+            run_id=self._settings.run.name,
+            session=self._session,
+            version=self.version + 1,
+            checkpoint=_PENDING,
+            parent=self._state.id or None,
+            batch=formed.columns,
+            seeds={"run": seed},
+            world_size=self._settings.learner.ranks,
+            reward_terms=self._terms,
+            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+            staleness_dispatch=staleness_histogram(stages.dispatch),
+            staleness_in_flight=staleness_histogram(stages.in_flight),
+            staleness_in_queue=staleness_histogram(stages.in_queue),
+            staleness_total=staleness_histogram(stages.total),
+            reward_stats=formed.reward_stats,
+            idle_s=idle_s,
+            training_s=train_s,
+            time_ms=parts.clock.time_ms(),
+        )
+
+    def _note(self, formed: FormedBatch, report: StepReport) -> None:
+        """Tell the outside how far the learner is."""
+        metrics, state = self._parts.metrics, self._state
+        metrics.version.set(self.version)
+        metrics.steps.inc()
+        metrics.samples.inc(len(formed.trajectories))
+        metrics.groups_trained.inc(len(formed.columns.attempts))
+        metrics.training_seconds.inc(report.training_s)
+        metrics.step_seconds.observe(report.training_s)
+        for name, value in report.metrics.items():
+            metrics.step.labels(name).set(value)
+        self._parts.heartbeat.update(
+            version=self.version,
+            groups_trained=state.groups_trained,
+            groups_dropped=state.groups_dropped,
+            groups_ready=self._parts.intake.num_ready,
+            next_seq=state.assembly.floor,
+        )
+        logger.debug("Version %d: reward %.3f", self.version, report.metrics.get("reward_mean", math.nan))
+
+    # Commit
+
+    def _commit(self, version: int, *, publish: bool) -> None:
+        """Make the steps so far durable, and if `publish`, hand them and a snapshot to the publication thread."""
+        parts = self._parts
+        parts.publication.wait()
+        started_s = parts.clock.monotonic_s()
+        assembly, decisions = parts.intake.settle()
+        self._count_drops(decisions)
+        name = checkpoint_id(version, self._session)
+        snapshot = parts.trainer.snapshot(version) if publish else None
+        self._outbox.extend((DROPS, drop) for drop in self._drops(decisions))
+        self._outbox = [(topic, self._placed(record, name, assembly, snapshot)) for topic, record in self._outbox]
+        outbox: Outbox = tuple(self._outbox)
+        self._state = replace(
+            self._state,
+            id=name,
+            parent=self._state.id or None,
+            session=self._session,
+            version=version,
+            published=None if self._published is None else self._published.version,
+            groups_dropped=self._state.groups_dropped + sum(decision.where is None for decision in decisions),
+            assembly=assembly,
+            terms=self._terms,
+            meaning=meaning_of(self._settings),
+            snapshot=None if snapshot is None else snapshot.sha256,
+            created_ms=parts.clock.time_ms(),
+        )
+        parts.store.save(self._state, outbox, snapshot, parts.trainer.save)
+        self._checkpoint_s = parts.clock.monotonic_s() - started_s
+        parts.metrics.checkpoint_seconds.observe(self._checkpoint_s)
+        if publish:
+            self._publish(version, outbox, snapshot, assembly)
+
+    def _publish(self, version: int, outbox: Outbox, snapshot: SnapshotFiles | None, assembly: AssemblyState) -> None:
+        parts = self._parts
+        if snapshot is not None:
+            self._agreement.remember(version)
+            parts.broadcast.ready(version, parts.workers.items())
+        before = self._published
+        parts.publication.submit(
+            Publication(
+                version=version,
+                outbox=outbox,
+                snapshot=snapshot,
+                session=self._session,
+                checkpoint=self._state.id,
+                next_seq=assembly.floor,
+                parent=None if before is None else before.version,
+                parent_sha256=None if before is None else before.sha256,
+            )
+        )
+        if before is not None:
+            parts.store.prune(self._session, self._settings.checkpoint.keep, before.version)
+        if snapshot is not None:
+            self._published = Published(version=version, sha256=self._state.snapshot or "")
+        self._outbox = []
+
+    def _placed(self, record: Record, name: str, assembly: AssemblyState, snapshot: SnapshotFiles | None) -> Record:
+        """A report that waited for its checkpoint names it now."""
+        if not isinstance(record, StepReport) or record.checkpoint != _PENDING:
+            return record
+        positions = tuple(
+            Position(partition=partition, low=assembly.trajectory_lows.get(partition, read_to), read_to=read_to)
+            for partition, read_to in sorted(assembly.trajectory_read_to.items())
+        )
+        sha256 = snapshot.sha256 if snapshot is not None and record.version == snapshot.version else None
+        return replace(record, checkpoint=name, positions=positions, snapshot_sha256=sha256)
+
+    def _drops(self, decisions: Sequence[DropDecision]) -> list[Drop]:
+        run_id, now_ms = self._settings.run.name, self._parts.clock.time_ms()
+        return [
+            Drop(
+                run_id=run_id,
+                group_id=group_id_of(run_id, decision.seq),
+                seq=decision.seq,
+                what=decision.where,
+                attempt=decision.attempt,
+                why=decision.why,
+                version=decision.version,
+                learner_version=self.version,
+                num_tokens=decision.num_tokens,
+                detail=decision.detail,
+                time_ms=now_ms,
+            )
+            for decision in decisions
+        ]
+
+    def _count_drops(self, decisions: Sequence[DropDecision]) -> None:
+        for decision in decisions:
+            self._parts.metrics.dropped.labels(decision.why.value, "group" if decision.where is None else "trajectory").inc()
+
+    def _finish(self) -> None:
+        """What was trained since the last checkpoint becomes durable; what was handed over is committed."""
+        if self._outbox and any(isinstance(record, StepReport) and record.checkpoint == _PENDING for _, record in self._outbox):
+            self._commit(self.version, publish=False)
+        self._parts.publication.wait()
+        logger.info("The learner ends at version %d", self.version)
+
+    # Orders
+
+    @property
+    def _control_key(self) -> str:
+        return f"{self._settings.run.name}/run"
+
+    def _is_paused(self) -> bool:
+        order = self._parts.control.get(self._control_key)
+        return order is not None and order.run is not None and order.run.state is RunState.PAUSED
+
+    def _obey_control(self) -> None:
+        """A new reward specification takes effect at max(version asked, learner version + 1)."""
+        order = self._parts.control.get(f"{self._settings.run.name}/rewards")
+        if order is None or order.rewards is None or order.rewards.from_version > self.version + 1 or order.rewards.terms == self._terms:
+            return
+        self._terms = order.rewards.terms
+        self._parts.intake.set_terms(self._terms)
+        logger.info("From version %d on the reward is %s", self.version + 1, ", ".join(f"{t.weight:g} {t.name}" for t in self._terms))

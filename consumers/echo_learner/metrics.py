@@ -1,0 +1,41 @@
+"""Every metric of the learner: name, labels, and one line that says what it is."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class LearnerMetrics:
+    """The collectors, made against the registry that is given."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry = CollectorRegistry() if registry is None else registry
+
+        def counter(name: str, meaning: str, *labels: str) -> Counter:
+            return Counter(f"echo_learner_{name}", meaning, labels, registry=registry)
+
+        def gauge(name: str, meaning: str, *labels: str) -> Gauge:
+            return Gauge(f"echo_learner_{name}", meaning, labels, registry=registry)
+
+        def histogram(name: str, meaning: str) -> Histogram:
+            return Histogram(f"echo_learner_{name}", meaning, registry=registry, buckets=_SECONDS)
+
+        self.version = gauge("version", "Training steps completed.")
+        self.published = gauge("published", "Newest version that is in the log.")
+        self.steps = counter("steps", "Training steps completed by this process.")
+        self.samples = counter("samples_trained", "Trajectories trained on by this process.")
+        self.groups_trained = counter("groups_trained", "Groups trained on by this process.")
+        self.dropped = counter("dropped", "Trajectories and seqs that will never be trained.", "reason", "what")
+        self.groups_ready = gauge("groups_ready", "Groups that wait to be trained.")
+        self.groups_open = gauge("groups_open", "Groups under assembly, ready ones included.")
+        self.idle_seconds = counter("idle_seconds", "Seconds without a batch.")
+        self.training_seconds = counter("training_seconds", "Seconds from a batch to a durable step.")
+        self.step_seconds = histogram("step_seconds", "T_train: seconds from a batch to a durable step.")
+        self.checkpoint_seconds = histogram("checkpoint_seconds", "Seconds until a checkpoint is durable.")
+        self.publication_seconds = histogram("publication_seconds", "Seconds from a durable checkpoint to the committed transaction.")
+        self.broadcast_seconds = histogram("broadcast_seconds", "T_bcast: seconds from snapshot ready to enough acknowledgements.")
+        self.probe_difference = gauge("probe_logprob_difference", "Largest difference of log-probabilities on the newest probe group.")
+        self.probes = counter("probe_samples", "Samples on which learner and worker were compared.")
+        self.step = gauge("step", "The newest step's metrics; names and meanings in echo_learner.step_metrics.", "metric")

@@ -1,0 +1,143 @@
+"""From a durable checkpoint to the log: chunks, then one transaction {reports, drops, `v/<n>`, `current`}.
+
+Threads: the learner's thread submits one publication at a time and goes on training; the publication thread does it. `wait` blocks until
+the one submitted is committed, and raises what it met. So no checkpoint starts with records of which nobody knows whether they are out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from echo_bus.blobs import BlobWriter
+from echo_bus.clock import Clock
+from echo_bus.places import PlaceTimes
+from echo_bus.profiles import MAX_RECORD_BYTES
+from echo_bus.transactions import TransactionalWriter
+from echo_core.bottleneck import Place, Use
+from echo_learner.checkpoint import Outbox
+from echo_learner.metrics import LearnerMetrics
+from echo_learner.snapshot import SnapshotFiles
+from echo_learner.store import SnapshotStore
+from echo_schemas.codec import Codec
+from echo_schemas.records import Record, StepReport, WeightManifest
+from echo_schemas.topics import STEPS, WEIGHT_CHUNKS, WEIGHTS, weights_key
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What one transaction holds. `version`: the learner's when the checkpoint was made; `snapshot` None: reports and drops only."""
+
+    version: int
+    outbox: Outbox
+    snapshot: SnapshotFiles | None
+    session: str
+    checkpoint: str
+    next_seq: int
+    parent: int | None
+    parent_sha256: str | None
+
+
+class PublicationThread:
+    """Publishes what the learner submits. `start` after the transactional id is taken over; `close` it."""
+
+    def __init__(
+        self,
+        writer: TransactionalWriter,
+        blobs: BlobWriter,
+        *,
+        run_id: str,
+        codec: Codec,
+        store: SnapshotStore | None,
+        places: PlaceTimes,
+        metrics: LearnerMetrics,
+        clock: Clock,
+        on_published: Callable[[Publication], None],
+    ) -> None:
+        """`on_published` runs on the publication thread after each commit, and must be short."""
+        self._writer = writer
+        self._blobs = blobs
+        self._run_id = run_id
+        self._codec = codec
+        self._store = store
+        self._places = places
+        self._metrics = metrics
+        self._clock = clock
+        self._on_published = on_published
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="publication")
+        self._pending: Future[None] | None = None
+        self._ended_s = clock.monotonic_s()
+        self.last_s = 0.0
+
+    def submit(self, publication: Publication) -> None:
+        """Begin. `wait` first: there is one at a time."""
+        self._pending = self._executor.submit(self._publish, publication)
+
+    def wait(self) -> None:
+        """Until the publication submitted last is committed. Raises ProducerFenced, TransportError, UserError (store)."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with self._places.spent(Place.TRAIN, Use.BLOCKED):
+                pending.result()
+
+    def close(self) -> None:
+        """End the thread; a publication under way ends first."""
+        self._executor.shutdown(wait=True)
+
+    def _publish(self, publication: Publication) -> None:
+        started_s = self._clock.monotonic_s()
+        self._places.add(Place.PUBLISH_WEIGHTS, Use.EMPTY, started_s - self._ended_s)
+        manifest = None if publication.snapshot is None else self._write_snapshot(publication, publication.snapshot)
+        records = [(topic, self._fitting(record)) for topic, record in publication.outbox]
+        with self._writer.transaction():
+            for topic, record in records:
+                self._writer.publish(topic, record, partition=0 if topic is STEPS else None)
+            if manifest is not None:
+                self._writer.publish(WEIGHTS, manifest, key=weights_key(self._run_id, manifest.version))
+                self._writer.publish(WEIGHTS, manifest, key=weights_key(self._run_id, None))
+        self._ended_s = self._clock.monotonic_s()
+        self._places.add(Place.PUBLISH_WEIGHTS, Use.BUSY, self._ended_s - started_s)
+        self.last_s = self._ended_s - started_s
+        self._metrics.publication_seconds.observe(self.last_s)
+        self._on_published(publication)
+
+    def _write_snapshot(self, publication: Publication, snapshot: SnapshotFiles) -> WeightManifest:
+        """The bytes first: a manifest never names what is not there. Written again under the same name they are the same."""
+        sha256 = snapshot.sha256
+        where: dict[str, Any] = {}
+        if self._store is not None and snapshot.num_bytes >= self._store.least_bytes:
+            where["uri"] = self._store.write(self._run_id, snapshot)
+        else:
+            where["blob"] = self._blobs.write(WEIGHT_CHUNKS, self._run_id, f"v/{snapshot.version}/{sha256[:12]}", snapshot.blob)
+        return WeightManifest(
+            run_id=self._run_id,
+            version=snapshot.version,
+            parent=publication.parent,
+            parent_sha256=publication.parent_sha256,
+            kind=snapshot.kind,
+            config=snapshot.config,
+            files=snapshot.files,
+            num_bytes=snapshot.num_bytes,
+            sha256=sha256,
+            session=publication.session,
+            checkpoint=publication.checkpoint,
+            next_seq=publication.next_seq,
+            created_ms=self._clock.time_ms(),
+            **where,
+        )
+
+    def _fitting(self, record: Record) -> Record:
+        """A report whose batch is too long for one record leaves it in a blob before it and names that."""
+        if not isinstance(record, StepReport) or record.batch is None:
+            return record
+        encoded = self._codec.encode(record)
+        if len(encoded) <= MAX_RECORD_BYTES:
+            return record
+        # The blob is the whole report as it would have been, so that one decoder reads both.
+        blob = self._blobs.write(STEPS, self._run_id, f"report/{record.version}/{record.session}", encoded)
+        return replace(record, batch=None, batch_blob=blob)

@@ -1,0 +1,238 @@
+"""One reading rank that feeds the others: the trainer over several processes.
+
+    rank 0 (the learner) ─ command and arrays over gloo ─▶ ranks 1 … N−1: obey, in the same order, until `close`
+
+The learner starts the other ranks on this machine, or finds itself started by a launcher (`torchrun`) that set RANK and WORLD_SIZE.
+Commands travel as JSON and numpy arrays, never as pickles. A rank whose learner is gone ends, because its next receive fails.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from echo_core.normalisation import Normalisation
+from echo_learner.batch import TrainingBatch
+from echo_learner.deepspeed_setup import OptimizerConfig, RankPlace
+from echo_learner.policy_model import PolicyConfig
+from echo_learner.snapshot import SnapshotFiles
+from echo_learner.trainer import DeepSpeedTrainer, TrainerConfig, TrainResult
+from echo_schemas.records import WeightKind
+
+logger = logging.getLogger(__name__)
+
+_CONFIG_VARIABLE = "ECHO_TRAINER_CONFIG"
+# A rank waits for its next command as long as the learner waits for rollouts.
+_PATIENCE = timedelta(days=30)
+_END_S = 30.0
+
+
+class Trainer(Protocol):
+    """What the learner trains with; see `DeepSpeedTrainer` for each method."""
+
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def can_compare(self) -> bool: ...
+    def step(self, batch: TrainingBatch) -> TrainResult: ...
+    def snapshot(self, version: int) -> SnapshotFiles: ...
+    def copy_weights(self) -> Mapping[str, Any]: ...
+    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]: ...
+    def save(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None: ...
+    def close(self) -> None: ...
+
+
+class RankedTrainer:
+    """The learner's end: every collective call is told to the other ranks first. With one rank it tells nobody."""
+
+    def __init__(self, local: DeepSpeedTrainer, place: RankPlace, children: Sequence[subprocess.Popen[bytes]] = ()) -> None:
+        self._local = local
+        self._children = children
+        self._channel = _Channel() if place.world_size > 1 else None
+        self._closed = False
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids below it exist."""
+        return self._local.vocabulary
+
+    @property
+    def can_compare(self) -> bool:
+        """Whether `logprobs_under` works."""
+        return self._local.can_compare
+
+    def step(self, batch: TrainingBatch) -> TrainResult:
+        """Train one step on all ranks."""
+        self._tell("step", {"version": batch.version}, batch.arrays())
+        return self._local.step(batch)
+
+    def snapshot(self, version: int) -> SnapshotFiles:
+        """The weights as files."""
+        self._tell("snapshot", {"version": version})
+        found = self._local.snapshot(version)
+        assert found is not None
+        return found
+
+    def copy_weights(self) -> Mapping[str, Any]:
+        """A copy of what is trained, here."""
+        return self._local.copy_weights()
+
+    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
+        """Log-probabilities under other weights, here."""
+        return self._local.logprobs_under(weights, batch)
+
+    def save(self, folder: Path) -> None:
+        """Write every rank's state below `folder`; all have written when this returns."""
+        self._tell("save", {"folder": str(folder)})
+        self._local.save(folder)
+        if self._channel is not None:
+            self._channel.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote, on all ranks."""
+        self._tell("load", {"folder": str(folder)})
+        self._local.load(folder)
+
+    def close(self) -> None:
+        """End the other ranks. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._tell("close", {})
+        self._local.close()
+        for child in self._children:
+            try:
+                child.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("Rank process %d does not end and is killed", child.pid)
+                child.kill()
+                child.wait()
+
+    def _tell(self, command: str, arguments: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
+        if self._channel is not None:
+            self._channel.send({"command": command, **arguments}, arrays or {})
+
+
+def open_trainer(config: TrainerConfig, num_ranks: int) -> RankedTrainer:
+    """The trainer on rank 0 and `num_ranks` − 1 further processes of this machine (or those of a launcher). Raises UserError."""
+    launched = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    place = _launched_place() if launched else RankPlace(rank=0, world_size=num_ranks, port=_free_port())
+    children = [] if launched else [_start_rank(config, place, rank) for rank in range(1, place.world_size)]
+    try:
+        return RankedTrainer(DeepSpeedTrainer(config, place), place, children)
+    except BaseException:  # whatever it is: ranks without a learner must not stay
+        for child in children:
+            child.kill()
+            child.wait()
+        raise
+
+
+def is_follower() -> bool:
+    """Whether a launcher made this process another rank than the learner."""
+    return int(os.environ.get("RANK", "0")) > 0
+
+
+def follow(config: TrainerConfig) -> None:
+    """Be a rank that obeys, until the learner closes."""
+    place = _launched_place()
+    trainer = DeepSpeedTrainer(config, place)
+    channel = _Channel()
+    while True:
+        command, arrays = channel.receive()
+        match command["command"]:
+            case "step":
+                trainer.step(TrainingBatch(version=command["version"], **arrays))
+            case "snapshot":
+                trainer.snapshot(command["version"])
+            case "save":
+                trainer.save(Path(command["folder"]))
+                channel.barrier()
+            case "load":
+                trainer.load(Path(command["folder"]))
+            case _:
+                trainer.close()
+                return
+
+
+class _Channel:
+    """Commands from rank 0 to all, over a group of its own that never times out and works beside any accelerator's."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def send(self, command: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        packed = io.BytesIO()
+        text = np.frombuffer(json.dumps(command).encode(), np.uint8)
+        np.savez(packed, allow_pickle=False, command=text, **arrays)
+        data = torch.frombuffer(bytearray(packed.getbuffer()), dtype=torch.uint8)
+        dist.broadcast(torch.tensor([len(data)]), 0, group=self._group)
+        dist.broadcast(data, 0, group=self._group)
+
+    def receive(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(length, 0, group=self._group)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(data, 0, group=self._group)
+        with np.load(io.BytesIO(data.numpy().tobytes()), allow_pickle=False) as packed:
+            arrays = {name: packed[name] for name in packed.files}
+        command: dict[str, Any] = json.loads(arrays.pop("command").tobytes())
+        return command, arrays
+
+    def barrier(self) -> None:
+        """Until all ranks are here."""
+        dist.barrier(group=self._group)
+
+
+def _launched_place() -> RankPlace:
+    environ = os.environ
+    return RankPlace(
+        rank=int(environ["RANK"]),
+        world_size=int(environ["WORLD_SIZE"]),
+        address=environ["MASTER_ADDR"],
+        port=int(environ["MASTER_PORT"]),
+        local_rank=int(environ.get("LOCAL_RANK", environ["RANK"])),
+    )
+
+
+def _start_rank(config: TrainerConfig, first: RankPlace, rank: int) -> subprocess.Popen[bytes]:
+    place = RankPlace(rank=rank, world_size=first.world_size, port=first.port, local_rank=rank)
+    environment = {**os.environ, **place.environment(), _CONFIG_VARIABLE: json.dumps(asdict(config))}
+    return subprocess.Popen([sys.executable, "-m", "echo_learner.ranks"], env=environment)
+
+
+def _config_from(text: str) -> TrainerConfig:
+    content = json.loads(text)
+    policy = content.pop("policy")
+    return TrainerConfig(
+        policy=PolicyConfig(**{**policy, "kind": WeightKind(policy["kind"])}),
+        optimizer=OptimizerConfig(**content.pop("optimizer")),
+        normalisation=Normalisation(content.pop("normalisation")),
+        **content,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    follow(_config_from(os.environ[_CONFIG_VARIABLE]))

@@ -1,0 +1,302 @@
+"""The learner's process: a trainer, then sessions until one ends well.
+
+trainer up (slow: torch, model) ─▶ session: fence, claim, tip, checkpoint ─▶ train ─▶ end
+                                      ▲ fenced, and the newest claim is still ours: once more
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo_bus import profiles
+from echo_bus.blobs import BlobWriter
+from echo_bus.bus import Bus
+from echo_bus.dead_letters import DeadLetters
+from echo_bus.errors import ProducerFenced
+from echo_bus.process import RoleProcess
+from echo_bus.settings import Settings
+from echo_bus.transactions import TransactionalWriter
+from echo_core.assembly import GroupAssembler
+from echo_learner import session as sessions
+from echo_learner.broadcast import BroadcastTimer
+from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox
+from echo_learner.config import assembly_limits, changed_meaning, meaning_of, reward_terms, staleness_policy, trainer_config
+from echo_learner.heartbeat import Heartbeat
+from echo_learner.intake import AdmissionLimits, Intake
+from echo_learner.learner import Learner, LearnerParts, Published
+from echo_learner.metrics import LearnerMetrics
+from echo_learner.publication import Publication, PublicationThread
+from echo_learner.ranks import Trainer, follow, is_follower, open_trainer
+from echo_learner.session import Tip
+from echo_learner.store import SnapshotStore
+from echo_schemas.errors import UserError
+from echo_schemas.records import Control, Progress, WeightKind, WeightManifest, WorkerStatus
+from echo_schemas.topics import CONTROL, REWARDS, TRAJECTORIES, WEIGHTS, WORKERS, weights_key
+from echo_tasks.base_models import resolve_base
+from echo_tasks.catalogue import load_task
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """What a session begins with. `state.id` is empty for a run that never began; `current`: the newest snapshot in the log."""
+
+    store: CheckpointStore
+    writer: TransactionalWriter
+    session: str
+    state: LearnerState
+    current: WeightManifest | None
+    tip_version: int
+
+
+def run_learner(process: RoleProcess, *, takeover: bool = False) -> None:
+    """Train the run of the settings until its steps are done or `process.stop` is set.
+
+    Raises UserError where the run cannot go on as it is, with what to do; TransportError where the cluster does not let it.
+    """
+    settings = process.settings
+    config = trainer_config(settings, resolve_base(settings.policy.base))
+    if is_follower():
+        follow(config)
+        return
+    metrics = LearnerMetrics(process.registry)
+    with closing(open_trainer(config, settings.learner.ranks)) as trainer:
+        logger.info("The trainer is up")
+        train_in_sessions(process, trainer, metrics, takeover=takeover)
+
+
+def train_in_sessions(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, *, takeover: bool = False) -> None:
+    """Sessions until one ends well. A fatal transactional error does not prove a successor: the newest claim decides (design 7.4)."""
+    while True:
+        session = sessions.new_session()
+        try:
+            _run_session(process, trainer, metrics, session=session, takeover=takeover)
+        except ProducerFenced as exc:
+            claim = sessions.read_tip(process.bus, process.settings.run.name).claim
+            if claim is None or claim.session != session:
+                whose = "somebody" if claim is None else f"process {claim.pid} on {claim.host}, session {claim.session}"
+                raise UserError(f"Another learner has taken this namespace over: {whose}. This one ends.") from exc
+            logger.warning("The transactional producer died without a successor (%s); starting the session over", exc)
+            takeover = True
+        else:
+            return
+
+
+def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, *, session: str, takeover: bool) -> None:
+    bus, settings = process.bus, process.settings
+    run_id = settings.run.name
+    store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
+    tip = sessions.read_tip(bus, run_id)
+    sessions.refuse_if_alive(bus, tip.claim, takeover=takeover)
+    identities = sessions.identities(bus)
+    saved = choose_checkpoint(store, tip, settings, identities)
+    with ExitStack() as stack:
+        writer = stack.enter_context(closing(bus.transactions("learner")))
+        writer.start()
+        sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=takeover)
+        # Fencing rolled back or completed whatever a predecessor had open.
+        tip = sessions.read_tip(bus, run_id)
+        saved = choose_checkpoint(store, tip, settings, identities)
+        if saved is not None:
+            trainer.load(store.trainer_folder(saved.id))
+        opened = _Opened(
+            store=store,
+            writer=writer,
+            session=session,
+            state=saved or _fresh_state(settings, session, identities),
+            current=_current_manifest(bus, run_id),
+            tip_version=tip.version,
+        )
+        parts = stack.enter_context(_open_parts(process, trainer, metrics, opened))
+        learner = Learner(parts, opened.state, session=session, published=_publish_rest(parts, opened), outbox=_still_unpublished(opened))
+        parts.intake.start(None if saved is None else saved.assembly)
+        if saved is None:
+            learner.begin()
+        else:
+            learner.resume()
+            logger.info("Going on from version %d (checkpoint %s)", saved.version, saved.id)
+        learner.run(process.stop)
+
+
+def choose_checkpoint(store: CheckpointStore, tip: Tip, settings: Settings, identities: dict[str, str]) -> LearnerState | None:
+    """The checkpoint that the tip names or its newest unpublished descendant; None for a run that never began (design 7.3).
+
+    Raises UserError if the tip's is not here, or if it belongs to another cluster or another configuration.
+    """
+    run_id = settings.run.name
+    found = store.descendants(tip.checkpoint, run_id)
+    if tip.checkpoint is not None:
+        if tip.checkpoint not in store.ids():
+            raise UserError(
+                f"The log says that run {run_id!r} is at version {tip.version}, kept in the checkpoint {tip.checkpoint}, which is not in "
+                f"{settings.checkpoint.folder}.",
+                hint="Bring the checkpoint folder back, or start a new run ([run] name) from the weights in the log.",
+            )
+        found = [store.load(tip.checkpoint), *found]
+    if not found:
+        return None
+    chosen = found[-1]
+    differing = [name for name, value in identities.items() if chosen.identities.get(name, value) != value]
+    if differing:
+        raise UserError(
+            f"The checkpoint {chosen.id} belongs to another cluster or to topics that were made anew: {', '.join(differing)}.",
+            hint="Point [kafka] at the cluster it came from, or start a new run with another [run] name and [checkpoint] folder.",
+        )
+    changed = changed_meaning(chosen.meaning, meaning_of(settings))
+    if changed:
+        raise UserError(
+            f"Run {run_id!r} was started with other values of {', '.join(changed)}; going on would make another experiment of it.",
+            hint="Put them back, or start a new run with another [run] name and [checkpoint] folder.",
+        )
+    return chosen
+
+
+def _fresh_state(settings: Settings, session: str, identities: dict[str, str]) -> LearnerState:
+    """Version 0, before its checkpoint."""
+    assembler = GroupAssembler(settings.run.name, (), assembly_limits(settings))
+    return LearnerState(
+        id="",
+        parent=None,
+        run_id=settings.run.name,
+        session=session,
+        version=0,
+        published=None,
+        groups_trained=0,
+        groups_dropped=0,
+        assembly=assembler.state(),
+        terms=reward_terms(settings),
+        identities=identities,
+        meaning=meaning_of(settings),
+        snapshot=None,
+        created_ms=0,
+    )
+
+
+def _current_manifest(bus: Bus, run_id: str) -> WeightManifest | None:
+    """The newest published snapshot."""
+    with closing(bus.view(WEIGHTS, WeightManifest)) as weights:
+        return weights.get(weights_key(run_id, None))
+
+
+def _publish_rest(parts: LearnerParts, opened: _Opened) -> Published | None:
+    """Publish what a crash kept from the log, same records and same bytes; the newest snapshot in the log afterwards, if there is one."""
+    saved, current = opened.state, opened.current
+    newest = None if current is None else Published(version=current.version, sha256=current.sha256)
+    if not saved.id or saved.snapshot is None or (newest is not None and newest.version >= saved.version):
+        return newest
+    from echo_learner.policy_model import file_names
+
+    kind = WeightKind(parts.settings.policy.update)
+    snapshot = opened.store.load_snapshot(saved.id, saved.version, kind, file_names(kind))
+    parts.publication.submit(
+        Publication(
+            version=saved.version,
+            outbox=opened.store.load_outbox(saved.id),
+            snapshot=snapshot,
+            session=opened.session,
+            checkpoint=saved.id,
+            next_seq=saved.assembly.floor,
+            parent=None if newest is None else newest.version,
+            parent_sha256=None if newest is None else newest.sha256,
+        )
+    )
+    parts.publication.wait()
+    logger.info("Published version %d, which was trained but not in the log", saved.version)
+    return Published(version=saved.version, sha256=snapshot.sha256)
+
+
+def _still_unpublished(opened: _Opened) -> Outbox:
+    """Records of the checkpoint that wait for the next publication: it lies between two published versions."""
+    saved = opened.state
+    return opened.store.load_outbox(saved.id) if saved.id and saved.snapshot is None and saved.version > opened.tip_version else ()
+
+
+@contextmanager
+def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, opened: _Opened) -> Iterator[LearnerParts]:
+    """The learner's threads and clients, closed in the order in which they depend on one another."""
+    bus, settings, state = process.bus, process.settings, opened.state
+    with ExitStack() as stack:
+        publisher = stack.enter_context(closing(bus.publisher(profiles.PRODUCER_LATENCY)))
+        chunks = stack.enter_context(closing(bus.publisher(profiles.PRODUCER_BLOBS)))
+        workers = stack.enter_context(closing(bus.view(WORKERS, WorkerStatus)))
+        control = stack.enter_context(closing(bus.view(CONTROL, Control)))
+        broadcast = BroadcastTimer(metrics, process.clock)
+        workers.on_change(broadcast.on_worker)
+        heartbeat = stack.enter_context(closing(Heartbeat(publisher, _first_progress(opened), process.clock)))
+        intake = stack.enter_context(closing(_open_intake(process, trainer, metrics, state, bus.dead_letters(publisher))))
+        publication = stack.enter_context(closing(_open_publication(process, metrics, opened.writer, bus.blob_writer(chunks), heartbeat)))
+        heartbeat.start()
+        yield LearnerParts(
+            settings=settings,
+            trainer=trainer,
+            task=load_task(settings.task.name, settings.task.options),
+            intake=intake,
+            store=opened.store,
+            publication=publication,
+            heartbeat=heartbeat,
+            broadcast=broadcast,
+            workers=workers,
+            control=control,
+            places=process.places,
+            metrics=metrics,
+            clock=process.clock,
+        )
+
+
+def _open_intake(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, state: LearnerState, dead_letters: DeadLetters) -> Intake:
+    settings = process.settings
+    saved = state.assembly if state.id else None
+    return Intake(
+        process.bus.reader([TRAJECTORIES, REWARDS], on_invalid=dead_letters.send),
+        GroupAssembler(settings.run.name, state.terms, assembly_limits(settings), state=saved),
+        policy=staleness_policy(settings),
+        limits=AdmissionLimits(vocabulary=trainer.vocabulary, max_length=settings.policy.max_length),
+        places=process.places,
+        metrics=metrics,
+        clock=process.clock,
+    )
+
+
+def _open_publication(
+    process: RoleProcess, metrics: LearnerMetrics, writer: TransactionalWriter, blobs: BlobWriter, heartbeat: Heartbeat
+) -> PublicationThread:
+    settings = process.settings
+
+    def on_published(publication: Publication) -> None:
+        if publication.snapshot is not None:
+            metrics.published.set(publication.version)
+            heartbeat.published(publication.version)
+
+    return PublicationThread(
+        writer,
+        blobs,
+        run_id=settings.run.name,
+        codec=process.bus.codec,
+        store=SnapshotStore(settings.store.uri, settings.store.above_mb * _MIB) if settings.store.uri else None,
+        places=process.places,
+        metrics=metrics,
+        clock=process.clock,
+        on_published=on_published,
+    )
+
+
+def _first_progress(opened: _Opened) -> Progress:
+    state, current = opened.state, opened.current
+    return Progress(
+        run_id=state.run_id,
+        session=opened.session,
+        version=state.version,
+        published=0 if current is None else current.version,
+        groups_trained=state.groups_trained,
+        groups_dropped=state.groups_dropped,
+        groups_ready=0,
+        next_seq=state.assembly.floor,
+        time_ms=0,
+    )
