@@ -6,9 +6,10 @@ The environment must be complete before the import, or DeepSpeed looks for MPI a
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,32 @@ def engine_settings(config: OptimizerConfig, dtype: str) -> dict[str, Any]:
     return _merged(settings, own)
 
 
-def start_engine(model: nn.Module, settings: Mapping[str, Any], config: OptimizerConfig, place: RankPlace) -> Any:
-    """A DeepSpeed engine around `model`, whose trainable parameters it optimises. Sets this process's distributed environment."""
+class Engine:
+    """A DeepSpeed engine and the gradient norm of its last update, before clipping.
+
+    Without ZeRO and in float32 DeepSpeed clips but does not tell the norm, so a hook of the optimizer does both: it runs when gradients
+    are summed over ranks, right before they are applied.
+    """
+
+    def __init__(self, engine: Any, trained: Sequence[nn.Parameter], own_clip: float | None) -> None:
+        self.deepspeed = engine
+        self._norm: float | None = None
+        if own_clip is not None:
+
+            def clip(*_: Any) -> None:
+                self._norm = float(torch.nn.utils.clip_grad_norm_(trained, own_clip, foreach=True))
+
+            engine.optimizer.register_step_pre_hook(clip)
+
+    @property
+    def grad_norm(self) -> float:
+        """Of the last update; NaN if there was none."""
+        norm = self.deepspeed.get_global_grad_norm() if self._norm is None else self._norm
+        return math.nan if norm is None else float(norm)
+
+
+def start_engine(model: nn.Module, settings: Mapping[str, Any], config: OptimizerConfig, place: RankPlace) -> Engine:
+    """An engine around `model`, whose trainable parameters it optimises. Sets this process's distributed environment."""
     os.environ.update(place.environment())
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -93,8 +118,10 @@ def start_engine(model: nn.Module, settings: Mapping[str, Any], config: Optimize
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=trained, config=dict(settings))
-    return engine
+    is_plain = settings["zero_optimization"].get("stage", 0) == 0 and not settings["bf16"]["enabled"]
+    given = {**settings, "gradient_clipping": 0.0} if is_plain else dict(settings)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=trained, config=given)
+    return Engine(engine, trained, settings["gradient_clipping"] if is_plain else None)
 
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

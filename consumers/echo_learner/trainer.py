@@ -77,7 +77,8 @@ class DeepSpeedTrainer:
         self._stage = int(settings["zero_optimization"].get("stage", 0))
         self._model: PolicyModel = load_policy(config.policy)
         self._names = snapshot_names(self._model, config.policy.kind)
-        self._engine = start_engine(self._model, settings, config.optimizer, place)
+        self._started = start_engine(self._model, settings, config.optimizer, place)
+        self._engine = self._started.deepspeed
         self._parameters = [(name, self._model.get_parameter(name)) for name in self._names]
         self._reference = self._reference_model() if config.kl > 0 and config.policy.kind is WeightKind.FULL else None
         self._num_updates = 0
@@ -258,8 +259,7 @@ class DeepSpeedTrainer:
         return rate
 
     def _grad_norm(self) -> float:
-        norm = self._engine.get_global_grad_norm()
-        value = float(norm) if norm is not None else math.nan
+        value = self._started.grad_norm
         if not math.isfinite(value):
             raise TrainingDiverged(
                 f"The gradient norm is {value}.", hint="The policy has diverged: lower [learner] lr, and fork from an earlier version."

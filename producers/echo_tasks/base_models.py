@@ -1,0 +1,92 @@
+"""The model a run starts from: a folder as it is, or the demo's tiny one, made on the spot and kept.
+
+Making it runs in a process of its own, so that nobody's random numbers or threads are touched, under a lock, and appears by one rename.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from echo_schemas.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+DEMO_PREFIX = "demo:"
+DEMO_MODELS = {"demo:tiny-qwen3": "reverse", "demo:tiny-qwen3-sort": "sort"}
+"""Name to what its warm start practised."""
+# Another recipe makes another model: raise it with every change of `tiny_qwen3`.
+RECIPE = 2
+_CACHE_VARIABLE = "ECHO_CACHE_FOLDER"
+_MODEL_CONFIG = "config.json"
+
+
+def resolve_base(name: str, cache: Path | None = None) -> Path:
+    """The folder of the base model `name`. `cache` overrides the user's cache folder.
+
+    Raises UserError if there is no such demo model, no such folder, or no model in it.
+    """
+    if name.startswith(DEMO_PREFIX):
+        return _demo_model(name, cache or _cache_folder())
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"There is no base model folder {name}.", hint="Set [policy] base to a folder with config.json and the weights.")
+    if not (folder / _MODEL_CONFIG).is_file():
+        raise UserError(f"{name} is no model folder: it has no {_MODEL_CONFIG}.", hint="Set [policy] base to one.")
+    return folder
+
+
+def _demo_model(name: str, cache: Path) -> Path:
+    practice = DEMO_MODELS.get(name)
+    if practice is None:
+        near = difflib.get_close_matches(name, DEMO_MODELS, n=1, cutoff=0.0)[0]
+        raise UserError(f"There is no demo model {name!r}.", hint=f"Did you mean {near!r}?")
+    folder = cache / "models" / f"{name.removeprefix(DEMO_PREFIX)}-{RECIPE}"
+    if (folder / _MODEL_CONFIG).is_file():
+        return folder
+    with _locked(folder):
+        if not (folder / _MODEL_CONFIG).is_file():
+            _make(practice, folder)
+    return folder
+
+
+def _make(practice: str, folder: Path) -> None:
+    logger.info("Making the demo's base model (some seconds, once): %s", folder)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    # One thread: the order of additions, and with it every byte, is then the same each time.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "echo_tasks.tiny_qwen3", practice, str(staging)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise UserError(f"The demo's base model could not be made: {last}", hint="It needs torch and transformers: make setup.")
+        staging.rename(folder)
+    except BaseException:  # whatever it is, an interrupt included: nothing half made stays
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One maker at a time, on this machine; the others wait and find it made."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _cache_folder() -> Path:
+    own = os.environ.get(_CACHE_VARIABLE)
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "echoswarm"

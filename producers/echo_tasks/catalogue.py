@@ -1,0 +1,143 @@
+"""Tasks and rewards by name: built in, installed as an entry point, or the user's own by import path or file.
+
+reverse-digits            built in
+my-task                   entry point in the group `echoswarm.tasks` (rewards: `echoswarm.rewards`)
+package.module:MyTask     import path
+my_task.py:MyTask         file
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from echo_schemas.errors import UserError
+from echo_tasks.digits import ReverseDigits, SortDigits
+from echo_tasks.rewards import BUILT_IN, RewardFunction, RewardKind
+from echo_tasks.task import Task
+
+TASK_GROUP = "echoswarm.tasks"
+REWARD_GROUP = "echoswarm.rewards"
+_BUILT_IN_TASKS: Mapping[str, Callable[..., Task]] = {"reverse-digits": ReverseDigits, "sort-digits": SortDigits}
+
+
+def task_names() -> tuple[str, ...]:
+    """Every task that has a name, built-in ones first."""
+    return (*_BUILT_IN_TASKS, *sorted(point.name for point in entry_points(group=TASK_GROUP)))
+
+
+def reward_names() -> tuple[str, ...]:
+    """Every reward that has a name."""
+    return (*(function.name for function in BUILT_IN), *sorted(point.name for point in entry_points(group=REWARD_GROUP)))
+
+
+def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
+    """The task called `name`, made with `options`. Raises UserError for an unknown name, a bad path, or options it does not take."""
+    maker = _BUILT_IN_TASKS.get(name)
+    found: Any = maker if maker is not None else _find(name, TASK_GROUP, "task", task_names())
+    if not isinstance(found, type) and not inspect.isfunction(found):
+        if options:
+            raise UserError(f"The task {name!r} is an object, so it takes no options.", hint="Name its class, or remove [task.options].")
+        return _checked(found, name)
+    try:
+        return _checked(found(**(options or {})), name)
+    except TypeError as exc:
+        raise UserError(f"The task {name!r} cannot be made with the options {sorted(options or {})}: {exc}.") from exc
+
+
+def load_rewards(names: Sequence[str]) -> tuple[RewardFunction, ...]:
+    """The reward functions called `names`, in order. Raises UserError as `load_reward` does."""
+    return tuple(load_reward(name) for name in names)
+
+
+def load_reward(name: str) -> RewardFunction:
+    """The reward function called `name`. A plain function by path becomes a reward of its own name, version 1.
+
+    Raises UserError for an unknown name, a bad path, or something that is no function.
+    """
+    for function in BUILT_IN:
+        if function.name == name:
+            return function
+    found = _find(name, REWARD_GROUP, "reward", reward_names())
+    if isinstance(found, RewardFunction):
+        return replace(found, origin=name) if ":" in name else found
+    if inspect.isfunction(found):
+        kind = RewardKind.ASYNC if inspect.iscoroutinefunction(found) else RewardKind.SYNC
+        return RewardFunction(name=found.__name__, version="1", kind=kind, call=found, origin=name)
+    raise UserError(f"{name!r} is no reward function but {type(found).__name__}.", hint="Decorate a function with @reward(name=…).")
+
+
+def _checked(task: Any, name: str) -> Task:
+    missing = [member for member in ("name", "rewards", "prompt", "environment", "signals") if not hasattr(task, member)]
+    if missing:
+        raise UserError(f"{name!r} is no task: it lacks {', '.join(missing)}.", hint="Derive it from echo_tasks.task.SingleTurn.")
+    found: Task = task
+    return found
+
+
+def _find(name: str, group: str, kind: str, known: Sequence[str]) -> Any:
+    if ":" in name:
+        return _import(name)
+    for point in entry_points(group=group):
+        if point.name == name:
+            return _guarded(point.load, name)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+    raise UserError(f"There is no {kind} {name!r}.", hint=f"{hint} Your own is named 'package.module:attribute' or 'file.py:attribute'.")
+
+
+def _import(path: str) -> Any:
+    where, _, attribute = path.rpartition(":")
+    module: ModuleType = _guarded(lambda: _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where), path)
+    try:
+        found: Any = module
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        near = difflib.get_close_matches(attribute, dir(module), n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"{where} has no attribute {attribute!r}.", hint=hint) from None
+    return found
+
+
+def _load_file(path: Path) -> ModuleType:
+    """A file as a module of its own, the same one each time it is asked for."""
+    file = path.resolve()
+    name = f"echo_user_{file.stem}"
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise UserError(f"There is no Python file {path}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # whatever it is, a module that is half loaded must not be found the next time
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _guarded(load: Callable[[], Any], path: str) -> Any:
+    """Run the user's module; what it raises is theirs to mend."""
+    try:
+        return load()
+    except UserError:
+        raise
+    except ModuleNotFoundError as exc:
+        raise UserError(
+            f"{path!r} cannot be imported: there is no module {exc.name!r}.", hint="Is it installed, or on PYTHONPATH?"
+        ) from exc
+    except Exception as exc:  # a user's module may raise anything while it is imported
+        raise UserError(f"{path!r} cannot be imported: {type(exc).__name__}: {exc}") from exc
