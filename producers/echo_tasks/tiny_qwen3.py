@@ -1,7 +1,7 @@
 """The demo's base model: a Qwen3 of 336,640 parameters that has practised a little, with a real tokenizer. Imports torch, transformers.
 
-Reinforcement learning sharpens what a model already does sometimes. So supervised practice stops as soon as about one sampled answer in five
-is right: the learning curve of practice is steep, and a fixed number of steps would be a matter of luck.
+Reinforcement learning sharpens what a model already does sometimes. So supervised practice stops as soon as about one sampled answer in
+five is right: the learning curve of practice is steep, and a fixed number of steps would be a matter of luck.
 
     python -m echo_tasks.tiny_qwen3 reverse|sort FOLDER
 """

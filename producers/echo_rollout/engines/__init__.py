@@ -1,0 +1,1 @@
+"""Engines: tokens with log-probabilities under an exact version."""

@@ -1,0 +1,136 @@
+"""The seam between a worker and what generates: an engine serves one version at a time and says under which each token was made.
+
+EchoError
+└── EngineError             this request cannot be generated; the engine goes on
+    └── SnapshotRejected    these weights cannot be served; the old version stays in force
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_schemas.errors import EchoError
+from echo_schemas.records import FinishReason, Sampling, VersionSpan, WeightKind
+
+
+class EngineError(EchoError):
+    """A request that cannot be generated: too long, or with tokens that the model does not have."""
+
+
+class SnapshotRejected(EngineError):
+    """A snapshot that does not fit the base model or cannot be loaded."""
+
+
+class Switch(StrEnum):
+    """What happens to generations under way when a version is installed: they finish under their own, are waited for, or go on mixed."""
+
+    KEEPS = "keeps"
+    DRAINS = "drains"
+    MIXES = "mixes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCapabilities:
+    """What an engine can do. `max_tokens`: prompt and answer together."""
+
+    name: str
+    lora: bool
+    full: bool
+    switch: Switch
+    max_tokens: int
+    proves_version: bool = True
+
+    def described(self) -> dict[str, str]:
+        """As text, for a worker's status."""
+        kinds = [kind for kind, can in (("lora", self.lora), ("full", self.full)) if can]
+        return {"weights": ",".join(kinds), "switch": self.switch.value, "max_tokens": str(self.max_tokens)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRef:
+    """Which weights: version and SHA-256 of the snapshot."""
+
+    version: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Verified files of one version. The folder stays as it is while `Engine.in_use` names its version."""
+
+    ref: SnapshotRef
+    kind: WeightKind
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Generation:
+    """One completion. `token_ids` int32 [G], end token included; `logprobs` float32 [G], natural, after temperature."""
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    version_spans: tuple[VersionSpan, ...]
+    weights_sha256: str
+    finish_reason: FinishReason
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How to open an engine. `options` are the engine's own arguments, from [rollout.options]."""
+
+    base: Path
+    kind: WeightKind
+    dtype: str
+    max_length: int
+    lora_rank: int
+    concurrency: int
+    options: dict[str, object]
+
+
+class Engine(Protocol):
+    """Generates. One asyncio loop uses it; `generate` may run many times at once."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What it can do; known once it is started."""
+
+    @property
+    def installed(self) -> SnapshotRef | None:
+        """What generations that start now run under; None before the first `install`."""
+
+    @property
+    def in_use(self) -> frozenset[int]:
+        """Versions that a generation under way, or the next one, needs."""
+
+    async def start(self) -> None:
+        """Load the base model. Slow. Raises UserError if it cannot be served here."""
+
+    async def install(self, snapshot: Snapshot) -> None:
+        """Serve `snapshot` for every generation that starts after this returns. Raises SnapshotRejected; the old version stays in force."""
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        """`n` completions of one prompt. Raises EngineError for a prompt that cannot be served, or before the first `install`."""
+
+    async def close(self) -> None:
+        """Stop; generations under way raise EngineError. Idempotent."""
+
+
+def check_prompt(prompt: Sequence[int], sampling: Sampling, *, vocabulary: int, max_length: int) -> None:
+    """Raise EngineError if `prompt` has a token outside the vocabulary or leaves no room for the answer."""
+    if not prompt:
+        raise EngineError("The prompt is empty.")
+    if min(prompt) < 0 or max(prompt) >= vocabulary:
+        raise EngineError(f"The prompt has a token outside the vocabulary of {vocabulary}.")
+    if len(prompt) + sampling.max_new_tokens > max_length:
+        raise EngineError(
+            f"A prompt of {len(prompt)} tokens and {sampling.max_new_tokens} new ones are above the engine's {max_length}.",
+            hint="Raise [policy] max_length, or shorten prompts or [rollout] max_new_tokens.",
+        )

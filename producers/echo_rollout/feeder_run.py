@@ -1,0 +1,321 @@
+"""The feeder: allocates the run's seqs without end and writes a request for each, where and when a worker can use it.
+
+    progress, weights, control ──wake──▶ feeder thread: committed offsets → room → pace → one transaction of requests
+
+One allocator per run. What must not happen is two feeders that allocate the same seqs, so every batch of requests is a small transaction
+under the transactional id `feeder`: whoever starts later takes the id over before it reads the log, and from then on the cluster refuses
+the earlier one's batches whole. A transaction costs some milliseconds per batch, not per request, and nobody waits for a single request.
+Reading the log after taking over sees everything that the predecessor ever wrote; nothing can follow.
+
+Threads: `run` blocks the caller's; views wake it from theirs. It waits for `progress` to move, not for a time; only while the window is
+full does it ask the cluster for the workers' committed offsets, every 20 ms and less often while nothing moves.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Clock, Deadline
+from echo_bus.dispatch import LeastLagChooser, PartitionWork, WorkObserver
+from echo_bus.errors import ClusterUnreachable, ProducerFenced, TransactionAborted
+from echo_bus.places import PlaceTimes
+from echo_bus.process import StopSignal
+from echo_bus.settings import Settings
+from echo_bus.transactions import TransactionalWriter
+from echo_bus.view import CompactedView
+from echo_core.bottleneck import Place, Use
+from echo_core.dispatch import Standing, may_issue, required_version
+from echo_core.policy import StalenessPolicy
+from echo_rollout.feeder import Ledger, OpenSeqs, plan_resume, standing_of
+from echo_rollout.metrics import FeederMetrics
+from echo_rollout.prompts import PromptCodec
+from echo_schemas.columns import pack_tokens
+from echo_schemas.errors import UserError
+from echo_schemas.records import (
+    Control,
+    Progress,
+    Purpose,
+    RolloutRequest,
+    RunState,
+    Sampling,
+    WeightManifest,
+    group_id_of,
+)
+from echo_schemas.topics import REQUESTS, weights_key
+from echo_tasks.task import Task
+
+logger = logging.getLogger(__name__)
+
+# One batch is one transaction: large enough for a step of groups, small enough that a pause of the run is obeyed at once.
+_MAX_BATCH = 64
+_FULL_LEAST_S, _FULL_MOST_S = 0.02, 0.2
+_IDLE_S = 0.25
+_READ_S = 120.0
+
+
+class Why(StrEnum):
+    """Why a seq is written again."""
+
+    MISSING = "missing"
+    LOST = "lost"
+    ABORTED = "aborted"
+
+
+class Hold(StrEnum):
+    """What keeps the feeder from issuing."""
+
+    UNPUBLISHED = "unpublished"
+    PAUSED = "paused"
+    PACE = "pace"
+    WINDOW = "window"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederParts:
+    """What a feeder works with; opened and closed by whoever runs it. `progress`, `weights` and `control` follow the log."""
+
+    settings: Settings
+    policy: StalenessPolicy
+    task: Task
+    prompts: PromptCodec
+    bus: Bus
+    writer: TransactionalWriter
+    observer: WorkObserver
+    progress: CompactedView[Progress]
+    weights: CompactedView[WeightManifest]
+    control: CompactedView[Control]
+    places: PlaceTimes
+    metrics: FeederMetrics
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class _Issue:
+    """One request to write: `resends` counts how often its seq was issued before."""
+
+    purpose: Purpose
+    seq: int
+    resends: int = 0
+
+
+class Feeder:
+    """Issues requests until `stop`. Used from one thread; `wake` may be called from any."""
+
+    def __init__(self, parts: FeederParts) -> None:
+        """`parts.writer` is not started yet: `take_over` does it, before anything is read."""
+        self._parts = parts
+        self._run_id = parts.settings.run.name
+        self._wake = threading.Event()
+        self._open = OpenSeqs()
+        self._again: deque[_Issue] = deque()
+        self._next_seq = 0
+        self._num_partitions = parts.observer.num_partitions()
+        self._chooser = LeastLagChooser(self._num_partitions, depth=parts.settings.rollout.depth)
+        self._ledger = Ledger(self._num_partitions)
+        self._last_probe = -1
+        self._full_wait_s = _FULL_LEAST_S
+        for view in (parts.progress, parts.weights, parts.control):
+            view.on_change(lambda _key, _record: self._wake.set())
+
+    def run(self, stop: StopSignal) -> None:
+        """Issue until `stop` is set or the run is told to stop.
+
+        Raises UserError when another feeder has taken the run over, TransportError when the cluster does not let it go on.
+        """
+        resumed = False
+        while not stop.is_set() and self._run_state() is not RunState.STOPPING:
+            started_s = self._parts.clock.monotonic_s()
+            hold: Hold | None
+            if not resumed:
+                resumed = self._take_over()
+                hold = None if resumed else Hold.UNPUBLISHED
+            else:
+                hold = self._issue()
+            now_s = self._parts.clock.monotonic_s()
+            self._parts.places.add(Place.REQUEST, Use.BUSY, now_s - started_s)
+            if hold is not None:
+                self._wait(hold)
+                use = Use.EMPTY if hold in {Hold.UNPUBLISHED, Hold.PAUSED} else Use.BLOCKED
+                self._parts.places.add(Place.REQUEST, use, self._parts.clock.monotonic_s() - now_s)
+        logger.info("The feeder of %s ends before seq %d", self._run_id, self._next_seq)
+
+    def _take_over(self) -> bool:
+        """Fence any predecessor, then learn from the log what it issued. False while no version is published, so nothing may be issued."""
+        manifest = self._parts.weights.get(weights_key(self._run_id, None))
+        if manifest is None:
+            return False
+        self._parts.writer.start()
+        progress = self._parts.progress.get(self._run_id)
+        floor = max(manifest.next_seq, 0 if progress is None else progress.next_seq)
+        shown: set[int] = set()
+        timeout_ms = int(self._parts.settings.rollout.request_timeout_s * 1000)
+        reader = self._parts.bus.reader([REQUESTS])
+        try:
+            reader.start()
+            for messages in reader.read_to_end(Deadline.after(_READ_S, self._parts.clock)):
+                for message in messages:
+                    request = message.record
+                    if not isinstance(request, RolloutRequest):
+                        continue
+                    ordinal = self._ledger.written(message.partition, message.offset)
+                    self._chooser.observe({message.partition: PartitionWork(first_open=0, end=ordinal + 1)})
+                    if request.purpose is Purpose.PROBE:
+                        self._last_probe = max(self._last_probe, request.seq)
+                    elif request.purpose is Purpose.TRAIN:
+                        shown.add(request.seq)
+                        self._open.issued(request.seq, request.deadline_ms or request.issued_ms + timeout_ms)
+        finally:
+            reader.close()
+        resume = plan_resume(floor, shown)
+        self._open.decided_below(floor)
+        self._again.extend(_Issue(Purpose.TRAIN, seq) for seq in resume.missing)
+        self._parts.metrics.reissued.labels(Why.MISSING.value).inc(len(resume.missing))
+        self._next_seq = resume.next_seq
+        self._observe()
+        logger.info("Issuing from seq %d; %d below it are written again", resume.next_seq, len(resume.missing))
+        return True
+
+    def _issue(self) -> Hold | None:
+        """Write what may be written now, in one transaction. Returns what holds it back where nothing was."""
+        if self._run_state() is RunState.PAUSED:
+            return Hold.PAUSED
+        progress = self._parts.progress.get(self._run_id)
+        if progress is not None:
+            self._open.decided_below(progress.next_seq)
+            self._plan_lost()
+        self._plan_probe(progress)
+        if not self._again and not may_issue(standing_of(progress, self._next_seq), self._parts.policy):
+            return Hold.PACE
+        self._observe()
+        batch, hold = self._choose(progress)
+        if batch:
+            self._full_wait_s = _FULL_LEAST_S
+            self._write(batch)
+        return hold
+
+    def _choose(self, progress: Progress | None) -> tuple[list[tuple[_Issue, int, RolloutRequest]], Hold | None]:
+        """The next requests with their partitions, at most a batch; and what stopped it short of one."""
+        batch: list[tuple[_Issue, int, RolloutRequest]] = []
+        while len(batch) < _MAX_BATCH:
+            standing = standing_of(progress, self._next_seq)
+            if not self._again and not may_issue(standing, self._parts.policy):
+                return batch, Hold.PACE
+            partition = self._chooser.choose()
+            if partition is None:
+                return batch, Hold.WINDOW
+            if self._again:
+                issue = self._again.popleft()
+            else:
+                issue = _Issue(Purpose.TRAIN, self._next_seq)
+                self._next_seq += 1
+            batch.append((issue, partition, self._request(issue, standing)))
+        return batch, None
+
+    def _write(self, batch: list[tuple[_Issue, int, RolloutRequest]]) -> None:
+        """All of `batch` or nothing of it. Raises UserError if another feeder has taken over."""
+        metrics = self._parts.metrics
+        try:
+            with self._parts.writer.transaction() as transaction:
+                receipts = [transaction.publish(REQUESTS, request, partition=partition) for _, partition, request in batch]
+        except ProducerFenced as exc:
+            raise UserError(
+                f"Another feeder has taken over the seqs of run {self._run_id!r} (or a transaction of this one timed out); this one ends.",
+                hint="Run one feeder per run. If no other runs, start this one again: it goes on where the log ends.",
+            ) from exc
+        except TransactionAborted as exc:
+            logger.warning("%d requests were rolled back and are written again: %s", len(batch), exc)
+            metrics.aborted.inc()
+            for _, partition, _ in batch:
+                self._chooser.failed(partition)
+            self._again.extendleft(issue for issue, _, _ in reversed(batch))
+            return
+        for (issue, partition, request), receipt in zip(batch, receipts, strict=True):
+            if receipt.where is None:
+                raise ClusterUnreachable(f"A committed request of seq {issue.seq} has no coordinates.")
+            self._chooser.acknowledged(partition, self._ledger.written(partition, receipt.where.offset))
+            metrics.issued.labels(issue.purpose.value).inc()
+            if issue.purpose is Purpose.TRAIN and request.deadline_ms is not None:
+                self._open.issued(issue.seq, request.deadline_ms)
+        metrics.next_seq.set(self._next_seq)
+
+    def _request(self, issue: _Issue, standing: Standing) -> RolloutRequest:
+        settings, now_ms = self._parts.settings, self._parts.clock.time_ms()
+        rollout, is_probe = settings.rollout, issue.purpose is Purpose.PROBE
+        prompt = self._parts.task.prompt(settings.run.seed, issue.seq)
+        return RolloutRequest(
+            run_id=self._run_id,
+            group_id=group_id_of(self._run_id, issue.seq, issue.purpose),
+            seq=issue.seq,
+            purpose=issue.purpose,
+            task=self._parts.task.name,
+            messages=prompt.messages,
+            prompt_token_ids=pack_tokens(self._parts.prompts.encode(prompt.text)) if prompt.text else b"",
+            entry=json.dumps(dict(prompt.entry), ensure_ascii=False),
+            group_size=rollout.probe_size if is_probe else rollout.group_size,
+            sampling=Sampling(
+                max_new_tokens=rollout.max_new_tokens,
+                temperature=rollout.temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
+                min_p=rollout.min_p,
+                stop=rollout.stop,
+            ),
+            required_version=issue.seq if is_probe else required_version(standing, self._parts.policy),
+            exact=is_probe,
+            learner_version=standing.version,
+            issued_ms=now_ms,
+            deadline_ms=now_ms + int(rollout.request_timeout_s * 1000),
+            resends=issue.resends,
+        )
+
+    def _plan_probe(self, progress: Progress | None) -> None:
+        """One probe of the newest published version; versions that were published and passed meanwhile have none."""
+        published = 0 if progress is None else progress.published
+        if self._parts.settings.rollout.probe_size and published > self._last_probe:
+            self._last_probe = published
+            self._again.appendleft(_Issue(Purpose.PROBE, published))
+
+    def _plan_lost(self) -> None:
+        now_ms = self._parts.clock.time_ms()
+        seq = self._open.lost(now_ms)
+        if seq is not None:
+            logger.warning("Seq %d is still open after its deadline; it is issued again", seq)
+            self._parts.metrics.reissued.labels(Why.LOST.value).inc()
+            self._open.issued(seq, now_ms + int(self._parts.settings.rollout.request_timeout_s * 1000))
+            self._again.append(_Issue(Purpose.TRAIN, seq, resends=1))
+
+    def _observe(self) -> None:
+        """What the workers have committed. An answer that does not come leaves the window as it was."""
+        try:
+            committed = self._parts.observer.committed(self._num_partitions)
+        except ClusterUnreachable as exc:
+            logger.warning("The workers' offsets are not known at the moment: %s", exc)
+            return
+        self._chooser.observe(
+            {
+                partition: PartitionWork(
+                    first_open=self._ledger.finish_below(partition, offset), end=self._ledger.num_written(partition)
+                )
+                for partition, offset in committed.items()
+            }
+        )
+        self._parts.metrics.outstanding.set(self._chooser.outstanding)
+
+    def _wait(self, hold: Hold) -> None:
+        """Until something has changed that may end `hold`, or for a moment."""
+        if hold is Hold.WINDOW:
+            self._wake.wait(self._full_wait_s)
+            self._full_wait_s = min(_FULL_MOST_S, self._full_wait_s * 1.5)
+        else:
+            self._wake.wait(_IDLE_S)
+        self._wake.clear()
+
+    def _run_state(self) -> RunState:
+        order = self._parts.control.get(f"{self._run_id}/run")
+        return RunState.RUNNING if order is None or order.run is None else order.run.state
