@@ -52,6 +52,22 @@ class PlaceUse:
         """Of the time observed; 0 if none was."""
         return self.busy_s / self.observed_s if self.observed_s > 0 else 0.0
 
+    def __add__(self, other: PlaceUse) -> PlaceUse:
+        """Of two processes together."""
+        return PlaceUse(busy_s=self.busy_s + other.busy_s, empty_s=self.empty_s + other.empty_s, blocked_s=self.blocked_s + other.blocked_s)
+
+    def since(self, earlier: PlaceUse) -> PlaceUse:
+        """What came after `earlier`; a counter that began anew counts from its new beginning."""
+        return PlaceUse(
+            busy_s=_grown(self.busy_s, earlier.busy_s),
+            empty_s=_grown(self.empty_s, earlier.empty_s),
+            blocked_s=_grown(self.blocked_s, earlier.blocked_s),
+        )
+
+
+def _grown(now: float, before: float) -> float:
+    return now - before if now >= before else now
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
@@ -76,3 +92,33 @@ def find_bottleneck(places: Mapping[Place, PlaceUse]) -> Bottleneck:
         return Bottleneck(place=None, busy_share=0.0, learner_waits=waits)
     slowest = max(seen, key=lambda place: places[place].busy_share)
     return Bottleneck(place=slowest, busy_share=places[slowest].busy_share, learner_waits=waits)
+
+
+def between(earlier: Mapping[Place, PlaceUse], later: Mapping[Place, PlaceUse]) -> dict[Place, PlaceUse]:
+    """The use of each place between two readings of its counters."""
+    return {place: use.since(earlier.get(place, PlaceUse())) for place, use in later.items()}
+
+
+_NAMES = {
+    Place.REQUEST: "requesting prompts",
+    Place.GENERATION: "generation",
+    Place.PUBLISH: "publishing trajectories",
+    Place.REWARD: "scoring",
+    Place.ASSEMBLY: "assembling groups",
+    Place.BATCH: "forming batches",
+    Place.TRAIN: "training",
+    Place.PUBLISH_WEIGHTS: "publishing weights",
+    Place.INSTALL: "installing weights",
+}
+# Below this, waiting is what any pipeline of unequal stages does.
+_WORTH_SAYING = 0.02
+
+
+def describe(bottleneck: Bottleneck) -> str:
+    """The answer as one sentence."""
+    if bottleneck.place is None:
+        return "Too little was seen to say what the run waits for."
+    slowest = f"the bottleneck is {_NAMES[bottleneck.place]}, busy {bottleneck.busy_share:.0%}"
+    if bottleneck.learner_waits < _WORTH_SAYING:
+        return f"The learner never waits; {slowest}."
+    return f"The learner waits for rollouts {bottleneck.learner_waits:.0%} of its time; {slowest}."

@@ -150,6 +150,61 @@ def doctor(config: Config = None) -> None:
         commands.doctor(config)
 
 
+@app.command("run")
+def run(
+    role: Annotated[Literal["worker", "feeder", "reward", "learner"], typer.Argument(help="Which role this process is.")],
+    config: Config = None,
+    name: Annotated[str | None, typer.Option(help="Tells processes of one role apart: a worker's id, a reward process's name.")] = None,
+    announce: Annotated[Path | None, typer.Option(help="Write a JSON file with pid and metrics address once they are known.")] = None,
+    log_file: Annotated[Path | None, typer.Option("--log-file", help="Log there instead of to standard error.")] = None,
+    takeover: Annotated[bool, typer.Option("--takeover", help="learner: take the run over from a process that does not answer.")] = False,
+) -> None:
+    """Run one role in this process until it is done; SIGTERM drains it."""
+    from echo_ops.cli import run as commands
+
+    with user_errors():
+        commands.run_role(role, config, name=name, announce=announce, log_file=log_file, takeover=takeover)
+
+
+Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a live screen; so anyway where the output is no terminal.")]
+SummaryFile = Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the run's numbers there as JSON.")]
+ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE.html", help="Write the report there.")]
+Steps = Annotated[int | None, typer.Option(min=0, help="Training steps instead of the file's; 0: until stopped.")]
+
+
+@app.command("up")
+def up(
+    config: Config = None,
+    plain: Plain = False,
+    summary: SummaryFile = None,
+    report: ReportFile = None,
+    steps: Steps = None,
+    keep_kafka: Annotated[bool, typer.Option("--keep-kafka", help="Leave the embedded Kafka running, with the run's log in it.")] = False,
+) -> None:
+    """Run every role of the configuration on this machine, with a Kafka if none is named. Ctrl-C drains."""
+    from echo_ops.cli import up as commands
+
+    with user_errors():
+        options = commands.Options(plain=plain, summary=summary, report=report, keep_kafka=keep_kafka)
+        commands.up(config, steps=steps, options=options)
+
+
+@app.command("demo")
+def demo(
+    name: Annotated[Literal["reverse", "sort"], typer.Argument(help="reverse: LoRA; sort: all weights.")] = "reverse",
+    seed: Annotated[int, typer.Option(help="Decides the prompts.")] = 0,
+    steps: Steps = None,
+    plain: Plain = False,
+    summary: SummaryFile = None,
+    report: ReportFile = None,
+) -> None:
+    """Watch a tiny model learn: Kafka, vLLM, Faust and DeepSpeed on this machine, in about two minutes."""
+    from echo_ops.cli import up as commands
+
+    with user_errors():
+        commands.demo(name, seed=seed, steps=steps, options=commands.Options(plain=plain, summary=summary, report=report))
+
+
 def main() -> None:
     """Entry point of `echoswarm`."""
     app()

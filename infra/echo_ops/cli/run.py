@@ -1,0 +1,132 @@
+"""`echoswarm run ROLE`: one role in this process, until it is done or told to stop."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Deadline
+from echo_bus.errors import ClusterUnreachable, TopicMissing
+from echo_bus.kafka import translate
+from echo_bus.process import RoleProcess, StopSignal, open_role
+from echo_bus.settings import Settings
+from echo_ops.cli.context import read_settings
+from echo_schemas.errors import UserError
+from echo_schemas.topics import TOPICS
+
+logger = logging.getLogger(__name__)
+
+# A broker that is being started, its topics after it.
+TOPICS_S = 120.0
+_ASK_S = 2.0
+_ASK_EVERY_S = 0.1
+_LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a role's code is, the extra that installs what it needs, and what is worth importing before it begins."""
+
+    module: str
+    function: str
+    extra: str
+    prefetch: Callable[[Settings], tuple[str, ...]] = lambda settings: ()
+
+
+def _engine_modules(settings: Settings) -> tuple[str, ...]:
+    return {"vllm": ("vllm",), "transformers": ("transformers",)}.get(settings.rollout.engine, ())
+
+
+_ENTRIES = {
+    "worker": _Entry("echo_rollout.run", "run_worker", "rollout", _engine_modules),
+    "feeder": _Entry("echo_rollout.run", "run_feeder", "rollout"),
+    "reward": _Entry("echo_streams.run", "run_reward", "streams"),
+    "learner": _Entry("echo_learner.run", "run_learner", "learner"),
+}
+
+
+def run_role(role: str, config: Path | None, *, name: str | None, announce: Path | None, log_file: Path | None, takeover: bool) -> None:
+    """Import what the role needs (the slow part), wait for its topics, run it. Blocks until it ends."""
+    log_to(log_file)
+    settings = read_settings(config)
+    entry = _ENTRIES[role]
+    started_s = time.monotonic()
+    function = import_entry(entry, settings)
+    logger.info("%s imported in %.1f s", role, time.monotonic() - started_s)
+    with open_role(settings, role, name=name, announce=announce) as process:
+        if not wait_for_topics(process.bus, process.stop, Deadline.after(TOPICS_S)):
+            return
+        _call(role, function, process, name=name, takeover=takeover)
+
+
+def log_to(file: Path | None) -> None:
+    """Everything at INFO to standard error, or to `file`."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(file, encoding="utf-8")
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, datefmt="%H:%M:%S", handlers=[handler], force=True)
+
+
+def import_entry(entry: _Entry, settings: Settings) -> Callable[..., None]:
+    """The role's function, its heavy libraries loaded. Raises UserError where one is not installed."""
+    try:
+        for module in entry.prefetch(settings):
+            importlib.import_module(module)
+        function: Callable[..., None] = getattr(importlib.import_module(entry.module), entry.function)
+    except ModuleNotFoundError as exc:
+        raise UserError(
+            f"This role needs the library {exc.name!r}, which is not installed here.", hint=f"pip install 'echoswarm[{entry.extra}]'"
+        ) from exc
+    return function
+
+
+def wait_for_topics(bus: Bus, stop: StopSignal, deadline: Deadline) -> bool:
+    """Wait until every topic of the namespace is there; False if `stop` came first.
+
+    At the deadline raises TopicMissing, or why no broker answered.
+    """
+    admin = bus.cluster.admin()
+    wanted = {bus.namespace.topic(topic) for topic in TOPICS}
+    missing: set[str] | None = None
+    cause: KafkaException | None = None
+    while not stop.is_set():
+        try:
+            missing, cause = wanted - set(admin.list_topics(timeout=_ASK_S).topics), None
+        except KafkaException as exc:
+            cause = exc
+        if missing is not None and not missing:
+            return True
+        if deadline.expired():
+            if missing is None:
+                raise translate(cause, "the configured address") if cause is not None else ClusterUnreachable("No broker answered in time.")
+            raise TopicMissing(f"{len(missing)} topics are missing, {min(missing)!r} for one.", hint="Run `echoswarm topics apply`.")
+        stop.wait(_ASK_EVERY_S)
+    return False
+
+
+def _call(role: str, function: Callable[..., None], process: RoleProcess, *, name: str | None, takeover: bool) -> None:
+    more: dict[str, Any] = {}
+    if role == "worker":
+        more["worker_id"] = name or f"worker-{own_name()}"
+    elif role == "reward":
+        more["name"] = name or "reward-0"
+    elif role == "learner":
+        more["takeover"] = takeover
+    function(process, **more)
+
+
+def own_name() -> str:
+    """This host and process: tells workers of a pool apart that were given no name."""
+    return f"{socket.gethostname()}-{os.getpid()}"

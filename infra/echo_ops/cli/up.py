@@ -1,0 +1,160 @@
+"""`echoswarm up` and `echoswarm demo`: a whole run from one command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from echo_bus.bus import open_bus, open_cluster
+from echo_bus.clock import SystemClock
+from echo_bus.embedded.guard import Guard
+from echo_bus.settings import load_settings
+from echo_ops.cli.context import DEFAULT_CONFIG
+from echo_ops.cli.output import out
+from echo_ops.report.observer import Observer
+from echo_ops.report.plain import PlainLines, closing_lines
+from echo_ops.report.run_view import Milestone, RunView
+from echo_ops.report.summary import summarise_run
+from echo_ops.supervisor.age import process_age_s
+from echo_ops.supervisor.broker import RunBroker
+from echo_ops.supervisor.child import Crew, ProcessChild
+from echo_ops.supervisor.placement import this_machine
+from echo_ops.supervisor.plan import plan_children
+from echo_ops.supervisor.registration import apply_topics, software, write_run
+from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says besides the configuration. `overrides` are settings as environment variables."""
+
+    plain: bool
+    summary: Path | None = None
+    report: Path | None = None
+    keep_kafka: bool = False
+    overrides: dict[str, str] = field(default_factory=dict)
+
+
+def up(config: Path | None, *, steps: int | None, options: Options) -> None:
+    """Run what the file describes. Exits 1 if a role died, 130 if interrupted."""
+    if steps is not None:
+        options.overrides["ECHO_LEARNER__STEPS"] = str(steps)
+    found = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
+    _Run(found, options).execute()
+
+
+def demo(name: str, *, seed: int, steps: int | None, options: Options) -> None:
+    """The packaged run `name` under a fresh run name and folder."""
+    run_name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path("runs") / run_name
+    options.overrides.update({"ECHO_RUN__NAME": run_name, "ECHO_RUN__SEED": str(seed), "ECHO_CHECKPOINT__FOLDER": str(folder)})
+    if steps is not None:
+        options.overrides["ECHO_LEARNER__STEPS"] = str(steps)
+    folder.mkdir(parents=True, exist_ok=False)
+    config = folder / "run.toml"
+    config.write_text(resources.files("echo_ops.demo").joinpath(f"{name}.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    out.print(
+        f"[bold]echoswarm demo {name}[/]: Kafka, vLLM, Faust and DeepSpeed as processes on this machine; its files: [bold]{folder}[/]"
+    )
+    _Run(config, options).execute()
+
+
+class _Run:
+    """One supervised run, from settings to summary."""
+
+    def __init__(self, config: Path | None, options: Options) -> None:
+        self._options = options
+        self._clock = SystemClock()
+        self._zero_s = self._clock.monotonic_s() - process_age_s()
+        self._settings = load_settings(config, {**os.environ, **options.overrides})
+        self._folder = Path(self._settings.checkpoint.folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._machine = this_machine()
+        self._broker = RunBroker(
+            self._settings, num_cores=len(self._machine.cores), keep=options.keep_kafka, report=lambda line: self.say(line)
+        )
+        overrides = {**options.overrides, "ECHO_KAFKA__BOOTSTRAP": self._broker.bootstrap}
+        self._connected = load_settings(config, {**os.environ, **overrides})
+        self._plans = plan_children(self._settings, self._machine, config=config, overrides=overrides, folder=self._folder)
+        shutil.rmtree(self._folder / "processes", ignore_errors=True)
+        started_ms = self._clock.time_ms() - round(self._elapsed_s() * 1000)
+        view = RunView(
+            self._settings.run.name,
+            started_ms=started_ms,
+            steps_wanted=self._settings.learner.steps,
+            budget=self._settings.budget,
+        )
+        self._observer = Observer(view, {plan.name: plan.announce for plan in self._plans}, self._elapsed_s)
+        self._lines = PlainLines()
+
+    def execute(self) -> None:
+        """Run it; print, write and exit as it ends."""
+        logging.basicConfig(
+            level=logging.INFO,
+            format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+            filename=self._folder / "supervisor.log",
+            force=True,
+        )
+        outcome: str = "died"
+        try:
+            with ExitStack() as stack:
+                guard = stack.enter_context(closing(Guard()))
+                crew = Crew(lambda plan: ProcessChild(plan, guard), self._clock)
+                stages = Stages(prepare=self._prepare, conclude=self._observer.finish)
+                outcome = Supervisor(crew, self._broker, stages, self, self._clock).run(self._plans).value
+        finally:
+            self._close(outcome)
+        if outcome == Outcome.INTERRUPTED:
+            sys.exit(130)
+
+    def tick(self) -> None:
+        """Show what is new."""
+        self._observer.look_for_announcements()
+        with self._observer.view() as view:
+            lines = list(self._lines.news(view))
+        for line in lines:
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        out.print(escape(line))
+
+    def _elapsed_s(self) -> float:
+        return self._clock.monotonic_s() - self._zero_s
+
+    def _prepare(self) -> None:
+        self._observer.note(Milestone.KAFKA)
+        bus = open_bus(self._connected, "view")
+        apply_topics(open_cluster(self._connected), bus.namespace)
+        self._observer.note(Milestone.TOPICS)
+        write_run(bus, self._settings)
+        self._observer.start(bus)
+
+    def _close(self, outcome: str) -> None:
+        """The last lines, and the files that were asked for."""
+        self.tick()
+        with self._observer.view() as view:
+            summary = summarise_run(view, wall_s=self._elapsed_s(), outcome=outcome, software=software())
+            name = "exact match" if view.is_exact else "reward"
+        for line in closing_lines(summary, name):
+            self.say(line)
+        if self._options.summary is not None:
+            _write_json(self._options.summary, summary)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""The packaged runs of `echoswarm demo`."""

@@ -1,0 +1,127 @@
+"""Keeps a `RunView` up to date: one thread that reads the log, asks for lags and reads the children's counters.
+
+`start` once the topics exist. `view` lends the model to any thread, under the observer's lock. `finish` reads to the end of the log and
+stops the thread; call it while Kafka still answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Deadline
+from echo_bus.errors import TransportError
+from echo_bus.message import Message
+from echo_bus.reader import LogReader
+from echo_ops.report.offsets import OffsetWatch
+from echo_ops.report.run_view import Milestone, RunView
+from echo_ops.report.scrape import announced_url, scrape_places
+from echo_schemas.topics import DROPS, PROGRESS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
+
+logger = logging.getLogger(__name__)
+
+_TOPICS = (STEPS, DROPS, PROGRESS, WORKERS, WEIGHTS)
+_READ_S = 0.25
+# Counters and lags cost every process a few milliseconds a reading.
+_EVERY_S = 2.0
+_FINISH_S = 10.0
+
+
+class Observer:
+    """Observes one run. `announced`: a child's name → the file in which it says where its metrics are."""
+
+    def __init__(self, view: RunView, announced: Mapping[str, Path], elapsed_s: Callable[[], float]) -> None:
+        self._view = view
+        self._announced = dict(announced)
+        self._elapsed_s = elapsed_s
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._next_s = 0.0
+        self._reader: LogReader | None = None
+        self._offsets: OffsetWatch | None = None
+        self._published_before = 0
+        self._thread = threading.Thread(target=self._follow, name="observer", daemon=True)
+
+    @contextmanager
+    def view(self) -> Iterator[RunView]:
+        """The model, to be read and let go soon."""
+        with self._lock:
+            yield self._view
+
+    def note(self, milestone: Milestone) -> None:
+        """A milestone was reached now."""
+        with self._lock:
+            self._view.note(milestone, self._elapsed_s())
+
+    def start(self, bus: Bus) -> None:
+        """Begin to follow. Raises TransportError."""
+        self._reader = bus.reader(_TOPICS)
+        self._reader.start()
+        self._offsets = OffsetWatch(bus.cluster, bus.namespace)
+        self._published_before = self._offsets.ends(TRAJECTORIES)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Read to the end of the log, count once more, stop. Idempotent; a cluster that is gone is no error: what was seen stays."""
+        if self._stop.is_set() or self._reader is None:
+            return
+        self._stop.set()
+        self._thread.join()
+        try:
+            for messages in self._reader.read_to_end(Deadline.after(_FINISH_S)):
+                self._apply(messages)
+            self._count()
+        except TransportError as exc:
+            logger.warning("The end of the log could not be read: %s", exc)
+        self._reader.close()
+
+    def look_for_announcements(self) -> None:
+        """Note which processes have come up; for whoever waits while there is no log to read yet."""
+        for name, milestone in (("learner", Milestone.LEARNER_IMPORTED), ("worker-0", Milestone.WORKER_IMPORTED)):
+            if name in self._announced and self._announced[name].exists():
+                self.note(milestone)
+
+    def _follow(self) -> None:
+        assert self._reader is not None
+        while not self._stop.is_set():
+            try:
+                messages = self._reader.read(500, timeout_s=_READ_S)
+                self._apply(messages)
+                if self._elapsed_s() >= self._next_s:
+                    self._next_s = self._elapsed_s() + _EVERY_S
+                    self._count()
+                    self._scrape()
+            except TransportError as exc:
+                # The roles meet the same error and end with it; a screen that is blind for a moment must not end a run.
+                logger.warning("The run cannot be observed: %s", exc)
+                self._stop.wait(_EVERY_S)
+
+    def _apply(self, messages: list[Message]) -> None:
+        with self._lock:
+            for message in messages:
+                if message.record is not None:
+                    self._view.apply(message.record)
+
+    def _count(self) -> None:
+        assert self._offsets is not None
+        published = self._offsets.ends(TRAJECTORIES) - self._published_before
+        lags = self._offsets.lags()
+        with self._lock:
+            self._view.trajectories_published = published
+            self._view.lags = lags
+        if published:
+            self.note(Milestone.TRAJECTORY)
+
+    def _scrape(self) -> None:
+        for name, announce in self._announced.items():
+            url = announced_url(announce)
+            places = scrape_places(url) if url is not None else None
+            if places is not None:
+                with self._lock:
+                    self._view.read_places(name, places)
+        with self._lock:
+            self._view.close_reading(self._elapsed_s())

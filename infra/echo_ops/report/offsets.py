@@ -1,0 +1,76 @@
+"""End offsets of topics and what groups have committed, a few requests for all partitions together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from echo_bus.cluster import Cluster
+from echo_bus.kafka import translate
+from echo_schemas.naming import Namespace
+from echo_schemas.topics import REQUESTS, TRAJECTORIES, Topic
+
+_TIMEOUT_S = 5.0
+
+
+class OffsetWatch:
+    """Asks one cluster. Not thread-safe. Everything raises TransportError where the cluster does not answer."""
+
+    def __init__(self, cluster: Cluster, namespace: Namespace) -> None:
+        self._admin = cluster.admin()
+        self._namespace = namespace
+        self._partitions: dict[str, list[TopicPartition]] = {}
+
+    def ends(self, topic: Topic) -> int:
+        """The sum of the end offsets of its partitions: how many records were ever written, on a topic without transactions."""
+        return sum(self._ends(topic).values())
+
+    def lags(self) -> dict[str, int]:
+        """Requests that no worker has finished, and trajectories that no reward application has finished (the slowest one's)."""
+        try:
+            groups = [group.group_id for group in self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result().valid]
+        except KafkaException as exc:
+            raise translate(exc, "the cluster") from exc
+        rewards = self._namespace.group("reward")
+        scoring = [group for group in groups if group == rewards or group.startswith(f"{rewards}.")]
+        lags = {}
+        worker = self._namespace.group("worker")
+        if worker in groups:
+            lags["requests not finished"] = self._lag(worker, REQUESTS)
+        if scoring:
+            lags["trajectories not scored"] = max(self._lag(group, TRAJECTORIES) for group in scoring)
+        return lags
+
+    def _lag(self, group: str, topic: Topic) -> int:
+        ends = self._ends(topic)
+        asked = ConsumerGroupTopicPartitions(group, self._places(topic))
+        try:
+            answer = self._admin.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_S)[group].result()
+        except KafkaException as exc:
+            raise translate(exc, "the cluster") from exc
+        committed = {place.partition: max(0, place.offset) for place in answer.topic_partitions}
+        return sum(max(0, end - committed.get(partition, 0)) for partition, end in ends.items())
+
+    def _ends(self, topic: Topic) -> dict[int, int]:
+        try:
+            newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+            asked = self._admin.list_offsets(dict.fromkeys(self._places(topic), newest), request_timeout=_TIMEOUT_S)
+            return {place.partition: answer.result().offset for place, answer in asked.items()}
+        except KafkaException as exc:
+            raise translate(exc, "the cluster") from exc
+
+    def _places(self, topic: Topic) -> list[TopicPartition]:
+        physical = self._namespace.topic(topic)
+        if physical not in self._partitions:
+            try:
+                found = self._admin.list_topics(physical, timeout=_TIMEOUT_S).topics[physical]
+            except KafkaException as exc:
+                raise translate(exc, "the cluster") from exc
+            self._partitions[physical] = [TopicPartition(physical, partition) for partition in _ids(found.partitions)]
+        return self._partitions[physical]
+
+
+def _ids(partitions: Iterable[int]) -> list[int]:
+    return sorted(partitions)

@@ -1,0 +1,79 @@
+"""The run as lines for a log or a pipe: one for each milestone, one for each step. Pure text; somebody else prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from echo_core.bottleneck import describe
+from echo_ops.report.run_view import RunView, Step
+
+# How often the waiting sentence is repeated, in steps.
+_SENTENCE_EVERY = 20
+
+
+class PlainLines:
+    """Remembers what was said already."""
+
+    def __init__(self) -> None:
+        self._milestones = 0
+        self._steps = 0
+
+    def news(self, view: RunView) -> Iterator[str]:
+        """Lines for what came since the last call."""
+        reached = sorted(view.milestones.items(), key=lambda item: item[1])
+        for milestone, time_s in reached[self._milestones :]:
+            yield f"{time_s:6.1f} s  {milestone.value}"
+        self._milestones = len(reached)
+        means = view.mean_rewards()
+        for step, mean in zip(view.steps[self._steps :], means[self._steps :], strict=True):
+            yield step_line(step, mean, view.steps_wanted)
+            if step.number % _SENTENCE_EVERY == 0:
+                yield f"{'':9} {describe(view.bottleneck(recent=True))}"
+        self._steps = len(view.steps)
+
+
+def step_line(step: Step, mean: float, wanted: int) -> str:
+    """`12.4 s  step 3/100  reward 0.221 (mean of 10: 0.214)  staleness max 2  waited 0.02 s  trained 0.41 s`."""
+    of = f"/{wanted}" if wanted else ""
+    oldest = max((age for age, count in enumerate(step.staleness) if count), default=0)
+    return (
+        f"{step.time_s:6.1f} s  step {step.number}{of}  reward {step.reward:.3f} (mean of 10: {mean:.3f})  staleness max {oldest}  "
+        f"waited {step.idle_s:.2f} s  trained {step.training_s:.2f} s"
+    )
+
+
+def closing_lines(summary: dict[str, object], reward_name: str) -> list[str]:
+    """Six to eight lines for the end."""
+
+    def number(key: str, form: str, missing: str = "–") -> str:
+        value = summary.get(key)
+        return format(value, form) if isinstance(value, (int, float)) else missing
+
+    dropped = summary.get("dropped") or {}
+    reached = number("seconds_to_070", ".0f", "")
+    bottleneck = summary.get("bottleneck")
+    sentence = bottleneck.get("sentence", "") if isinstance(bottleneck, dict) else ""
+    took = (
+        f"{summary['outcome']}: {summary['steps']} steps in {number('wall_seconds', '.0f')} s, the first after "
+        f"{number('seconds_to_first_step', '.1f')} s, then {number('s_per_step', '.2f')} s a step"
+    )
+    reward = f"{reward_name}: {number('reward_first', '.3f')} → {number('reward_last', '.3f')} (means of the first and last ten steps)"
+    why = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) if isinstance(dropped, dict) else ""
+    waits = (
+        f"weights reach the workers in {number('t_bcast_p50_s', '.3f')} s (median); learner idle {number('bubble_ratio', '.1%')}, "
+        f"outside compute {number('learner_outside_compute', '.1%')}"
+    )
+    agreement = (
+        f"learner and worker differ by {number('logprob_max_diff', '.1e')} at most in log-probability "
+        f"({number('logprob_samples', 'd')} samples compared)"
+    )
+    return [
+        took,
+        reward + (f"; 0.70 after {reached} s" if reached else ""),
+        f"trajectories: {summary['trajectories_published']} published, {summary['trajectories_trained']} trained; "
+        + (f"dropped: {why}" if why else "none dropped"),
+        f"staleness: {number('staleness_mean', '.2f')} on average, {number('max_staleness', 'd')} at most",
+        waits,
+        agreement,
+        str(sentence),
+    ]

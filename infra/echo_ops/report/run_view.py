@@ -1,0 +1,252 @@
+"""Everything that is shown of a run, as one model fed by records, by readings of the processes' counters and by milestones. Pure.
+
+Not thread-safe. Times are seconds since the command was given; records carry milliseconds since the epoch and become seconds by `started_ms`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from echo_core.bottleneck import Bottleneck, Place, PlaceUse, between, find_bottleneck
+from echo_schemas.records import Drop, Progress, Record, SessionClaim, StepReport, WeightManifest, WorkerStatus
+
+TOTAL_REWARD = "total"
+EXACT_REWARD = "exact"
+MEAN_OVER = 10
+"""Steps in the moving mean of the reward."""
+_WINDOW_S = 15.0
+
+
+class Milestone(StrEnum):
+    """What has to happen until a run trains, in the usual order. The value is what a person reads."""
+
+    KAFKA = "Kafka answers"
+    TOPICS = "topics are there"
+    LEARNER_IMPORTED = "learner has imported its libraries"
+    LEARNER_READY = "learner owns the run"
+    PUBLISHED = "version 0 is published"
+    WORKER_IMPORTED = "worker has imported its engine"
+    INSTALLED = "version 0 is installed"
+    TRAJECTORY = "first trajectory"
+    STEP = "first step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step as it is shown. `reward` is the mean exact match, or the mean total reward where there is no `exact`."""
+
+    number: int
+    time_s: float
+    reward: float
+    samples: int
+    staleness: tuple[int, ...]
+    idle_s: float
+    training_s: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """One published version: when its manifest was made, and when each worker had it installed."""
+
+    version: int
+    created_s: float
+    num_bytes: int
+    installed_s: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _Window:
+    """Readings of the place counters of the last seconds, oldest first."""
+
+    readings: deque[tuple[float, dict[Place, PlaceUse]]] = field(default_factory=deque)
+
+    def add(self, time_s: float, places: dict[Place, PlaceUse]) -> None:
+        self.readings.append((time_s, places))
+        while len(self.readings) > 2 and self.readings[1][0] <= time_s - _WINDOW_S:
+            self.readings.popleft()
+
+    def use(self) -> dict[Place, PlaceUse]:
+        return between(self.readings[0][1], self.readings[-1][1]) if len(self.readings) > 1 else {}
+
+
+class RunView:
+    """The model. `apply` records in the order of the log; read the rest whenever."""
+
+    def __init__(self, run_id: str, *, started_ms: int, steps_wanted: int, budget: int) -> None:
+        self.run_id = run_id
+        self.steps_wanted = steps_wanted
+        self.budget = budget
+        self.steps: list[Step] = []
+        self.milestones: dict[Milestone, float] = {}
+        self.workers: dict[str, WorkerStatus] = {}
+        self.progress: Progress | None = None
+        self.drops: Counter[str] = Counter()
+        self.lags: dict[str, int] = {}
+        self.trajectories_published = 0
+        self._started_ms = started_ms
+        self._created: dict[int, tuple[float, int]] = {}
+        self._installed: dict[int, dict[str, float]] = {}
+        self._places: dict[str, dict[Place, PlaceUse]] = {}
+        self._baseline: dict[Place, PlaceUse] | None = None
+        self._window = _Window()
+
+    # What comes in
+
+    def apply(self, record: Record) -> None:
+        """Take one record over; records of other kinds are passed by."""
+        match record:
+            case StepReport():
+                self._step(record)
+            case Drop():
+                self.drops[record.why.value] += 1
+            case Progress():
+                self.progress = record
+            case WorkerStatus():
+                self._worker(record)
+            case WeightManifest():
+                self._published(record)
+            case SessionClaim():
+                self.note(Milestone.LEARNER_READY, self._seconds(record.time_ms))
+            case _:
+                pass
+
+    def note(self, milestone: Milestone, time_s: float) -> None:
+        """A milestone was reached; the first time counts."""
+        self.milestones.setdefault(milestone, time_s)
+
+    def read_places(self, process: str, places: Mapping[Place, PlaceUse]) -> None:
+        """The newest reading of one process's counters; it stays when the process ends."""
+        self._places[process] = dict(places)
+
+    def close_reading(self, time_s: float) -> None:
+        """All processes have been read for now."""
+        total = self.place_totals()
+        self._window.add(time_s, total)
+        if self.steps and self._baseline is None:
+            self._baseline = total
+
+    # What can be asked
+
+    @property
+    def num_steps(self) -> int:
+        """The newest step's number."""
+        return self.steps[-1].number if self.steps else 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether `reward` is a share of exact matches."""
+        return bool(self.steps) and EXACT_REWARD in self.steps[-1].metrics
+
+    def mean_rewards(self) -> list[float]:
+        """For each step the mean reward of it and up to nine before it."""
+        rewards = [step.reward for step in self.steps]
+        return [_mean(rewards[max(0, end - MEAN_OVER) : end]) for end in range(1, len(rewards) + 1)]
+
+    def staleness(self, last: int | None = None) -> tuple[int, ...]:
+        """Trained samples by staleness, of the `last` steps or of all."""
+        chosen = self.steps if last is None else self.steps[-last:]
+        return sum_histograms([step.staleness for step in chosen])
+
+    def bubble_ratio(self, last: int | None = None) -> float | None:
+        """Share of the learner's time without a batch, from the second step on: before it, the wait is for the start-up."""
+        chosen = self.steps[1:] if last is None else self.steps[1:][-last:]
+        idle = sum(step.idle_s for step in chosen)
+        total = idle + sum(step.training_s for step in chosen)
+        return idle / total if total > 0 else None
+
+    def s_per_step(self, last: int | None = None) -> float | None:
+        """Seconds between steps: of the `last` ones, or of all after the first ten (of all, if there are few)."""
+        if last is not None:
+            chosen = self.steps[-last - 1 :]
+        else:
+            chosen = self.steps[MEAN_OVER - 1 :] if len(self.steps) >= 2 * MEAN_OVER else self.steps
+        return (chosen[-1].time_s - chosen[0].time_s) / (len(chosen) - 1) if len(chosen) > 1 else None
+
+    def samples_per_s(self, last: int = MEAN_OVER) -> float | None:
+        """Samples trained per second over the `last` steps."""
+        pace = self.s_per_step(last)
+        chosen = self.steps[-last:]
+        return _mean([step.samples for step in chosen]) / pace if pace else None
+
+    def eta_s(self) -> float | None:
+        """Seconds until the last step at the present pace; None if there is no end or no pace yet."""
+        pace = self.s_per_step(MEAN_OVER)
+        return (self.steps_wanted - self.num_steps) * pace if pace is not None and self.steps_wanted else None
+
+    def broadcasts(self) -> list[Broadcast]:
+        """Every published version, oldest first."""
+        return [
+            Broadcast(version=version, created_s=created, num_bytes=num_bytes, installed_s=dict(self._installed.get(version, {})))
+            for version, (created, num_bytes) in sorted(self._created.items())
+        ]
+
+    def place_totals(self) -> dict[Place, PlaceUse]:
+        """All processes together, from their start."""
+        total: dict[Place, PlaceUse] = {}
+        for places in self._places.values():
+            for place, use in places.items():
+                total[place] = total.get(place, PlaceUse()) + use
+        return total
+
+    def place_use(self, *, recent: bool = False) -> dict[Place, PlaceUse]:
+        """From the first step on, or in the last seconds."""
+        return self._window.use() if recent else between(self._baseline or {}, self.place_totals())
+
+    def bottleneck(self, *, recent: bool = False) -> Bottleneck:
+        """What the run waits for."""
+        return find_bottleneck(self.place_use(recent=recent))
+
+    # Reducers
+
+    def _seconds(self, time_ms: int) -> float:
+        return (time_ms - self._started_ms) / 1000
+
+    def _step(self, report: StepReport) -> None:
+        samples = sum(report.staleness_total)
+        if not samples or (self.steps and report.version <= self.num_steps):
+            return
+        means = {stats.name: stats.mean for stats in report.reward_stats}
+        metrics = dict(report.metrics) | means
+        reward = means.get(EXACT_REWARD, means.get(TOTAL_REWARD, metrics.get("reward_mean", 0.0)))
+        time_s = self._seconds(report.time_ms)
+        self.steps.append(
+            Step(
+                number=report.version,
+                time_s=time_s,
+                reward=reward,
+                samples=samples,
+                staleness=report.staleness_total,
+                idle_s=report.idle_s,
+                training_s=report.training_s,
+                metrics=metrics,
+            )
+        )
+        self.note(Milestone.STEP, time_s)
+
+    def _worker(self, status: WorkerStatus) -> None:
+        self.workers[status.worker_id] = status
+        if status.installed_version is None:
+            return
+        time_s = self._seconds(status.time_ms)
+        # A worker that skips versions has the skipped ones too old to matter; only the one it names counts.
+        self._installed.setdefault(status.installed_version, {}).setdefault(status.worker_id, time_s)
+        self.note(Milestone.INSTALLED, time_s)
+
+    def _published(self, manifest: WeightManifest) -> None:
+        time_s = self._seconds(manifest.created_ms)
+        self._created.setdefault(manifest.version, (time_s, manifest.num_bytes))
+        self.note(Milestone.PUBLISHED, time_s)
+
+
+def sum_histograms(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Entry by entry; shorter ones end in zeros."""
+    width = max((len(histogram) for histogram in histograms), default=0)
+    return tuple(sum(histogram[index] for histogram in histograms if index < len(histogram)) for index in range(width))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,43 @@
+"""Reads the place counters of a child from its /metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+from urllib.error import URLError
+
+from echo_core.bottleneck import Place, PlaceUse, Use
+
+_LINE = re.compile(r'^echo_place_seconds_total\{place="(\w+)",use="(\w+)"\} ([0-9.e+-]+)$', re.MULTILINE)
+_TIMEOUT_S = 1.0
+
+
+def announced_url(announce: Path) -> str | None:
+    """Where a child serves its metrics; None if it has not said so yet."""
+    try:
+        return str(json.loads(announce.read_text(encoding="utf-8"))["metrics"])
+    except FileNotFoundError:
+        return None
+
+
+def scrape_places(url: str) -> dict[Place, PlaceUse] | None:
+    """The counters now; None if the process does not answer (it is ending, or busy beyond a second)."""
+    try:
+        # The address is one that a child of ours wrote.
+        with urllib.request.urlopen(f"{url}/metrics", timeout=_TIMEOUT_S) as answer:  # noqa: S310
+            return parse_places(answer.read().decode())
+    except (URLError, OSError):
+        return None
+
+
+def parse_places(text: str) -> dict[Place, PlaceUse]:
+    """From the text format of Prometheus, without the cost of parsing everything else in it."""
+    seconds: dict[Place, dict[Use, float]] = {}
+    for place, use, value in _LINE.findall(text):
+        seconds.setdefault(Place(place), {})[Use(use)] = float(value)
+    return {
+        place: PlaceUse(busy_s=uses.get(Use.BUSY, 0.0), empty_s=uses.get(Use.EMPTY, 0.0), blocked_s=uses.get(Use.BLOCKED, 0.0))
+        for place, uses in seconds.items()
+    }

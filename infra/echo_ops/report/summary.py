@@ -1,0 +1,99 @@
+"""The run in numbers: what `--summary` writes. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from echo_core.bottleneck import describe
+from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
+
+GOAL = 0.70
+"""The mean reward over ten steps whose time is reported as `seconds_to_070`."""
+
+
+def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mapping[str, str]) -> dict[str, Any]:
+    """The summary's keys and values; what was not measured is None. `wall_s`: from the command to its end."""
+    rewards = [step.reward for step in view.steps]
+    staleness = view.staleness()
+    last = view.steps[-1].metrics if view.steps else {}
+    bottleneck = view.bottleneck()
+    return {
+        "run": view.run_id,
+        "outcome": outcome,
+        "steps": len(view.steps),
+        "reward_first": _mean(rewards[:MEAN_OVER]),
+        "reward_last": _mean(rewards[-MEAN_OVER:]),
+        "seconds_to_first_step": view.milestones.get(Milestone.STEP),
+        "wall_seconds": wall_s,
+        "s_per_step": view.s_per_step(),
+        "max_staleness": max((age for age, count in enumerate(staleness) if count), default=None),
+        "dropped": dict(sorted(view.drops.items())),
+        "trajectories_published": view.trajectories_published,
+        "trajectories_trained": sum(step.samples for step in view.steps),
+        "bubble_ratio": view.bubble_ratio(),
+        "t_bcast_p50_s": _broadcast_p50_s(view),
+        "seconds_to_070": seconds_to(view, GOAL),
+        "learner_outside_compute": _outside_compute(view),
+        "logprob_max_diff": _logprob_difference(view),
+        "logprob_samples": int(last.get("probe_samples", 0)),
+        "staleness_mean": _mean_age(staleness),
+        "staleness": list(staleness),
+        "samples_per_s": view.samples_per_s(len(view.steps)) if len(view.steps) > 1 else None,
+        "bottleneck": {
+            "place": None if bottleneck.place is None else bottleneck.place.value,
+            "busy_share": bottleneck.busy_share,
+            "learner_waits": bottleneck.learner_waits,
+            "sentence": describe(bottleneck),
+        },
+        "places": {
+            place.value: {"busy_s": use.busy_s, "empty_s": use.empty_s, "blocked_s": use.blocked_s}
+            for place, use in view.place_use().items()
+            if use.observed_s > 0
+        },
+        "startup_s": {milestone.name.lower(): time_s for milestone, time_s in view.milestones.items()},
+        "software": dict(software),
+    }
+
+
+def seconds_to(view: RunView, goal: float) -> float | None:
+    """When the mean over ten whole steps first reached `goal`."""
+    for index, mean in enumerate(view.mean_rewards()):
+        if index + 1 >= MEAN_OVER and mean >= goal:
+            return view.steps[index].time_s
+    return None
+
+
+def _broadcast_p50_s(view: RunView) -> float | None:
+    """The learner's own T_bcast, one value a publication; from the log's times where the learner measured none."""
+    measured: list[float] = []
+    for step in view.steps:
+        value = step.metrics.get("broadcast_s")
+        if value is not None and (not measured or value != measured[-1]):
+            measured.append(value)
+    if not measured:
+        measured = [max(b.installed_s.values()) - b.created_s for b in view.broadcasts() if b.version > 0 and b.installed_s]
+    return statistics.median(measured) if measured else None
+
+
+def _outside_compute(view: RunView) -> float | None:
+    """Share of training time outside forward, backward and optimizer, after the first step, which warms up."""
+    steps = [step for step in view.steps[1:] if "outside_compute_share" in step.metrics]
+    total = sum(step.training_s for step in steps)
+    return sum(step.metrics["outside_compute_share"] * step.training_s for step in steps) / total if total > 0 else None
+
+
+def _logprob_difference(view: RunView) -> float | None:
+    """Between learner and worker on the probe groups; None if none was compared."""
+    compared = [step.metrics["probe_logprob_diff_max"] for step in view.steps if step.metrics.get("probe_samples", 0) > 0]
+    return max(compared) if compared else None
+
+
+def _mean_age(staleness: tuple[int, ...]) -> float | None:
+    total = sum(staleness)
+    return sum(age * count for age, count in enumerate(staleness)) / total if total else None
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,164 @@
+"""One role as a child process: its log file, its end, and the crew of all of them.
+
+One thread owns a crew. Children do not see the terminal's Ctrl-C (their session is their own) and die with this process (`Guard`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from echo_bus.clock import Clock, Deadline
+from echo_bus.embedded.guard import Guard
+from echo_bus.embedded.process import last_lines
+from echo_bus.errors import TransportError
+from echo_ops.supervisor.plan import ChildPlan, Role
+
+_NUM_SHOWN_LINES = 15
+# Kept out of children: without byte code vLLM takes three times as long to import.
+_UNWANTED = frozenset({"PYTHONDONTWRITEBYTECODE"})
+
+
+class Child(Protocol):
+    """What the crew needs of a process."""
+
+    plan: ChildPlan
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+
+    def terminate(self) -> None:
+        """Ask it to drain."""
+
+    def kill(self) -> None:
+        """End it at once, and reap it."""
+
+
+class RoleDied(TransportError):
+    """A role ended before its run did; the message has its last log lines."""
+
+    def __init__(self, plan: ChildPlan, exit_code: int, lines: Sequence[str]) -> None:
+        how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+        message = (
+            f"The {plan.role.value} {plan.name!r} {how}, so the run has ended."
+            if plan.name != plan.role
+            else (f"The {plan.role.value} {how}, so the run has ended.")
+        )
+        if lines:
+            message += " Its last log lines:\n" + "\n".join(f"  {line}" for line in lines) + "\n"
+        hint = f"The whole log: {plan.log}."
+        if exit_code == -signal.SIGKILL:
+            hint += " If nobody did it by hand, the machine ran out of memory."
+        super().__init__(message, hint=hint)
+        self.plan = plan
+        self.exit_code = exit_code
+
+
+class ProcessChild:
+    """A real process. Its output is appended to the plan's log."""
+
+    def __init__(self, plan: ChildPlan, guard: Guard, environ: Mapping[str, str] = os.environ) -> None:
+        self.plan = plan
+        plan.log.parent.mkdir(parents=True, exist_ok=True)
+        plan.announce.unlink(missing_ok=True)
+        merged = {**plan.environ, **{name: value for name, value in environ.items() if name not in _UNWANTED}}
+        # Settings of this run win over the environment; the machine's placement does not.
+        merged |= {name: value for name, value in plan.environ.items() if name.startswith("ECHO_")}
+        with plan.log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                plan.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=merged, start_new_session=True
+            )
+        if plan.cores and hasattr(os, "sched_setaffinity"):
+            # A core that a container does not lend is no reason not to run.
+            with suppress(OSError):
+                os.sched_setaffinity(self._popen.pid, plan.cores)
+        self._guard: Guard | None = guard
+        guard.protect(self._popen.pid)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
+
+    def poll(self) -> int | None:
+        code = self._popen.poll()
+        if code is not None and self._guard is not None:
+            self._guard.release(self._popen.pid)
+            self._guard = None
+        return code
+
+    def terminate(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.terminate()
+
+    def kill(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
+        self._popen.wait()
+        self.poll()
+
+
+Launch = Callable[[ChildPlan], Child]
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A child that did not drain in time."""
+
+    plan: ChildPlan
+
+
+class Crew:
+    """The children of a run."""
+
+    def __init__(self, launch: Launch, clock: Clock) -> None:
+        self._launch = launch
+        self._clock = clock
+        self.children: list[Child] = []
+
+    def start(self, plans: Iterable[ChildPlan]) -> None:
+        """Start them all, one after the other, without waiting for any."""
+        for plan in plans:
+            self.children.append(self._launch(plan))
+
+    def check(self) -> bool:
+        """Whether the learner has finished its steps. Raises RoleDied if any other process ended, or the learner in any other way."""
+        finished = False
+        for child in self.children:
+            code = child.poll()
+            if code is None:
+                continue
+            if child.plan.role is Role.LEARNER and code == 0:
+                finished = True
+            else:
+                raise RoleDied(child.plan, code, last_lines(child.plan.log, count=_NUM_SHOWN_LINES))
+        return finished
+
+    def drain(self, roles: Sequence[Role], *, patience_s: float, tick: Callable[[], None]) -> list[Killed]:
+        """Ask all of `roles` at once to drain and wait; who takes longer than `patience_s` is killed. `tick` is called while waiting."""
+        asked = [child for child in self.children if child.plan.role in roles]
+        for child in asked:
+            child.terminate()
+        deadline = Deadline.after(patience_s, self._clock)
+        while any(child.poll() is None for child in asked) and not deadline.expired():
+            tick()
+        late = [child for child in asked if child.poll() is None]
+        for child in late:
+            child.kill()
+        return [Killed(child.plan) for child in late]
+
+    def kill(self) -> None:
+        """End everything at once."""
+        for child in self.children:
+            child.kill()
+
+
+def read_log(path: Path, count: int = _NUM_SHOWN_LINES) -> list[str]:
+    """The last lines of a child's log."""
+    return last_lines(path, count=count)

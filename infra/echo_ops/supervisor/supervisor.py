@@ -1,0 +1,170 @@
+"""A run from its first process to its last.
+
+    broker thread:   Kafka up ─▶ topics applied ─▶ `runs` written ─▶ observer follows
+    this thread:     roles started at once (imports take longest) ─▶ watch ─▶ learner done, Ctrl-C, or a death ─▶ drain ─▶ Kafka down
+
+Nothing is restarted. Threads: `run` blocks the caller, which must be the main thread (signals). The first SIGINT or SIGTERM drains, the
+second ends everything at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from types import FrameType
+from typing import Protocol
+
+from echo_bus.clock import Clock
+from echo_ops.supervisor.child import Crew
+from echo_ops.supervisor.plan import ChildPlan, Role
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+# A worker abandons what it generates, a learner ends its step and its checkpoint.
+_PATIENCE_S = {Role.FEEDER: 10.0, Role.WORKER: 20.0, Role.REWARD: 15.0, Role.LEARNER: 60.0}
+
+
+class Outcome(StrEnum):
+    """How a run ended; a role that died is an exception."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+
+
+class Broker(Protocol):
+    """The run's Kafka."""
+
+    def start(self) -> None:
+        """Blocks until it answers."""
+
+    def stop(self) -> None:
+        """Stop what was started; idempotent."""
+
+
+class Watcher(Protocol):
+    """Whoever shows the run."""
+
+    def tick(self) -> None:
+        """Called ten times a second."""
+
+    def say(self, line: str) -> None:
+        """Something happened."""
+
+
+class SecondSignal(Exception):
+    """The user does not want to wait for the drain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """What happens besides children: `prepare` once Kafka answers, `conclude` before Kafka is stopped."""
+
+    prepare: Callable[[], None]
+    conclude: Callable[[], None]
+
+
+class Supervisor:
+    """Runs one run."""
+
+    def __init__(self, crew: Crew, broker: Broker, stages: Stages, watcher: Watcher, clock: Clock) -> None:
+        self._crew = crew
+        self._broker = broker
+        self._stages = stages
+        self._watcher = watcher
+        self._clock = clock
+        self._signals = 0
+        self._woken = threading.Event()
+        self._preparation_error: BaseException | None = None
+        self._prepared = threading.Event()
+
+    def run(self, plans: Sequence[ChildPlan]) -> Outcome:
+        """Start, watch, end. Raises RoleDied, or what `prepare` and the broker's start raise; everything is ended by then."""
+        preparation = threading.Thread(target=self._prepare, name="broker", daemon=True)
+        with self._own_signals():
+            try:
+                preparation.start()
+                self._crew.start(plans)
+                outcome = self._watch()
+                self._drain(outcome)
+            except SecondSignal:
+                outcome = Outcome.INTERRUPTED
+            finally:
+                # After a clean drain there is nobody left; after anything else nobody may be.
+                self._end_at_once()
+                preparation.join()
+                self._conclude()
+        return outcome
+
+    def interrupt(self) -> None:
+        """As a signal does."""
+        self._signals += 1
+        self._woken.set()
+
+    def _watch(self) -> Outcome:
+        while True:
+            if self._preparation_error is not None:
+                raise self._preparation_error
+            if self._signals:
+                return Outcome.INTERRUPTED
+            if self._crew.check():
+                return Outcome.FINISHED
+            self._tick()
+
+    def _drain(self, outcome: Outcome) -> None:
+        """After the last step nobody needs anybody, so all end together; else in order, so that nobody makes work for one who is gone."""
+        orders: list[tuple[Role, ...]] = [tuple(Role)] if outcome is Outcome.FINISHED else [(role,) for role in Role]
+        seen = self._signals
+        for roles in orders:
+            if outcome is Outcome.INTERRUPTED:
+                self._watcher.say(f"Draining: {roles[0].value}")
+
+            def tick() -> None:
+                self._tick()
+                if self._signals > max(seen, 1):
+                    raise SecondSignal
+
+            for killed in self._crew.drain(roles, patience_s=max(_PATIENCE_S[role] for role in roles), tick=tick):
+                self._watcher.say(f"{killed.plan.name} did not drain in time and was killed; its log: {killed.plan.log}")
+
+    def _end_at_once(self) -> None:
+        self._crew.kill()
+
+    def _conclude(self) -> None:
+        try:
+            if self._prepared.is_set():
+                self._stages.conclude()
+        finally:
+            self._broker.stop()
+
+    def _prepare(self) -> None:
+        try:
+            self._broker.start()
+            self._stages.prepare()
+            self._prepared.set()
+        except BaseException as exc:  # the edge of the thread: the main one raises it
+            self._preparation_error = exc
+            self._woken.set()
+
+    def _tick(self) -> None:
+        self._watcher.tick()
+        self._woken.wait(_TICK_S)
+        self._woken.clear()
+
+    @contextmanager
+    def _own_signals(self) -> Iterator[None]:
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            del number, frame
+            self.interrupt()
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
