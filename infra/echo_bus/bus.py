@@ -11,6 +11,7 @@ from echo_bus.blobs import BlobReader, BlobWriter
 from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.cluster import Cluster
 from echo_bus.consumer import ConsumerLoop, group_properties
+from echo_bus.consumer_state import LoopLimits
 from echo_bus.dead_letters import DeadLetters
 from echo_bus.kafka import KafkaCluster
 from echo_bus.message import Handler
@@ -63,7 +64,14 @@ class Bus:
         )  # fmt: skip
 
     def consumer(
-        self, topics: Sequence[Topic], group: str, handler: Handler, dead_letters: Publisher, *, next_generation: bool = False
+        self,
+        topics: Sequence[Topic],
+        group: str,
+        handler: Handler,
+        dead_letters: Publisher,
+        *,
+        next_generation: bool = False,
+        limits: LoopLimits | None = None,
     ) -> ConsumerLoop:
         """A loop that reads `topics` as a member of `<namespace>.<group>`; what it cannot read goes out through `dead_letters`."""
         name = self.namespace.group(group)
@@ -78,6 +86,7 @@ class Bus:
             metrics=self.metrics,
             run_id=self.run_id,
             clock=self.clock,
+            limits=limits,
         )
 
     def dead_letters(self, publisher: Publisher) -> DeadLetters:

@@ -126,16 +126,33 @@ class WorkObserver:
 
         Blocks for one request to the group's coordinator and one per partition. Raises ClusterUnreachable, NotAuthorized.
         """
-        partitions = [TopicPartition(self._physical, partition) for partition in range(count)]
-        try:
-            committed = {found.partition: found.offset for found in self._consumer.committed(partitions, timeout=timeout_s)}
-        except KafkaException as exc:
-            raise translate(exc, self._physical) from exc
+        committed = self.committed(count, timeout_s)
         work = {}
         for partition in range(count):
             low, high = watermarks(self._consumer, self._physical, partition, timeout_s)
             work[partition] = PartitionWork(first_open=max(low, committed.get(partition, OFFSET_INVALID)), end=high)
         return work
+
+    def committed(self, count: int, timeout_s: float = 10.0) -> dict[int, int]:
+        """The offsets that the group committed in partitions 0 to `count`, without those in which it committed nothing.
+
+        One request to the group's coordinator. Raises ClusterUnreachable, NotAuthorized.
+        """
+        partitions = [TopicPartition(self._physical, partition) for partition in range(count)]
+        try:
+            found = self._consumer.committed(partitions, timeout=timeout_s)
+        except KafkaException as exc:
+            raise translate(exc, self._physical) from exc
+        return {place.partition: place.offset for place in found if place.offset >= 0}
+
+    def observe_committed(self, count: int, timeout_s: float = 10.0) -> dict[int, PartitionWork]:
+        """What was done since `observe`, for a requester that is the only writer and so knows the ends. One request to the coordinator."""
+        partitions = [TopicPartition(self._physical, partition) for partition in range(count)]
+        try:
+            found = self._consumer.committed(partitions, timeout=timeout_s)
+        except KafkaException as exc:
+            raise translate(exc, self._physical) from exc
+        return {place.partition: PartitionWork(first_open=place.offset, end=place.offset) for place in found if place.offset >= 0}
 
     def close(self) -> None:
         """Close the client."""
