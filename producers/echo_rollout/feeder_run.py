@@ -299,9 +299,7 @@ class Feeder:
             return
         self._chooser.observe(
             {
-                partition: PartitionWork(
-                    first_open=self._ledger.finish_below(partition, offset), end=self._ledger.num_written(partition)
-                )
+                partition: PartitionWork(first_open=self._ledger.finish_below(partition, offset), end=self._ledger.num_written(partition))
                 for partition, offset in committed.items()
             }
         )

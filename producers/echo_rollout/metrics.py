@@ -13,7 +13,9 @@ class FeederMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.issued = Counter("echo_rollout_requests_issued", "Requests written.", ["purpose"], registry=registry)
-        self.reissued = Counter("echo_rollout_requests_reissued", "Requests written again for a seq issued before.", ["why"], registry=registry)
+        self.reissued = Counter(
+            "echo_rollout_requests_reissued", "Requests written again for a seq issued before.", ["why"], registry=registry
+        )
         self.outstanding = Gauge("echo_rollout_requests_outstanding", "Requests that no worker has finished.", registry=registry)
         self.next_seq = Gauge("echo_rollout_next_seq", "The seq that is issued next.", registry=registry)
         self.aborted = Counter("echo_rollout_issue_aborted", "Batches of requests that the cluster rolled back.", registry=registry)
@@ -24,7 +26,9 @@ class WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.groups = Counter("echo_rollout_groups", "Groups that ended, by how.", ["outcome"], registry=registry)
-        self.failed = Counter("echo_rollout_groups_failed", "Groups that yielded no complete set of trajectories.", ["reason"], registry=registry)
+        self.failed = Counter(
+            "echo_rollout_groups_failed", "Groups that yielded no complete set of trajectories.", ["reason"], registry=registry
+        )
         self.trajectories = Counter("echo_rollout_trajectories", "Trajectories acknowledged.", registry=registry)
         self.tokens = Counter("echo_rollout_generated_tokens", "Tokens generated and acknowledged.", registry=registry)
         self.empty = Counter("echo_rollout_empty_generations", "Generations without a token; each is tried once more.", registry=registry)
@@ -36,4 +40,6 @@ class WorkerMetrics:
         self.install_seconds = Histogram(
             "echo_rollout_install_seconds", "From seeing a manifest to its acknowledgement.", registry=registry, buckets=_INSTALL_BUCKETS
         )
-        self.skipped = Counter("echo_rollout_versions_skipped", "Published versions that were passed over for a newer one.", registry=registry)
+        self.skipped = Counter(
+            "echo_rollout_versions_skipped", "Published versions that were passed over for a newer one.", registry=registry
+        )

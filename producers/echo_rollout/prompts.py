@@ -25,7 +25,9 @@ class PromptCodec:
 
         file = base / "tokenizer.json"
         if not file.is_file():
-            raise UserError(f"{base} has no tokenizer.json.", hint="Save the model's fast tokenizer there: tokenizer.save_pretrained(folder).")
+            raise UserError(
+                f"{base} has no tokenizer.json.", hint="Save the model's fast tokenizer there: tokenizer.save_pretrained(folder)."
+            )
         self._base = base
         self._tokenizer = Tokenizer.from_file(str(file))
         self._chat: Any = None
@@ -51,7 +53,9 @@ class PromptCodec:
         try:
             return str(self._chat.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         except Exception as exc:  # a template is a program of the model's author and may raise anything
-            raise InvalidRecord(InvalidReason.HANDLER_REFUSED, f"The chat template of {self._base.name} refused the messages: {exc}") from exc
+            raise InvalidRecord(
+                InvalidReason.HANDLER_REFUSED, f"The chat template of {self._base.name} refused the messages: {exc}"
+            ) from exc
 
 
 def vocabulary_size(base: Path) -> int:

@@ -1,0 +1,205 @@
+"""One group: `group_size` samples of one prompt, in one turn or as episodes of the task's environment.
+
+A single turn is one call of the engine for the whole group. With an environment every sample is an episode of its own: the policy acts, the
+environment answers, its answer's tokens are appended and never trained, until it is done or the tokens are used up.
+
+Runs on the worker's asyncio loop; environments, which may be slow, run on threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_rollout.engines.engine import Engine, Generation
+from echo_rollout.prompts import TokenIds
+from echo_schemas.errors import EchoError
+from echo_schemas.records import FinishReason, Sampling, Span, VersionSpan
+from echo_tasks.task import Environment, Task
+
+_T = TypeVar("_T")
+_NO_TOKENS = np.empty(0, np.int32)
+
+
+class EmptyGeneration(EchoError):
+    """The engine returned a completion without a token, twice."""
+
+
+class EnvironmentFailed(EchoError):
+    """The task's environment raised: no fault of the engine, and the group cannot be finished."""
+
+
+class TextCodec(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> TokenIds:
+        """int32 [T], no special tokens added."""
+
+    def decode(self, token_ids: Sequence[int] | TokenIds) -> str:
+        """The text, special tokens included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """One finished sample: the whole episode's tokens int32 [T], log-probabilities float32 [G] of the generated ones."""
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    generated: tuple[Span, ...]
+    version_spans: tuple[VersionSpan, ...]
+    weights_sha256: str
+    finish_reason: FinishReason
+    completion: str
+    turn_rewards: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPrompt:
+    """What a group starts from: token ids, the task's entry, how to sample, and how many tokens an episode may have."""
+
+    token_ids: TokenIds
+    entry: dict[str, Any]
+    sampling: Sampling
+    group_size: int
+    max_length: int
+
+
+class GroupSampler:
+    """Samples groups from one engine for one task."""
+
+    def __init__(self, engine: Engine, task: Task, codec: TextCodec, *, on_empty: Callable[[], object]) -> None:
+        """`on_empty()` is called for each completion without a token."""
+        self._engine = engine
+        self._task = task
+        self._codec = codec
+        self._on_empty = on_empty
+
+    async def sample(self, prompt: GroupPrompt) -> list[Sample]:
+        """`group_size` samples. Raises EngineError, EmptyGeneration, EnvironmentFailed."""
+        first = _guarded(lambda: self._task.environment(prompt.entry))
+        if first is None:
+            start = prompt.token_ids
+            generations = await self._generate(start.tolist(), prompt.group_size, prompt.sampling)
+            return [_single_turn(start, generation) for generation in generations]
+        others = [_guarded(lambda: self._task.environment(prompt.entry)) for _ in range(prompt.group_size - 1)]
+        environments = [first, *(environment for environment in others if environment is not None)]
+        return list(await asyncio.gather(*(self._episode(prompt, environment) for environment in environments)))
+
+    async def _generate(self, prompt: list[int], n: int, sampling: Sampling) -> list[Generation]:
+        """`n` completions of at least one token. Empty ones are tried once more. Raises EmptyGeneration."""
+        generations = await self._engine.generate(prompt, n, sampling)
+        empty = [index for index, generation in enumerate(generations) if not len(generation.token_ids)]
+        if empty:
+            for _ in empty:
+                self._on_empty()
+            again = await self._engine.generate(prompt, len(empty), sampling)
+            if not all(len(generation.token_ids) for generation in again):
+                raise EmptyGeneration("The engine returned a completion without a token, twice.")
+            for index, generation in zip(empty, again, strict=True):
+                generations[index] = generation
+        return generations
+
+    async def _episode(self, prompt: GroupPrompt, environment: Environment) -> Sample:
+        """One episode, within `max_new_tokens` generated tokens and `max_length` tokens in all."""
+        episode = _Episode(prompt.token_ids)
+        observation = await asyncio.to_thread(_guarded, environment.reset)
+        episode.observe(observation.text, self._codec)
+        while True:
+            left = min(prompt.sampling.max_new_tokens - episode.num_generated, prompt.max_length - episode.num_tokens)
+            if left < 1:
+                return episode.ended(FinishReason.LENGTH)
+            sampling = replace(prompt.sampling, max_new_tokens=left)
+            (generation,) = await self._generate(episode.tokens().tolist(), 1, sampling)
+            episode.act(generation)
+            turn = await asyncio.to_thread(_guarded, partial(environment.step, generation.text))
+            episode.turn_rewards.append(float(turn.reward))
+            if turn.done:
+                return episode.ended(FinishReason.ENVIRONMENT)
+            episode.observe(turn.observation, self._codec)
+
+
+class _Episode:
+    """What has been said so far."""
+
+    def __init__(self, prompt: TokenIds) -> None:
+        self.num_tokens = len(prompt)
+        self.num_generated = 0
+        self.turn_rewards: list[float] = []
+        self._parts: list[TokenIds] = [prompt]
+        self._logprobs: list[npt.NDArray[np.float32]] = []
+        self._generated: list[Span] = []
+        self._versions: list[VersionSpan] = []
+        self._texts: list[str] = []
+        self._sha256 = ""
+
+    def tokens(self) -> TokenIds:
+        """Everything, int32 [T]."""
+        return np.concatenate(self._parts)
+
+    def observe(self, text: str, codec: TextCodec) -> None:
+        """Append what the environment shows."""
+        added = codec.encode(text) if text else _NO_TOKENS
+        if len(added):
+            self._parts.append(added)
+            self._texts.append(text)
+            self.num_tokens += len(added)
+
+    def act(self, generation: Generation) -> None:
+        """Append what the policy says."""
+        start, count = self.num_tokens, len(generation.token_ids)
+        self._parts.append(generation.token_ids)
+        self._logprobs.append(generation.logprobs)
+        self._generated.append(Span(start=start, end=start + count))
+        self._versions.extend(_shifted(generation.version_spans, start))
+        self._texts.append(generation.text)
+        self._sha256 = generation.weights_sha256
+        self.num_tokens += count
+        self.num_generated += count
+
+    def ended(self, reason: FinishReason) -> Sample:
+        """The episode as a sample. An observation too long to be answered is left out: nothing follows it. Raises EmptyGeneration."""
+        if not self._generated:
+            raise EmptyGeneration("The environment's first observation leaves no room for an answer.")
+        end = self._generated[-1].end
+        return Sample(
+            token_ids=self.tokens()[:end],
+            logprobs=np.concatenate(self._logprobs),
+            generated=tuple(self._generated),
+            version_spans=tuple(self._versions),
+            weights_sha256=self._sha256,
+            finish_reason=reason,
+            completion="".join(self._texts),
+            turn_rewards=tuple(self.turn_rewards),
+        )
+
+
+def _guarded(call: Callable[[], _T]) -> _T:
+    """Run the task's own code. Raises EnvironmentFailed."""
+    try:
+        return call()
+    except Exception as exc:  # a task is the user's code and may raise anything
+        raise EnvironmentFailed(f"The task's environment raised {type(exc).__name__}: {exc}") from exc
+
+
+def _single_turn(prompt: TokenIds, generation: Generation) -> Sample:
+    start = len(prompt)
+    return Sample(
+        token_ids=np.concatenate((prompt, generation.token_ids)),
+        logprobs=generation.logprobs,
+        generated=(Span(start=start, end=start + len(generation.token_ids)),),
+        version_spans=_shifted(generation.version_spans, start),
+        weights_sha256=generation.weights_sha256,
+        finish_reason=generation.finish_reason,
+        completion=generation.text,
+    )
+
+
+def _shifted(spans: Sequence[VersionSpan], by: int) -> tuple[VersionSpan, ...]:
+    """Spans relative to a generation as spans of the whole episode."""
+    return tuple(VersionSpan(start=span.start + by, end=span.end + by, version=span.version) for span in spans)

@@ -1,0 +1,145 @@
+"""What a worker does with a request that arrives: refuse it for good, put it off, or take it in hand.
+
+Called by the consumer loop from its one worker thread; `ended` may come from any. Never blocks longer than a chat template takes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from echo_bus.clock import Clock, Deadline
+from echo_bus.message import BUSY, Accepted, Completion, Invalid, Message, Outcome
+from echo_rollout.engines.engine import EngineError, check_prompt
+from echo_rollout.generation import GroupPrompt, TextCodec
+from echo_rollout.journal import ALONE_FROM, MAX_DEATHS, CrashJournal
+from echo_schemas.columns import view_tokens
+from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.records import ChatMessage, Coordinates, RolloutRequest
+
+# How long everything else waits for a suspect that was put off until nothing is in flight; its partition may have gone to another worker.
+_SUSPECT_WAIT_S = 5.0
+
+
+class ChatCodec(TextCodec, Protocol):
+    """Text and chat messages to token ids."""
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The chat template over `messages`. Raises InvalidRecord."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Work:
+    """A request in hand. `done` closes it: its offset may be committed."""
+
+    request: RolloutRequest
+    where: Coordinates
+    prompt: GroupPrompt
+    text: str
+    completion: Completion
+
+
+class RequestIntake:
+    """The handler of the consumer loop on `requests`: at most `capacity` groups are in hand."""
+
+    def __init__(
+        self,
+        codec: ChatCodec,
+        journal: CrashJournal,
+        *,
+        capacity: int,
+        vocabulary: int,
+        max_length: int,
+        take: Callable[[Work], None],
+        clock: Clock,
+    ) -> None:
+        """`take` gets each request that is taken in hand, and must not block."""
+        self._codec = codec
+        self._journal = journal
+        self._capacity = capacity
+        self._vocabulary = vocabulary
+        self._max_length = max_length
+        self._take = take
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._in_hand: set[Coordinates] = set()
+        self._alone: Coordinates | None = None
+        self._alone_until: Deadline | None = None
+
+    @property
+    def num_in_hand(self) -> int:
+        """Groups taken and not ended."""
+        return len(self._in_hand)
+
+    def __call__(self, message: Message) -> Outcome:
+        request, where = message.record, message.coordinates
+        if not isinstance(request, RolloutRequest):
+            return Invalid(InvalidReason.UNEXPECTED_RECORD)
+        deaths = self._journal.deaths(where)
+        if deaths >= MAX_DEATHS:
+            self._journal.end(where)
+            return Invalid(InvalidReason.RETRIES_EXHAUSTED, f"{deaths} times a worker died with this request in hand.")
+        if not self._has_room(where, is_suspect=deaths >= ALONE_FROM):
+            return BUSY
+        try:
+            text, prompt = self._prompt_of(request)
+        except InvalidRecord as invalid:
+            return Invalid(invalid.reason, invalid.message)
+        with self._lock:
+            self._in_hand.add(where)
+        self._journal.begin(where)
+        completion = Completion()
+        self._take(Work(request=request, where=where, prompt=prompt, text=text, completion=completion))
+        return Accepted(completion)
+
+    def ended(self, work: Work, *, done: bool) -> None:
+        """The group is out of hand: `done`, or handed back so that it is delivered again."""
+        self._journal.end(work.where)
+        with self._lock:
+            self._in_hand.discard(work.where)
+            if self._alone == work.where:
+                self._alone = self._alone_until = None
+        if done:
+            work.completion.done()
+
+    def _has_room(self, where: Coordinates, *, is_suspect: bool) -> bool:
+        """Below capacity; and a suspect alone, with nothing before and nothing beside it."""
+        with self._lock:
+            if self._alone is not None and self._alone != where:
+                waits = self._alone in self._in_hand or (self._alone_until is not None and not self._alone_until.expired())
+                if waits:
+                    return False
+                self._alone = self._alone_until = None
+            if is_suspect:
+                self._alone, self._alone_until = where, Deadline.after(_SUSPECT_WAIT_S, self._clock)
+                return not self._in_hand
+            return len(self._in_hand) < self._capacity
+
+    def _prompt_of(self, request: RolloutRequest) -> tuple[str, GroupPrompt]:
+        """The prompt as text and as the sampler takes it. Raises InvalidRecord for one that no engine of this model can serve."""
+        if request.messages:
+            text = self._codec.render(request.messages)
+            token_ids = self._codec.encode(text)
+        else:
+            token_ids = view_tokens(request.prompt_token_ids)
+        try:
+            check_prompt(token_ids.tolist(), request.sampling, vocabulary=self._vocabulary, max_length=self._max_length)
+        except EngineError as exc:
+            raise InvalidRecord(InvalidReason.HANDLER_REFUSED, exc.message) from exc
+        try:
+            entry = json.loads(request.entry)
+        except ValueError as exc:
+            raise InvalidRecord(InvalidReason.MALFORMED, f"The entry is not JSON: {exc}.") from exc
+        if not isinstance(entry, dict):
+            raise InvalidRecord(InvalidReason.MALFORMED, f"The entry is {type(entry).__name__}, not an object.")
+        prompt = GroupPrompt(
+            token_ids=token_ids,
+            entry=entry,
+            sampling=request.sampling,
+            group_size=request.group_size,
+            max_length=self._max_length,
+        )
+        return text if request.messages else self._codec.decode(token_ids), prompt

@@ -1,0 +1,92 @@
+"""Which requests a worker had in hand when it died, so that one which kills its worker again and again is set aside.
+
+The offset of a request is committed only when its work is done, so a request that ends the process is delivered again, to this worker or
+another. The journal is a file of lines on the worker's own disk: `+ partition offset` before a request is worked on, `-` after. A process
+that starts under the same worker id reads what its predecessors left open: each such request was in hand when one died. A line is one
+`write`, which survives the end of the process, though not of the machine; nothing waits for the disk.
+
+Not every request in hand at a death is to blame. So one that saw two deaths is worked on alone, and only one that saw three is refused.
+
+Threads: any; a lock keeps lines whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TextIO
+
+from echo_schemas.records import Coordinates
+
+MAX_DEATHS = 3
+"""A request that was in hand at so many deaths is refused."""
+ALONE_FROM = 2
+"""A request that was in hand at so many deaths is worked on with nothing beside it."""
+
+_Place = tuple[int, int]
+
+
+class CrashJournal:
+    """Open one per worker id; `close` it after a drain, which leaves nothing open."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is made if it is not there. What a predecessor left open counts as one more death of each request."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._deaths = _deaths_of(path)
+        self._file: TextIO = _rewritten(path, self._deaths)
+
+    def deaths(self, where: Coordinates) -> int:
+        """At how many deaths of a worker under this id the request was in hand."""
+        return self._deaths.get((where.partition, where.offset), 0)
+
+    def begin(self, where: Coordinates) -> None:
+        """Work on the request begins."""
+        self._write(f"+ {where.partition} {where.offset}\n")
+
+    def end(self, where: Coordinates) -> None:
+        """The request is done, closed or handed back: it killed nobody."""
+        with self._lock:
+            self._deaths.pop((where.partition, where.offset), None)
+        self._write(f"- {where.partition} {where.offset}\n")
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with self._lock:
+            self._file.close()
+
+    def _write(self, line: str) -> None:
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(line)
+
+
+def _deaths_of(path: Path) -> Counter[_Place]:
+    """Deaths by request, those of the process that wrote the file last included. A torn last line is passed over."""
+    deaths: Counter[_Place] = Counter()
+    begun: set[_Place] = set()
+    if not path.exists():
+        return deaths
+    for line in path.read_text(encoding="utf-8").splitlines():
+        sign, *numbers = line.split()
+        if len(numbers) < 2 or not all(number.isdecimal() for number in numbers):
+            continue
+        place = int(numbers[0]), int(numbers[1])
+        if sign == "=" and len(numbers) == 3:
+            deaths[place] = int(numbers[2])
+        elif sign == "+":
+            begun.add(place)
+        elif sign == "-":
+            begun.discard(place)
+            deaths.pop(place, None)
+    deaths.update(begun)
+    return deaths
+
+
+def _rewritten(path: Path, deaths: Counter[_Place]) -> TextIO:
+    """The journal anew, holding the counts alone; open for further lines, each written through to the system."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text("".join(f"= {partition} {offset} {count}\n" for (partition, offset), count in deaths.items()), encoding="utf-8")
+    fresh.replace(path)
+    return path.open("a", buffering=1, encoding="utf-8")

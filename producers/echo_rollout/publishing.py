@@ -1,0 +1,187 @@
+"""Finished groups onto `trajectories`: built, encoded and published on a thread of its own, so that the engine never waits for Kafka.
+
+    asyncio loop ──submit──▶ publishing thread ──publish──▶ client ──acknowledgements on the publisher's poll thread──▶ ended
+
+`submit` never blocks: the number of groups in flight bounds the queue. The thread blocks on the client's full buffer; the poll thread
+unblocks it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from echo_bus.clock import Clock
+from echo_bus.errors import RecordTooLarge
+from echo_bus.places import PlaceTimes
+from echo_bus.publisher import Publisher, Receipt
+from echo_core.bottleneck import Place, Use
+from echo_rollout.generation import Sample
+from echo_rollout.metrics import WorkerMetrics
+from echo_schemas.columns import pack_logprobs, pack_tokens
+from echo_schemas.errors import InvalidRecord
+from echo_schemas.records import RolloutRequest, Trajectory
+from echo_schemas.topics import TRAJECTORIES
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(StrEnum):
+    """How a group ended at a worker."""
+
+    PUBLISHED = "published"
+    EXPIRED = "expired"
+    SUPERSEDED = "superseded"
+    FAILED = "failed"
+    ABANDONED = "abandoned"
+
+
+class Failure(StrEnum):
+    """Why a group yielded no complete set of trajectories."""
+
+    EMPTY = "empty"
+    OVERSIZED = "oversized"
+    INVALID = "invalid"
+    ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedGroup:
+    """What the engine made of one request. `ended(outcome, failure)` is called once, from any thread."""
+
+    request: RolloutRequest
+    prompt: str
+    samples: Sequence[Sample]
+    started_ms: int
+    finished_ms: int
+    ended: Callable[[Outcome, Failure | None], None]
+
+
+class TrajectoryPublisher:
+    """Publishes groups. `start` it; `close` it after the last `submit`."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        worker_id: str,
+        engine: str,
+        places: PlaceTimes,
+        metrics: WorkerMetrics,
+        clock: Clock,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """`on_error` gets what ends the thread, or a delivery that failed: the worker must end, and the requests are delivered again."""
+        self._publisher = publisher
+        self._worker_id = worker_id
+        self._engine = engine
+        self._places = places
+        self._metrics = metrics
+        self._clock = clock
+        self._on_error = on_error
+        self._queue: queue.SimpleQueue[FinishedGroup | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def submit(self, group: FinishedGroup) -> None:
+        """Publish `group` soon."""
+        self._queue.put(group)
+
+    def close(self) -> None:
+        """Publish what was submitted and stop. Idempotent."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._places.spent(Place.PUBLISH, Use.EMPTY):
+                    group = self._queue.get()
+                if group is None:
+                    return
+                with self._places.spent(Place.PUBLISH):
+                    self._publish(group)
+        except BaseException as exc:  # the edge of the thread: the worker ends with it
+            self._on_error(exc)
+
+    def _publish(self, group: FinishedGroup) -> None:
+        """All members, the largest first: a group with a member that no record can carry is found out before anything is written."""
+        acknowledged = _Acknowledgements(group, self._metrics, self._on_error)
+        records = trajectories_of(group, worker_id=self._worker_id, engine=self._engine)
+        try:
+            for record in sorted(records, key=lambda record: len(record.token_ids), reverse=True):
+                self._publisher.publish(TRAJECTORIES, record).on_done(acknowledged)
+        except RecordTooLarge as exc:
+            logger.warning("Group %s is given up: %s", group.request.group_id, exc)
+            group.ended(Outcome.FAILED, Failure.OVERSIZED)
+        except InvalidRecord as exc:
+            logger.warning("Group %s is given up: %s", group.request.group_id, exc)
+            group.ended(Outcome.FAILED, Failure.INVALID)
+
+
+class _Acknowledgements:
+    """Ends a group when all its records are in the log. Called from the publisher's poll thread."""
+
+    def __init__(self, group: FinishedGroup, metrics: WorkerMetrics, on_error: Callable[[BaseException], None]) -> None:
+        self._group = group
+        self._metrics = metrics
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._missing = len(group.samples)
+
+    def __call__(self, receipt: Receipt) -> None:
+        if receipt.error is not None:
+            self._on_error(receipt.error)
+            return
+        with self._lock:
+            self._missing -= 1
+            is_last = self._missing == 0
+        if is_last:
+            self._metrics.trajectories.inc(len(self._group.samples))
+            self._metrics.tokens.inc(sum(len(sample.logprobs) for sample in self._group.samples))
+            self._group.ended(Outcome.PUBLISHED, None)
+
+
+def trajectories_of(group: FinishedGroup, *, worker_id: str, engine: str) -> list[Trajectory]:
+    """The records of one attempt, in order of index; the attempt's token is fresh."""
+    request, attempt = group.request, uuid.uuid4().hex[:16]
+    return [
+        Trajectory(
+            run_id=request.run_id,
+            group_id=request.group_id,
+            seq=request.seq,
+            attempt=attempt,
+            index=index,
+            group_size=request.group_size,
+            purpose=request.purpose,
+            task=request.task,
+            entry=request.entry,
+            prompt=group.prompt,
+            completion=sample.completion,
+            token_ids=pack_tokens(sample.token_ids),
+            generated=sample.generated,
+            logprobs=pack_logprobs(sample.logprobs),
+            version_spans=sample.version_spans,
+            min_version=min(span.version for span in sample.version_spans),
+            max_version=max(span.version for span in sample.version_spans),
+            weights_sha256=sample.weights_sha256,
+            worker_id=worker_id,
+            engine=engine,
+            sampling=request.sampling,
+            finish_reason=sample.finish_reason,
+            turn_rewards=sample.turn_rewards,
+            requested_ms=request.issued_ms,
+            started_ms=group.started_ms,
+            finished_ms=group.finished_ms,
+        )
+        for index, sample in enumerate(group.samples)
+    ]

@@ -1,0 +1,154 @@
+"""The processes of the rollout plane: `run_worker` samples, `run_feeder` asks.
+
+A worker's start is the critical path of a run, and the engine's import is the longest part of it, so it begins first and the rest is opened
+beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import threading
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from echo_bus.dispatch import WorkObserver
+from echo_bus.process import RoleProcess
+from echo_bus.settings import Settings
+from echo_core.policy import Admission, OverBudget, StalenessPolicy
+from echo_rollout.engines.catalogue import open_engine, prefetch
+from echo_rollout.engines.engine import EngineConfig
+from echo_rollout.feeder_run import Feeder, FeederParts
+from echo_rollout.journal import CrashJournal
+from echo_rollout.metrics import FeederMetrics, WorkerMetrics
+from echo_rollout.prompts import PromptCodec, vocabulary_size
+from echo_rollout.weights import LogSource, snapshot_folder
+from echo_rollout.worker import GROUP, Worker, WorkerParts
+from echo_schemas.errors import EchoError, UserError
+from echo_schemas.records import Control, Progress, WeightKind, WeightManifest
+from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, WEIGHTS
+from echo_tasks.base_models import resolve_base
+from echo_tasks.catalogue import load_task
+
+logger = logging.getLogger(__name__)
+
+# What a snapshot is taken to weigh before the first is seen: decides only whether shared memory is used.
+_SNAPSHOT_BYTES = 256 << 20
+
+
+def run_worker(process: RoleProcess, *, worker_id: str) -> None:
+    """Sample until `process.stop`. `worker_id` is unique in the run, and the same again after a restart.
+
+    Raises UserError where the settings cannot be served here, TransportError or EngineError where it cannot go on; requests in hand
+    are then delivered again.
+    """
+    settings = process.settings
+    importing = threading.Thread(target=_prefetch, args=(settings.rollout.engine,), name="engine import", daemon=True)
+    importing.start()
+    base = resolve_base(settings.policy.base)
+    task = load_task(settings.task.name, settings.task.options)
+    codec = PromptCodec(base)
+    vocabulary = vocabulary_size(base)
+    with ExitStack() as stack:
+        folder = snapshot_folder(_SNAPSHOT_BYTES)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        journal = stack.enter_context(closing(CrashJournal(journal_path(settings, worker_id))))
+        importing.join()
+        worker = Worker(
+            WorkerParts(
+                settings=settings,
+                worker_id=worker_id,
+                engine_name=settings.rollout.engine,
+                bus=process.bus,
+                engine=open_engine(settings.rollout.engine, engine_config(settings, base)),
+                task=task,
+                codec=codec,
+                vocabulary=vocabulary,
+                source=LogSource(process.bus.blob_reader()),
+                journal=journal,
+                folder=folder,
+                places=process.places,
+                metrics=WorkerMetrics(process.registry),
+                clock=process.clock,
+            )
+        )
+        process.ready_checks["weights"] = lambda: None if worker.is_ready else "No weights are installed yet."
+        asyncio.run(worker.serve(process.stop))
+
+
+def engine_config(settings: Settings, base: Path) -> EngineConfig:
+    """How the run's engine is opened."""
+    return EngineConfig(
+        base=base,
+        kind=WeightKind(settings.policy.update),
+        dtype=settings.policy.dtype,
+        max_length=settings.policy.max_length,
+        lora_rank=settings.policy.lora.r,
+        concurrency=settings.rollout.groups_in_flight * settings.rollout.group_size,
+        options=dict(settings.rollout.options),
+    )
+
+
+def journal_path(settings: Settings, worker_id: str) -> Path:
+    """Where a worker notes what it has in hand: on this machine, by namespace, run and worker."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "echoswarm"
+    return cache / "workers" / settings.kafka.namespace / settings.run.name / f"{worker_id}.journal"
+
+
+def run_feeder(process: RoleProcess) -> None:
+    """Issue the run's requests until `process.stop`, or until the run is told to stop.
+
+    Raises UserError in sequential mode, and when another feeder has taken the run over.
+    """
+    settings = process.settings
+    if settings.run.mode != "asynchronous":
+        raise UserError("A feeder has nothing to do in sequential mode, where the learner asks.", hint="Start no feeder for this run.")
+    bus = process.bus
+    with ExitStack() as stack:
+        parts = FeederParts(
+            settings=settings,
+            policy=_staleness_policy(settings),
+            task=load_task(settings.task.name, settings.task.options),
+            prompts=PromptCodec(resolve_base(settings.policy.base)),
+            bus=bus,
+            writer=stack.enter_context(closing(bus.transactions("feeder"))),
+            observer=stack.enter_context(
+                closing(
+                    WorkObserver(
+                        bus.cluster,
+                        physical=bus.namespace.topic(REQUESTS),
+                        group=bus.namespace.group(GROUP),
+                        client_id=bus.client_id,
+                    )
+                )
+            ),
+            progress=stack.enter_context(closing(bus.view(PROGRESS, Progress))),
+            weights=stack.enter_context(closing(bus.view(WEIGHTS, WeightManifest))),
+            control=stack.enter_context(closing(bus.view(CONTROL, Control))),
+            places=process.places,
+            metrics=FeederMetrics(process.registry),
+            clock=process.clock,
+        )
+        Feeder(parts).run(process.stop)
+
+
+def _staleness_policy(settings: Settings) -> StalenessPolicy:
+    return StalenessPolicy(
+        budget=settings.budget,
+        publication_period=settings.publication_period,
+        groups_per_step=settings.learner.groups_per_step,
+        group_size=settings.rollout.group_size,
+        min_group_size=settings.staleness.min_group_size,
+        admission=Admission(settings.staleness.admission),
+        over_budget=OverBudget(settings.staleness.over_budget),
+    )
+
+
+def _prefetch(name: str) -> None:
+    """Import the engine's library ahead of time. What goes wrong is met again, and said, when the engine is opened."""
+    try:
+        prefetch(name)
+    except (EchoError, ImportError) as exc:
+        logger.debug("The engine %s could not be imported ahead of time: %s", name, exc)

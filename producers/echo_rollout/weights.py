@@ -1,0 +1,218 @@
+"""From a manifest on `weights` to installed weights, without stopping generation.
+
+    view's thread ──wake──▶ watcher (asyncio) ──▶ fetch (a thread): chunks or object store → files, verified → engine.install → acknowledged
+
+Always the newest manifest: versions published while one is fetched are passed over. Whatever fails keeps the old weights in force, is
+counted by reason, and is tried again with back-off, unless a newer manifest comes first. A snapshot that the engine refuses is not offered
+to it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from echo_bus.blobs import BlobReader
+from echo_bus.clock import Clock
+from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
+from echo_bus.places import PlaceTimes
+from echo_core.bottleneck import Place, Use
+from echo_rollout.engines.engine import Engine, Snapshot, SnapshotRef, SnapshotRejected
+from echo_rollout.metrics import WorkerMetrics
+from echo_schemas.records import WeightManifest
+
+logger = logging.getLogger(__name__)
+
+_RETRY_LEAST_S, _RETRY_MOST_S = 0.2, 5.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  a folder of our own is made inside it
+# What a snapshot must leave free in shared memory: the old version lies there too until nothing uses it.
+_ROOM_FACTOR = 3
+
+
+class InstallOutcome(StrEnum):
+    """How the arrival of a snapshot ended."""
+
+    INSTALLED = "installed"
+    CORRUPT = "corrupt"
+    LOST = "lost"
+    UNREACHABLE = "unreachable"
+    NO_SPACE = "no_space"
+    REJECTED = "rejected"
+
+
+class SnapshotSource(Protocol):
+    """Where the files of a manifest come from."""
+
+    def fetch(self, manifest: WeightManifest, folder: Path) -> None:
+        """All files into the new folder `folder`, verified; nothing left behind on failure. Blocks.
+
+        Raises BlobCorrupt, OffsetLost, another TransportError, or OSError.
+        """
+
+
+class LogSource:
+    """Chunks on the log, or an object store where the manifest says so."""
+
+    def __init__(self, reader: BlobReader) -> None:
+        self._reader = reader
+
+    def fetch(self, manifest: WeightManifest, folder: Path) -> None:
+        if manifest.blob is not None:
+            if manifest.blob.sha256 != manifest.sha256:
+                raise BlobCorrupt(f"The manifest of version {manifest.version} and its blob do not promise the same checksum.")
+            self._reader.read_files(manifest.blob, manifest.run_id, manifest.files, folder)
+        else:
+            _fetch_uri(manifest, folder)
+
+
+class WeightWatcher:
+    """Follows `current` of one run. `run` it as a task; `wake` may be called from any thread once it runs."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: SnapshotSource,
+        *,
+        newest: Callable[[], WeightManifest | None],
+        folder: Path,
+        on_installed: Callable[[SnapshotRef], None],
+        places: PlaceTimes,
+        metrics: WorkerMetrics,
+        clock: Clock,
+    ) -> None:
+        """`newest`: the manifest under `current`. `folder`: empty, for this watcher alone. `on_installed` acknowledges; on the loop."""
+        self._engine = engine
+        self._source = source
+        self._newest = newest
+        self._folder = folder
+        self._on_installed = on_installed
+        self._places = places
+        self._metrics = metrics
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._refused: set[str] = set()
+        self._kept: dict[int, Path] = {}
+        self._fetching = ThreadPoolExecutor(1, "fetch")
+
+    def wake(self) -> None:
+        """Look again. On the loop's thread: from others, by `call_soon_threadsafe`."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Install what is newest, until cancelled."""
+        retry_s = _RETRY_LEAST_S
+        try:
+            while True:
+                self._changed.clear()
+                manifest = self._newest()
+                if manifest is None or manifest.sha256 in self._refused or _ref_of(manifest) == self._engine.installed:
+                    with self._places.spent(Place.INSTALL, Use.EMPTY):
+                        await self._changed.wait()
+                    continue
+                with self._places.spent(Place.INSTALL):
+                    outcome = await self._arrive(manifest)
+                self._metrics.installs.labels(outcome.value).inc()
+                if outcome in {InstallOutcome.INSTALLED, InstallOutcome.REJECTED}:
+                    retry_s = _RETRY_LEAST_S
+                    continue
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), retry_s)
+                retry_s = min(_RETRY_MOST_S, retry_s * 2)
+        finally:
+            self._fetching.shutdown(wait=False, cancel_futures=True)
+
+    async def _arrive(self, manifest: WeightManifest) -> InstallOutcome:
+        """Fetch, verify, install, acknowledge; what fails leaves the old weights in force."""
+        started_s = self._clock.monotonic_s()
+        folder = self._folder / f"v{manifest.version}-{manifest.sha256[:12]}"
+        try:
+            if not folder.exists():
+                await asyncio.get_running_loop().run_in_executor(self._fetching, self._source.fetch, manifest, folder)
+            before = self._engine.installed
+            await self._engine.install(Snapshot(ref=_ref_of(manifest), kind=manifest.kind, folder=folder))
+        except BlobCorrupt as exc:
+            return self._failed(manifest, InstallOutcome.CORRUPT, exc)
+        except OffsetLost as exc:
+            return self._failed(manifest, InstallOutcome.LOST, exc)
+        except TransportError as exc:
+            return self._failed(manifest, InstallOutcome.UNREACHABLE, exc)
+        except OSError as exc:
+            return self._failed(manifest, InstallOutcome.NO_SPACE, exc)
+        except SnapshotRejected as exc:
+            self._refused.add(manifest.sha256)
+            shutil.rmtree(folder, ignore_errors=True)
+            return self._failed(manifest, InstallOutcome.REJECTED, exc)
+        self._on_installed(_ref_of(manifest))
+        seconds = self._clock.monotonic_s() - started_s
+        self._metrics.install_seconds.observe(seconds)
+        self._metrics.installed.set(manifest.version)
+        if before is not None and manifest.parent is not None and before.version < manifest.parent:
+            self._metrics.skipped.inc()
+        logger.info("Version %d (%s) is installed, %.3f s after its manifest", manifest.version, manifest.sha256[:12], seconds)
+        self._kept[manifest.version] = folder
+        self._remove_unused()
+        return InstallOutcome.INSTALLED
+
+    def _failed(self, manifest: WeightManifest, outcome: InstallOutcome, error: Exception) -> InstallOutcome:
+        logger.warning("Version %d is not installed (%s), the old one stays: %s", manifest.version, outcome.value, error)
+        return outcome
+
+    def _remove_unused(self) -> None:
+        """Folders of versions that the engine no longer needs."""
+        in_use = self._engine.in_use
+        for version in [version for version in self._kept if version not in in_use]:
+            shutil.rmtree(self._kept.pop(version), ignore_errors=True)
+
+
+def snapshot_folder(num_bytes: int) -> Path:
+    """A new folder for snapshots of about `num_bytes`: in shared memory where there is room for several, else among temporary files."""
+    with suppress(OSError):
+        if shutil.disk_usage(_SHARED_MEMORY).free >= num_bytes * _ROOM_FACTOR:
+            return Path(tempfile.mkdtemp(prefix="echoswarm-weights-", dir=_SHARED_MEMORY))
+    return Path(tempfile.mkdtemp(prefix="echoswarm-weights-"))
+
+
+def _ref_of(manifest: WeightManifest) -> SnapshotRef:
+    return SnapshotRef(version=manifest.version, sha256=manifest.sha256)
+
+
+def _fetch_uri(manifest: WeightManifest, folder: Path) -> None:
+    """Files from any address that fsspec knows, each verified, and the whole against the manifest."""
+    import fsspec
+
+    try:
+        files, root = fsspec.core.url_to_fs(manifest.uri)
+    except (ImportError, ValueError) as exc:
+        raise TransportError(f"{manifest.uri} cannot be read: {exc}.", hint="Install the fsspec driver that it names.") from exc
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        whole = hashlib.sha256()
+        for file in manifest.files:
+            path = staging / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            digest = hashlib.sha256()
+            with files.open(f"{root}/{file.name}", "rb") as remote, path.open("xb") as local:
+                while piece := remote.read(1 << 20):
+                    digest.update(piece)
+                    whole.update(piece)
+                    local.write(piece)
+            if digest.hexdigest() != file.sha256:
+                raise BlobCorrupt(f"The file {file.name} of {manifest.uri} does not have the promised checksum.")
+        if whole.hexdigest() != manifest.sha256:
+            raise BlobCorrupt(f"The files of {manifest.uri} together do not have the promised checksum.")
+        staging.rename(folder)
+    except FileNotFoundError as exc:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise OffsetLost(f"A file of {manifest.uri} is not there: {exc}.", hint="Publish the snapshot again.") from exc
+    except BaseException:  # whatever ends the read, an interrupt included, must leave nothing behind
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
