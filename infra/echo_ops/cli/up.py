@@ -12,19 +12,24 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 
-from echo_bus.bus import open_bus, open_cluster
+from echo_bus.bus import Bus, open_bus, open_cluster
 from echo_bus.clock import SystemClock
 from echo_bus.embedded.guard import Guard
+from echo_bus.errors import TransportError
 from echo_bus.settings import load_settings
+from echo_bus.settings.load import public_config
 from echo_ops.cli.context import DEFAULT_CONFIG
 from echo_ops.cli.output import out
+from echo_ops.report.charts import close_up_window
 from echo_ops.report.observer import Observer
+from echo_ops.report.page import report_page
 from echo_ops.report.plain import PlainLines, closing_lines
 from echo_ops.report.run_view import Milestone, RunView
+from echo_ops.report.screen import Screen
+from echo_ops.report.spans import GenerationSpan, read_spans
 from echo_ops.report.summary import summarise_run
 from echo_ops.supervisor.age import process_age_s
 from echo_ops.supervisor.broker import RunBroker
@@ -82,6 +87,7 @@ class _Run:
         self._settings = load_settings(config, {**os.environ, **options.overrides})
         self._folder = Path(self._settings.checkpoint.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._report = options.report
         self._machine = this_machine()
         self._broker = RunBroker(
             self._settings, num_cores=len(self._machine.cores), keep=options.keep_kafka, report=lambda line: self.say(line)
@@ -99,6 +105,9 @@ class _Run:
         )
         self._observer = Observer(view, {plan.name: plan.announce for plan in self._plans}, self._elapsed_s)
         self._lines = PlainLines()
+        self._screen: Screen | None = None
+        self._bus: Bus | None = None
+        self._spans: list[GenerationSpan] = []
 
     def execute(self) -> None:
         """Run it; print, write and exit as it ends."""
@@ -111,9 +120,12 @@ class _Run:
         outcome: str = "died"
         try:
             with ExitStack() as stack:
+                if not self._options.plain and out.is_terminal:
+                    self._screen = stack.enter_context(Screen(out, self._elapsed_s, str(self._folder / "logs")))
+                    stack.callback(self._leave_screen)
                 guard = stack.enter_context(closing(Guard()))
                 crew = Crew(lambda plan: ProcessChild(plan, guard), self._clock)
-                stages = Stages(prepare=self._prepare, conclude=self._observer.finish)
+                stages = Stages(prepare=self._prepare, conclude=self._conclude)
                 outcome = Supervisor(crew, self._broker, stages, self, self._clock).run(self._plans).value
         finally:
             self._close(outcome)
@@ -123,38 +135,71 @@ class _Run:
     def tick(self) -> None:
         """Show what is new."""
         self._observer.look_for_announcements()
+        if self._screen is not None:
+            if self._screen.is_due:
+                with self._observer.view() as view:
+                    self._screen.draw(view)
+            return
         with self._observer.view() as view:
             lines = list(self._lines.news(view))
         for line in lines:
             self.say(line)
 
     def say(self, line: str) -> None:
-        """Print one line."""
-        out.print(escape(line))
+        """One line, on the screen or below the last one."""
+        logger.info("%s", line)
+        if self._screen is not None:
+            self._screen.say(line)
+        else:
+            out.print(escape(line))
+
+    def _leave_screen(self) -> None:
+        self._screen = None
 
     def _elapsed_s(self) -> float:
         return self._clock.monotonic_s() - self._zero_s
 
     def _prepare(self) -> None:
         self._observer.note(Milestone.KAFKA)
-        bus = open_bus(self._connected, "view")
+        self._bus = bus = open_bus(self._connected, "view")
         apply_topics(open_cluster(self._connected), bus.namespace)
         self._observer.note(Milestone.TOPICS)
         write_run(bus, self._settings)
         self._observer.start(bus)
 
+    def _conclude(self) -> None:
+        """What can only be read while Kafka answers."""
+        self._observer.finish()
+        if self._report is None or self._bus is None:
+            return
+        with self._observer.view() as view:
+            if not view.steps:
+                return
+            start_s, end_s = close_up_window(view)
+            zero_ms = view.started_ms
+        try:
+            self._spans = read_spans(self._bus, zero_ms + round(start_s * 1000), zero_ms + round(end_s * 1000))
+        except TransportError as exc:
+            logger.warning("The report has no close-up: %s", exc)
+
     def _close(self, outcome: str) -> None:
         """The last lines, and the files that were asked for."""
-        self.tick()
+        if self._options.plain or not out.is_terminal:
+            self.tick()
         with self._observer.view() as view:
             summary = summarise_run(view, wall_s=self._elapsed_s(), outcome=outcome, software=software())
             name = "exact match" if view.is_exact else "reward"
-        for line in closing_lines(summary, name):
-            self.say(line)
+            page = report_page(view, summary, public_config(self._settings), self._spans, view.started_ms)
+        if summary["steps"]:
+            for line in closing_lines(summary, name):
+                self.say(line)
         if self._options.summary is not None:
-            _write_json(self._options.summary, summary)
+            _write(self._options.summary, json.dumps(summary, indent=2) + "\n")
+        if self._report is not None:
+            _write(self._report, page)
+            self.say(f"report: {self._report.absolute()}")
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def _write(path: Path, content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path.write_text(content, encoding="utf-8")

@@ -38,9 +38,9 @@ class OffsetWatch:
         lags = {}
         worker = self._namespace.group("worker")
         if worker in groups:
-            lags["requests not finished"] = self._lag(worker, REQUESTS)
+            lags["requests open"] = self._lag(worker, REQUESTS)
         if scoring:
-            lags["trajectories not scored"] = max(self._lag(group, TRAJECTORIES) for group in scoring)
+            lags["not yet scored"] = max(self._lag(group, TRAJECTORIES) for group in scoring)
         return lags
 
     def _lag(self, group: str, topic: Topic) -> int:

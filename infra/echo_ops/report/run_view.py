@@ -1,6 +1,6 @@
 """Everything that is shown of a run, as one model fed by records, by readings of the processes' counters and by milestones. Pure.
 
-Not thread-safe. Times are seconds since the command was given; records carry milliseconds since the epoch and become seconds by `started_ms`.
+Not thread-safe. Times are seconds since the command was given; records carry milliseconds since the epoch and become so by `started_ms`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 from echo_core.bottleneck import Bottleneck, Place, PlaceUse, between, find_bottleneck
 from echo_schemas.records import Drop, Progress, Record, SessionClaim, StepReport, WeightManifest, WorkerStatus
@@ -25,11 +26,11 @@ class Milestone(StrEnum):
 
     KAFKA = "Kafka answers"
     TOPICS = "topics are there"
-    LEARNER_IMPORTED = "learner has imported its libraries"
-    LEARNER_READY = "learner owns the run"
-    PUBLISHED = "version 0 is published"
-    WORKER_IMPORTED = "worker has imported its engine"
-    INSTALLED = "version 0 is installed"
+    LEARNER_IMPORTED = "learner imported"
+    LEARNER_READY = "learner ready"
+    PUBLISHED = "version 0 published"
+    WORKER_IMPORTED = "worker imported"
+    INSTALLED = "version 0 installed"
     TRAJECTORY = "first trajectory"
     STEP = "first step"
 
@@ -87,12 +88,13 @@ class RunView:
         self.drops: Counter[str] = Counter()
         self.lags: dict[str, int] = {}
         self.trajectories_published = 0
-        self._started_ms = started_ms
+        self.started_ms = started_ms
         self._created: dict[int, tuple[float, int]] = {}
         self._installed: dict[int, dict[str, float]] = {}
         self._places: dict[str, dict[Place, PlaceUse]] = {}
         self._baseline: dict[Place, PlaceUse] | None = None
         self._window = _Window()
+        self._busy: dict[str, list[tuple[float, float]]] = {}
 
     # What comes in
 
@@ -184,6 +186,21 @@ class RunView:
             for version, (created, num_bytes) in sorted(self._created.items())
         ]
 
+    def busy_intervals(self) -> dict[str, list[tuple[float, float, float]]]:
+        """For each worker (from, to, share of that time it generated), from one heartbeat to the next."""
+        found: dict[str, list[tuple[float, float, float]]] = {}
+        for worker, readings in self._busy.items():
+            found[worker] = [
+                (start, end, min(1.0, max(0.0, (after - before) / (end - start))))
+                for (start, before), (end, after) in pairwise(readings)
+                if end > start
+            ]
+        return found
+
+    def heard_s(self, status: WorkerStatus) -> float:
+        """When a worker's record was made."""
+        return self._seconds(status.time_ms)
+
     def place_totals(self) -> dict[Place, PlaceUse]:
         """All processes together, from their start."""
         total: dict[Place, PlaceUse] = {}
@@ -203,7 +220,7 @@ class RunView:
     # Reducers
 
     def _seconds(self, time_ms: int) -> float:
-        return (time_ms - self._started_ms) / 1000
+        return (time_ms - self.started_ms) / 1000
 
     def _step(self, report: StepReport) -> None:
         samples = sum(report.staleness_total)
@@ -229,6 +246,7 @@ class RunView:
 
     def _worker(self, status: WorkerStatus) -> None:
         self.workers[status.worker_id] = status
+        self._busy.setdefault(status.worker_id, []).append((self._seconds(status.time_ms), status.busy_s))
         if status.installed_version is None:
             return
         time_s = self._seconds(status.time_ms)

@@ -1,0 +1,193 @@
+"""The live screen. Drawn from a `RunView`, little more than once a second, on the thread that calls `draw`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.layout import Layout
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from echo_core.bottleneck import describe
+from echo_ops.report.braille import Canvas
+from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
+
+DRAW_EVERY_S = 0.75
+_BAR = "█"
+_BAR_WIDTH = 24
+_NUM_NOTES = 3
+_AXIS_WIDTH = 6
+_STALENESS_STYLES = ("green", "yellow", "dark_orange", "red")
+
+
+class Screen:
+    """A terminal's whole screen while the block lasts."""
+
+    def __init__(self, console: Console, elapsed_s: Callable[[], float], where: str) -> None:
+        self._console = console
+        self._elapsed_s = elapsed_s
+        self._where = where
+        self._notes: deque[str] = deque(maxlen=_NUM_NOTES)
+        self._live = Live(console=console, screen=True, auto_refresh=False, transient=True)
+        self._drawn_s = -DRAW_EVERY_S
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.stop()
+
+    def say(self, line: str) -> None:
+        """One of the lines at the bottom."""
+        self._notes.append(line)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to draw."""
+        return self._elapsed_s() - self._drawn_s >= DRAW_EVERY_S
+
+    def draw(self, view: RunView) -> None:
+        """Draw what the view says now."""
+        self._drawn_s = self._elapsed_s()
+        size = self._console.size
+        self._live.update(render(view, self._drawn_s, size.width, size.height, self._where, list(self._notes)), refresh=True)
+
+
+def render(view: RunView, elapsed_s: float, width: int, height: int, where: str, notes: list[str]) -> RenderableType:
+    """The whole screen of `width` × `height` characters."""
+    layout = Layout()
+    bottom = 2 + max(5, min(len(Milestone), height // 3))
+    layout.split_column(
+        Layout(_title(view, elapsed_s), size=3),
+        Layout(name="middle", ratio=1),
+        Layout(name="bottom", size=bottom),
+        Layout(_foot(view, where, notes), size=2 + len(notes)),
+    )
+    side = max(38, width // 3)
+    layout["middle"].split_row(
+        Layout(_reward(view, width - side - 4, height - bottom - 9 - len(notes)), ratio=1), Layout(_numbers(view), size=side)
+    )
+    layout["bottom"].split_row(
+        Layout(_workers(view, elapsed_s), ratio=1), Layout(_queues(view) if view.steps else _startup(view), size=side)
+    )
+    return layout
+
+
+def _title(view: RunView, elapsed_s: float) -> RenderableType:
+    title = Text(no_wrap=True)
+    title.append(f" {view.run_id} ", "bold")
+    title.append(f"  {_clock(elapsed_s)}", "cyan")
+    title.append(f"   step {view.num_steps}{f' of {view.steps_wanted}' if view.steps_wanted else ''}", "bold")
+    pace, eta = view.s_per_step(MEAN_OVER), view.eta_s()
+    if pace is not None:
+        title.append(f"   {pace:.2f} s a step")
+    if eta is not None:
+        title.append(f"   {_clock(eta)} to go", "dim")
+    return Panel(title, border_style="cyan")
+
+
+def _reward(view: RunView, width: int, height: int) -> RenderableType:
+    title = "exact match" if view.is_exact else "reward"
+    if not view.steps:
+        waiting = Text("\n  The first batch is on its way: libraries load, Kafka starts, weights travel.", "dim")
+        return Panel(waiting, title=title, border_style="green", title_align="left")
+    rewards, means = [step.reward for step in view.steps], view.mean_rewards()
+    low, high = min(0.0, *rewards), max(1.0, *rewards)
+    last = max(view.steps_wanted, view.num_steps, 2)
+    canvas = Canvas(width - _AXIS_WIDTH, max(3, height))
+
+    def place(number: int, value: float) -> tuple[float, float]:
+        return (number - 1) / (last - 1), (value - low) / (high - low)
+
+    for step in view.steps:
+        canvas.dot(*place(step.number, step.reward), "bright_black")
+    canvas.line([place(step.number, mean) for step, mean in zip(view.steps, means, strict=True)], "bold green")
+    rows = canvas.rows()
+    labels = {0: high, len(rows) // 2: (low + high) / 2, len(rows) - 1: low}
+    lines = [Text(f"{labels[index]:5.2f} " if index in labels else " " * _AXIS_WIDTH, "dim") + row for index, row in enumerate(rows)]
+    title += f"  {rewards[-1]:.3f}, mean of ten steps [bold green]{means[-1]:.3f}[/]"
+    return Panel(Group(*lines), title=title, border_style="green", title_align="left")
+
+
+def _numbers(view: RunView) -> RenderableType:
+    parts: list[RenderableType] = [Text("staleness of the last ten steps", "bold")]
+    histogram = view.staleness(MEAN_OVER)
+    total = sum(histogram) or 1
+    for age in range(max(view.budget + 1, len(histogram))):
+        share = (histogram[age] if age < len(histogram) else 0) / total
+        bar = Text(f" {age} ")
+        bar.append(_BAR * round(share * _BAR_WIDTH), _STALENESS_STYLES[min(age, len(_STALENESS_STYLES) - 1)])
+        bar.append(f" {share:.0%}", "dim")
+        parts.append(bar)
+    parts.append(Text())
+    table = Table.grid(padding=(0, 2))
+    pace, bubble = view.samples_per_s(), view.bubble_ratio(MEAN_OVER)
+    last = view.steps[-1].metrics if view.steps else {}
+    table.add_row("trained", "–" if pace is None else f"{pace:,.0f} samples/s")
+    table.add_row("learner idle", "–" if bubble is None else f"{bubble:.0%}")
+    table.add_row("entropy", _number(last.get("entropy"), ".2f"))
+    table.add_row("mismatch KL", _number(last.get("mismatch_kl"), ".1e"))
+    table.add_row("log-prob. difference", _number(last.get("probe_logprob_diff_max"), ".1e"))
+    table.add_row("weights installed in", _number(last.get("broadcast_s"), ".3f", " s"))
+    parts.append(table)
+    return Panel(Group(*parts), title="learner", border_style="magenta", title_align="left")
+
+
+def _workers(view: RunView, elapsed_s: float) -> RenderableType:
+    table = Table(expand=True, box=None, header_style="dim")
+    for name in ("worker", "state", "version", "tokens/s", "in flight", "heard"):
+        table.add_column(name, justify="left" if name in {"worker", "state"} else "right")
+    for worker, status in sorted(view.workers.items()):
+        table.add_row(
+            worker,
+            status.state.value,
+            "–" if status.installed_version is None else f"v{status.installed_version}",
+            f"{status.tokens_per_s:,.0f}",
+            str(status.in_flight),
+            f"{max(0.0, elapsed_s - view.heard_s(status)):.0f} s ago",
+        )
+    published = "" if view.progress is None else f", newest weights v{view.progress.published}"
+    return Panel(table, title=f"workers{published}", border_style="blue", title_align="left")
+
+
+def _queues(view: RunView) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for name, lag in view.lags.items():
+        table.add_row(name, f"{lag:,}")
+    if view.progress is not None:
+        table.add_row("groups ready", f"{view.progress.groups_ready:,}")
+    table.add_row("published", f"{view.trajectories_published:,}")
+    dropped = ", ".join(f"{count} {reason}" for reason, count in view.drops.most_common(3))
+    table.add_row("dropped", Text(dropped or "none", "yellow" if dropped else "green"))
+    return Panel(table, title="queues", border_style="blue", title_align="left")
+
+
+def _startup(view: RunView) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    for milestone in Milestone:
+        time_s = view.milestones.get(milestone)
+        mark = Text("·", "dim") if time_s is None else Text("✓", "green")
+        table.add_row(mark, Text(milestone.value, "dim" if time_s is None else ""), "" if time_s is None else f"{time_s:.1f} s")
+    return Panel(table, title="start", border_style="blue", title_align="left")
+
+
+def _foot(view: RunView, where: str, notes: list[str]) -> RenderableType:
+    sentence = Text(f" {describe(view.bottleneck(recent=True))}" if view.steps else " Starting.", "bold yellow", no_wrap=True)
+    ending = Text(f" Logs: {where}. Ctrl-C drains, twice ends at once.", "dim", no_wrap=True)
+    return Group(sentence, *(Text(f" {note}", no_wrap=True) for note in notes), ending)
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "–" if value is None else f"{value:{form}}{unit}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    return f"{minutes}:{rest:02d}"
