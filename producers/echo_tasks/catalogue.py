@@ -41,7 +41,8 @@ def reward_names() -> tuple[str, ...]:
 
 
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """The task called `name`, made with `options`. Raises UserError for an unknown name, a bad path, or options it does not take."""
+    """The task called `name`, made with `options`. Raises UserError for an unknown name, a bad path, options it does not take, or
+    whatever its constructor raises."""
     maker = _BUILT_IN_TASKS.get(name)
     found: Any = maker if maker is not None else _find(name, TASK_GROUP, "task", task_names())
     if not isinstance(found, type) and not inspect.isfunction(found):
@@ -52,6 +53,10 @@ def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
         return _checked(found(**(options or {})), name)
     except TypeError as exc:
         raise UserError(f"The task {name!r} cannot be made with the options {sorted(options or {})}: {exc}.") from exc
+    except UserError:
+        raise
+    except Exception as exc:  # a user's constructor may raise anything
+        raise UserError(f"The task {name!r} cannot be made: {type(exc).__name__}: {exc}") from exc
 
 
 def load_rewards(names: Sequence[str]) -> tuple[RewardFunction, ...]:
