@@ -284,7 +284,7 @@ class Feeder:
     def _plan_lost(self) -> None:
         now_ms = self._parts.clock.time_ms()
         seq = self._open.lost(now_ms)
-        if seq is not None:
+        if seq is not None and all(issue.seq != seq for issue in self._again):
             logger.warning("Seq %d is still open after its deadline; it is issued again", seq)
             self._parts.metrics.reissued.labels(Why.LOST.value).inc()
             self._open.issued(seq, now_ms + int(self._parts.settings.rollout.request_timeout_s * 1000))

@@ -1,0 +1,53 @@
+"""Fixtures: a run over the in-memory cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import NewTopic
+
+from echo_bus.bus import Bus
+from echo_bus.clock import SystemClock
+from echo_bus.memory import MemoryCluster
+from echo_bus.metrics import BusMetrics
+from echo_schemas.codec import lock_file_codec
+from echo_schemas.naming import Namespace
+from echo_schemas.topic_files import load_topic_specs
+from tests.unit.rollout.swarm import RUN, Swarm
+
+MakeSwarm = Callable[..., Swarm]
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster()
+
+
+@pytest.fixture
+def make_swarm(cluster: MemoryCluster, tmp_path: Path) -> Iterator[MakeSwarm]:
+    """Makes the run's surroundings; settings as keyword arguments by section."""
+    namespace = Namespace("test.rollout")
+    topics = [NewTopic(f"{namespace.name}.{spec.name}", min(4, spec.partitions), 1) for spec in load_topic_specs()]
+    for future in cluster.admin().create_topics(topics).values():
+        future.result(5)
+    made: list[Swarm] = []
+
+    def make(**settings: Any) -> Swarm:
+        bus = Bus(
+            cluster=cluster,
+            namespace=namespace,
+            codec=lock_file_codec(),
+            metrics=BusMetrics(),
+            clock=SystemClock(),
+            role="tester",
+            run_id=RUN,
+        )
+        made.append(Swarm(bus, tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for swarm in made:
+        swarm.close()

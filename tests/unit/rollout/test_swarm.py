@@ -1,0 +1,285 @@
+"""Feeder and workers together, with a scripted engine: order, versions, deliveries, drains."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from echo_bus.errors import DeliveryFailed
+from echo_bus.memory import MemoryCluster
+from echo_rollout.engines.scripted import ScriptedEngine
+from echo_schemas.columns import pack_tokens
+from echo_schemas.records import FinishReason, Purpose, RunState, Sampling, Span, WorkerState
+from echo_schemas.topics import REQUESTS, TRAJECTORIES
+from echo_tasks.task import Observation, Turn
+from tests.unit.rollout.conftest import MakeSwarm
+from tests.unit.rollout.swarm import RUN, GatedEngine, LetterTask, wait_until
+
+
+def test_a_run_yields_every_group_once_and_keeps_to_the_pace(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.start_feeder()
+    swarm.start_worker(ScriptedEngine())
+    swarm.publish_version(0)
+    # (S + p + 1) · groups per step = 8 groups of 2.
+    wait_until(lambda: len(swarm.trajectories()) == 16, "the groups that pace admits")
+    assert sorted(swarm.requests()) == list(range(8))
+    swarm.say(groups_trained=4, version=1, next_seq=4)
+    swarm.publish_version(1, next_seq=4)
+    wait_until(lambda: len(swarm.trajectories()) == 24, "the groups that the next version admits")
+    groups = swarm.groups()
+    assert sorted(groups) == sorted(f"{RUN}/{seq}" for seq in range(12))
+    for members in groups.values():
+        assert sorted(member.index for member in members) == [0, 1]
+        assert len({member.attempt for member in members}) == 1
+
+
+def test_no_request_before_version_0_is_published(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.say()
+    swarm.start_feeder()
+    swarm.say(version=0)
+    assert not swarm.requests()
+    swarm.publish_version(0)
+    wait_until(swarm.requests, "the first request")
+
+
+def test_a_request_waits_for_the_version_it_requires(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0, required_version=2))
+    swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: swarm.metric("echo_rollout_groups_waiting") == 1, "the request to be held")
+    assert not swarm.trajectories()
+    swarm.publish_version(2)
+    wait_until(lambda: len(swarm.trajectories()) == 2, "the group")
+    assert {record.min_version for record in swarm.trajectories()} == {2}
+
+
+def test_an_exact_request_is_generated_under_its_version_or_not_at_all(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(3)
+    swarm.ask(
+        swarm.request(2, purpose=Purpose.PROBE, required_version=2, exact=True),
+        swarm.request(3, purpose=Purpose.PROBE, required_version=3, exact=True),
+    )
+    swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: swarm.metric("echo_rollout_groups_total", outcome="superseded") == 1, "the old probe to be closed")
+    wait_until(lambda: len(swarm.trajectories()) == 2, "the probe of the installed version")
+    assert {record.max_version for record in swarm.trajectories()} == {3}
+
+
+def test_a_request_past_its_deadline_is_closed_and_counted(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0, deadline_ms=int(time.time() * 1000) - 1), swarm.request(1, required_version=9, deadline_ms=1))
+    swarm.ask(swarm.request(2))
+    swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: swarm.metric("echo_rollout_groups_total", outcome="expired") == 2, "both to expire")
+    wait_until(lambda: set(swarm.groups()) == {f"{RUN}/2"}, "the one that is in time")
+
+
+def test_a_request_that_no_engine_can_serve_is_a_dead_letter(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0, prompt_token_ids=pack_tokens([999])), swarm.request(1))
+    swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: set(swarm.groups()) == {f"{RUN}/1"}, "the request behind the bad one")
+
+
+def test_no_more_groups_are_in_hand_than_allowed(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(rollout={"groups_in_flight": 2})
+    swarm.publish_version(0)
+    for seq in range(6):
+        swarm.ask(swarm.request(seq), partition=seq % 4)
+    engine = GatedEngine()
+    swarm.start_worker(engine)
+    busy = swarm.bus.metrics.records_busy.labels(swarm.bus.namespace.topic(REQUESTS))
+    wait_until(lambda: busy._value.get() > 3, "the others to be put off")
+    assert engine.num_running == 2
+    engine.gate.set()
+    wait_until(lambda: len(swarm.groups()) == 6, "all groups")
+    assert engine.most_running == 2
+
+
+def test_a_worker_that_is_told_to_stop_hands_back_what_it_cannot_finish(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0, required_version=1), swarm.request(1))
+    first = swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: set(swarm.groups()) == {f"{RUN}/1"}, "the request that needs no newer weights")
+    first.stop()
+    assert first.error is None
+    assert swarm.statuses()[-1].state is WorkerState.GONE
+    swarm.publish_version(1)
+    swarm.start_worker(ScriptedEngine(), "w1")
+    wait_until(lambda: f"{RUN}/0" in swarm.groups(), "the request that was handed back")
+
+
+def test_a_snapshot_that_is_refused_or_corrupt_keeps_the_old_weights(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.start_worker(ScriptedEngine(reject=frozenset({1})))
+    wait_until(
+        lambda: swarm.metric("echo_rollout_installed_version") == 0 and swarm.metric("echo_rollout_installs_total", outcome="installed"),
+        "version 0",
+    )
+    swarm.publish_version(1)
+    wait_until(lambda: swarm.metric("echo_rollout_installs_total", outcome="rejected") == 1, "version 1 to be refused")
+    swarm.publish_version(2, promise="0" * 64)
+    wait_until(lambda: swarm.metric("echo_rollout_installs_total", outcome="corrupt") >= 2, "version 2 to be tried again")
+    swarm.ask(swarm.request(0))
+    wait_until(lambda: len(swarm.trajectories()) == 2, "a group under the old weights")
+    assert {record.max_version for record in swarm.trajectories()} == {0}
+    swarm.publish_version(3)
+    wait_until(lambda: any(status.installed_version == 3 for status in swarm.statuses()), "version 3 to be acknowledged")
+
+
+def test_a_second_feeder_stops_the_first_and_repeats_nothing(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(staleness={"budget": 1, "publication_period": 1, "admission": "free"})
+    swarm.publish_version(0)
+    first = swarm.start_feeder()
+    wait_until(lambda: len(swarm.requests()) == 8, "a full window")
+    swarm.start_feeder()
+    swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: not first.is_alive, "the first feeder to end")
+    assert swarm.is_fenced(first), first.error
+    wait_until(lambda: len(swarm.requests()) > 20, "the second feeder to go on")
+    seqs = [record.seq for record in swarm.records(REQUESTS)]
+    assert len(seqs) == len(set(seqs))
+
+
+def test_a_feeder_writes_again_what_the_log_does_not_show(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.ask(swarm.request(0), swarm.request(3), swarm.request(5))
+    swarm.publish_version(0, next_seq=2)
+    swarm.say(groups_trained=2, next_seq=2)
+    swarm.start_worker(ScriptedEngine())
+    swarm.start_feeder()
+    wait_until(lambda: {2, 4, 6, 7} <= set(swarm.requests()), "the missing seqs and those that follow")
+    assert 1 not in swarm.requests()
+    assert swarm.requests()[4].group_id == f"{RUN}/4"
+
+
+def test_a_paused_run_gets_no_requests_and_a_stopped_one_ends_its_feeder(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.order(RunState.PAUSED)
+    feeder = swarm.start_feeder()
+    swarm.publish_version(0)
+    swarm.say(groups_ready=1)
+    assert not swarm.requests()
+    swarm.order(RunState.RUNNING)
+    wait_until(swarm.requests, "requests after the pause")
+    swarm.order(RunState.STOPPING)
+    wait_until(lambda: not feeder.is_alive, "the feeder to end")
+    assert feeder.error is None
+
+
+def test_one_probe_is_issued_per_published_version(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(rollout={"probe_size": 3})
+    swarm.publish_version(0)
+    swarm.start_feeder()
+    swarm.start_worker(ScriptedEngine())
+    for version in (1, 2):
+        wait_until(lambda: len(swarm.requests(Purpose.PROBE)) == version, "the probe of the version before")  # noqa: B023
+        swarm.publish_version(version)
+    wait_until(lambda: sorted(swarm.requests(Purpose.PROBE)) == [0, 1, 2], "three probes")
+    assert all(probe.exact and probe.required_version == seq for seq, probe in swarm.requests(Purpose.PROBE).items())
+
+
+def test_a_lost_request_is_issued_again_when_its_time_is_over(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(rollout={"request_timeout_s": 0.2, "depth": 8})
+    swarm.publish_version(0)
+    swarm.start_feeder()
+    wait_until(lambda: any(record.resends for record in swarm.records(REQUESTS)), "seq 0 to be issued again")
+    again = [record for record in swarm.records(REQUESTS) if record.resends]
+    assert {record.seq for record in again} == {0}
+
+
+def test_a_worker_that_was_killed_leaves_its_requests_to_the_next(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0))
+    cluster.faults.fail_next_produce(swarm.bus.namespace.topic(TRAJECTORIES))
+    first = swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: not first.is_alive, "the worker to end by the lost trajectory")
+    assert isinstance(first.error, DeliveryFailed)
+    swarm.start_worker(ScriptedEngine(), "w1")
+    wait_until(lambda: len([group for group in swarm.groups()[f"{RUN}/0"] if group.worker_id == "w1"]) == 2, "the group, again and whole")
+
+
+def test_what_an_empty_generation_leads_to(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0))
+    swarm.start_worker(ScriptedEngine(answer=lambda prompt, version, index: []))
+    wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="empty") == 1, "the group to be given up")
+    assert swarm.metric("echo_rollout_empty_generations_total") == 2
+    assert not swarm.trajectories()
+
+
+class Guessing:
+    """An episode of two turns: the first is answered with `AB`, the second ends it."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def reset(self) -> Observation:
+        return Observation(text="")
+
+    def step(self, action: str) -> Turn:
+        self.turns += 1
+        return Turn(observation="AB", reward=float(self.turns), done=self.turns == 2)
+
+
+class GuessingTask(LetterTask):
+    """Letters with turns."""
+
+    def environment(self, entry: Any) -> Guessing:
+        return Guessing()
+
+
+class BrokenTask(LetterTask):
+    """Its environment cannot be made."""
+
+    def environment(self, entry: Any) -> Guessing:
+        raise RuntimeError("no such episode")
+
+
+def test_every_sample_of_a_task_with_turns_is_an_episode_of_its_own(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0, sampling=Sampling(max_new_tokens=8)))
+    swarm.start_worker(ScriptedEngine(), task=GuessingTask())
+    wait_until(lambda: len(swarm.trajectories()) == 2, "two episodes")
+    for record in swarm.trajectories():
+        assert record.finish_reason is FinishReason.ENVIRONMENT
+        assert record.turn_rewards == (1.0, 2.0)
+        assert record.generated == (Span(start=3, end=6), Span(start=8, end=11))
+        assert [(span.start, span.end) for span in record.version_spans] == [(3, 6), (8, 11)]
+        assert record.tokens[6:8].tolist() == [1, 2]
+
+
+def test_a_task_that_fails_costs_its_group_and_not_the_worker(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0))
+    worker = swarm.start_worker(ScriptedEngine(), task=BrokenTask())
+    wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="environment") == 1, "the group to be given up")
+    assert worker.is_alive
+
+
+def test_an_oversized_trajectory_is_counted_and_nothing_of_its_group_is_written(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0, entry='{"much": "' + "x" * 600_000 + '"}', prompt_token_ids=pack_tokens([1])))
+    long = ScriptedEngine()
+    long._generation = _wordy(long._generation)  # type: ignore[method-assign]
+    swarm.start_worker(long)
+    wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="oversized") == 1, "the group to be given up")
+    assert not swarm.trajectories()
+
+
+def _wordy(made: Any) -> Any:
+    return lambda *arguments: dataclasses.replace(made(*arguments), text="x" * 400_000)
