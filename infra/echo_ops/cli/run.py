@@ -36,20 +36,22 @@ _LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a role's code is, the extra that installs what it needs, and what is worth importing before it begins."""
+    """Where a role's code is, the extra that installs what it needs, and how its libraries are imported before it begins."""
 
     module: str
     function: str
     extra: str
-    prefetch: Callable[[Settings], tuple[str, ...]] = lambda settings: ()
+    prefetch: Callable[[Settings], None] = lambda settings: None
 
 
-def _engine_modules(settings: Settings) -> tuple[str, ...]:
-    return {"vllm": ("vllm",), "transformers": ("transformers",)}.get(settings.rollout.engine, ())
+def _prefetch_engine(settings: Settings) -> None:
+    from echo_rollout.engines.catalogue import prefetch
+
+    prefetch(settings.rollout.engine)
 
 
 _ENTRIES = {
-    "worker": _Entry("echo_rollout.run", "run_worker", "rollout", _engine_modules),
+    "worker": _Entry("echo_rollout.run", "run_worker", "rollout", _prefetch_engine),
     "feeder": _Entry("echo_rollout.run", "run_feeder", "rollout"),
     "reward": _Entry("echo_streams.run", "run_reward", "streams"),
     "learner": _Entry("echo_learner.run", "run_learner", "learner"),
@@ -82,8 +84,7 @@ def log_to(file: Path | None) -> None:
 def import_entry(entry: _Entry, settings: Settings) -> Callable[..., None]:
     """The role's function, its heavy libraries loaded. Raises UserError where one is not installed."""
     try:
-        for module in entry.prefetch(settings):
-            importlib.import_module(module)
+        entry.prefetch(settings)
         function: Callable[..., None] = getattr(importlib.import_module(entry.module), entry.function)
     except ModuleNotFoundError as exc:
         raise UserError(

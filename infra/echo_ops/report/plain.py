@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echo_core.bottleneck import describe
-from echo_ops.report.run_view import RunView, Step
+from echo_ops.report.run_view import Milestone, RunView, Step
 
 # How often the waiting sentence is repeated, in steps.
 _SENTENCE_EVERY = 20
@@ -15,15 +15,15 @@ class PlainLines:
     """Remembers what was said already."""
 
     def __init__(self) -> None:
-        self._milestones = 0
+        self._milestones: set[Milestone] = set()
         self._steps = 0
 
     def news(self, view: RunView) -> Iterator[str]:
         """Lines for what came since the last call."""
-        reached = sorted(view.milestones.items(), key=lambda item: item[1])
-        for milestone, time_s in reached[self._milestones :]:
-            yield f"{time_s:6.1f} s  {milestone.value}"
-        self._milestones = len(reached)
+        for milestone, time_s in sorted(view.milestones.items(), key=lambda item: item[1]):
+            if milestone not in self._milestones:
+                self._milestones.add(milestone)
+                yield f"{time_s:6.1f} s  {milestone.value}"
         means = view.mean_rewards()
         for step, mean in zip(view.steps[self._steps :], means[self._steps :], strict=True):
             yield step_line(step, mean, view.steps_wanted)

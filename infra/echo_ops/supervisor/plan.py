@@ -52,7 +52,8 @@ def plan_children(
         Role.WORKER: places.workers,
         Role.LEARNER: (places.learner,),
         Role.REWARD: (places.others,) * settings.scoring.workers,
-        Role.FEEDER: (places.others,),
+        # In sequential mode the learner asks for its own batches.
+        Role.FEEDER: (places.others,) if settings.run.mode == "asynchronous" else (),
     }
     return tuple(
         _child(role, index, place, config=config, overrides=overrides, folder=folder)

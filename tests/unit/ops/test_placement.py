@@ -1,0 +1,89 @@
+"""Who gets which cores and devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from echo_bus.settings import Settings
+from echo_bus.settings.sections import LearnerSettings, RolloutSettings, RunSettings, ScoringSettings
+from echo_ops.supervisor.placement import Machine, Place, placement
+from echo_ops.supervisor.plan import Role, plan_children
+
+
+def bound_cores(place: Place) -> list[int]:
+    return [int(core) for core in place.environ["VLLM_CPU_OMP_THREADS_BIND"].split(",")]
+
+
+def test_on_two_cores_the_worker_has_the_first_and_the_learner_the_second() -> None:
+    found = placement(Machine((0, 1)), workers=1)
+    assert found.workers[0].environ["VLLM_CPU_OMP_THREADS_BIND"] == "0"
+    assert found.workers[0].cores == ()  # only its compute threads are bound
+    assert found.learner.cores == (1,)
+    assert found.others.cores == ()
+    assert {place.environ["OMP_NUM_THREADS"] for place in (*found.workers, found.learner, found.others)} == {"1"}
+    assert found.learner.environ["DS_ACCELERATOR"] == "cpu"
+
+
+def test_cores_are_those_that_the_container_lends() -> None:
+    found = placement(Machine((5, 9)), workers=1)
+    assert (bound_cores(found.workers[0]), found.learner.cores) == ([5], (9,))
+
+
+@pytest.mark.parametrize("num_cores", [2, 3, 4, 8, 13])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_nobody_shares_a_core_and_threads_match_cores(num_cores: int, workers: int) -> None:
+    found = placement(Machine(tuple(range(num_cores))), workers=workers)
+    if "VLLM_CPU_OMP_THREADS_BIND" not in found.workers[0].environ:
+        assert num_cores - (num_cores >= 4) < workers + 1
+        return
+    taken = [core for place in found.workers for core in bound_cores(place)] + list(found.learner.cores)
+    assert len(taken) == len(set(taken))
+    assert set(taken) <= set(range(num_cores))
+    for place in found.workers:
+        assert int(place.environ["OMP_NUM_THREADS"]) == len(bound_cores(place)) >= 1
+    assert int(found.learner.environ["OMP_NUM_THREADS"]) == len(found.learner.cores) >= 1
+
+
+def test_too_few_cores_pin_nobody() -> None:
+    for machine, workers in ((Machine((0,)), 1), (Machine((0, 1)), 2), (Machine((0, 1)), 0)):
+        found = placement(machine, workers=workers)
+        assert len(found.workers) == workers
+        assert found.learner.cores == ()
+        assert all("VLLM_CPU_OMP_THREADS_BIND" not in place.environ for place in found.workers)
+
+
+def test_gpus_go_to_the_learners_ranks_first_and_then_to_each_worker() -> None:
+    found = placement(Machine((0, 1), ("0", "1", "2", "3")), workers=2, ranks=2)
+    assert found.learner.environ == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert [place.environ["CUDA_VISIBLE_DEVICES"] for place in found.workers] == ["2", "3"]
+    assert found.others.environ["CUDA_VISIBLE_DEVICES"] == ""
+    wide = placement(Machine((0,), ("0", "1", "2")), workers=1, gpus_per_worker=2)
+    assert wide.workers[0].environ["CUDA_VISIBLE_DEVICES"] == "1,2"
+
+
+def test_too_few_gpus_are_shared_by_all() -> None:
+    found = placement(Machine((0, 1), ("0",)), workers=1)
+    assert found.workers == (Place(),)
+    assert found.learner == Place()
+
+
+def test_a_run_has_its_processes_in_the_order_of_their_start_up_times(tmp_path: Path) -> None:
+    settings = Settings(rollout=RolloutSettings(workers=2), scoring=ScoringSettings(workers=2))
+    plans = plan_children(settings, Machine((0, 1, 2)), config=Path("run.toml"), overrides={"ECHO_RUN__SEED": "3"}, folder=tmp_path)
+    assert [plan.name for plan in plans] == ["worker-0", "worker-1", "learner", "reward-0", "reward-1", "feeder"]
+    worker = plans[1]
+    assert worker.command[1:] == (
+        *("-m", "echo_ops.cli", "run", "worker", "--announce", str(tmp_path / "processes" / "worker-1.json")),
+        *("--name", "worker-1", "--config", "run.toml"),
+    )
+    assert worker.log == tmp_path / "logs" / "worker-1.log"
+    assert all(plan.environ["ECHO_RUN__SEED"] == "3" for plan in plans)
+    assert [plan.cores for plan in plans if plan.role is Role.LEARNER] == [(2,)]
+
+
+def test_a_sequential_run_has_no_feeder(tmp_path: Path) -> None:
+    settings = Settings(run=RunSettings(mode="sequential"), learner=LearnerSettings())
+    plans = plan_children(settings, Machine((0,)), config=None, overrides={}, folder=tmp_path)
+    assert Role.FEEDER not in {plan.role for plan in plans}

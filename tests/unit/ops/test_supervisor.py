@@ -1,0 +1,177 @@
+"""The supervisor with children that do as the test says, and a clock that moves as it looks."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from echo_bus.clock import ManualClock
+from echo_ops.supervisor.child import Crew, RoleDied
+from echo_ops.supervisor.plan import ChildPlan, Role
+from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
+from echo_schemas.errors import UserError
+
+
+class FakeChild:
+    """Runs until told otherwise; ends `drain_s` after it was asked to, or never."""
+
+    def __init__(self, plan: ChildPlan, clock: ManualClock, story: list[str], drain_s: float | None = 0.0) -> None:
+        self.plan = plan
+        self.code: int | None = None
+        self._clock, self._story, self._drain_s = clock, story, drain_s
+        self._asked_s: float | None = None
+
+    def poll(self) -> int | None:
+        drains = self.code is None and self._asked_s is not None and self._drain_s is not None
+        if drains and self._clock.monotonic_s() >= (self._asked_s or 0.0) + (self._drain_s or 0.0):
+            self.code = 0
+        return self.code
+
+    def terminate(self) -> None:
+        if self.code is None:
+            self._story.append(f"term {self.plan.name}")
+            self._asked_s = self._clock.monotonic_s()
+
+    def kill(self) -> None:
+        if self.code is None:
+            self._story.append(f"kill {self.plan.name}")
+            self.code = -signal.SIGKILL
+
+
+class Scene:
+    """A whole run around fakes. `at` says what happens on which tick."""
+
+    def __init__(self, tmp_path: Path, *, stubborn: str = "", broker_error: Exception | None = None) -> None:
+        self.clock = ManualClock()
+        self.story: list[str] = []
+        self.said: list[str] = []
+        self.at: dict[int, Callable[[], None]] = {}
+        self._ticks = 0
+        self._broker_error = broker_error
+        self.prepared = threading.Event()
+        self._stubborn = stubborn
+        self._tmp_path = tmp_path
+        self.children: dict[str, FakeChild] = {}
+        self.crew = Crew(self._launch, self.clock)
+        stages = Stages(prepare=self._prepare, conclude=lambda: self.story.append("conclude"))
+        self.supervisor = Supervisor(self.crew, self, stages, self, self.clock)
+
+    def _launch(self, plan: ChildPlan) -> FakeChild:
+        child = FakeChild(plan, self.clock, self.story, None if plan.name == self._stubborn else 0.0)
+        self.children[plan.name] = child
+        return child
+
+    def _prepare(self) -> None:
+        self.prepared.set()
+
+    def start(self) -> None:
+        if self._broker_error is not None:
+            raise self._broker_error
+
+    def stop(self) -> None:
+        self.story.append("kafka down")
+
+    def tick(self) -> None:
+        assert self._broker_error is not None or self.prepared.wait(5), "waited for the preparation"
+        self._ticks += 1
+        self.clock.advance(1.0)
+        assert self._ticks < 500, f"the run does not end: {self.story}"
+        self.at.pop(self._ticks, lambda: None)()
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def run(self) -> Outcome:
+        names = {Role.WORKER: ("worker-0", "worker-1"), Role.LEARNER: ("learner",), Role.REWARD: ("reward-0",), Role.FEEDER: ("feeder",)}
+        return self.supervisor.run([self._plan(role, name) for role, found in names.items() for name in found])
+
+    def _plan(self, role: Role, name: str) -> ChildPlan:
+        log = self._tmp_path / f"{name}.log"
+        log.write_text("".join(f"line {number}\n" for number in range(40)))
+        return ChildPlan(role=role, name=name, command=(), environ={}, cores=(), log=log, announce=self._tmp_path / f"{name}.json")
+
+    def ends(self, name: str, code: int) -> Callable[[], None]:
+        def end() -> None:
+            self.children[name].code = code
+
+        return end
+
+
+def test_a_run_ends_when_its_learner_has_finished_and_all_others_are_drained_at_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.at[3] = scene.ends("learner", 0)
+    assert scene.run() is Outcome.FINISHED
+    assert sorted(scene.story[:4]) == ["term feeder", "term reward-0", "term worker-0", "term worker-1"]
+    assert scene.story[4:] == ["conclude", "kafka down"]
+
+
+def test_an_interrupt_drains_role_by_role(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.at[2] = scene.supervisor.interrupt
+    assert scene.run() is Outcome.INTERRUPTED
+    assert scene.story == [
+        *("term feeder", "term worker-0", "term worker-1", "term reward-0", "term learner"),
+        *("conclude", "kafka down"),
+    ]
+    assert scene.said == ["Draining: feeder", "Draining: worker", "Draining: reward", "Draining: learner"]
+
+
+def test_the_next_role_is_asked_only_when_the_one_before_is_gone_or_was_killed(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, stubborn="worker-1")
+    scene.at[2] = scene.supervisor.interrupt
+    assert scene.run() is Outcome.INTERRUPTED
+    assert scene.story.index("kill worker-1") < scene.story.index("term reward-0")
+    assert any(line.startswith("worker-1 did not drain in time") and "worker-1.log" in line for line in scene.said)
+
+
+def test_a_second_interrupt_ends_everything_at_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, stubborn="worker-0")
+    scene.at[2] = scene.supervisor.interrupt
+    scene.at[6] = scene.supervisor.interrupt
+    assert scene.run() is Outcome.INTERRUPTED
+    assert "term reward-0" not in scene.story
+    assert {"kill worker-0", "kill reward-0", "kill learner"} <= set(scene.story)
+    assert scene.story[-1] == "kafka down"
+
+
+def test_a_signal_of_the_operating_system_interrupts_and_the_handlers_come_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    scene = Scene(tmp_path)
+    scene.at[2] = lambda: signal.raise_signal(signal.SIGTERM)
+    assert scene.run() is Outcome.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("worker-1", 1, "The worker 'worker-1' ended with exit code 1"),
+        ("worker-0", 0, "The worker 'worker-0' ended with exit code 0"),
+        ("learner", 1, "The learner ended with exit code 1"),
+        ("reward-0", -signal.SIGKILL, "The reward 'reward-0' was killed by SIGKILL"),
+    ],
+)
+def test_a_role_that_dies_ends_the_run_with_its_last_words(tmp_path: Path, name: str, code: int, words: str) -> None:
+    scene = Scene(tmp_path)
+    scene.at[3] = scene.ends(name, code)
+    with pytest.raises(RoleDied, match=words) as raised:
+        scene.run()
+    assert raised.value.exit_code == code
+    assert [line.strip() for line in raised.value.message.splitlines()[1:]] == [f"line {number}" for number in range(25, 40)]
+    assert str(tmp_path / f"{name}.log") in raised.value.hint
+    assert ("memory" in raised.value.hint) == (code == -signal.SIGKILL)
+    assert all(child.code is not None for child in scene.children.values())
+    assert scene.story[-2:] == ["conclude", "kafka down"]
+
+
+def test_a_broker_that_does_not_start_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, broker_error=UserError("Port 9 is taken."))
+    with pytest.raises(UserError, match="Port 9"):
+        scene.run()
+    assert all(child.code is not None for child in scene.children.values())
+    assert "conclude" not in scene.story
+    assert scene.story[-1] == "kafka down"
