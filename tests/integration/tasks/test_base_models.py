@@ -1,0 +1,161 @@
+"""The demo's base model: the same bytes whoever makes it, made once, and able to read and write its task. Runs torch in processes."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from echo_bus.clock import Deadline
+from echo_schemas.errors import UserError
+from echo_tasks import base_models
+from echo_tasks.base_models import RECIPE, resolve_base
+from echo_tasks.digits import ReverseDigits
+
+# Long enough for two makers on a busy machine.
+MAKING_S = 150.0
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with the model in it."""
+    pytest.importorskip("transformers", reason="the base model is made with torch and transformers: install the extra 'learner'")
+    cache = tmp_path_factory.mktemp("cache")
+    resolve_base("demo:tiny-qwen3", cache)
+    return cache
+
+
+@pytest.mark.slow
+def test_the_model_is_the_same_to_the_byte_in_another_cache(made: Path, tmp_path: Path) -> None:
+    first, second = resolve_base("demo:tiny-qwen3", made), resolve_base("demo:tiny-qwen3", tmp_path)
+    assert first != second
+    assert checksums(first) == checksums(second)
+    assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= set(checksums(first))
+
+
+@pytest.mark.slow
+def test_a_model_that_is_there_is_not_made_again(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        pytest.fail("the model was made again")
+
+    monkeypatch.setattr(base_models, "_make", refuse)
+    assert resolve_base("demo:tiny-qwen3", made) == made / "models" / f"tiny-qwen3-{RECIPE}"
+
+
+@pytest.mark.slow
+def test_nothing_but_the_model_and_its_lock_stays_in_the_cache(made: Path) -> None:
+    assert sorted(path.name for path in (made / "models").iterdir()) == [f".tiny-qwen3-{RECIPE}.lock", f"tiny-qwen3-{RECIPE}"]
+
+
+@pytest.mark.slow
+def test_the_tokenizer_reads_back_what_it_wrote(made: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_base("demo:tiny-qwen3", made))
+    for seq in range(20):
+        prompt = ReverseDigits().prompt(0, seq)
+        text = prompt.text + str(prompt.entry["answer"])
+        ids = tokenizer.encode(text)
+        assert len(ids) == len(text), "one token a character, and none in front of it"
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+    assert tokenizer.eos_token_id == json.loads((resolve_base("demo:tiny-qwen3", made) / "config.json").read_text())["eos_token_id"]
+
+
+@pytest.mark.slow
+def test_the_model_is_right_sometimes_and_wrong_mostly(made: Path) -> None:
+    """What reinforcement learning needs: neither 0 nor 1 of the greedy answers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = resolve_base("demo:tiny-qwen3", made)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    prompts = [ReverseDigits().prompt(3, seq) for seq in range(200)]
+    ids = torch.tensor([tokenizer.encode(prompt.text) for prompt in prompts])
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _ in range(6):
+            probabilities = model(input_ids=ids).logits[:, -1].softmax(dim=-1)
+            ids = torch.cat([ids, torch.multinomial(probabilities, 1, generator=generator)], dim=1)
+    right = sum(tokenizer.decode(row[7:]) == prompt.entry["answer"] for row, prompt in zip(ids, prompts, strict=True))
+    assert 0.08 < right / len(prompts) < 0.45
+
+
+@pytest.mark.slow
+def test_two_who_ask_at_once_get_one_model(tmp_path: Path, made: Path) -> None:
+    call = f"print(resolve_base('demo:tiny-qwen3', Path({str(tmp_path)!r})))"
+    code = f"from pathlib import Path; from echo_tasks.base_models import resolve_base; {call}"
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(
+            pool.map(
+                lambda _: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=MAKING_S),
+                range(2),
+            )
+        )
+    folders = {run.stdout.strip() for run in runs}
+    assert folders == {str(tmp_path / "models" / f"tiny-qwen3-{RECIPE}")}
+    assert checksums(Path(folders.pop())) == checksums(resolve_base("demo:tiny-qwen3", made))
+
+
+def test_who_asks_second_waits_for_the_lock_and_finds_the_model_made(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / f"tiny-qwen3-{RECIPE}"
+    folder.parent.mkdir(parents=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        asked = pool.submit(resolve_base, "demo:tiny-qwen3", tmp_path)
+        deadline = Deadline.after(20)
+        while not _somebody_waits_for(lock.fileno()):
+            assert not deadline.expired(), "waited for the second to ask for the lock"
+            assert not asked.done(), "the second did not wait"
+        folder.mkdir()
+        (folder / "config.json").write_text("{}", encoding="utf-8")
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert asked.result(20) == folder
+
+
+def _somebody_waits_for(descriptor: int) -> bool:
+    """Whether the kernel lists a blocked lock on this file: lines with `->`."""
+    inode = f":{os.fstat(descriptor).st_ino} "
+    return any("->" in line and inode in line for line in Path("/proc/locks").read_text(encoding="ascii").splitlines())
+
+
+@pytest.mark.slow
+def test_making_that_fails_leaves_nothing_behind_and_says_the_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(base_models.DEMO_MODELS, "demo:tiny-qwen3", "no-such-practice")
+    with pytest.raises(UserError, match=r"could not be made: KeyError: 'no-such-practice'.*make setup"):
+        resolve_base("demo:tiny-qwen3", tmp_path)
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [f".tiny-qwen3-{RECIPE}.lock"]
+
+
+def test_the_cache_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "models" / f"tiny-qwen3-{RECIPE}"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setenv("ECHO_CACHE_FOLDER", str(tmp_path))
+    assert resolve_base("demo:tiny-qwen3") == folder
+
+
+def test_a_model_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    assert resolve_base(str(tmp_path)) == tmp_path
+
+
+def test_a_base_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no demo model 'demo:tiny-qwen'.*Did you mean 'demo:tiny-qwen3'"):
+        resolve_base("demo:tiny-qwen", tmp_path)
+    with pytest.raises(UserError, match=r"no base model folder /no/such/folder.*\[policy\] base"):
+        resolve_base("/no/such/folder")
+    with pytest.raises(UserError, match=r"is no model folder: it has no config.json"):
+        resolve_base(str(tmp_path))
