@@ -29,10 +29,10 @@ _SEED = 0
 _LEARNING_RATE = 1.5e-3
 _BATCH = 64
 # Measured on sampled answers, temperature 1, which is what the run will see.
-_TARGET = 0.19
-_MEASURE_EVERY, _MEASURED = 2, 512
+_TARGET = 0.17
+_MEASURED = 1024
 # An answer is right with about exp(−7 · loss): above this loss it is not worth measuring.
-_MEASURE_BELOW = 0.3
+_MEASURE_BELOW = 0.32
 _MAX_STEPS = 2_000
 
 
@@ -80,7 +80,7 @@ def _practise(model: torch.nn.Module, answer: Callable[[str], str]) -> float:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % _MEASURE_EVERY == 0 and loss.item() < _MEASURE_BELOW:
+        if loss.item() < _MEASURE_BELOW:
             accuracy = _sampled_accuracy(model, answer)
             if accuracy >= _TARGET:
                 return accuracy
