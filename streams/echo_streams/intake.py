@@ -1,0 +1,84 @@
+"""What to do with a trajectory, decided on its headers: nothing of its body is decoded for one that will not be scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from echo_core.staleness import staleness
+from echo_schemas.headers import GROUP, RUN, VERSION, Header
+from echo_schemas.records import Purpose
+
+_ID = "ce_id"
+
+
+class Passed(StrEnum):
+    """Why a sound trajectory is passed over without a reward. Used as a metric label."""
+
+    OTHER_RUN = "other_run"
+    PROBE = "probe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which sample a trajectory is, as its headers say."""
+
+    group_id: str
+    seq: int
+    purpose: Purpose
+    attempt: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Older than the budget: gets the outcome `stale` for every reward."""
+
+    identity: Identity
+    version: int
+
+
+def identity_of(name: str, run_id: str) -> Identity | None:
+    """`<run>/[<purpose>-]<seq>/<attempt>/<index>` in its parts; None for anything else, where the body decides."""
+    try:
+        group_id, attempt, index = name.rsplit("/", 2)
+        run, _, member = group_id.partition("/")
+        purpose, _, seq = member.rpartition("-")
+        if run != run_id or not attempt or not (seq.isdecimal() and index.isdecimal()):
+            return None
+        return Identity(group_id=group_id, seq=int(seq), purpose=Purpose(purpose or Purpose.TRAIN), attempt=attempt, index=int(index))
+    except ValueError:
+        return None
+
+
+class Intake:
+    """Looks at headers. `drop_stale` False scores every age, because the learner withholds or downweights instead."""
+
+    def __init__(self, run_id: str, *, budget: int, drop_stale: bool) -> None:
+        self._run_id = run_id
+        self._budget = budget
+        self._drop_stale = drop_stale
+
+    def look(self, headers: Iterable[Header], learner_version: int | None) -> Passed | Stale | None:
+        """None: decode it and score it. Only training groups can be stale: an evaluation names the version it wants."""
+        named = {key: value.decode(errors="replace") for key, value in headers if key in _READ and value is not None}
+        run = named.get(RUN)
+        if run is not None and run != self._run_id:
+            return Passed.OTHER_RUN
+        identity = identity_of(named.get(_ID, ""), self._run_id)
+        if identity is None or identity.group_id != named.get(GROUP):
+            return None
+        if identity.purpose is Purpose.PROBE:
+            return Passed.PROBE
+        version = named.get(VERSION, "")
+        if identity.purpose is Purpose.TRAIN and version.isdecimal() and self.is_stale(int(version), learner_version):
+            return Stale(identity, int(version))
+        return None
+
+    def is_stale(self, version: int, learner_version: int | None) -> bool:
+        """Whether a training sample whose oldest version is `version` is above the budget now, and would be dropped for it."""
+        return self._drop_stale and learner_version is not None and staleness(learner_version, version) > self._budget
+
+
+_READ = frozenset({RUN, GROUP, VERSION, _ID})

@@ -1,0 +1,37 @@
+"""Every metric of the reward application: name, labels, and one line that says what it is."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+# From an inline comparison of strings to a judge model's slow answer.
+CALL_BUCKETS = (0.00001, 0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
+
+
+class StreamsMetrics:
+    """The collectors, made against the registry that is given: one per process, or one per test."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry = CollectorRegistry() if registry is None else registry
+
+        def counter(name: str, meaning: str, *labels: str) -> Counter:
+            return Counter(f"echo_streams_{name}", meaning, labels, registry=registry)
+
+        self.outcomes = counter("rewards", "Rewards by name and outcome: scored, failed, timed_out, stale.", "name", "outcome")
+        self.retries = counter("retries", "Further attempts after a failure.", "name")
+        self.passed = counter("trajectories_passed", "Trajectories passed over without a reward: other_run, probe.", "reason")
+        self.trajectories = counter("trajectories", "Trajectories done: their rewards are delivered and their offset may be committed.")
+        self.batches = counter("batches", "Batches done.")
+        self.pool_restarts = counter("pool_restarts", "Scoring processes replaced because they hung or died.", "reason")
+        self.call_seconds = Histogram(
+            "echo_streams_call_seconds",
+            "Seconds of one call of a reward function; a batch function's are divided by its samples.",
+            ["name"],
+            registry=registry,
+            buckets=CALL_BUCKETS,
+        )
+        self.in_flight = Gauge("echo_streams_in_flight", "Trajectories read and not yet done.", registry=registry)
+        self.partitions = Gauge(
+            "echo_streams_partitions_assigned", "Partitions of `trajectories` that this process reads.", registry=registry
+        )
+        self.lag = Gauge("echo_streams_lag", "Trajectories not yet done, by partition.", ["partition"], registry=registry)

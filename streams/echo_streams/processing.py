@@ -1,0 +1,171 @@
+"""From raw trajectories to the records that answer them: filtered on headers, decoded, scored, encoded. Knows no Faust.
+
+Threads: one event loop; `process` may run several times at once. The learner's version comes from a function, so that a view's thread
+may keep it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from echo_bus.clock import Clock
+from echo_bus.cluster import RawMessage
+from echo_bus.dead_letters import TRUNCATED_FROM, DeadLetterBudget, dead_letter_headers
+from echo_bus.decoding import Decoder
+from echo_bus.metrics import BusMetrics
+from echo_bus.profiles import MAX_RECORD_BYTES
+from echo_schemas.codec import Codec
+from echo_schemas.errors import InvalidRecord
+from echo_schemas.headers import Header, headers_of
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Coordinates, Purpose, Reward, Trajectory
+from echo_schemas.topics import REWARDS, TRAJECTORIES
+from echo_streams.intake import Identity, Intake, Passed, Stale
+from echo_streams.metrics import StreamsMetrics
+from echo_streams.scoring import Judgeable, Scorer
+
+logger = logging.getLogger(__name__)
+
+LearnerVersion = Callable[[], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A record to be written. `partition` None: by its key."""
+
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: list[Header]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """What reading and writing needs to know: names, codec, who we are."""
+
+    namespace: Namespace
+    codec: Codec
+    run_id: str
+    group: str
+    client_id: str
+    clock: Clock
+
+
+class Processor:
+    """Answers batches. `learner_version` gives None while no learner has reported."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        scorer: Scorer,
+        intake: Intake,
+        *,
+        learner_version: LearnerVersion,
+        metrics: StreamsMetrics,
+        bus_metrics: BusMetrics,
+        budget: DeadLetterBudget | None = None,
+    ) -> None:
+        self._wire = wire
+        self._scorer = scorer
+        self._intake = intake
+        self._learner_version = learner_version
+        self._metrics = metrics
+        self._bus_metrics = bus_metrics
+        self._budget = budget or DeadLetterBudget()
+        self._decoder = Decoder(wire.codec, wire.namespace, [TRAJECTORIES], run_id=wire.run_id)
+        self._rewards = wire.namespace.topic(REWARDS)
+        self._dead_letters = wire.namespace.dead_letters(TRAJECTORIES)
+
+    def set_num_partitions(self, counts: Mapping[str, int]) -> None:
+        """As `Decoder.set_num_partitions`: from then on, keys must lie on their partitions."""
+        self._decoder.set_num_partitions(counts)
+
+    async def process(self, batch: Sequence[RawMessage]) -> list[Outgoing]:
+        """What is to be written for `batch`. Once all of it is delivered, the batch is done.
+
+        Raises TooManyDeadLetters, and RegistryError if a schema could not be asked for.
+        """
+        version = self._learner_version()
+        answers: list[Outgoing] = []
+        judgeable: list[Judgeable] = []
+        num_valid = 0
+        for raw in batch:
+            partition, offset = raw.partition(), raw.offset()
+            assert partition is not None, "a message without error has a partition"
+            assert offset is not None, "a message without error has an offset"
+            at = Coordinates(partition=partition, offset=offset)
+            found = self._intake.look(raw.headers() or (), version)
+            if isinstance(found, Passed):
+                self._metrics.passed.labels(found.value).inc()
+                continue
+            if isinstance(found, Stale):
+                answers += self._encoded(self._scorer.stale(found.identity, at, _too_old(found.version, version)))
+                continue
+            try:
+                message = self._decoder.decode(raw)
+            except InvalidRecord as exc:
+                self._budget.count_valid(num_valid)
+                num_valid = 0
+                self._budget.count_invalid(exc)
+                answers.append(self._dead_letter(raw, exc))
+                continue
+            num_valid += 1
+            if message is None:
+                self._metrics.passed.labels(Passed.OTHER_RUN.value).inc()
+                continue
+            assert isinstance(message.record, Trajectory), "the decoder lets nothing else through"
+            answers += self._triage(message.record, at, version, judgeable)
+        self._budget.count_valid(num_valid)
+        if judgeable:
+            rewards = await self._scorer.score(judgeable)
+            answers += self._encoded(rewards)
+        return answers
+
+    def _triage(self, trajectory: Trajectory, at: Coordinates, version: int | None, judgeable: list[Judgeable]) -> list[Outgoing]:
+        """The body decides what the headers left open."""
+        if trajectory.purpose is Purpose.PROBE:
+            self._metrics.passed.labels(Passed.PROBE.value).inc()
+            return []
+        if trajectory.purpose is Purpose.TRAIN and self._intake.is_stale(trajectory.min_version, version):
+            identity = Identity(
+                group_id=trajectory.group_id,
+                seq=trajectory.seq,
+                purpose=trajectory.purpose,
+                attempt=trajectory.attempt,
+                index=trajectory.index,
+            )
+            return self._encoded(self._scorer.stale(identity, at, _too_old(trajectory.min_version, version)))
+        judgeable.append(Judgeable(trajectory=trajectory, at=at))
+        return []
+
+    def _encoded(self, rewards: Sequence[Reward]) -> list[Outgoing]:
+        encode, source = self._wire.codec.encode, self._wire.client_id
+        return [
+            Outgoing(
+                self._rewards,
+                reward.of.partition,
+                reward.group_id.encode(),
+                encode(reward),
+                headers_of(reward, source=source, time_ms=reward.time_ms),
+            )
+            for reward in rewards
+        ]
+
+    def _dead_letter(self, raw: RawMessage, invalid: InvalidRecord) -> Outgoing:
+        value = raw.value()
+        headers = dead_letter_headers(raw, invalid, group=self._wire.group)
+        if value is not None and len(value) > MAX_RECORD_BYTES:
+            headers.append((TRUNCATED_FROM, str(len(value)).encode()))
+            value = value[:MAX_RECORD_BYTES]
+        logger.warning(
+            "Dead letter: %s[%s]@%s is invalid (%s): %s", raw.topic(), raw.partition(), raw.offset(), invalid.reason, invalid.message
+        )
+        self._bus_metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
+        return Outgoing(self._dead_letters, None, raw.key(), value, headers)
+
+
+def _too_old(version: int, learner_version: int | None) -> str:
+    return f"Version {version} is too old for the learner's {learner_version}."
