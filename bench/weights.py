@@ -87,7 +87,12 @@ async def _watch(bus: Bus) -> None:
         metrics=WorkerMetrics(registry),
         clock=clock,
     )
-    view.on_change(lambda _key, _record: loop.call_soon_threadsafe(watcher.wake))
+
+    def wake(key: str, manifest: WeightManifest | None) -> None:
+        del key, manifest
+        loop.call_soon_threadsafe(watcher.wake)
+
+    view.on_change(wake)
     try:
         await watcher.run()
     finally:

@@ -34,7 +34,7 @@ from echo_core.dispatch import Standing, may_issue, required_version
 from echo_core.policy import StalenessPolicy
 from echo_rollout.feeder import Ledger, OpenSeqs, plan_resume, standing_of
 from echo_rollout.metrics import FeederMetrics
-from echo_rollout.prompts import PromptCodec
+from echo_rollout.prompts import TextCodec
 from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
@@ -83,7 +83,7 @@ class FeederParts:
     settings: Settings
     policy: StalenessPolicy
     task: Task
-    prompts: PromptCodec
+    prompts: TextCodec
     bus: Bus
     writer: TransactionalWriter
     observer: WorkObserver

@@ -12,13 +12,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from echo_rollout.engines.engine import Engine, Generation
-from echo_rollout.prompts import TokenIds
+from echo_rollout.prompts import TextCodec, TokenIds
 from echo_schemas.errors import EchoError
 from echo_schemas.records import FinishReason, Sampling, Span, VersionSpan
 from echo_tasks.task import Environment, Task
@@ -33,16 +33,6 @@ class EmptyGeneration(EchoError):
 
 class EnvironmentFailed(EchoError):
     """The task's environment raised: no fault of the engine, and the group cannot be finished."""
-
-
-class TextCodec(Protocol):
-    """Text to token ids and back."""
-
-    def encode(self, text: str) -> TokenIds:
-        """int32 [T], no special tokens added."""
-
-    def decode(self, token_ids: Sequence[int] | TokenIds) -> str:
-        """The text, special tokens included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,8 +14,9 @@ from typing import Protocol
 from echo_bus.clock import Clock, Deadline
 from echo_bus.message import BUSY, Accepted, Completion, Invalid, Message, Outcome
 from echo_rollout.engines.engine import EngineError, check_prompt
-from echo_rollout.generation import GroupPrompt, TextCodec
+from echo_rollout.generation import GroupPrompt
 from echo_rollout.journal import ALONE_FROM, MAX_DEATHS, CrashJournal
+from echo_rollout.prompts import TextCodec
 from echo_schemas.columns import view_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import ChatMessage, Coordinates, RolloutRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,16 @@ from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
 from echo_schemas.records import ChatMessage
 
 TokenIds = npt.NDArray[np.int32]
+
+
+class TextCodec(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> TokenIds:
+        """int32 [T], no special tokens added."""
+
+    def decode(self, token_ids: Sequence[int] | TokenIds) -> str:
+        """The text, special tokens included."""
 
 
 class PromptCodec:
