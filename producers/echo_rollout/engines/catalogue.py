@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 from typing import Any
 
 from echo_rollout.engines.engine import Engine, EngineConfig
 from echo_schemas.errors import UserError
 
 _ENGINES = {
-    "vllm": "echo_rollout.engines.vllm_inprocess:VllmInProcess",
+    "vllm": "echo_rollout.engines.catalogue:open_vllm",
     "transformers": "echo_rollout.engines.transformers_engine:TransformersEngine",
 }
 
@@ -39,6 +40,28 @@ def open_engine(name: str, config: EngineConfig) -> Engine:
     except AttributeError:
         raise UserError(f"The module {module} has no {attribute!r}.") from None
     engine: Engine = made(config)
+    return engine
+
+
+def open_vllm(config: EngineConfig) -> Engine:
+    """vLLM in processes of its own where there is a GPU, else in this one; `in_process` in [rollout.options] decides instead.
+
+    Raises UserError if vLLM is not installed, or `in_process` is not true or false.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "The engine 'vllm' needs vLLM, which is not installed.", hint='Install it, or set [rollout] engine = "transformers".'
+        )
+    arguments = importlib.import_module("echo_rollout.engines.vllm_arguments")
+    in_process = config.options.get(arguments.IN_PROCESS)
+    if in_process is None:
+        in_process = not arguments.has_gpu()
+    if not isinstance(in_process, bool):
+        raise UserError(f"[rollout.options] in_process is {in_process!r}.", hint="Write true or false.")
+    if in_process:
+        engine: Engine = importlib.import_module("echo_rollout.engines.vllm_inprocess").VllmInProcess(config)
+    else:
+        engine = importlib.import_module("echo_rollout.engines.vllm_async").VllmAsync(config)
     return engine
 
 

@@ -36,6 +36,13 @@ class Switch(StrEnum):
     MIXES = "mixes"
 
 
+class LogprobSource(StrEnum):
+    """Who says how likely a token was: the engine that drew it, or the learner afterwards."""
+
+    SAMPLER = "sampler"
+    LEARNER = "learner"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
     """What an engine can do. `max_tokens`: prompt and answer together."""
@@ -46,11 +53,17 @@ class EngineCapabilities:
     switch: Switch
     max_tokens: int
     proves_version: bool = True
+    logprobs: LogprobSource = LogprobSource.SAMPLER
 
     def described(self) -> dict[str, str]:
         """As text, for a worker's status."""
         kinds = [kind for kind, can in (("lora", self.lora), ("full", self.full)) if can]
-        return {"weights": ",".join(kinds), "switch": self.switch.value, "max_tokens": str(self.max_tokens)}
+        return {
+            "weights": ",".join(kinds),
+            "switch": self.switch.value,
+            "max_tokens": str(self.max_tokens),
+            "logprobs": self.logprobs.value,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""LoRA on the CPU without copying weights per token; loaded by vLLM's worker through `worker_extension_cls`.
+"""LoRA on the CPU without copying weights per token; imported by the worker extension (`vllm_worker`). Imports vllm.
 
 vLLM's own CPU functions gather a copy of the adapter's weights for every token of the batch, and give tokens without an adapter (index −1)
 the last slot's. Here each adapter present in the batch is one matrix product over its own tokens, and tokens without one get nothing. GPU
@@ -14,10 +14,6 @@ import vllm.lora.ops.torch_ops as exported
 import vllm.lora.ops.torch_ops.lora_ops as lora_ops
 import vllm.lora.punica_wrapper.punica_cpu as punica_cpu
 from torch import Tensor
-
-
-class CpuLora:
-    """What `worker_extension_cls` asks for; the work is done by importing the module."""
 
 
 def _groups(indices: Tensor) -> Iterator[tuple[int, Tensor | None]]:

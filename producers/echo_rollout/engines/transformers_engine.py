@@ -1,0 +1,274 @@
+"""Plain transformers and PEFT, for machines without vLLM: slower, and any model that transformers loads. Imports torch, peft.
+
+Threads: the asyncio loop hands over; one engine thread computes. It takes all generations that wait (up to the concurrency), samples
+them as one batch to the end, then looks again. An install comes between two batches, so every generation has one version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echo_rollout.engines.engine import (
+    EngineCapabilities,
+    EngineConfig,
+    EngineError,
+    Generation,
+    Snapshot,
+    SnapshotRef,
+    SnapshotRejected,
+    Switch,
+    check_prompt,
+)
+from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
+from echo_schemas.errors import UserError
+from echo_schemas.records import Sampling, WeightKind
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_S = 30.0
+_CLOSED = "The engine was closed."
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """One `generate`."""
+
+    prompt: Sequence[int]
+    n: int
+    sampling: Sampling
+    answer: asyncio.Future[list[Generation]]
+
+
+@dataclass(eq=False, slots=True)
+class _Install:
+    """One `install`, or the loading of the base if `snapshot` is None."""
+
+    snapshot: Snapshot | None
+    answer: asyncio.Future[None]
+
+
+class TransformersEngine:
+    """See `Engine`. Uses a GPU if there is one."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.options:
+            name = min(config.options)
+            raise UserError(f"The engine 'transformers' has no option {name!r}.", hint="Leave [rollout.options] empty, or use vllm.")
+        self._config = config
+        self._orders: queue.SimpleQueue[_Asked | _Install | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="transformers", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._model: Any = None
+        self._sample: Callable[[list[_Asked], SnapshotRef], list[list[Generation]]] | None = None
+        self._adapter_config: bytes = b""
+        self._base: Shapes = {}
+        self._folder: Path = config.base
+        self._installed: SnapshotRef | None = None
+        self._vocabulary = 0
+        self._closed = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Versions change between batches."""
+        is_lora = self._config.kind is WeightKind.LORA
+        return EngineCapabilities(
+            name="transformers", lora=is_lora, full=not is_lora, switch=Switch.DRAINS, max_tokens=self._config.max_length
+        )
+
+    @property
+    def installed(self) -> SnapshotRef | None:
+        """What new generations run under."""
+        return self._installed
+
+    @property
+    def in_use(self) -> frozenset[int]:
+        """The version in force, whose files are loaded again if a new one turns out broken."""
+        return frozenset() if self._installed is None else frozenset({self._installed.version})
+
+    async def start(self) -> None:
+        """Load the base model."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._order(_Install(None, ready))
+        await ready
+
+    async def install(self, snapshot: Snapshot) -> None:
+        """Between two batches."""
+        if snapshot.kind is not self._config.kind:
+            raise SnapshotRejected(
+                f"This engine serves {self._config.kind.value} weights, and version {snapshot.ref.version} is {snapshot.kind.value}."
+            )
+        done: asyncio.Future[None] = self._running_loop().create_future()
+        self._order(_Install(snapshot, done))
+        await done
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        """Join the next batch. Cancelled before it begins, it is left out."""
+        loop = self._running_loop()
+        check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
+        asked = _Asked(prompt, n, sampling, loop.create_future())
+        self._order(asked)
+        return await asked.answer
+
+    async def close(self) -> None:
+        """End the thread after the batch under way."""
+        is_first, self._closed = not self._closed, True
+        if is_first:
+            self._orders.put(None)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _CLOSE_S)
+
+    # The loop's side
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise EngineError("The engine was not started.")
+        return self._loop
+
+    def _order(self, order: _Asked | _Install) -> None:
+        if self._closed:
+            raise EngineError(_CLOSED)
+        self._orders.put(order)
+
+    # The engine thread
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            batch: list[_Asked] = []
+            for order in self._taken():
+                if isinstance(order, _Asked) and self._has_room(batch, order):
+                    batch.append(order)
+                    continue
+                self._generate(batch)
+                batch = [order] if isinstance(order, _Asked) else []
+                if isinstance(order, _Install):
+                    self._settle(order)
+                is_open = is_open and order is not None
+            self._generate(batch)
+
+    def _taken(self) -> list[_Asked | _Install | None]:
+        """All that was handed over; blocks for the first."""
+        orders = [self._orders.get()]
+        while not self._orders.empty():
+            orders.append(self._orders.get())
+        return orders
+
+    def _has_room(self, batch: list[_Asked], asked: _Asked) -> bool:
+        return not batch or sum(each.n for each in batch) + asked.n <= self._config.concurrency
+
+    def _generate(self, batch: list[_Asked]) -> None:
+        batch = [asked for asked in batch if not asked.answer.cancelled()]
+        if not batch:
+            return
+        if self._closed or self._installed is None or self._sample is None:
+            for asked in batch:
+                self._answer(asked.answer, EngineError(_CLOSED if self._closed else "No version is installed yet."))
+            return
+        try:
+            groups = self._sample(batch, self._installed)
+        except Exception as exc:  # torch raises anything (memory, kernels); this batch fails with it and the worker decides
+            logger.exception("A batch of %s prompts has failed", len(batch))
+            for asked in batch:
+                self._answer(asked.answer, EngineError(f"transformers has failed: {exc}"))
+            return
+        for asked, group in zip(batch, groups, strict=True):
+            self._answer(asked.answer, group)
+
+    def _settle(self, order: _Install) -> None:
+        try:
+            if self._closed:
+                raise EngineError(_CLOSED)
+            if order.snapshot is None:
+                self._load()
+            elif order.snapshot.kind is WeightKind.LORA:
+                self._install_adapter(order.snapshot)
+            else:
+                self._install_weights(order.snapshot)
+        except Exception as exc:  # whoever waits gets it
+            self._answer(order.answer, exc)
+        else:
+            self._answer(order.answer, None)
+
+    def _load(self) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from echo_rollout.engines.sampling_loop import SamplingLoop
+
+        config = self._config
+        try:
+            self._base = weight_shapes(config.base)
+            model: Any = AutoModelForCausalLM.from_pretrained(config.base, dtype=getattr(torch, config.dtype), local_files_only=True)
+            self._model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+            loop = SamplingLoop(config.base)
+        except (ValueError, OSError) as exc:
+            raise UserError(f"transformers cannot serve {config.base}: {exc}", hint="See [policy] base.") from exc
+        self._vocabulary = int(model.config.vocab_size)
+        self._sample = lambda batch, ref: loop.run(self._model, [(each.prompt, each.n, each.sampling) for each in batch], ref)
+
+    def _install_adapter(self, snapshot: Snapshot) -> None:
+        import safetensors.torch
+        from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+
+        check_fit(snapshot, self._base, max_rank=self._config.lora_rank)
+        written = (snapshot.folder / "adapter_config.json").read_bytes()
+        state = safetensors.torch.load_file(snapshot.folder / "adapter_model.safetensors")
+        try:
+            if written != self._adapter_config:
+                bare = self._model.unload() if self._adapter_config else self._model
+                self._adapter_config = b""
+                self._model = bare
+                self._model = get_peft_model(bare, LoraConfig.from_pretrained(str(snapshot.folder))).eval()
+                self._adapter_config = written
+            outcome: Any = set_peft_model_state_dict(self._model, state)
+        except (ValueError, RuntimeError, TypeError) as exc:
+            raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc}") from exc
+        if outcome.unexpected_keys:
+            raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: it has {outcome.unexpected_keys[0]}.")
+        self._installed = snapshot.ref
+
+    def _install_weights(self, snapshot: Snapshot) -> None:
+        check_fit(snapshot, self._base, max_rank=0)
+        try:
+            self._read_weights(snapshot.folder)
+        except (ValueError, RuntimeError, OSError) as exc:
+            self._read_weights(self._folder)
+            raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc}") from exc
+        self._folder = snapshot.folder
+        self._installed = snapshot.ref
+
+    def _read_weights(self, folder: Path) -> None:
+        import safetensors.torch
+
+        state: dict[str, Any] = {}
+        for file in sorted(folder.glob("model*.safetensors")):
+            state |= safetensors.torch.load_file(file)
+        outcome = self._model.load_state_dict(state, strict=False)
+        missing = [name for name in outcome.missing_keys if name != "lm_head.weight"]
+        if missing or outcome.unexpected_keys:
+            message = f"tensors differ from the model's, {[*missing, *outcome.unexpected_keys][0]} for one"
+            raise ValueError(message)
+
+    def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
+        """Resolve a future of the loop. A loop that is gone wants nothing."""
+
+        def resolve() -> None:
+            if future.done():
+                return
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(resolve)

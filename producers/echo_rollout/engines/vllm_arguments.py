@@ -1,0 +1,133 @@
+"""What both vLLM engines tell vLLM and read from it: arguments, sampling, outputs. Imports vllm inside its functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echo_rollout.engines.engine import EngineConfig, Generation, SnapshotRef
+from echo_schemas.errors import UserError
+from echo_schemas.records import FinishReason, Sampling, VersionSpan, WeightKind
+
+IN_PROCESS = "in_process"
+"""The one option of [rollout.options] that is ours."""
+WORKER_EXTENSION = "echo_rollout.engines.vllm_worker.WorkerExtension"
+Decode = Callable[[Sequence[Sequence[int]]], list[str]]
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM serves; an adapter in between is served under the next one."""
+_KV_CACHE_BYTES = 256 << 20
+# Versions that may be under way at once: the old one, the new one, and two that were overtaken.
+_MAX_ADAPTERS = 4
+_MIN_BATCHED_TOKENS = 2048
+_FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+def set_environment(*, in_process: bool) -> None:
+    """What vLLM reads from the environment while it is imported."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def has_gpu() -> bool:
+    """Is there a CUDA device?"""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def max_rank(config: EngineConfig) -> int:
+    """The highest rank the engine is opened for. Raises UserError above vLLM's own limit."""
+    rank = next((rank for rank in _RANKS if rank >= config.lora_rank), None)
+    if rank is None:
+        raise UserError(f"vLLM serves adapters of rank {_RANKS[-1]} at most, and [policy.lora] r is {config.lora_rank}.")
+    return rank
+
+
+def engine_arguments(config: EngineConfig) -> dict[str, Any]:
+    """vLLM's EngineArgs; [rollout.options] win."""
+    on_gpu = has_gpu()
+    arguments: dict[str, Any] = {
+        "model": str(config.base),
+        "dtype": config.dtype,
+        "max_model_len": config.max_length,
+        "max_num_seqs": config.concurrency,
+        "max_num_batched_tokens": max(_MIN_BATCHED_TOKENS, config.max_length),
+        # Keyed by adapter and text: after a reload of all weights it would answer from the old ones.
+        "enable_prefix_caching": False,
+        # After temperature: what the learner computes.
+        "logprobs_mode": "processed_logprobs",
+        # Nothing from generation_config.json: requests say how they sample.
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    if not on_gpu:
+        # Else it takes a share of the whole machine's memory.
+        arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": _KV_CACHE_BYTES}
+    if config.kind is WeightKind.LORA:
+        arguments |= {"enable_lora": True, "max_loras": _MAX_ADAPTERS, "max_cpu_loras": _MAX_ADAPTERS, "max_lora_rank": max_rank(config)}
+    return arguments | {name: value for name, value in config.options.items() if name != IN_PROCESS}
+
+
+def sampling_params(n: int, sampling: Sampling) -> Any:
+    """vLLM's SamplingParams for a group: every field of ours said, the sampled token's log-probability, one output at the end."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        n=n,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        stop=list(sampling.stop) or None,
+        max_tokens=sampling.max_new_tokens,
+        # The sampled token's own, and no other.
+        logprobs=0,
+        flat_logprobs=True,
+        # Only stop texts need vLLM's own detokenizer; ours decodes a group at once.
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def generations_of(output: Any, ref: SnapshotRef, decode: Decode) -> list[Generation]:
+    """A finished RequestOutput as generations under `ref`."""
+    rows = [list(completion.token_ids) for completion in output.outputs]
+    # Where vLLM looked for stop texts it has cut the text, and `text` is filled in.
+    texts = [completion.text for completion in output.outputs] if any(c.text for c in output.outputs) else decode(rows)
+    found = []
+    for completion, tokens, text in zip(output.outputs, rows, texts, strict=True):
+        length = len(tokens)
+        logprobs = completion.logprobs.logprobs[:length] if completion.logprobs is not None else []
+        found.append(
+            Generation(
+                token_ids=np.array(tokens, np.int32),
+                logprobs=np.array(logprobs, np.float32),
+                version_spans=(VersionSpan(start=0, end=length, version=ref.version),) if length else (),
+                weights_sha256=ref.sha256,
+                finish_reason=_FINISHED.get(completion.finish_reason, FinishReason.ABORT),
+                text=text,
+            )
+        )
+    return found
+
+
+def batch_decoder(base: Path) -> Decode:
+    """The base's tokenizer as a function from rows of token ids to texts without special tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True)
+
+    def decode(rows: Sequence[Sequence[int]]) -> list[str]:
+        texts: list[str] = tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return texts
+
+    return decode

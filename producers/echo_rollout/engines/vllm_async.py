@@ -1,0 +1,220 @@
+"""vLLM in processes of its own (AsyncLLM), for GPUs: scheduling and sampling share no interpreter with the worker. Imports vllm.
+
+Threads: none of ours; everything runs on the asyncio loop. `install` of full weights closes the gate, waits until nothing runs, reloads and
+opens it again; adapters are loaded beside what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from echo_rollout.engines.adapters import Adapter, AdapterShelf
+from echo_rollout.engines.engine import (
+    EngineCapabilities,
+    EngineConfig,
+    EngineError,
+    Generation,
+    Snapshot,
+    SnapshotRef,
+    SnapshotRejected,
+    Switch,
+    check_prompt,
+)
+from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
+from echo_rollout.engines.vllm_arguments import (
+    Decode,
+    batch_decoder,
+    engine_arguments,
+    generations_of,
+    max_rank,
+    sampling_params,
+    set_environment,
+)
+from echo_schemas.errors import UserError
+from echo_schemas.records import Sampling, WeightKind
+
+
+class VllmAsync:
+    """See `Engine`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._engine: Any = None
+        self._numbers = itertools.count(1)
+        self._adapters: AdapterShelf[Any] = AdapterShelf()
+        self._base: Shapes = {}
+        self._folder: Path = config.base
+        self._installed: SnapshotRef | None = None
+        self._decode: Decode = lambda rows: [""] * len(rows)
+        self._vocabulary = 0
+        self._changed = asyncio.Condition()
+        self._num_running = 0
+        self._is_open = True
+        self._installing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[list[Generation]]] = set()
+        self._closed = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """As the engine in this process."""
+        is_lora = self._config.kind is WeightKind.LORA
+        switch = Switch.KEEPS if is_lora else Switch.DRAINS
+        return EngineCapabilities(name="vllm", lora=is_lora, full=not is_lora, switch=switch, max_tokens=self._config.max_length)
+
+    @property
+    def installed(self) -> SnapshotRef | None:
+        """What new generations run under."""
+        return self._installed
+
+    @property
+    def in_use(self) -> frozenset[int]:
+        """Versions whose adapters are loaded, and the one in force."""
+        return self._adapters.in_use | (frozenset() if self._installed is None else {self._installed.version})
+
+    async def start(self) -> None:
+        """Start vLLM's processes and generate once."""
+        config = self._config
+        set_environment(in_process=False)
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        try:
+            self._base = weight_shapes(config.base)
+            # On the loop's thread, because vLLM looks for the running loop; nothing else runs yet.
+            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(config)))
+        except (ValueError, TypeError, OSError, RuntimeError) as exc:
+            raise UserError(f"vLLM cannot serve {config.base}: {exc}", hint="See [rollout.options] and [policy].") from exc
+        self._vocabulary = self._engine.model_config.get_vocab_size()
+        self._decode = batch_decoder(config.base)
+        await self._final([0, 0], 2, Sampling(max_new_tokens=2), None)
+
+    async def install(self, snapshot: Snapshot) -> None:
+        """An adapter beside what runs; full weights when everything under way has finished."""
+        self._check_alive()
+        if snapshot.kind is not self._config.kind:
+            raise SnapshotRejected(
+                f"This engine serves {self._config.kind.value} weights, and version {snapshot.ref.version} is {snapshot.kind.value}."
+            )
+        async with self._installing:
+            if snapshot.kind is WeightKind.LORA:
+                check_fit(snapshot, self._base, max_rank=max_rank(self._config))
+                await self._install_adapter(snapshot)
+            else:
+                check_fit(snapshot, self._base, max_rank=0)
+                async with self._drained():
+                    await self._install_weights(snapshot)
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        """Join vLLM's batch. Cancelled, it leaves the batch."""
+        self._check_alive()
+        check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
+        task = asyncio.ensure_future(self._generate(prompt, n, sampling))
+        self._tasks.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            if self._closed:
+                raise EngineError("The engine was closed.") from None
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    async def close(self) -> None:
+        """End vLLM's processes; generations under way raise EngineError."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.shutdown)
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise EngineError("The engine was closed.")
+        if self._engine is None:
+            raise EngineError("The engine was not started.")
+
+    async def _generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_open)
+            # No await between here and the request: the version read is the version used.
+            ref, adapter = self._installed, self._adapters.take()
+            if ref is None:
+                raise EngineError("No version is installed yet.")
+            self._num_running += 1
+        try:
+            output = await self._final(prompt, n, sampling, None if adapter is None else adapter.request)
+            return generations_of(output, ref, self._decode)
+        finally:
+            if adapter is not None:
+                await self._unload(self._adapters.give_back(adapter.number))
+            self._num_running -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _final(self, prompt: Sequence[int], n: int, sampling: Sampling, request: Any) -> Any:
+        from vllm.inputs import TokensPrompt
+
+        name, last = str(next(self._numbers)), None
+        try:
+            tokens = TokensPrompt(prompt_token_ids=list(prompt))
+            async for output in self._engine.generate(tokens, sampling_params(n, sampling), name, lora_request=request):
+                last = output
+        except (ValueError, TypeError) as exc:
+            raise EngineError(f"vLLM refuses the request: {exc}") from exc
+        except Exception as exc:  # vLLM raises anything when its process dies
+            raise EngineError(f"vLLM has failed: {exc}") from exc
+        return last
+
+    async def _install_adapter(self, snapshot: Snapshot) -> None:
+        from vllm.lora.request import LoRARequest
+
+        number = next(self._numbers)
+        request = LoRARequest(f"v{snapshot.ref.version}-{number}", number, str(snapshot.folder))
+        try:
+            await self._engine.add_lora(request)
+        except Exception as exc:  # vLLM raises anything for an adapter that it cannot serve
+            raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc}") from exc
+        unused = self._adapters.put(Adapter(snapshot.ref, number, request))
+        self._installed = snapshot.ref
+        await self._unload(unused)
+
+    async def _unload(self, numbers: list[int]) -> None:
+        for number in numbers:
+            if not self._closed:
+                await self._engine.remove_lora(number)
+
+    async def _install_weights(self, snapshot: Snapshot) -> None:
+        try:
+            await self._reload(snapshot.folder)
+        except Exception as exc:  # vLLM raises anything; the model may be half new, so the old weights are loaded again
+            await self._reload(self._folder)
+            raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc}") from exc
+        self._folder = snapshot.folder
+        self._installed = snapshot.ref
+
+    async def _reload(self, folder: Path) -> None:
+        complaints = set(await self._engine.collective_rpc("echo_reload", args=(str(folder),))) - {""}
+        if complaints:
+            raise SnapshotRejected(f"After loading, {min(complaints)}.")
+
+    @asynccontextmanager
+    async def _drained(self) -> AsyncIterator[None]:
+        """Nothing runs and nothing is admitted inside."""
+        async with self._changed:
+            self._is_open = False
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._num_running == 0)
+            yield
+        finally:
+            async with self._changed:
+                self._is_open = True
+                self._changed.notify_all()

@@ -1,0 +1,172 @@
+"""What every engine must do, as one coroutine a behaviour. A test runs them against an engine that is started already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_rollout.engines.engine import Engine, EngineError, Generation, Snapshot, SnapshotRejected, Switch
+from echo_schemas.records import FinishReason, Sampling
+
+PROMPT = (5, 9, 12, 7)
+LONG = Sampling(max_new_tokens=40)
+Behaviour = Callable[["Case"], Awaitable[None]]
+_DIFFERENCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A started engine, three versions for it, one that is broken, and one of the wrong shape. `base` None: it has no model."""
+
+    engine: Engine
+    versions: tuple[Snapshot, ...]
+    refused: tuple[Snapshot, ...]
+    expected: Callable[[Snapshot, list[int], float], list[float]] | None
+    max_length: int
+    base: Path | None = None
+
+
+async def nothing_before_the_first_version(case: Case) -> None:
+    assert case.engine.installed is None
+    with pytest.raises(EngineError, match="No version is installed yet"):
+        await case.engine.generate(PROMPT, 1, Sampling(max_new_tokens=4))
+
+
+async def generations_carry_version_and_sha(case: Case) -> None:
+    for snapshot in case.versions:
+        await case.engine.install(snapshot)
+        assert case.engine.installed == snapshot.ref
+        assert case.engine.in_use == {snapshot.ref.version}
+        for generation in await case.engine.generate(PROMPT, 3, Sampling(max_new_tokens=4)):
+            _is_under(generation, snapshot)
+
+
+async def logprobs_equal_a_plain_forward(case: Case) -> None:
+    for snapshot in case.versions[:2]:
+        await case.engine.install(snapshot)
+        for temperature in (0.7, 1.0):
+            groups = await asyncio.gather(
+                *(case.engine.generate(PROMPT, 4, Sampling(max_new_tokens=12, temperature=temperature)) for _ in range(3))
+            )
+            for generation in (each for group in groups for each in group):
+                assert len(generation.logprobs) == len(generation.token_ids)
+                if case.expected is not None:
+                    wanted = case.expected(snapshot, generation.token_ids.tolist(), temperature)
+                    np.testing.assert_allclose(generation.logprobs, wanted, atol=_DIFFERENCE, rtol=0)
+
+
+async def a_version_arrives_while_generations_run(case: Case) -> None:
+    old, new = case.versions[:2]
+    await case.engine.install(old)
+    before = [asyncio.ensure_future(case.engine.generate(PROMPT, 4, LONG)) for _ in range(6)]
+    await asyncio.sleep(0)
+    installing = asyncio.ensure_future(case.engine.install(new))
+    await asyncio.sleep(0)
+    await installing
+    if case.engine.capabilities.switch is Switch.DRAINS:
+        assert all(each.done() for each in before)
+    after = await asyncio.gather(*(case.engine.generate(PROMPT, 4, LONG) for _ in range(3)))
+    for generation in (each for group in await asyncio.gather(*before) for each in group):
+        _is_under(generation, old)
+        if case.expected is not None:
+            wanted = case.expected(old, generation.token_ids.tolist(), 1.0)
+            np.testing.assert_allclose(generation.logprobs, wanted, atol=_DIFFERENCE, rtol=0)
+    for generation in (each for group in after for each in group):
+        _is_under(generation, new)
+    assert case.engine.in_use == {new.ref.version}
+
+
+async def a_bad_snapshot_changes_nothing(case: Case) -> None:
+    good = case.versions[0]
+    await case.engine.install(good)
+    for snapshot in case.refused:
+        with pytest.raises(SnapshotRejected, match=r"\.$"):
+            await case.engine.install(snapshot)
+        assert case.engine.installed == good.ref
+        (generation,) = await case.engine.generate(PROMPT, 1, Sampling(max_new_tokens=8))
+        _is_under(generation, good)
+        if case.expected is not None:
+            wanted = case.expected(good, generation.token_ids.tolist(), 1.0)
+            np.testing.assert_allclose(generation.logprobs, wanted, atol=_DIFFERENCE, rtol=0)
+
+
+async def bad_prompts_fail_alone(case: Case) -> None:
+    await case.engine.install(case.versions[0])
+    good = asyncio.ensure_future(case.engine.generate(PROMPT, 1, Sampling(max_new_tokens=4)))
+    for prompt, sentence in (
+        ((), "empty"),
+        ((5, 9_999), "vocabulary"),
+        ((-1,), "vocabulary"),
+        ((5,) * case.max_length, "above the engine"),
+    ):
+        with pytest.raises(EngineError, match=sentence):
+            await case.engine.generate(prompt, 1, Sampling(max_new_tokens=4))
+    assert len(await good) == 1
+
+
+async def answers_end_by_end_token_or_length(case: Case) -> None:
+    await case.engine.install(case.versions[0])
+    groups = await asyncio.gather(*(case.engine.generate(PROMPT, 16, LONG) for _ in range(4)))
+    for generation in (each for group in groups for each in group):
+        if generation.finish_reason is FinishReason.LENGTH:
+            assert len(generation.token_ids) == LONG.max_new_tokens
+        else:
+            assert generation.finish_reason is FinishReason.STOP
+            assert generation.token_ids.size > 0
+    if case.expected is not None:
+        ended = [each.token_ids[-1] for group in groups for each in group if each.finish_reason is FinishReason.STOP]
+        assert ended, "no answer of 64 came to an end token: the model of this test is wrong"
+        assert set(ended) == {1}
+    (short,) = await case.engine.generate(PROMPT, 1, Sampling(max_new_tokens=1))
+    assert len(short.token_ids) == 1
+
+
+async def a_cancelled_generation_leaves_nothing(case: Case) -> None:
+    await case.engine.install(case.versions[0])
+    waiting = asyncio.ensure_future(case.engine.generate(PROMPT, 8, LONG))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await case.engine.install(case.versions[1])
+    (generation,) = await case.engine.generate(PROMPT, 1, Sampling(max_new_tokens=4))
+    _is_under(generation, case.versions[1])
+    assert case.engine.in_use == {case.versions[1].ref.version}
+
+
+async def close_fails_what_runs_and_may_be_repeated(case: Case) -> None:
+    await case.engine.install(case.versions[0])
+    waiting = [asyncio.ensure_future(case.engine.generate(PROMPT, 16, LONG)) for _ in range(8)]
+    await asyncio.sleep(0)
+    await case.engine.close()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), timeout=30)
+    assert all(isinstance(outcome, list | EngineError) for outcome in outcomes)
+    await case.engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await case.engine.generate(PROMPT, 1, LONG)
+
+
+BEHAVIOURS: tuple[Behaviour, ...] = (
+    nothing_before_the_first_version,
+    generations_carry_version_and_sha,
+    logprobs_equal_a_plain_forward,
+    a_version_arrives_while_generations_run,
+    a_bad_snapshot_changes_nothing,
+    bad_prompts_fail_alone,
+    answers_end_by_end_token_or_length,
+    a_cancelled_generation_leaves_nothing,
+    close_fails_what_runs_and_may_be_repeated,
+)
+"""In this order against one engine: the first needs it fresh, the last ends it."""
+
+
+def _is_under(generation: Generation, snapshot: Snapshot) -> None:
+    assert generation.weights_sha256 == snapshot.ref.sha256
+    assert [(span.start, span.end, span.version) for span in generation.version_spans] == [
+        (0, len(generation.token_ids), snapshot.ref.version)
+    ]

@@ -1,0 +1,70 @@
+"""All behaviours of the contract against one engine with a model, in a process of its own: `python engine_process.py NAME KIND [async]`.
+
+vLLM replaces torch's thread settings and warns a lot while it is imported; neither may reach other tests. Writes `ok NAME` for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import traceback
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import contract
+import snapshots
+
+from echo_rollout.engines.catalogue import open_engine, prefetch
+from echo_rollout.engines.engine import EngineConfig
+from echo_schemas.records import WeightKind
+
+_MAX_LENGTH = 64
+
+
+async def _run(name: str, kind: WeightKind, options: dict[str, object], folder: Path) -> int:
+    base = snapshots.make_base(folder / "base", tied=kind is WeightKind.FULL)
+    versions = tuple(snapshots.make_snapshot(folder / f"v{number}", base, kind, number) for number in range(3))
+    refused = [snapshots.broken(versions[0], folder / "broken")]
+    if kind is WeightKind.LORA:
+        refused.append(snapshots.make_snapshot(folder / "rank", base, kind, 8, rank=2 * snapshots.RANK))
+    other = WeightKind.FULL if kind is WeightKind.LORA else WeightKind.LORA
+    refused.append(replace(versions[1], kind=other))
+    config = EngineConfig(
+        base=base, kind=kind, dtype="float32", max_length=_MAX_LENGTH, lora_rank=snapshots.RANK, concurrency=64, options=options
+    )
+    engine = open_engine(name, config)
+    await engine.start()
+    expected = partial(_expected, base)
+    case = contract.Case(engine, versions, tuple(refused), expected, _MAX_LENGTH, base)
+    failed = 0
+    for behaviour in contract.BEHAVIOURS:
+        try:
+            await asyncio.wait_for(behaviour(case), timeout=60)
+            sys.stdout.write(f"ok {behaviour.__name__}\n")
+        except Exception:  # the next behaviour is tried too, and the parent sees which failed
+            failed += 1
+            sys.stdout.write(f"FAILED {behaviour.__name__}\n{traceback.format_exc()}\n")
+    await engine.close()
+    return failed
+
+
+def _expected(base: Path, snapshot: object, tokens: list[int], temperature: float) -> list[float]:
+    return snapshots.expected_logprobs(base, snapshot, contract.PROMPT, tokens, temperature)  # type: ignore[arg-type]
+
+
+def main() -> int:
+    """0 if every behaviour is as it must be."""
+    name, kind, *rest = sys.argv[1:]
+    options: dict[str, object] = {"in_process": False} if rest else {}
+    if not rest:
+        prefetch(name)
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_run(name, WeightKind(kind), options, Path(folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
