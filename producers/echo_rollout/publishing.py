@@ -171,8 +171,8 @@ def trajectories_of(group: FinishedGroup, *, worker_id: str, engine: str) -> lis
             generated=sample.generated,
             logprobs=pack_logprobs(sample.logprobs),
             version_spans=sample.version_spans,
-            min_version=min(span.version for span in sample.version_spans),
-            max_version=max(span.version for span in sample.version_spans),
+            min_version=min(versions),
+            max_version=max(versions),
             weights_sha256=sample.weights_sha256,
             worker_id=worker_id,
             engine=engine,
@@ -184,4 +184,5 @@ def trajectories_of(group: FinishedGroup, *, worker_id: str, engine: str) -> lis
             finished_ms=group.finished_ms,
         )
         for index, sample in enumerate(group.samples)
+        for versions in ([span.version for span in sample.version_spans],)
     ]
