@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from echo_bus.clock import Deadline
 from echo_bus.cluster import Cluster
 from echo_bus.kafka import translate
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import REQUESTS, TRAJECTORIES, Topic
 
 _TIMEOUT_S = 5.0
+_ASK_AGAIN_S = 0.05
+_NO_LEADER_YET = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+    }
+)
 
 
 class OffsetWatch:

@@ -52,13 +52,14 @@ def test_any_terminal_is_filled_and_not_overrun(width: int, height: int, steps: 
 
 
 def test_the_screen_is_drawn_only_when_due() -> None:
-    now_s = 0.0
-    with Screen(Console(force_terminal=True, file=io.StringIO()), lambda: now_s, "logs") as screen:
-        assert screen.is_due
+    times_s = [0.0]
+    with Screen(Console(force_terminal=True, file=io.StringIO()), lambda: times_s[-1], "logs") as screen:
+        due = [screen.is_due]
         screen.draw(learning_view(3))
-        assert not screen.is_due
-        now_s = 2.0
-        assert screen.is_due
+        due.append(screen.is_due)
+        times_s.append(2.0)
+        due.append(screen.is_due)
+    assert due == [True, False, True]
 
 
 def test_a_rising_line_rises_from_the_lower_left_to_the_upper_right() -> None:
