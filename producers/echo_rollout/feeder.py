@@ -10,7 +10,7 @@ Used from the feeder's thread alone.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 
 from echo_core.dispatch import Standing
@@ -105,8 +105,3 @@ class OpenSeqs:
         """The oldest open seq if its time is over; None otherwise."""
         deadline_ms = self._deadlines_ms.get(self._floor)
         return self._floor if deadline_ms is not None and now_ms > deadline_ms else None
-
-
-def distinct(seqs: Iterable[int]) -> list[int]:
-    """`seqs` in order, each once."""
-    return list(dict.fromkeys(seqs))
