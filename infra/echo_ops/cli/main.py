@@ -154,7 +154,7 @@ def doctor(config: Config = None) -> None:
 def run(
     role: Annotated[Literal["worker", "feeder", "reward", "learner"], typer.Argument(help="Which role this process is.")],
     config: Config = None,
-    name: Annotated[str | None, typer.Option(help="Tells processes of one role apart: a worker's id, a reward process's name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Tells processes of one role apart in client ids and logs; a worker's id.")] = None,
     announce: Annotated[Path | None, typer.Option(help="Write a JSON file with pid and metrics address once they are known.")] = None,
     log_file: Annotated[Path | None, typer.Option("--log-file", help="Log there instead of to standard error.")] = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="learner: take the run over from a process that does not answer.")] = False,

@@ -121,8 +121,6 @@ def _call(role: str, function: Callable[..., None], process: RoleProcess, *, nam
     more: dict[str, Any] = {}
     if role == "worker":
         more["worker_id"] = name or f"worker-{own_name()}"
-    elif role == "reward":
-        more["name"] = name or "reward-0"
     elif role == "learner":
         more["takeover"] = takeover
     function(process, **more)

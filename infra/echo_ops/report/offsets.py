@@ -65,12 +65,17 @@ class OffsetWatch:
         return sum(max(0, end - committed.get(partition, 0)) for partition, end in ends.items())
 
     def _ends(self, topic: Topic) -> dict[int, int]:
-        try:
-            newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-            asked = self._admin.list_offsets(dict.fromkeys(self._places(topic), newest), request_timeout=_TIMEOUT_S)
-            return {place.partition: answer.result().offset for place, answer in asked.items()}
-        except KafkaException as exc:
-            raise translate(exc, "the cluster") from exc
+        """Asked again while partitions of a topic that was made a moment ago have no leader yet."""
+        newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        deadline = Deadline.after(_TIMEOUT_S)
+        while True:
+            try:
+                asked = self._admin.list_offsets({place: newest for place in self._places(topic)}, request_timeout=_TIMEOUT_S)
+                return {place.partition: answer.result().offset for place, answer in asked.items()}
+            except KafkaException as exc:
+                if exc.args[0].code() not in _NO_LEADER_YET or deadline.expired():
+                    raise translate(exc, "the cluster") from exc
+                time.sleep(_ASK_AGAIN_S)
 
     def _places(self, topic: Topic) -> list[TopicPartition]:
         physical = self._namespace.topic(topic)
