@@ -33,7 +33,7 @@ _MODEL_CONFIG = "config.json"
 def resolve_base(name: str, cache: Path | None = None) -> Path:
     """The folder of the base model `name`. `cache` overrides the user's cache folder.
 
-    Raises UserError if there is no such demo model, no such folder, or no model in it.
+    Raises UserError if there is no such demo model, no such folder, no model in it, or if the demo's model cannot be made or kept.
     """
     if name.startswith(DEMO_PREFIX):
         return _demo_model(name, cache or _cache_folder())
@@ -70,6 +70,8 @@ def _make(practice: str, folder: Path) -> None:
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise UserError(f"The demo's base model could not be made: {last}", hint="It needs torch and transformers: make setup.")
+        # A folder without a configuration is no model: what somebody deleted in part must not stand in the way.
+        shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
     except BaseException:  # whatever it is, an interrupt included: nothing half made stays
         shutil.rmtree(staging, ignore_errors=True)
@@ -79,8 +81,14 @@ def _make(practice: str, folder: Path) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One maker at a time, on this machine; the others wait and find it made."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as file:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = (folder.parent / f".{folder.name}.lock").open("w")
+    except OSError as exc:
+        raise UserError(
+            f"The demo's base model cannot be kept in {folder.parent}: {exc.strerror}.", hint=f"Name a cache folder with {_CACHE_VARIABLE}."
+        ) from exc
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

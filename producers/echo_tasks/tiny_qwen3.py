@@ -73,7 +73,7 @@ def _practise(model: torch.nn.Module, answer: Callable[[str], str]) -> float:
     """Supervised steps on fresh examples until enough sampled answers are right."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     rng = random.Random(_SEED)
-    for step in range(1, _MAX_STEPS + 1):
+    for _ in range(_MAX_STEPS):
         ids = _examples(rng, _BATCH, answer)
         logits = model(input_ids=ids).logits[:, NUM_DIGITS:-1]
         loss = cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, NUM_DIGITS + 1 :].reshape(-1))

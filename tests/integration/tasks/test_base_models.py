@@ -159,3 +159,22 @@ def test_a_base_that_is_none_is_refused(tmp_path: Path) -> None:
         resolve_base("/no/such/folder")
     with pytest.raises(UserError, match=r"is no model folder: it has no config.json"):
         resolve_base(str(tmp_path))
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot be kept in .*/file/models: Not a directory.*ECHO_CACHE_FOLDER"):
+        resolve_base("demo:tiny-qwen3", tmp_path / "file")
+
+
+def test_what_somebody_deleted_in_part_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leftover = tmp_path / "models" / f"tiny-qwen3-{RECIPE}" / "model.safetensors"
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
+
+    def make(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        (Path(command[-1]) / "config.json").write_text("{}", encoding="utf-8")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", make)
+    assert [path.name for path in resolve_base("demo:tiny-qwen3", tmp_path).iterdir()] == ["config.json"]
