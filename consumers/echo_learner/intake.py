@@ -103,8 +103,7 @@ class Intake:
             self._raise_error()
             if not self._may_choose():
                 return None
-            with self._places.spent(Place.BATCH):
-                return self._choose(version, terms)
+            return self._choose(version, terms)
 
     def set_terms(self, terms: tuple[RewardTerm, ...]) -> None:
         """Another reward specification for the batches from now on."""

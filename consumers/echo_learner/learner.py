@@ -148,14 +148,16 @@ class Learner:
         waited_s = parts.clock.monotonic_s() - started_s
         self._idle_s += waited_s
         parts.metrics.idle_seconds.inc(waited_s)
-        parts.places.add(Place.TRAIN, Use.EMPTY, waited_s)
+        for place in (Place.BATCH, Place.TRAIN):
+            parts.places.add(place, Use.EMPTY, waited_s)
         return groups
 
     def _step(self, groups: Sequence[ChosenGroup], *, is_last: bool) -> None:
         parts = self._parts
+        started_s = parts.clock.monotonic_s()
         formed = form_batch(groups, self.version, self._terms, self._rules, parts.task)
-        with parts.places.spent(Place.TRAIN):
-            result = parts.trainer.step(formed.training)
+        formed_s = parts.clock.monotonic_s()
+        result = parts.trainer.step(formed.training)
         self._agreement.compare(parts.intake.take_probes())
         report = self._report(formed, result)
         version = self.version + 1
@@ -166,6 +168,12 @@ class Learner:
         if publish or version % self._settings.checkpoint.every == 0:
             self._commit(version, publish=publish)
         self._note(formed, report)
+        ended_s = parts.clock.monotonic_s()
+        # One thread does both: while it trains, the next batch has nowhere to go.
+        parts.places.add(Place.BATCH, Use.BUSY, formed_s - started_s)
+        parts.places.add(Place.BATCH, Use.BLOCKED, ended_s - formed_s)
+        parts.places.add(Place.TRAIN, Use.EMPTY, formed_s - started_s)
+        parts.places.add(Place.TRAIN, Use.BUSY, ended_s - formed_s)
 
     def _report(self, formed: FormedBatch, result: TrainResult) -> StepReport:
         """The step's report; which checkpoint holds it is filled in when there is one."""

@@ -82,8 +82,7 @@ class PublicationThread:
         """Until the publication submitted last is committed. Raises ProducerFenced, TransportError, UserError (store)."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            with self._places.spent(Place.TRAIN, Use.BLOCKED):
-                pending.result()
+            pending.result()
 
     def close(self) -> None:
         """End the thread; a publication under way ends first."""
