@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from confluent_kafka import KafkaError, KafkaException
 
 from echo_bus.bus import Bus
@@ -10,6 +12,8 @@ from echo_bus.errors import NotAuthorized
 from echo_bus.kafka import translate
 from echo_schemas.errors import UserError
 from echo_schemas.topics import REWARDS, TRAJECTORIES
+
+logger = logging.getLogger(__name__)
 
 _ASK_S = 15.0
 
@@ -42,17 +46,22 @@ def check_topics(bus: Bus) -> int:
 
 
 def check_group(cluster: Cluster, group: str) -> None:
-    """Raises NotAuthorized if we may not even look at `group`: joining it would then hang without a word."""
+    """Raises NotAuthorized if we may not even look at `group`: joining it would then hang without a word.
+
+    Any other answer lets Faust try: the coordinator of a broker that has just started needs a while.
+    """
     # Kept in a variable: an admin client that is collected while its futures run cancels them.
     admin = cluster.admin()
     (described,) = admin.describe_consumer_groups([group], request_timeout=_ASK_S).values()
     try:
         described.result(_ASK_S + 1)
+    except TimeoutError:
+        logger.warning("The group %s could not be looked at within %g s", group, _ASK_S)
     except KafkaException as exc:
         if exc.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise not_allowed(group) from exc
         if exc.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
-            raise translate(exc, f"the group {group!r}") from exc
+            logger.warning("The group %s could not be looked at (%s)", group, exc.args[0].str())
 
 
 def not_allowed(group: str) -> NotAuthorized:
