@@ -61,6 +61,8 @@ class ScriptedEngine:
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
         """Tokens by the script, cut at `max_new_tokens`."""
         check_prompt(prompt, sampling, vocabulary=_VOCABULARY, max_length=_MAX_LENGTH)
+        if self._closed:
+            raise EngineError("The engine was closed.")
         ref = self.installed
         if ref is None:
             raise EngineError("No version is installed yet.")

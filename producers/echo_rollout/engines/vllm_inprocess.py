@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from echo_rollout.engines.adapters import Adapter, AdapterShelf
 from echo_rollout.engines.engine import (
@@ -45,6 +45,8 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import Sampling, WeightKind
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 _CLOSE_S = 30.0
 _CLOSED = "The engine was closed."
@@ -150,6 +152,17 @@ class VllmInProcess:
             self._orders.put(None)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _CLOSE_S)
+
+    async def on_thread(self, work: Callable[[Any, Any], ResultT]) -> ResultT:
+        """`work(vLLM's engine, the LoRARequest in force or None)` on the engine thread, between two steps: for measuring vLLM itself."""
+        done: asyncio.Future[ResultT] = self._running_loop().create_future()
+
+        def ask() -> ResultT:
+            current = self._adapters.current
+            return work(self._engine, None if current is None else current.request)
+
+        self._order(lambda: self._settle(done, ask))
+        return await done
 
     # The loop's side
 
@@ -317,13 +330,13 @@ class VllmInProcess:
         if complaint:
             raise SnapshotRejected(f"After loading, {complaint}.")
 
-    def _settle(self, future: asyncio.Future[None], work: Callable[[], None]) -> None:
+    def _settle(self, future: asyncio.Future[ResultT], work: Callable[[], ResultT]) -> None:
         try:
-            work()
+            result = work()
         except Exception as exc:  # whoever waits gets it
             self._answer(future, exc)
         else:
-            self._answer(future, None)
+            self._answer(future, result)
 
     def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
         """Resolve a future of the loop. A loop that is gone wants nothing."""

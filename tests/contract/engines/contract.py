@@ -130,9 +130,10 @@ async def a_cancelled_generation_leaves_nothing(case: Case) -> None:
     await case.engine.install(case.versions[0])
     waiting = asyncio.ensure_future(case.engine.generate(PROMPT, 8, LONG))
     await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    # An engine without a model may have answered already.
+    if waiting.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
     await case.engine.install(case.versions[1])
     (generation,) = await case.engine.generate(PROMPT, 1, Sampling(max_new_tokens=4))
     _is_under(generation, case.versions[1])
