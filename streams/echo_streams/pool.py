@@ -7,6 +7,7 @@ passes the limit is killed and replaced before its next call. The processes end 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing as mp
 import os
 import signal
@@ -133,10 +134,8 @@ class _Process:
         if self._executor is None:
             return
         executor, self._executor = self._executor, None
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         executor.shutdown(wait=False, cancel_futures=True)
 
 

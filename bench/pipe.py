@@ -1,0 +1,185 @@
+"""The baseline of `overhead.py`: the same engine and the same trainer, joined by a bare pipe. No Kafka, no records, no checkpoint.
+
+    worker process (core 0): VllmInProcess ─ groups ─▶ pipe ─▶ learner process (core 1): DeepSpeedTrainer ─ adapter ─▶ pipe ─▶ worker
+
+Admission is the pipeline's: issued groups ≤ (S + p + 1) · groups per step. Rewards are computed by the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echo_bus.settings import Settings, load_settings
+from echo_core.advantages import group_advantages
+
+Group = tuple[list[int], list[tuple[list[int], list[float], int]], float]
+"""Prompt, (tokens, log-probabilities, version) of each sample, right answers' share."""
+
+
+def worker(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
+    """Generate for ever; ends when the pipe does."""
+    asyncio.run(_work(settings, pipe))
+
+
+async def _work(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
+    from tokenizers import Tokenizer
+
+    from echo_rollout.engines.catalogue import open_engine
+    from echo_rollout.engines.engine import EngineConfig, Snapshot, SnapshotRef
+    from echo_schemas.records import Sampling, WeightKind
+    from echo_tasks.base_models import resolve_base
+    from echo_tasks.catalogue import load_task
+
+    base, task = resolve_base(settings.policy.base), load_task(settings.task.name)
+    kind = WeightKind(settings.policy.update)
+    engine = open_engine(
+        "vllm",
+        EngineConfig(base=base, kind=kind, dtype="float32", max_length=64, lora_rank=settings.policy.lora.r, concurrency=512, options={}),
+    )
+    await engine.start()
+    encode = Tokenizer.from_file(str(base / "tokenizer.json")).encode
+    sampling = Sampling(max_new_tokens=settings.rollout.max_new_tokens, temperature=settings.rollout.temperature)
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+    incoming: list[Any] = []
+
+    def listen() -> None:
+        while True:
+            try:
+                message = pipe.recv()
+            except EOFError:
+                message = None
+            incoming.append(message)
+            loop.call_soon_threadsafe(changed.set)
+            if message is None:
+                return
+
+    threading.Thread(target=listen, daemon=True).start()
+    published, issued = -1, 0
+    slots = asyncio.Semaphore(settings.rollout.groups_in_flight)
+    running: set[asyncio.Task[None]] = set()
+
+    async def generate(seq: int) -> None:
+        prompt = task.prompt(settings.run.seed, seq)
+        ids = encode(prompt.text).ids
+        found = await engine.generate(ids, settings.rollout.group_size, sampling)
+        right = [float(g.text == prompt.entry["answer"]) for g in found]
+        slots.release()
+        pipe.send(([*ids], [(g.token_ids.tolist(), g.logprobs.tolist(), g.version_spans[0].version) for g in found], right))
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        while True:
+            while incoming:
+                message = incoming.pop(0)
+                if message is None:
+                    await engine.close()
+                    return
+                published, files = message
+                place = Path(folder) / str(published)
+                place.mkdir()
+                for name, content in files:
+                    (place / name).write_bytes(content)
+                await engine.install(Snapshot(ref=SnapshotRef(version=published, sha256=str(published)), kind=kind, folder=place))
+            limit = (settings.budget + published + 1) * settings.learner.groups_per_step if published >= 0 else 0
+            if issued >= limit:
+                changed.clear()
+                if not incoming:
+                    await changed.wait()
+                continue
+            await slots.acquire()
+            task_ = asyncio.create_task(generate(issued))
+            running.add(task_)
+            task_.add_done_callback(running.discard)
+            issued += 1
+
+
+def learn(settings: Settings, steps: int) -> dict[str, float]:
+    """Train `steps` steps; seconds per step over all but the first ten, and the learning curve's ends."""
+    from echo_learner.config import trainer_config
+    from echo_learner.ranks import open_trainer
+    from echo_tasks.base_models import resolve_base
+
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_pinned_worker, args=(settings, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    trainer = open_trainer(trainer_config(settings, resolve_base(settings.policy.base)), 1)
+    groups: list[Any] = []
+    arrived = threading.Condition()
+
+    def read() -> None:
+        while True:
+            try:
+                group = ours.recv()
+            except (EOFError, OSError):
+                return
+            with arrived:
+                groups.append(group)
+                arrived.notify()
+
+    ours.send((0, trainer.snapshot(0).contents))
+    threading.Thread(target=read, daemon=True).start()
+    size, times, rewards = settings.learner.groups_per_step, [time.monotonic()], []
+    for version in range(steps):
+        with arrived:
+            arrived.wait_for(lambda: len(groups) >= size)
+            batch, groups[:] = groups[:size], groups[size:]
+        rewards.append(float(np.mean([value for group in batch for value in group[2]])))
+        trainer.step(_training_batch(batch, version, settings))
+        if (version + 1) % settings.publication_period == 0:
+            ours.send((version + 1, trainer.snapshot(version + 1).contents))
+        times.append(time.monotonic())
+    ours.close()
+    process.kill()
+    process.join()
+    steady = np.diff(times)[10:]
+    return {"s_per_step": float(steady.mean()), "reward_first": float(np.mean(rewards[:10])), "reward_last": float(np.mean(rewards[-10:]))}
+
+
+def _pinned_worker(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
+    worker(settings, pipe)
+
+
+def _training_batch(batch: list[Any], version: int, settings: Settings) -> Any:
+    from echo_learner.batch import TrainingBatch
+    from echo_learner.microbatches import plan_micro_batches
+
+    samples = [(prompt, tokens, logprobs) for prompt, members, _ in batch for tokens, logprobs, _ in members]
+    advantages = np.concatenate([group_advantages(np.array(right)) for _, _, right in batch]).astype(np.float32)
+    lengths = np.array([len(prompt) + len(tokens) for prompt, tokens, _ in samples], np.int64)
+    num_generated = np.array([len(tokens) for _, tokens, _ in samples], np.int64)
+    plan = plan_micro_batches(
+        lengths.tolist(), [len(members) for _, members, _ in batch], num_updates=1, max_tokens=settings.learner.micro_batch_tokens
+    )
+    rows = int(num_generated.sum())
+    return TrainingBatch(
+        version=version,
+        tokens=np.concatenate([[*prompt, *tokens] for prompt, tokens, _ in samples]).astype(np.int32),
+        lengths=lengths,
+        generated=np.concatenate([np.arange(len(prompt) + len(tokens)) >= len(prompt) for prompt, tokens, _ in samples]),
+        num_generated=num_generated,
+        sampler=np.concatenate([logprobs for _, _, logprobs in samples]).astype(np.float32),
+        advantages=np.repeat(advantages, num_generated),
+        mask=np.ones(rows, np.bool_),
+        fresh=np.zeros(rows, np.bool_),
+        order=plan.order,
+        micro_batch_sizes=plan.micro_batch_sizes,
+        update_sizes=plan.update_sizes,
+    )
+
+
+if __name__ == "__main__":
+    os.environ.update(VLLM_CPU_OMP_THREADS_BIND="0", OMP_NUM_THREADS="1")
+    print(json.dumps(learn(load_settings(Path(sys.argv[1]), {}), int(sys.argv[2]))))

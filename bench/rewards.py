@@ -1,0 +1,148 @@
+"""Trajectories scored a second by one reward process and by two, on a real broker, with a reward that costs nothing.
+
+    python bench/rewards.py [--count N] [--json FILE]
+
+The topic is filled beforehand with trajectories of 1,024 tokens; what counts is the time from the first reward's timestamp to the last
+one's. For two processes it is the time in which both were at work: the rest is the group finding together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import NewTopic
+from payload import make_trajectories
+
+from echo_bus import profiles
+from echo_bus.bus import open_bus
+from echo_bus.embedded import EmbeddedKafka
+from echo_bus.process import open_role
+from echo_bus.settings import Settings
+from echo_schemas.naming import Namespace
+from echo_schemas.topics import PROGRESS, REWARDS, TRAJECTORIES
+
+PARTITIONS = 4
+TOKENS = 1_024
+DISTINCT = 512
+_CONTEXT = mp.get_context("spawn")
+_WAIT_S = 180.0
+_SOURCE = "ce_source"
+
+
+def settings_of(bootstrap: str, namespace: str) -> Settings:
+    """Settings of a run called bench with the built-in reward `exact`."""
+    return Settings.model_validate(
+        {
+            "run": {"name": "bench"},
+            "kafka": {"bootstrap": bootstrap, "namespace": namespace},
+            "rewards": {"exact": 1.0},
+        }
+    )
+
+
+def score(bootstrap: str, namespace: str, name: str, ready: Any, go: Any, startup_s: Any) -> None:
+    """One reward process. Imports come before the start, so that two of them start together."""
+    began_s = time.monotonic()
+    import echo_streams.faust_app  # noqa: F401  what takes long is its import
+    from echo_streams.run import run_reward
+
+    startup_s.value = time.monotonic() - began_s
+    with open_role(settings_of(bootstrap, namespace), "reward", name=name) as process:
+        ready.release()
+        go.wait(_WAIT_S)
+        run_reward(process)
+
+
+def fill(bootstrap: str, namespace: str, count: int) -> None:
+    """Make the topics and write `count` trajectories."""
+    space = Namespace(namespace)
+    bus = open_bus(settings_of(bootstrap, namespace), "filler")
+    admin = bus.cluster.admin()
+    wanted = {
+        space.topic(TRAJECTORIES): PARTITIONS,
+        space.topic(REWARDS): PARTITIONS,
+        space.dead_letters(TRAJECTORIES): 1,
+        space.topic(PROGRESS): 1,
+    }
+    for created in admin.create_topics([NewTopic(name, partitions, 1) for name, partitions in wanted.items()]).values():
+        created.result(_WAIT_S)
+    payloads = make_trajectories(DISTINCT, TOKENS)
+    publisher = bus.publisher()
+    for number in range(count):
+        publisher.publish(TRAJECTORIES, payloads[number % DISTINCT])
+    publisher.close(_WAIT_S)
+
+
+def timestamps(bootstrap: str, namespace: str, count: int, processes: list[Any]) -> dict[str, list[int]]:
+    """The timestamps in ms of `count` rewards, by the process that wrote them. Waits until they are there."""
+    topic = Namespace(namespace).topic(REWARDS)
+    consumer = Consumer({**profiles.READER, "bootstrap.servers": bootstrap, "group.id": "bench", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    found: dict[str, list[int]] = {}
+    seen, deadline_s = 0, time.monotonic() + _WAIT_S
+    while seen < count:
+        if time.monotonic() > deadline_s or not all(process.is_alive() for process in processes):
+            sys.exit(f"waited for {count} rewards, {seen} came, and no more will")
+        for message in consumer.consume(1_000, 0.5):
+            if message.error() is None:
+                source = dict(message.headers() or ())[_SOURCE].decode()
+                found.setdefault(source, []).append(message.timestamp()[1])
+                seen += 1
+    consumer.close()
+    return found
+
+
+def measure(bootstrap: str, num_processes: int, count: int) -> tuple[float, float]:
+    """Rewards a second, and the seconds that the imports of a process took."""
+    namespace = f"bench.rewards.{num_processes}"
+    fill(bootstrap, namespace, count)
+    ready, go = _CONTEXT.Semaphore(0), _CONTEXT.Event()
+    imports = [_CONTEXT.Value("d", 0.0) for _ in range(num_processes)]
+    processes = [
+        _CONTEXT.Process(target=score, args=(bootstrap, namespace, f"p{number}", ready, go, imports[number]))
+        for number in range(num_processes)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for _ in processes:
+            if not ready.acquire(timeout=_WAIT_S):
+                sys.exit("a reward process did not start")
+        go.set()
+        found = timestamps(bootstrap, namespace, count, processes)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(30)
+    if len(found) < num_processes:
+        sys.exit(f"only {len(found)} of {num_processes} processes scored anything; raise --count")
+    begin, end = max(map(min, found.values())), min(map(max, found.values()))
+    inside = sum(begin <= time_ms <= end for times in found.values() for time_ms in times)
+    return inside / max(0.001, (end - begin) / 1000), imports[0].value
+
+
+def main() -> None:
+    """Measure, print, and write the numbers where --json says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=40_000)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with EmbeddedKafka() as kafka:
+        one, import_s = measure(kafka.bootstrap, 1, arguments.count)
+        two, _ = measure(kafka.bootstrap, 2, 2 * arguments.count)
+    numbers = {"one_process_per_s": round(one), "two_processes_per_s": round(two), "import_s": round(import_s, 2)}
+    sys.stdout.write(f"one process {one:,.0f}/s, two processes {two:,.0f}/s, imports {import_s:.2f} s\n")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

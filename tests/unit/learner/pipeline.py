@@ -1,0 +1,340 @@
+"""A learner's surroundings in memory: a cluster with all topics, groups to train, and a trainer of a few numbers.
+
+Imports torch by way of the learner's types, and trains nothing with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from confluent_kafka.admin import NewTopic
+from prometheus_client import CollectorRegistry
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Deadline, SystemClock
+from echo_bus.memory import MemoryCluster
+from echo_bus.metrics import BusMetrics
+from echo_bus.places import PlaceTimes
+from echo_bus.process import RoleProcess, StopSignal
+from echo_bus.settings import Settings
+from echo_learner.batch import TrainingBatch
+from echo_learner.checkpoint import CheckpointStore
+from echo_learner.metrics import LearnerMetrics
+from echo_learner.run import train_in_sessions
+from echo_learner.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
+from echo_learner.trainer import TrainResult
+from echo_schemas.codec import lock_file_codec
+from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Coordinates, Drop, Record, Reward, StepReport, Trajectory, WeightKind, WeightManifest
+from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topics import DROPS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, Topic
+from tests.unit.core.records import reward, trajectory
+
+WAIT_S = 20.0
+NUM_PARTITIONS = 2
+VOCABULARY = 32
+GROUP_SIZE = 2
+GROUPS_PER_STEP = 2
+
+R = TypeVar("R", bound=Record)
+
+_TOTALS = {"num_tokens": 4.0, "num_response_tokens": 4.0, "num_sequences": 2.0, "num_not_finite": 0.0, "policy_loss": 0.5} | {
+    "log_ratio_sum": np.log(4.0), "log_ratio_square_sum": np.log(4.0), "log_ratio_max": 0.0, "log_ratio_negated_max": 0.0,
+    "logprob_diff_max": 0.0,
+}  # fmt: skip
+
+
+class Crash(BaseException):
+    """The process dies here: nothing catches it."""
+
+
+class NumpyTrainer:
+    """Weights are a digest of every batch since the start, so equal weights mean an equal past. `by`: part of each snapshot's bytes,
+    so that a snapshot made again by another process would show."""
+
+    def __init__(self, by: str = "first") -> None:
+        self.weights = b"start"
+        self.batches: list[TrainingBatch] = []
+        self.closed = False
+        self._by = by
+
+    @property
+    def vocabulary(self) -> int:
+        return VOCABULARY
+
+    @property
+    def can_compare(self) -> bool:
+        return False
+
+    def step(self, batch: TrainingBatch) -> TrainResult:
+        digest = hashlib.sha256(self.weights)
+        for _, array in sorted(batch.arrays().items()):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        self.weights = digest.digest()
+        self.batches.append(batch)
+        return TrainResult(totals=_TOTALS, grad_norms=(1.0,), compute_s=0.0, lr=1e-3)
+
+    def snapshot(self, version: int) -> SnapshotFiles:
+        config = json.dumps({"by": self._by})
+        return SnapshotFiles(
+            version=version,
+            kind=WeightKind.LORA,
+            config=config,
+            contents=((ADAPTER_CONFIG, config.encode()), (ADAPTER_WEIGHTS, self.weights)),
+        )
+
+    def copy_weights(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(self.weights)
+
+    def load(self, folder: Path) -> None:
+        self.weights = (folder / "weights").read_bytes()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Accounts:
+    """What the log and the newest checkpoint say of each trajectory record."""
+
+    trained: list[Coordinates]
+    dropped: dict[Coordinates, list[str]]
+    seqs_dropped: dict[int, list[str]]
+    everything: set[Coordinates]
+
+    @property
+    def open(self) -> set[Coordinates]:
+        """Neither trained nor dropped."""
+        return self.everything - set(self.trained) - set(self.dropped)
+
+    def assert_each_once(self) -> None:
+        """No record has two fates, and none has the same one twice."""
+        assert len(self.trained) == len(set(self.trained)), "a record was trained twice"
+        assert not set(self.trained) & set(self.dropped), "a record was trained and dropped"
+        assert all(len(reasons) == 1 for reasons in self.dropped.values()), f"a record was dropped twice: {self.dropped}"
+        assert all(len(reasons) == 1 for reasons in self.seqs_dropped.values()), f"a seq was dropped twice: {self.seqs_dropped}"
+        assert {*self.trained, *self.dropped} <= self.everything, "the log knows a record that nobody wrote"
+
+
+@dataclass
+class Pipeline:
+    """One namespace in memory and the folder of one run's checkpoints. Its learner runs in the caller's thread unless it is `started`."""
+
+    folder: Path
+    cluster: MemoryCluster = field(default_factory=MemoryCluster)
+    namespace: Namespace = field(default_factory=lambda: Namespace("echo.test"))
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        admin = self.cluster.admin()
+        wanted = [NewTopic(f"{self.namespace.name}.{spec.name}", min(spec.partitions, NUM_PARTITIONS), 1) for spec in load_topic_specs()]
+        for future in admin.create_topics(wanted).values():
+            future.result(WAIT_S)
+
+    # Who is there
+
+    def settings(self, **sections: dict[str, Any]) -> Settings:
+        """Two groups of two a step, S = 3, kappa = 1, ten steps; `sections` on top."""
+        content: dict[str, dict[str, Any]] = {
+            "kafka": {"namespace": self.namespace.name},
+            "rollout": {"group_size": GROUP_SIZE, "probe_size": 0},
+            "learner": {"groups_per_step": GROUPS_PER_STEP, "steps": 10},
+            "staleness": {"budget": 3, "publication_period": 1},
+            "checkpoint": {"folder": str(self.folder)},
+        }
+        for given in (self.options, sections):
+            for section, values in given.items():
+                content[section] = {**content.get(section, {}), **values}
+        return Settings.model_validate(content)
+
+    @property
+    def bus(self) -> Bus:
+        """A bus of the run `demo`."""
+        return self._bus("demo")
+
+    def _bus(self, run_id: str) -> Bus:
+        return Bus(
+            cluster=self.cluster,
+            namespace=self.namespace,
+            codec=lock_file_codec(),
+            metrics=BusMetrics(),
+            clock=SystemClock(),
+            role="learner",
+            run_id=run_id,
+        )
+
+    def process(self, **sections: dict[str, Any]) -> RoleProcess:
+        """A learner's process under the settings."""
+        settings, registry, clock = self.settings(**sections), CollectorRegistry(), SystemClock()
+        return RoleProcess(
+            settings=settings,
+            bus=self._bus(settings.run.name),
+            registry=registry,
+            places=PlaceTimes(registry, clock),
+            clock=clock,
+            stop=StopSignal(),
+        )
+
+    def train(self, trainer: NumpyTrainer, *, steps: int, takeover: bool = False, **sections: dict[str, Any]) -> LearnerMetrics:
+        """Run a learner to version `steps`."""
+        process = self.process(**{**sections, "learner": {**sections.get("learner", {}), "steps": steps}})
+        metrics = LearnerMetrics(process.registry)
+        train_in_sessions(process, trainer, metrics, takeover=takeover)
+        return metrics
+
+    def start(self, trainer: NumpyTrainer, *, takeover: bool = False, **sections: dict[str, Any]) -> Running:
+        """Run a learner in a thread of its own."""
+        return Running(self.process(**sections), trainer, takeover=takeover)
+
+    # What is written
+
+    def write(self, topic: Topic, *records: Record, partition: int | None = None) -> list[Coordinates]:
+        """Publish records; where they lie."""
+        with closing(self.bus.publisher()) as publisher:
+            receipts = [publisher.publish(topic, record, partition=partition) for record in records]
+            return [receipt.wait(WAIT_S) for receipt in receipts]
+
+    def write_group(self, seq: int, *, version: int = 0, values: Sequence[float | None] = (0.0, 1.0), **changes: Any) -> list[Coordinates]:
+        """One attempt of a group, and its rewards (None: no reward for that member)."""
+        members = [trajectory(seq, index, version=version, **changes) for index in range(GROUP_SIZE)]
+        places = self.write(TRAJECTORIES, *members)
+        for member, where, value in zip(members, places, values, strict=True):
+            if value is not None:
+                self.write_reward(member, where, value)
+        return places
+
+    def write_reward(self, member: Trajectory, where: Coordinates, value: float, name: str = "exact") -> None:
+        """A reward beside its trajectory."""
+        judged: Reward = reward(where, member.seq, value=value, name=name, index=member.index, attempt=member.attempt)
+        self.write(REWARDS, replace(judged, run_id=member.run_id, group_id=member.group_id), partition=where.partition)
+
+    # What is read
+
+    def read(self, topic: Topic, kind: type[R]) -> list[R]:
+        """Every committed record of one kind, in log order."""
+        return [record for _, record in self.placed(topic, kind)]
+
+    def placed(self, topic: Topic, kind: type[R]) -> list[tuple[Coordinates, R]]:
+        """The same with coordinates."""
+        with closing(self.bus.reader([topic])) as reader:
+            reader.start()
+            messages = [message for batch in reader.read_to_end(Deadline.after(WAIT_S)) for message in batch]
+        return [(message.coordinates, message.record) for message in messages if isinstance(message.record, kind)]
+
+    def reports(self) -> list[StepReport]:
+        """The public steps."""
+        return self.read(STEPS, StepReport)
+
+    def drops(self) -> list[Drop]:
+        """The public drops."""
+        return self.read(DROPS, Drop)
+
+    def manifests(self) -> list[WeightManifest]:
+        """Every published snapshot under its own key, in the order of publication; a manifest stands twice on the log."""
+        return self.read(WEIGHTS, WeightManifest)[::2]
+
+    def blob(self, manifest: WeightManifest) -> bytes:
+        """The bytes that a manifest names."""
+        assert manifest.blob is not None
+        return self.bus.blob_reader().read(manifest.blob, manifest.run_id)
+
+    def wait_for(self, topic: Topic, kind: type[R], predicate: Callable[[R], bool], what: str) -> R:
+        """The first record of `kind` that satisfies `predicate`, which may come yet."""
+        deadline = Deadline.after(WAIT_S)
+        with closing(self.bus.reader([topic])) as reader:
+            reader.start()
+            while not deadline.expired():
+                for message in reader.read(timeout_s=0.2):
+                    if isinstance(message.record, kind) and predicate(message.record):
+                        return message.record
+        raise AssertionError(f"waited for {what}")
+
+    def crash_at(self, operation: str, number: int) -> None:
+        """The `number`-th call of a client operation from now on, and every later one of a transaction, does not come back."""
+        calls = itertools.count(1)
+
+        def before(called: str) -> None:
+            if called in {"abort_transaction", "commit_transaction"} and died.is_set():
+                raise Crash
+            if called == operation and next(calls) == number:
+                died.set()
+                raise Crash
+
+        died = threading.Event()
+        self.cluster.faults.before = before
+
+    def restart(self) -> None:
+        """The broker works again."""
+        self.cluster.faults.before = None
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The run's checkpoints."""
+        return CheckpointStore(self.folder / "checkpoints", lock_file_codec())
+
+    def accounts(self) -> Accounts:
+        """The books."""
+        trained = [
+            Coordinates(partition=int(partition), offset=int(offset))
+            for report in self.reports()
+            if report.batch is not None
+            for partition, offset in zip(
+                np.frombuffer(report.batch.partitions, TOKEN_DTYPE), np.frombuffer(report.batch.offsets, OFFSET_DTYPE), strict=True
+            )
+        ]
+        dropped: dict[Coordinates, list[str]] = {}
+        seqs: dict[int, list[str]] = {}
+        for drop in self.drops():
+            if drop.what is None:
+                seqs.setdefault(drop.seq, []).append(drop.why.value)
+            else:
+                dropped.setdefault(drop.what, []).append(drop.why.value)
+        everything = {where for where, _ in self.placed(TRAJECTORIES, Trajectory)}
+        return Accounts(trained=trained, dropped=dropped, seqs_dropped=seqs, everything=everything)
+
+
+class Running:
+    """A learner in a thread. `stop` drains it and raises what it raised."""
+
+    def __init__(self, process: RoleProcess, trainer: NumpyTrainer, *, takeover: bool) -> None:
+        self.process = process
+        self.trainer = trainer
+        self.metrics = LearnerMetrics(process.registry)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(takeover,), name="learner")
+        self._thread.start()
+
+    def _run(self, takeover: bool) -> None:
+        try:
+            train_in_sessions(self.process, self.trainer, self.metrics, takeover=takeover)
+        except BaseException as exc:  # the edge of the thread: the test looks at it
+            self.error = exc
+
+    def join(self) -> None:
+        """Wait for its end. Raises what it raised."""
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive(), "waited for the learner to end"
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Drain it."""
+        self.process.stop.set()
+        self.join()
