@@ -1,4 +1,6 @@
-"""All behaviours of the contract against one engine with a model, in a process of its own: `python engine_process.py NAME KIND [async]`.
+"""All behaviours of the contract against one engine with a model, in a process of its own.
+
+    python -m tests.contract.engines.engine_process NAME KIND [async]
 
 vLLM replaces torch's thread settings and warns a lot while it is imported; neither may reach other tests. Writes `ok NAME` for each.
 """
@@ -13,14 +15,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import contract
-import snapshots
-
 from echo_rollout.engines.catalogue import open_engine, prefetch
-from echo_rollout.engines.engine import EngineConfig
+from echo_rollout.engines.engine import EngineConfig, Snapshot
 from echo_schemas.records import WeightKind
+from tests.contract.engines import contract, snapshots
 
 _MAX_LENGTH = 64
 
@@ -52,8 +50,8 @@ async def _run(name: str, kind: WeightKind, options: dict[str, object], folder: 
     return failed
 
 
-def _expected(base: Path, snapshot: object, tokens: list[int], temperature: float) -> list[float]:
-    return snapshots.expected_logprobs(base, snapshot, contract.PROMPT, tokens, temperature)  # type: ignore[arg-type]
+def _expected(base: Path, snapshot: Snapshot, tokens: list[int], temperature: float) -> list[float]:
+    return snapshots.expected_logprobs(base, snapshot, contract.PROMPT, tokens, temperature)
 
 
 def main() -> int:

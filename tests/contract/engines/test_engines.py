@@ -8,30 +8,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from echo_rollout.engines.engine import Snapshot, SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.records import WeightKind
+from tests.contract.engines import contract
 
-_FOLDER = Path(__file__).parent
+_ROOT = Path(__file__).parents[3]
 _PROCESS_S = 170.0
 
 
-def _contract() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("engine_contract", _FOLDER / "contract.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_scripted_engine_keeps_the_contract(tmp_path: Path) -> None:
-    contract = _contract()
     versions = tuple(
         Snapshot(ref=SnapshotRef(version=number, sha256=f"sha-{number}"), kind=WeightKind.LORA, folder=tmp_path) for number in range(4)
     )
@@ -56,9 +45,9 @@ def test_engine_with_a_model_keeps_the_contract(arguments: str) -> None:
     if arguments.startswith("vllm") and importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    command = [sys.executable, str(_FOLDER / "engine_process.py"), *arguments.split()]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PROCESS_S, check=False)
+    command = [sys.executable, "-m", "tests.contract.engines.engine_process", *arguments.split()]
+    done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=_PROCESS_S, check=False)
     told = done.stdout[-6_000:] + done.stderr[-3_000:]
     assert done.returncode == 0, told
     ok = [line.removeprefix("ok ") for line in done.stdout.splitlines() if line.startswith("ok ")]
-    assert ok == [behaviour.__name__ for behaviour in _contract().BEHAVIOURS], told
+    assert ok == [behaviour.__name__ for behaviour in contract.BEHAVIOURS], told
