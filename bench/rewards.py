@@ -92,8 +92,9 @@ def timestamps(bootstrap: str, namespace: str, count: int, processes: list[Any])
             sys.exit(f"waited for {count} rewards, {seen} came, and no more will")
         for message in consumer.consume(1_000, 0.5):
             if message.error() is None:
-                source = dict(message.headers() or ())[_SOURCE].decode()
-                found.setdefault(source, []).append(message.timestamp()[1])
+                source = dict(message.headers() or ())[_SOURCE]
+                assert isinstance(source, bytes), "every record of ours names who wrote it"
+                found.setdefault(source.decode(), []).append(message.timestamp()[1])
                 seen += 1
     consumer.close()
     return found
