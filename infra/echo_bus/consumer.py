@@ -99,6 +99,7 @@ class ConsumerLoop:
         self._assignment: dict[PartitionKey, PartitionState] = {}
         self._assigned = threading.Event()
         self._stopped = threading.Event()
+        self._handed_back = threading.Event()
         self._all_paused = False
         self._next_commit_s = self._next_lag_s = 0.0
 
@@ -124,6 +125,10 @@ class ConsumerLoop:
     def stop(self) -> None:
         """Begin to drain: offer nothing more, finish what is in flight, commit, leave. Returns at once; `run` returns when it is done."""
         self._stopped.set()
+
+    def hand_back(self) -> None:
+        """While draining: what is still in flight will not be done here, so nothing waits for it; it is delivered again. Any thread."""
+        self._handed_back.set()
 
     def run(self) -> None:
         """Consume until `stop`. Blocks.
@@ -352,8 +357,10 @@ class ConsumerLoop:
         logger.info("%s: left with %d fetched messages handed back", self._group, self._handover.num_messages)
 
     def _is_drained(self) -> bool:
-        """Whether nothing is in flight. After a failure nothing is waited for: its cause may keep the rest from finishing."""
-        return self._worker.join(0) and (self._worker.error is not None or self._worker.in_flight.count == 0)
+        """Whether nothing more will be done. After a failure nothing is waited for: its cause may keep the rest from finishing."""
+        if not self._worker.join(0):
+            return False
+        return self._worker.error is not None or self._handed_back.is_set() or self._worker.in_flight.count == 0
 
 
 def _partition_of(state: PartitionState) -> TopicPartition:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +32,20 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._callbacks: tuple[Callable[[], object], ...] = ()
 
     def set(self) -> None:
         """Ask the role to drain and end."""
         self._event.set()
+        # No lock: this may run in a signal handler that interrupted `on_set`.
+        for callback in self._callbacks:
+            callback()
+
+    def on_set(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the request to end comes, or now if it has; from any thread, perhaps twice, so it is quick and idempotent."""
+        self._callbacks += (callback,)
+        if self._event.is_set():
+            callback()
 
     def is_set(self) -> bool:
         """Whether the role was asked to end."""

@@ -128,6 +128,7 @@ class Feeder:
 
         Raises UserError when another feeder has taken the run over, TransportError when the cluster does not let it go on.
         """
+        stop.on_set(self._wake.set)
         resumed = False
         while not stop.is_set() and self._run_state() is not RunState.STOPPING:
             started_s = self._parts.clock.monotonic_s()

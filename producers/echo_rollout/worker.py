@@ -22,6 +22,7 @@ from typing import Any
 from echo_bus import profiles
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
+from echo_bus.consumer import ConsumerLoop
 from echo_bus.consumer_state import LoopLimits
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
@@ -43,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 4.0
 """How long a worker that was told to stop works on what it has in hand."""
-_LOOK_S = 0.05
+# How long it then waits for the log to acknowledge the groups that were finished.
+_ACKNOWLEDGE_S = 2.0
 GROUP = "worker"
 
 
@@ -76,6 +78,7 @@ class Worker:
         self._sampler = GroupSampler(parts.engine, parts.task, parts.codec, on_empty=parts.metrics.empty.inc)
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
+        self._emptied = asyncio.Event()
         self._holding: set[asyncio.Task[None]] = set()
         self.is_ready = False
         """Whether weights are installed and requests are taken."""
@@ -115,7 +118,7 @@ class Worker:
             )
             view.on_change(lambda _key, _record: self._from_thread(watcher.wake))
             self._intake = self._open_intake()
-            limits = LoopLimits(drain_s=DRAIN_S + 1.0)
+            limits = LoopLimits(drain_s=DRAIN_S + _ACKNOWLEDGE_S)
             next_generation = parts.settings.kafka.group_protocol == "consumer"
             loop = parts.bus.consumer([REQUESTS], GROUP, self._intake, publisher, next_generation=next_generation, limits=limits)
             consuming = threading.Thread(target=self._consume, args=(loop.run,), name="requests", daemon=True)
@@ -128,7 +131,7 @@ class Worker:
                 watching = self._spawn(watcher.run())
                 await self._until_failed(self._stopped(stop))
             finally:
-                await self._drain(loop.stop, consuming, watching)
+                await self._drain(loop, consuming, watching)
         self._raise_failure()
 
     def _open_publishing(self, publisher: Publisher) -> TrajectoryPublisher:
@@ -162,8 +165,9 @@ class Worker:
             self._fail(exc)
 
     async def _stopped(self, stop: StopSignal) -> None:
-        while not stop.is_set():
-            await asyncio.sleep(_LOOK_S)
+        stopped = asyncio.Event()
+        stop.on_set(lambda: self._from_thread(stopped.set))
+        await stopped.wait()
 
     def _begin(self, work: Work) -> None:
         """On the loop: a request was taken in hand."""
@@ -264,7 +268,10 @@ class Worker:
         metrics.groups.labels(outcome.value).inc()
         if failure is not None:
             metrics.failed.labels(failure.value).inc()
-        metrics.in_flight.set(self._intake.num_in_hand)
+        num_in_hand = self._intake.num_in_hand
+        metrics.in_flight.set(num_in_hand)
+        if self._draining and not num_in_hand:
+            self._from_thread(self._emptied.set)
 
     def _on_installed(self, ref: SnapshotRef) -> None:
         """On the loop: acknowledge, and let the groups go on that waited for it."""
@@ -273,11 +280,11 @@ class Worker:
         self._installed.set()
         self._installed = asyncio.Event()
 
-    async def _drain(self, stop_consuming: Callable[[], None], consuming: threading.Thread, watching: asyncio.Task[None] | None) -> None:
+    async def _drain(self, loop: ConsumerLoop, consuming: threading.Thread, watching: asyncio.Task[None] | None) -> None:
         """Take nothing more, finish what ends soon, hand back the rest, leave the group."""
         self._draining = True
         self.is_ready = False
-        stop_consuming()
+        loop.stop()
         if watching is not None:
             watching.cancel()
         if not self._failed.done():
@@ -292,6 +299,12 @@ class Worker:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
         await asyncio.to_thread(self._publishing.close)
+        # What was finished is committed once the log has it; what was not is nobody's to wait for.
+        if self._intake.num_in_hand and not self._failed.done():
+            either: set[asyncio.Future[Any]] = {self._failed, (emptied := self._loop.create_task(self._emptied.wait()))}
+            await asyncio.wait(either, timeout=_ACKNOWLEDGE_S, return_when=asyncio.FIRST_COMPLETED)
+            emptied.cancel()
+        loop.hand_back()
         await asyncio.to_thread(consuming.join)
         await self._parts.engine.close()
 

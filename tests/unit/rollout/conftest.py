@@ -26,8 +26,17 @@ def cluster() -> MemoryCluster:
     return MemoryCluster()
 
 
+@pytest.fixture(scope="session")
+def ending() -> Iterator[list[Swarm]]:
+    """Swarms whose roles were told to end. They drain beside the tests that follow; at the end of the session all have."""
+    swarms: list[Swarm] = []
+    yield swarms
+    for swarm in swarms:
+        swarm.close()
+
+
 @pytest.fixture
-def make_swarm(cluster: MemoryCluster, tmp_path: Path) -> Iterator[MakeSwarm]:
+def make_swarm(cluster: MemoryCluster, tmp_path: Path, ending: list[Swarm]) -> Iterator[MakeSwarm]:
     """Makes the run's surroundings; settings as keyword arguments by section."""
     namespace = Namespace("test.rollout")
     topics = [NewTopic(f"{namespace.name}.{spec.name}", min(4, spec.partitions), 1) for spec in load_topic_specs()]
@@ -50,4 +59,5 @@ def make_swarm(cluster: MemoryCluster, tmp_path: Path) -> Iterator[MakeSwarm]:
 
     yield make
     for swarm in made:
-        swarm.close()
+        swarm.begin_close()
+        ending.append(swarm)

@@ -330,7 +330,14 @@ class Swarm:
         """A sample of the worker's metrics; 0 if it does not exist yet."""
         return self.worker_registry.get_sample_value(name, labels) or 0.0
 
+    def begin_close(self) -> None:
+        """Tell every role to end."""
+        for thread in self.threads:
+            thread.signal.set()
+
     def close(self) -> None:
+        """Tell every role to end, and wait until it has."""
+        self.begin_close()
         for thread in self.threads:
             thread.stop()
         self.publisher.close()

@@ -9,6 +9,7 @@ from typing import Any
 from echo_bus.errors import DeliveryFailed
 from echo_bus.memory import MemoryCluster
 from echo_rollout.engines.scripted import ScriptedEngine
+from echo_rollout.worker import DRAIN_S
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import FinishReason, Purpose, RunState, Sampling, Span, WorkerState
 from echo_schemas.topics import REQUESTS, TRAJECTORIES
@@ -96,8 +97,7 @@ def test_no_more_groups_are_in_hand_than_allowed(make_swarm: MakeSwarm) -> None:
     engine = GatedEngine()
     swarm.start_worker(engine)
     busy = swarm.bus.metrics.records_busy.labels(swarm.bus.namespace.topic(REQUESTS))
-    wait_until(lambda: busy._value.get() > 3, "the others to be put off")
-    assert engine.num_running == 2
+    wait_until(lambda: engine.num_running == 2 and busy._value.get() > 3, "two groups, and the others put off")
     engine.gate.set()
     wait_until(lambda: len(swarm.groups()) == 6, "all groups")
     assert engine.most_running == 2
@@ -109,7 +109,9 @@ def test_a_worker_that_is_told_to_stop_hands_back_what_it_cannot_finish(make_swa
     swarm.ask(swarm.request(0, required_version=1), swarm.request(1))
     first = swarm.start_worker(ScriptedEngine())
     wait_until(lambda: set(swarm.groups()) == {f"{RUN}/1"}, "the request that needs no newer weights")
+    told_s = time.monotonic()
     first.stop()
+    assert time.monotonic() - told_s < DRAIN_S, "the worker waited for a group that nothing can finish"
     assert first.error is None
     assert swarm.statuses()[-1].state is WorkerState.GONE
     swarm.publish_version(1)
