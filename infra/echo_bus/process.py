@@ -42,7 +42,7 @@ class StopSignal:
             callback()
 
     def on_set(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the request to end comes, or now if it has; from any thread, perhaps twice, so it is quick and idempotent."""
+        """Call `callback` when the request to end comes, or now if it has; any thread, perhaps twice, so it is quick and idempotent."""
         self._callbacks += (callback,)
         if self._event.is_set():
             callback()
