@@ -1,46 +1,256 @@
-"""What the worker's engine costs over vLLM driven bare: tokens per second of both, in turn, in one process, with the same requests.
+"""What a whole worker costs over vLLM driven bare: tokens per second of both, in turn, in one process, with the same requests.
 
-    OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=0 python bench/rollout.py --json rollout.json
+    python bench/rollout.py [--rounds N] [--groups N] [--json FILE]
 
-Bare: `add_request` for all, then `step` until nothing is left; nothing is made of the outputs. Engine: the same requests through
-`Engine.generate` on an asyncio loop, with tokens, log-probabilities, version and text of every generation.
+Bare: `add_request` for all groups, then `step` until nothing is left; nothing is made of the outputs. Worker: `run_worker`, as `echoswarm
+run worker` starts it, with intake, text, publishing, commits, journal, heartbeat and metrics; timed from the order to write the requests
+to the last trajectory's acknowledgement. Both use the same engine. The embedded Kafka and the requests' writer are processes of their own.
+
+Threads: the worker runs on the main thread with its asyncio loop; one more measures: it orders a round over a pipe and waits for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import itertools
 import json
+import multiprocessing as mp
+import os
 import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
+from contextlib import closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from echo_rollout.engines.engine import EngineConfig, Snapshot, SnapshotRef
-from echo_rollout.engines.vllm_arguments import engine_arguments, sampling_params
-from echo_rollout.engines.vllm_inprocess import VllmInProcess, prefetch
-from echo_schemas.records import Sampling, WeightKind
+from confluent_kafka.admin import NewTopic
+
+from echo_bus import profiles
+from echo_bus.bus import open_bus
+from echo_bus.clock import Deadline
+from echo_bus.embedded import EmbeddedKafka
+from echo_bus.kafka import KafkaCluster
+from echo_bus.process import RoleProcess, open_role
+from echo_bus.settings import Settings
+from echo_rollout.engines.engine import EngineConfig, Generation, Snapshot
+from echo_rollout.engines.vllm_arguments import sampling_params
+from echo_rollout.engines.vllm_inprocess import VllmInProcess
+from echo_rollout.run import run_worker
+from echo_schemas.columns import pack_tokens
+from echo_schemas.records import Purpose, RolloutRequest, Sampling, WeightFile, WeightKind, WeightManifest, group_id_of
+from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topics import REQUESTS, WEIGHT_CHUNKS, WEIGHTS, weights_key
 from echo_tasks.base_models import resolve_base
 
-_GROUP, _GROUPS, _RANK, _MAX_LENGTH, _CONCURRENCY = 16, 64, 32, 64, 512
-_SAMPLING = Sampling(max_new_tokens=8)
+RUN, NAMESPACE, BASE = "bench", "bench.rollout", "demo:tiny-qwen3"
+GROUP_SIZE, GROUPS_IN_FLIGHT, RANK, MAX_LENGTH = 16, 32, 32, 64
+SAMPLING = Sampling(max_new_tokens=8)
+_CONTEXT = mp.get_context("spawn")
+_ROUND_S = 120.0
+_START_S = 180.0
 
 
-def _write_adapter(base: Path, folder: Path) -> None:
+class MeasuredEngine(VllmInProcess):
+    """The worker's own engine, which the bench reaches: `running` is set with the first version, `wait_for` counts groups."""
+
+    latest: MeasuredEngine | None = None
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        type(self).latest = self
+        self._counted = threading.Condition()
+        self.num_groups = self.num_tokens = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def install(self, snapshot: Snapshot) -> None:
+        await super().install(snapshot)
+        with self._counted:
+            self.loop = asyncio.get_running_loop()
+            self._counted.notify_all()
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        generations = await super().generate(prompt, n, sampling)
+        with self._counted:
+            self.num_groups += 1
+            self.num_tokens += sum(len(generation.token_ids) for generation in generations)
+            self._counted.notify_all()
+        return generations
+
+    def wait_for(self, num_groups: int) -> None:
+        """Until so many groups came out of it, or, for 0, until a version is installed. Raises TimeoutError."""
+        with self._counted:
+            if not self._counted.wait_for(lambda: self.loop is not None and self.num_groups >= num_groups, _ROUND_S):
+                message = f"only {self.num_groups} of {num_groups} groups were generated within {_ROUND_S:g} s"
+                raise TimeoutError(message)
+
+
+def settings_of(bootstrap: str) -> Settings:
+    """The demo's, with the engine above."""
+    return Settings.model_validate(
+        {
+            "run": {"name": RUN},
+            "kafka": {"bootstrap": bootstrap, "namespace": NAMESPACE},
+            "task": {"name": "reverse-digits"},
+            "policy": {
+                "base": BASE, "update": "lora", "lora": {"r": RANK, "alpha": RANK}, "dtype": "float32", "max_length": MAX_LENGTH,
+            },
+            "rollout": {
+                "engine": f"{__name__}:{MeasuredEngine.__name__}",
+                "group_size": GROUP_SIZE,
+                "max_new_tokens": SAMPLING.max_new_tokens,
+                "groups_in_flight": GROUPS_IN_FLIGHT,
+            },
+        }
+    )  # fmt: skip
+
+
+def prompts_of(number: int, num_groups: int) -> list[list[int]]:
+    """The prompts of one round: six digits and the sign that asks for the answer."""
+    draw = random.Random(number)
+    return [[*(draw.randrange(2, 12) for _ in range(6)), 12] for _ in range(num_groups)]
+
+
+# The process beside the worker
+
+
+def write(bootstrap: str, num_groups: int, orders: Connection) -> None:
+    """Publish version 0, then the requests of each round that is ordered, until None is."""
+    bus = open_bus(settings_of(bootstrap), "feeder")
+    with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
+        contents = _adapter(resolve_base(BASE))
+        whole = b"".join(contents.values())
+        sha256 = hashlib.sha256(whole).hexdigest()
+        manifest = WeightManifest(
+            run_id=RUN,
+            version=0,
+            kind=WeightKind.LORA,
+            files=tuple(
+                WeightFile(name=name, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+                for name, content in contents.items()
+            ),
+            num_bytes=len(whole),
+            sha256=sha256,
+            blob=bus.blob_writer(publisher).write(WEIGHT_CHUNKS, RUN, f"v/0/{sha256[:12]}", whole),
+            session="bench",
+            checkpoint="bench",
+            next_seq=0,
+            created_ms=time.time_ns() // 1_000_000,
+        )
+        for key in (weights_key(RUN, 0), weights_key(RUN, None)):
+            publisher.publish(WEIGHTS, manifest, key=key).wait(_START_S)
+        num_partitions = publisher.num_partitions(REQUESTS)
+        numbers = itertools.count()
+        while (order := orders.recv()) is not None:
+            for prompt in prompts_of(order, num_groups):
+                seq = next(numbers)
+                publisher.publish(REQUESTS, _request(seq, prompt), partition=seq % num_partitions)
+
+
+def _request(seq: int, prompt: list[int]) -> RolloutRequest:
+    return RolloutRequest(
+        run_id=RUN,
+        group_id=group_id_of(RUN, seq, Purpose.TRAIN),
+        seq=seq,
+        purpose=Purpose.TRAIN,
+        task="reverse-digits",
+        prompt_token_ids=pack_tokens(prompt),
+        group_size=GROUP_SIZE,
+        sampling=SAMPLING,
+        required_version=0,
+        learner_version=0,
+        issued_ms=time.time_ns() // 1_000_000,
+    )
+
+
+def _adapter(base: Path) -> dict[str, bytes]:
+    """A fresh adapter's files by name."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    config = LoraConfig(r=_RANK, lora_alpha=_RANK, target_modules="all-linear")
-    get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(str(folder))
+    config = LoraConfig(r=RANK, lora_alpha=RANK, target_modules="all-linear")
+    with tempfile.TemporaryDirectory() as folder:
+        get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)
+        return {name: (Path(folder) / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")}
 
 
-def _prompts(seed: int) -> list[list[int]]:
-    draw = random.Random(seed)
-    return [[*(draw.randrange(2, 12) for _ in range(6)), 12] for _ in range(_GROUPS)]
+# The measuring thread
+
+
+class Measuring:
+    """Rounds in turn, bare and worker, the first of each for warming up; then the worker is stopped."""
+
+    def __init__(self, process: RoleProcess, orders: Connection, *, rounds: int, num_groups: int) -> None:
+        self._process = process
+        self._orders = orders
+        self._rounds = rounds
+        self._num_groups = num_groups
+        self._names = itertools.count()
+        self.results: dict[str, float] = {}
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """The thread's body."""
+        try:
+            self.results = self._measure()
+        except BaseException as exc:  # the edge of the thread: main raises it
+            self.error = exc
+        finally:
+            self._process.stop.set()
+
+    def _measure(self) -> dict[str, float]:
+        engine = self._engine()
+        bare, worker = [], []
+        for number in range(self._rounds + 1):
+            # The order changes from pair to pair, so that a machine that grows slower or faster favours neither.
+            for is_bare in (True, False) if number % 2 else (False, True):
+                if is_bare:
+                    bare.append(self._bare_round(engine, prompts_of(number, self._num_groups)))
+                else:
+                    worker.append(self._worker_round(engine, number))
+        pairs = list(zip(worker[1:], bare[1:], strict=True))
+        return {
+            "worker_tokens_per_s": statistics.median(one for one, _ in pairs),
+            "bare_tokens_per_s": statistics.median(other for _, other in pairs),
+            "ratio": statistics.median(one / other for one, other in pairs),
+            "ratio_lowest": min(one / other for one, other in pairs),
+            "ratio_highest": max(one / other for one, other in pairs),
+        }
+
+    def _engine(self) -> MeasuredEngine:
+        deadline = Deadline.after(_START_S)
+        while (engine := MeasuredEngine.latest) is None:
+            if deadline.expired() or self._process.stop.wait(0.05):
+                message = "the worker made no engine"
+                raise TimeoutError(message)
+        engine.wait_for(0)
+        return engine
+
+    def _bare_round(self, engine: MeasuredEngine, prompts: list[list[int]]) -> float:
+        assert engine.loop is not None
+        work = engine.on_thread(lambda vllm, request: _bare(vllm, request, prompts, self._names))
+        return asyncio.run_coroutine_threadsafe(work, engine.loop).result(_ROUND_S)
+
+    def _worker_round(self, engine: MeasuredEngine, number: int) -> float:
+        num_tokens, deadline = engine.num_tokens, Deadline.after(_ROUND_S)
+        wanted = engine.num_groups + self._num_groups
+        began = time.perf_counter()
+        self._orders.send(number)
+        engine.wait_for(wanted)
+        while (done := self._acknowledged()) < wanted:
+            if deadline.expired() or self._process.stop.wait(0.005):
+                message = f"only {done:g} of {wanted} groups were acknowledged"
+                raise TimeoutError(message)
+        return (engine.num_tokens - num_tokens) / (time.perf_counter() - began)
+
+    def _acknowledged(self) -> float:
+        return self._process.registry.get_sample_value("echo_rollout_groups_total", {"outcome": "published"}) or 0.0
 
 
 def _bare(vllm: Any, request: Any, prompts: list[list[int]], names: Any) -> float:
@@ -50,69 +260,59 @@ def _bare(vllm: Any, request: Any, prompts: list[list[int]], names: Any) -> floa
     began, num_tokens = time.perf_counter(), 0
     for prompt in prompts:
         tokens = TokensPrompt(prompt_token_ids=prompt)
-        vllm.add_request(f"bare-{next(names)}", tokens, sampling_params(_GROUP, _SAMPLING), lora_request=request)
+        vllm.add_request(f"bare-{next(names)}", tokens, sampling_params(GROUP_SIZE, SAMPLING), lora_request=request)
     while vllm.has_unfinished_requests():
         for output in vllm.step():
             num_tokens += sum(len(each.token_ids) for each in output.outputs) if output.finished else 0
     return num_tokens / (time.perf_counter() - began)
 
 
-async def _through_engine(engine: VllmInProcess, prompts: list[list[int]]) -> float:
-    """Tokens per second."""
-    began = time.perf_counter()
-    groups = await asyncio.gather(*(engine.generate(prompt, _GROUP, _SAMPLING) for prompt in prompts))
-    return sum(len(each.token_ids) for group in groups for each in group) / (time.perf_counter() - began)
-
-
-async def measure(rounds: int) -> dict[str, float]:
+def measure(bootstrap: str, *, rounds: int, num_groups: int) -> dict[str, float]:
     """Medians over `rounds` pairs, and the median of the pairs' ratios."""
-    began = time.perf_counter()
-    prefetch()
-    imported = time.perf_counter()
-    base = resolve_base("demo:tiny-qwen3")
-    config = EngineConfig(
-        base=base, kind=WeightKind.LORA, dtype="float32", max_length=_MAX_LENGTH, lora_rank=_RANK, concurrency=_CONCURRENCY, options={}
-    )
-    engine = VllmInProcess(config)
-    starting = time.perf_counter()
-    await engine.start()
-    started = time.perf_counter()
-    bare, facade, names = [], [], itertools.count()
-    with tempfile.TemporaryDirectory() as folder:
-        _write_adapter(base, Path(folder))
-        await engine.install(Snapshot(ref=SnapshotRef(version=0, sha256=""), kind=WeightKind.LORA, folder=Path(folder)))
-        first = time.perf_counter()
-        await engine.generate(_prompts(0)[0], _GROUP, _SAMPLING)
-        first_s = time.perf_counter() - first
-        for number in range(-1, rounds):
-            prompts = _prompts(number + 1)
-            one = await engine.on_thread(lambda vllm, request, prompts=prompts: _bare(vllm, request, prompts, names))  # type: ignore[misc]
-            other = await _through_engine(engine, prompts)
-            if number >= 0:
-                bare.append(one)
-                facade.append(other)
-        await engine.close()
-    return {
-        "engine_tokens_per_s": statistics.median(facade),
-        "bare_tokens_per_s": statistics.median(bare),
-        "ratio": statistics.median(b / a for a, b in zip(bare, facade, strict=True)),
-        "import_s": imported - began,
-        "start_s": started - starting,
-        "first_generation_s": first_s,
-        "max_num_seqs": float(engine_arguments(config)["max_num_seqs"]),
-    }
+    ours, theirs = _CONTEXT.Pipe()
+    writer = _CONTEXT.Process(target=write, args=(bootstrap, num_groups, theirs), daemon=True)
+    writer.start()
+    with open_role(settings_of(bootstrap), "worker", name="w0") as process:
+        measuring = Measuring(process, ours, rounds=rounds, num_groups=num_groups)
+        thread = threading.Thread(target=measuring.run, name="measuring", daemon=True)
+        thread.start()
+        try:
+            run_worker(process, worker_id=f"bench-{os.getpid()}")
+        finally:
+            process.stop.set()
+            ours.send(None)
+            thread.join(_ROUND_S)
+            writer.join(10)
+            writer.kill()
+    if measuring.error is not None:
+        raise measuring.error
+    return measuring.results
+
+
+def create_topics(bootstrap: str) -> None:
+    """All topics, on one broker."""
+    admin: Any = KafkaCluster(bootstrap).admin()
+    topics = [NewTopic(f"{NAMESPACE}.{spec.name}", spec.partitions, 1) for spec in load_topic_specs()]
+    for future in admin.create_topics(topics).values():
+        future.result(20)
 
 
 def main() -> int:
-    """Write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path)
+    """Measure and print one line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7, help="pairs that count")
+    parser.add_argument("--groups", type=int, default=256, help=f"groups of {GROUP_SIZE} samples in a round")
+    parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
-    text = json.dumps(asyncio.run(measure(arguments.rounds)), indent=1)
+    # As the supervisor places one worker on two cores.
+    for name, value in (("OMP_NUM_THREADS", "1"), ("MALLOC_ARENA_MAX", "2"), ("VLLM_CPU_OMP_THREADS_BIND", "0")):
+        os.environ.setdefault(name, value)
+    with EmbeddedKafka() as kafka:
+        create_topics(kafka.bootstrap)
+        results = measure(kafka.bootstrap, rounds=arguments.rounds, num_groups=arguments.groups)
+    sys.stdout.write("".join(f"{name} {value:.3f}  " for name, value in results.items()).rstrip() + "\n")
     if arguments.json is not None:
-        arguments.json.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+        arguments.json.write_text(json.dumps(results) + "\n", encoding="utf-8")
     return 0
 
 
