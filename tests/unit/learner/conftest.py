@@ -1,14 +1,16 @@
-"""Random batches for the tests of losses. torch is imported only when a test asks for one."""
+"""Random batches for the tests of losses, and a learner's surroundings in memory. torch is imported only when a test asks for one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from echo_learner.losses.interface import LossInputs
+    from tests.unit.learner.pipeline import Pipeline
 
 MakeBatch = Callable[..., "LossInputs"]
 
@@ -42,3 +44,31 @@ def make_batch() -> MakeBatch:
         return LossInputs(**values | fields)
 
     return make
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """A namespace in memory, whose learners' threads look up often enough to end at once."""
+    pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
+    from tests.unit.learner.pipeline import Pipeline
+
+    for place in ("echo_bus.view._READ_S", "echo_learner.intake._READ_S", "echo_bus.publisher._POLL_S"):
+        monkeypatch.setattr(place, 0.01)
+    return Pipeline(tmp_path / "run")
+
+
+@pytest.fixture
+def uninterrupted(tmp_path: Path) -> Callable[..., bytes]:
+    """`uninterrupted(steps)`: the weights after so many steps of a run in which nothing happened."""
+
+    def weights(steps: int, **sections: Any) -> bytes:
+        from tests.unit.learner.numpy_trainer import NumpyTrainer
+        from tests.unit.learner.pipeline import Pipeline, fill
+
+        other = Pipeline(tmp_path / "uninterrupted")
+        fill(other, steps)
+        trainer = NumpyTrainer()
+        other.train(trainer, steps=steps, **sections)
+        return trainer.weights
+
+    return weights

@@ -1,15 +1,12 @@
-"""A learner's surroundings in memory: a cluster with all topics, groups to train, and a trainer of a few numbers.
+"""A learner's surroundings in memory: a cluster with all topics, groups to train, and what became of them.
 
 Imports torch by way of the learner's types, and trains nothing with it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,94 +17,38 @@ from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
-from echo_bus.clock import Deadline, SystemClock
+from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
 from echo_bus.places import PlaceTimes
 from echo_bus.process import RoleProcess, StopSignal
+from echo_bus.publisher import Publisher
 from echo_bus.settings import Settings
-from echo_learner.batch import TrainingBatch
 from echo_learner.checkpoint import CheckpointStore
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
-from echo_learner.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
-from echo_learner.trainer import TrainResult
 from echo_schemas.codec import lock_file_codec
-from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
+from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE, pack_tokens
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Coordinates, Drop, Record, Reward, StepReport, Trajectory, WeightKind, WeightManifest
+from echo_schemas.records import Coordinates, Drop, Record, Reward, StepReport, Trajectory, WeightManifest
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import DROPS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, Topic
 from tests.unit.core.records import reward, trajectory
+from tests.unit.learner.crash_point import CrashPoint
+from tests.unit.learner.numpy_trainer import VOCABULARY, NumpyTrainer
 
 WAIT_S = 20.0
 NUM_PARTITIONS = 2
-VOCABULARY = 32
 GROUP_SIZE = 2
 GROUPS_PER_STEP = 2
 
 R = TypeVar("R", bound=Record)
 
-_TOTALS = {"num_tokens": 4.0, "num_response_tokens": 4.0, "num_sequences": 2.0, "num_not_finite": 0.0, "policy_loss": 0.5} | {
-    "log_ratio_sum": np.log(4.0), "log_ratio_square_sum": np.log(4.0), "log_ratio_max": 0.0, "log_ratio_negated_max": 0.0,
-    "logprob_diff_max": 0.0,
-}  # fmt: skip
 
-
-class Crash(BaseException):
-    """The process dies here: nothing catches it."""
-
-
-class NumpyTrainer:
-    """Weights are a digest of every batch since the start, so equal weights mean an equal past. `by`: part of each snapshot's bytes,
-    so that a snapshot made again by another process would show."""
-
-    def __init__(self, by: str = "first") -> None:
-        self.weights = b"start"
-        self.batches: list[TrainingBatch] = []
-        self.closed = False
-        self._by = by
-
-    @property
-    def vocabulary(self) -> int:
-        return VOCABULARY
-
-    @property
-    def can_compare(self) -> bool:
-        return False
-
-    def step(self, batch: TrainingBatch) -> TrainResult:
-        digest = hashlib.sha256(self.weights)
-        for _, array in sorted(batch.arrays().items()):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        self.weights = digest.digest()
-        self.batches.append(batch)
-        return TrainResult(totals=_TOTALS, grad_norms=(1.0,), compute_s=0.0, lr=1e-3)
-
-    def snapshot(self, version: int) -> SnapshotFiles:
-        config = json.dumps({"by": self._by})
-        return SnapshotFiles(
-            version=version,
-            kind=WeightKind.LORA,
-            config=config,
-            contents=((ADAPTER_CONFIG, config.encode()), (ADAPTER_WEIGHTS, self.weights)),
-        )
-
-    def copy_weights(self) -> Mapping[str, Any]:
-        raise NotImplementedError
-
-    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
-        raise NotImplementedError
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True)
-        (folder / "weights").write_bytes(self.weights)
-
-    def load(self, folder: Path) -> None:
-        self.weights = (folder / "weights").read_bytes()
-
-    def close(self) -> None:
-        self.closed = True
+def sample(seq: int, index: int, **changes: Any) -> Trajectory:
+    """Member `index` of group `seq`: two generated tokens, and a prompt that tells it from every other group."""
+    fields: dict[str, Any] = {"token_ids": pack_tokens([seq % VOCABULARY, index, seq // VOCABULARY])}
+    return trajectory(seq, index, **{**fields, **changes})
 
 
 @dataclass
@@ -141,8 +82,19 @@ class Pipeline:
     cluster: MemoryCluster = field(default_factory=MemoryCluster)
     namespace: Namespace = field(default_factory=lambda: Namespace("echo.test"))
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    clock: Clock = field(default_factory=SystemClock)
+    _publisher: Publisher = field(init=False)
 
     def __post_init__(self) -> None:
+        self._publisher = Publisher(
+            self.cluster.producer({}),
+            namespace=self.namespace,
+            codec=lock_file_codec(),
+            metrics=BusMetrics(),
+            clock=SystemClock(),
+            source="test",
+            poll=False,
+        )
         admin = self.cluster.admin()
         wanted = [NewTopic(f"{self.namespace.name}.{spec.name}", min(spec.partitions, NUM_PARTITIONS), 1) for spec in load_topic_specs()]
         for future in admin.create_topics(wanted).values():
@@ -181,8 +133,8 @@ class Pipeline:
         )
 
     def process(self, **sections: dict[str, Any]) -> RoleProcess:
-        """A learner's process under the settings."""
-        settings, registry, clock = self.settings(**sections), CollectorRegistry(), SystemClock()
+        """A learner's process under the settings; its bus keeps the system's clock."""
+        settings, registry, clock = self.settings(**sections), CollectorRegistry(), self.clock
         return RoleProcess(
             settings=settings,
             bus=self._bus(settings.run.name),
@@ -207,13 +159,13 @@ class Pipeline:
 
     def write(self, topic: Topic, *records: Record, partition: int | None = None) -> list[Coordinates]:
         """Publish records; where they lie."""
-        with closing(self.bus.publisher()) as publisher:
-            receipts = [publisher.publish(topic, record, partition=partition) for record in records]
-            return [receipt.wait(WAIT_S) for receipt in receipts]
+        receipts = [self._publisher.publish(topic, record, partition=partition) for record in records]
+        self._publisher.flush(WAIT_S)
+        return [receipt.wait(WAIT_S) for receipt in receipts]
 
     def write_group(self, seq: int, *, version: int = 0, values: Sequence[float | None] = (0.0, 1.0), **changes: Any) -> list[Coordinates]:
-        """One attempt of a group, and its rewards (None: no reward for that member)."""
-        members = [trajectory(seq, index, version=version, **changes) for index in range(GROUP_SIZE)]
+        """One attempt of a group, of tokens that no other group has, and its rewards (None: no reward for that member)."""
+        members = [sample(seq, index, version=version, **changes) for index in range(GROUP_SIZE)]
         places = self.write(TRAJECTORIES, *members)
         for member, where, value in zip(members, places, values, strict=True):
             if value is not None:
@@ -266,23 +218,16 @@ class Pipeline:
                         return message.record
         raise AssertionError(f"waited for {what}")
 
-    def crash_at(self, operation: str, number: int) -> None:
-        """The `number`-th call of a client operation from now on, and every later one of a transaction, does not come back."""
-        calls = itertools.count(1)
-
-        def before(called: str) -> None:
-            if called in {"abort_transaction", "commit_transaction"} and died.is_set():
-                raise Crash
-            if called == operation and next(calls) == number:
-                died.set()
-                raise Crash
-
-        died = threading.Event()
-        self.cluster.faults.before = before
+    def crash_at(self, number: int, matches: Callable[[str], bool]) -> CrashPoint:
+        """The `number`-th call from now on of a client operation that `matches` ends the process."""
+        point = self.cluster.faults.before = CrashPoint(number, matches)
+        return point
 
     def restart(self) -> None:
         """The broker works again."""
         self.cluster.faults.before = None
+
+    # What has become of it
 
     @property
     def store(self) -> CheckpointStore:
@@ -308,6 +253,21 @@ class Pipeline:
                 dropped.setdefault(drop.what, []).append(drop.why.value)
         everything = {where for where, _ in self.placed(TRAJECTORIES, Trajectory)}
         return Accounts(trained=trained, dropped=dropped, seqs_dropped=seqs, everything=everything)
+
+
+def fill(pipeline: Pipeline, steps: int, *, start: int = 0, version: int = 0) -> None:
+    """Groups for steps `start` to `steps`, all sampled by `version`."""
+    for seq in range(start * GROUPS_PER_STEP, steps * GROUPS_PER_STEP):
+        pipeline.write_group(seq, version=version)
+
+
+def assert_books(pipeline: Pipeline, *, num_open: int = 0) -> None:
+    """Every record has one fate at most, and those without one can still be read by whoever resumes."""
+    accounts = pipeline.accounts()
+    accounts.assert_each_once()
+    assert len(accounts.open) == num_open
+    newest = max((pipeline.store.load(name) for name in pipeline.store.ids()), key=lambda state: (state.version, state.created_ms))
+    assert all(where.offset >= newest.assembly.trajectory_lows.get(where.partition, 0) for where in accounts.open)
 
 
 class Running:

@@ -14,44 +14,16 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim
 from echo_schemas.topics import PROGRESS, STEPS
-from tests.unit.learner.pipeline import GROUPS_PER_STEP, Crash, NumpyTrainer, Pipeline
+from tests.unit.learner.crash_point import Crash
+from tests.unit.learner.numpy_trainer import NumpyTrainer
+from tests.unit.learner.pipeline import Pipeline, assert_books, fill
 
 CLAIM_AND_VERSION_0 = 2
 """Commits before the first step's."""
 
 
-@pytest.fixture
-def pipeline(tmp_path: Path) -> Pipeline:
-    return Pipeline(tmp_path / "run")
-
-
-@pytest.fixture
-def uninterrupted(tmp_path: Path) -> Callable[..., bytes]:
-    """`uninterrupted(steps)`: the weights after so many steps of a run in which nothing happened."""
-
-    def weights(steps: int, **sections: Any) -> bytes:
-        other = Pipeline(tmp_path / "uninterrupted")
-        fill(other, steps)
-        trainer = NumpyTrainer()
-        other.train(trainer, steps=steps, **sections)
-        return trainer.weights
-
-    return weights
-
-
-def fill(pipeline: Pipeline, steps: int, *, start: int = 0) -> None:
-    """Groups for steps `start` to `steps`, sampled by the version that trains them."""
-    for seq in range(start * GROUPS_PER_STEP, steps * GROUPS_PER_STEP):
-        pipeline.write_group(seq, version=seq // GROUPS_PER_STEP)
-
-
-def assert_books(pipeline: Pipeline, *, num_open: int = 0) -> None:
-    """Every record has one fate at most, and those without one can still be read by whoever resumes."""
-    accounts = pipeline.accounts()
-    accounts.assert_each_once()
-    assert len(accounts.open) == num_open
-    newest = max((pipeline.store.load(name) for name in pipeline.store.ids()), key=lambda state: (state.version, state.created_ms))
-    assert all(where.offset >= newest.assembly.trajectory_lows.get(where.partition, 0) for where in accounts.open)
+def is_commit(operation: str) -> bool:
+    return operation == "commit_transaction"
 
 
 def test_three_steps_from_groups_to_reports_snapshots_and_checkpoints(pipeline: Pipeline) -> None:
@@ -63,7 +35,7 @@ def test_three_steps_from_groups_to_reports_snapshots_and_checkpoints(pipeline: 
     (claim,) = pipeline.read(STEPS, SessionClaim)
     assert [report.checkpoint for report in reports] == [f"v{version}-{claim.session}" for version in (1, 2, 3)]
     assert [report.parent for report in reports] == [f"v{version}-{claim.session}" for version in (0, 1, 2)]
-    assert [report.staleness_total for report in reports] == [(4,)] * 3
+    assert [report.staleness_total for report in reports] == [(4,), (0, 4), (0, 0, 4)]
     manifests = pipeline.manifests()
     assert [manifest.version for manifest in manifests] == [0, 1, 2, 3]
     assert [manifest.parent for manifest in manifests] == [None, 0, 1, 2]
@@ -106,7 +78,7 @@ def test_a_crash_between_checkpoint_and_commit_publishes_the_same_bytes_later(
     pipeline: Pipeline, uninterrupted: Callable[..., bytes], version: int
 ) -> None:
     fill(pipeline, 3)
-    pipeline.crash_at("commit_transaction", CLAIM_AND_VERSION_0 + version)
+    pipeline.crash_at(CLAIM_AND_VERSION_0 + version, is_commit)
     with pytest.raises(Crash):
         pipeline.train(NumpyTrainer("first"), steps=3)
     pipeline.restart()
@@ -126,7 +98,7 @@ def test_a_crash_between_checkpoint_and_commit_publishes_the_same_bytes_later(
 
 def test_a_crash_before_version_0_is_public_publishes_it_first(pipeline: Pipeline) -> None:
     fill(pipeline, 1)
-    pipeline.crash_at("commit_transaction", CLAIM_AND_VERSION_0)
+    pipeline.crash_at(CLAIM_AND_VERSION_0, is_commit)
     with pytest.raises(Crash):
         pipeline.train(NumpyTrainer("first"), steps=1)
     pipeline.restart()
@@ -140,7 +112,7 @@ def test_a_crash_before_version_0_is_public_publishes_it_first(pipeline: Pipelin
 def test_a_crash_before_the_first_checkpoint_leaves_nothing_to_resume(pipeline: Pipeline) -> None:
     fill(pipeline, 1)
     trainer = NumpyTrainer()
-    pipeline.crash_at("commit_transaction", 1)
+    pipeline.crash_at(1, is_commit)
     with pytest.raises(Crash):
         pipeline.train(trainer, steps=1)
     pipeline.restart()

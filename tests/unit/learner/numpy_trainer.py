@@ -1,0 +1,75 @@
+"""A trainer of a few bytes: what it learned is a digest of what it was given. Imports torch by way of the learner's types."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echo_learner.batch import TrainingBatch
+from echo_learner.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
+from echo_learner.trainer import TrainResult
+from echo_schemas.records import WeightKind
+
+VOCABULARY = 32
+
+_TOTALS = {"num_tokens": 4.0, "num_response_tokens": 4.0, "num_sequences": 2.0, "num_not_finite": 0.0, "policy_loss": 0.5} | {
+    "log_ratio_sum": np.log(4.0), "log_ratio_square_sum": np.log(4.0), "log_ratio_max": 0.0, "log_ratio_negated_max": 0.0,
+    "logprob_diff_max": 0.0,
+}  # fmt: skip
+
+
+class NumpyTrainer:
+    """Weights are a digest of every batch since the start, so equal weights mean an equal past. `by`: part of each snapshot's bytes,
+    so that a snapshot made again by another process would show."""
+
+    def __init__(self, by: str = "first") -> None:
+        self.weights = b"start"
+        self.batches: list[TrainingBatch] = []
+        self.closed = False
+        self._by = by
+
+    @property
+    def vocabulary(self) -> int:
+        return VOCABULARY
+
+    @property
+    def can_compare(self) -> bool:
+        return False
+
+    def step(self, batch: TrainingBatch) -> TrainResult:
+        digest = hashlib.sha256(self.weights)
+        for _, array in sorted(batch.arrays().items()):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        self.weights = digest.digest()
+        self.batches.append(batch)
+        return TrainResult(totals=_TOTALS, grad_norms=(1.0,), compute_s=0.0, lr=1e-3)
+
+    def snapshot(self, version: int) -> SnapshotFiles:
+        config = json.dumps({"by": self._by})
+        return SnapshotFiles(
+            version=version,
+            kind=WeightKind.LORA,
+            config=config,
+            contents=((ADAPTER_CONFIG, config.encode()), (ADAPTER_WEIGHTS, self.weights)),
+        )
+
+    def copy_weights(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(self.weights)
+
+    def load(self, folder: Path) -> None:
+        self.weights = (folder / "weights").read_bytes()
+
+    def close(self) -> None:
+        self.closed = True
