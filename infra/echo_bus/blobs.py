@@ -1,23 +1,33 @@
 """Bytes too large for one record: written to a topic in chunks, read back verified or not at all.
 
 The chunks of a blob lie on one partition in order. Whoever writes the blob publishes its `BlobRef` afterwards, so that a reference never
-names chunks that are not there. A reader checks every chunk and the whole, and leaves nothing behind when it fails.
+names chunks that are not there. A reader checks the whole and every file, and leaves nothing behind when it fails.
+
+    write   digests of chunks (two threads) ──▶ encoded and published by the caller, in order ──▶ all acknowledged
+    read    fetched, decoded and written to files by the caller ──▶ digests of the whole and of files, on threads beside it
+
+The bytes are hashed once for each digest that does not follow from another: the first file's is that of the whole up to its end, and a
+blob whose whole is right has no wrong chunk. Chunks are hashed by a reader only to name the one that is wrong.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from confluent_kafka import KafkaError, TopicPartition
 
 from echo_bus import profiles
+from echo_bus.blob_digests import StreamDigest, sha256_of
 from echo_bus.clock import Clock, Deadline
 from echo_bus.cluster import Cluster, RawConsumer, RawMessage
+from echo_bus.consumer_errors import END_OF_PARTITION
+from echo_bus.consumer_queries import num_partitions
 from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost, TransportError
 from echo_bus.metrics import BusMetrics
 from echo_bus.publisher import Publisher, wait_all
@@ -33,7 +43,10 @@ CHUNK_BYTES = profiles.MAX_RECORD_BYTES - 1_000
 # Above this many chunks the list itself no longer fits beside a manifest; it becomes a blob of its own.
 MAX_INLINE_CHUNKS = 4_000
 _FETCH_BATCH = 20
-_FETCH_WAIT_S = 0.05
+_FETCH_WAIT_S = 0.2
+# How long the log may end before the blob does: a broker that has just become leader may not show its last records at once.
+_MISSING_S = 1.0
+_HASHING_THREADS = 2
 
 
 class BlobWriter:
@@ -44,29 +57,34 @@ class BlobWriter:
         self._metrics = metrics
         self._clock = clock
 
-    def write(self, topic: Topic, run_id: str, blob: str, data: bytes | memoryview, *, timeout_s: float = 60.0) -> BlobRef:
+    def write(
+        self, topic: Topic, run_id: str, blob: str, data: bytes | memoryview, *, sha256: str | None = None, timeout_s: float = 60.0
+    ) -> BlobRef:
         """Publish `data` in chunks of at most CHUNK_BYTES and wait until all are acknowledged.
 
         `blob` is the name within the run, part of every chunk's key; name it by content (`v/12/<sha12>`), so that writing it again is
-        harmless. Raises DeliveryFailed or DeadlineExceeded; the chunks already written are then garbage that retention removes.
+        harmless. `sha256`: that of `data`, from a caller that knows it; readers compare it. Raises DeliveryFailed or DeadlineExceeded; the
+        chunks already written are then garbage that retention removes.
         """
         started_s = self._clock.monotonic_s()
         view = memoryview(data)
         pieces = [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)] or [view]
         partition = partition_of(f"{run_id}/{blob}", self._publisher.num_partitions(topic))
-        whole = hashlib.sha256()
         receipts, digests = [], []
-        for index, piece in enumerate(pieces):
-            whole.update(piece)
-            digest = hashlib.sha256(piece).hexdigest()
-            chunk = Chunk(run_id=run_id, blob=blob, index=index, num_chunks=len(pieces), sha256=digest, data=bytes(piece))
-            receipts.append(self._publisher.publish(topic, chunk, partition=partition))
-            digests.append(digest)
-        try:
-            where = wait_all(receipts, Deadline.after(timeout_s, self._clock))
-        except TransportError as exc:
-            self._metrics.blob_failures.labels("write", type(exc).__name__).inc()
-            raise
+        with ExitStack() as stack:
+            pool = ThreadPoolExecutor(_HASHING_THREADS + 1, thread_name_prefix="blob digests")
+            stack.callback(pool.shutdown, cancel_futures=True)
+            whole = None if sha256 is not None else pool.submit(sha256_of, view)
+            for index, (piece, digest) in enumerate(zip(pieces, pool.map(sha256_of, pieces), strict=True)):
+                chunk = Chunk(run_id=run_id, blob=blob, index=index, num_chunks=len(pieces), sha256=digest, data=bytes(piece))
+                receipts.append(self._publisher.publish(topic, chunk, partition=partition))
+                digests.append(digest)
+            try:
+                where = wait_all(receipts, Deadline.after(timeout_s, self._clock))
+            except TransportError as exc:
+                self._metrics.blob_failures.labels("write", type(exc).__name__).inc()
+                raise
+            promised = sha256 if whole is None else whole.result()
         self._metrics.blob_bytes.labels("write").inc(len(view))
         self._metrics.blob_seconds.labels("write").observe(self._clock.monotonic_s() - started_s)
         return BlobRef(
@@ -74,7 +92,7 @@ class BlobWriter:
             partition=partition,
             blob=blob,
             num_bytes=len(view),
-            sha256=whole.hexdigest(),
+            sha256=promised or "",
             num_chunks=len(pieces),
             first_offset=min(place.offset for place in where),
             last_offset=max(place.offset for place in where),
@@ -86,7 +104,7 @@ class BlobWriter:
 
 
 class BlobReader:
-    """Reads blobs. Each read opens a consumer of its own, so any thread may read at any time."""
+    """Reads blobs, from any thread. Each read opens a client of its own, unless `warm` opened one to keep; then `close` the reader."""
 
     def __init__(self, cluster: Cluster, *, namespace: Namespace, codec: Codec, metrics: BusMetrics, clock: Clock) -> None:
         self._cluster = cluster
@@ -94,71 +112,136 @@ class BlobReader:
         self._codec = codec
         self._metrics = metrics
         self._clock = clock
+        self._lock = threading.Lock()
+        self._keeps = False
+        self._idle: RawConsumer | None = None
+
+    def warm(self, topic: Topic) -> None:
+        """Connect now, and keep the client from read to read: opening one takes longer than fetching a small adapter.
+
+        Raises TopicMissing, NotAuthorized or ClusterUnreachable.
+        """
+        consumer = self._borrow()
+        try:
+            num_partitions(consumer, self._namespace.topic(topic))
+        except BaseException:  # whatever ends the query, an interrupt included: the client must not outlive it
+            consumer.close()
+            raise
+        self._keeps = True
+        self._give_back(consumer)
+
+    def close(self) -> None:
+        """Close the client that is kept. Idempotent; later reads work, each with a client of its own."""
+        with self._lock:
+            self._keeps = False
+            consumer, self._idle = self._idle, None
+        if consumer is not None:
+            consumer.close()
 
     def read(self, ref: BlobRef, run_id: str, *, timeout_s: float = 60.0) -> bytes:
         """The blob's bytes. Raises BlobCorrupt, OffsetLost (retention took it) or DeadlineExceeded."""
-        return b"".join(self._pieces(ref, run_id, Deadline.after(timeout_s, self._clock)))
+        deadline = Deadline.after(timeout_s, self._clock)
+        with self._counted(ref), closing(StreamDigest()) as whole, closing(self._pieces(ref, run_id, deadline)) as pieces:
+            read = []
+            for piece in pieces:
+                whole.update(piece)
+                read.append(piece)
+            self._verify(whole, ref, run_id, deadline)
+            return b"".join(read)
 
     def read_files(self, ref: BlobRef, run_id: str, files: Sequence[WeightFile], folder: Path, *, timeout_s: float = 60.0) -> Path:
         """Split the blob into `files` inside the new folder `folder`, every file verified. Atomic: `folder` is whole or absent.
 
-        Raises as `read` does; FileExistsError if `folder` exists.
+        Nothing is forced onto the disk: the folder survives the end of the process, not of the machine. Raises as `read` does;
+        FileExistsError if `folder` exists.
         """
         if folder.exists():
             raise FileExistsError(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        deadline = Deadline.after(timeout_s, self._clock)
         # Beside the target, so that the rename stays on one file system.
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            _write_files(self._pieces(ref, run_id, Deadline.after(timeout_s, self._clock)), files, staging)
+            with self._counted(ref), closing(StreamDigest()) as whole, closing(self._pieces(ref, run_id, deadline)) as pieces:
+                with ExitStack() as stack:
+                    digests = _write_files(pieces, files, staging, whole, stack)
+                    self._verify(whole, ref, run_id, deadline)
+                    _verify_files(files, [*whole.noted, *(digest.finish() for digest in digests)])
             staging.rename(folder)
         except BaseException:  # whatever ends the read, an interrupt included, must leave nothing behind
             shutil.rmtree(staging, ignore_errors=True)
             raise
         return folder
 
-    def _pieces(self, ref: BlobRef, run_id: str, deadline: Deadline) -> Iterator[bytes]:
-        """The chunks' data in order, each verified before it is handed on, the whole verified at the end."""
+    @contextmanager
+    def _counted(self, ref: BlobRef) -> Iterator[None]:
         started_s = self._clock.monotonic_s()
-        whole = hashlib.sha256()
-        expected = {chunk.index: chunk.sha256 for chunk in ref.chunks}
         try:
-            for chunk in self._chunks(ref, run_id, deadline):
-                digest = hashlib.sha256(chunk.data).hexdigest()
-                if digest != expected.get(chunk.index, chunk.sha256):
-                    raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
-                whole.update(chunk.data)
-                yield chunk.data
-            if whole.hexdigest() != ref.sha256:
-                raise BlobCorrupt(f"The blob {ref.blob} does not have the promised checksum.")
+            yield
         except TransportError as exc:
             self._metrics.blob_failures.labels("read", type(exc).__name__).inc()
             raise
         self._metrics.blob_bytes.labels("read").inc(ref.num_bytes)
         self._metrics.blob_seconds.labels("read").observe(self._clock.monotonic_s() - started_s)
 
-    def _chunks(self, ref: BlobRef, run_id: str, deadline: Deadline) -> Iterator[Chunk]:
+    def _verify(self, whole: StreamDigest, ref: BlobRef, run_id: str, deadline: Deadline) -> None:
+        """Raise BlobCorrupt unless all bytes together are the promised ones. Reads once more to say which chunk is not."""
+        if whole.finish() == ref.sha256:
+            return
+        with closing(self._chunks(ref, run_id, deadline)) as chunks:
+            for chunk in chunks:
+                if sha256_of(chunk.data) != chunk.sha256:
+                    raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
+        raise BlobCorrupt(f"The blob {ref.blob} does not have the promised checksum.")
+
+    def _pieces(self, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[bytes, None, None]:
+        """The chunks' data in order, not verified."""
+        with closing(self._chunks(ref, run_id, deadline)) as chunks:
+            for chunk in chunks:
+                yield chunk.data
+
+    def _chunks(self, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[Chunk, None, None]:
         """The blob's chunks by index; repeated and foreign ones between them are passed over."""
         topic = BY_NAME.get(ref.topic)
         if topic is None:
             raise BlobCorrupt(f"The blob {ref.blob} names the topic {ref.topic!r}, which is not one of ours.")
-        consumer = self._cluster.consumer({**profiles.BLOB_READER, "client.id": f"{self._namespace.name}.blobs"})
+        promised = {chunk.index: chunk.sha256 for chunk in ref.chunks}
+        consumer, is_sound, wanted = self._borrow(), False, 0
         try:
             consumer.assign([TopicPartition(self._namespace.topic(topic), ref.partition, ref.first_offset)])
-            wanted = 0
             for message in _messages(consumer, ref, deadline):
                 chunk = self._decode(message, ref)
                 if chunk is None or chunk.run_id != run_id or chunk.blob != ref.blob or chunk.index != wanted:
                     continue
                 if chunk.num_chunks != ref.num_chunks:
                     raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} belongs to {chunk.num_chunks} chunks, not {ref.num_chunks}.")
+                if chunk.sha256 != promised.get(chunk.index, chunk.sha256):
+                    raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
                 yield chunk
                 wanted += 1
                 if wanted == ref.num_chunks:
+                    is_sound = True
                     return
             raise BlobCorrupt(f"Chunk {wanted} of {ref.num_chunks} of {ref.blob} is not in the log.")
         finally:
-            consumer.close()
+            if is_sound:
+                self._give_back(consumer)
+            else:
+                consumer.close()
+
+    def _borrow(self) -> RawConsumer:
+        with self._lock:
+            consumer, self._idle = self._idle, None
+        return consumer or self._cluster.consumer({**profiles.BLOB_READER, "client.id": f"{self._namespace.name}.blobs"})
+
+    def _give_back(self, consumer: RawConsumer) -> None:
+        """Keep the client for the next read, or close it."""
+        consumer.unassign()
+        with self._lock:
+            if self._keeps and self._idle is None:
+                self._idle = consumer
+                return
+        consumer.close()
 
     def _decode(self, message: RawMessage, ref: BlobRef) -> Chunk | None:
         try:
@@ -169,35 +252,48 @@ class BlobReader:
 
 
 def _messages(consumer: RawConsumer, ref: BlobRef, deadline: Deadline) -> Iterator[RawMessage]:
-    """Messages from the blob's first to its last offset, and no further."""
-    while True:
-        for message in consumer.consume(_FETCH_BATCH, min(_FETCH_WAIT_S, deadline.remaining_s())):
+    """Messages from the blob's first to its last offset; fewer where the log ends before that and stays so."""
+    missing: Deadline | None = None
+    while missing is None or not missing.expired():
+        for message in _fetched(consumer, deadline):
             error = message.error()
-            if error is not None:
-                if error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001  public in librdkafka
-                    raise OffsetLost(
-                        f"Retention has removed the blob {ref.blob} (offset {ref.first_offset} of partition {ref.partition}).",
-                        hint="Raise bytes_per_partition of the topic, or publish the snapshot again.",
-                    )
-                if not error.retriable():
-                    raise TransportError(f"The blob {ref.blob} could not be read: {error.str()}.")
-                continue
-            if (message.offset() or 0) > ref.last_offset:
-                return
-            yield message
-            if message.offset() == ref.last_offset:
-                return
+            if error is None:
+                missing = None
+                if (message.offset() or 0) > ref.last_offset:
+                    return
+                yield message
+                if message.offset() == ref.last_offset:
+                    return
+            elif error.code() == END_OF_PARTITION:
+                missing = missing or Deadline.after(_MISSING_S, deadline.clock)
+            elif error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001  public in librdkafka
+                raise OffsetLost(
+                    f"Retention has removed the blob {ref.blob} (offset {ref.first_offset} of partition {ref.partition}).",
+                    hint="Raise bytes_per_partition of the topic, or publish the snapshot again.",
+                )
+            elif not error.retriable():
+                raise TransportError(f"The blob {ref.blob} could not be read: {error.str()}.")
         if deadline.expired():
             raise DeadlineExceeded(f"The blob {ref.blob} was not read in time.")
 
 
-def _write_files(pieces: Iterator[bytes], files: Sequence[WeightFile], folder: Path) -> None:
-    """Cut the stream into files by size, verify each, and make them durable."""
+def _fetched(consumer: RawConsumer, deadline: Deadline) -> list[RawMessage]:
+    """What is there, or the first that comes within a moment; `consume` alone would wait for a full batch."""
+    first = consumer.poll(min(_FETCH_WAIT_S, deadline.remaining_s()))
+    return [] if first is None else [first, *consumer.consume(_FETCH_BATCH - 1, 0)]
+
+
+def _write_files(
+    pieces: Iterator[bytes], files: Sequence[WeightFile], folder: Path, whole: StreamDigest, stack: ExitStack
+) -> list[StreamDigest]:
+    """Cut the stream into files by size. `whole` notes the first file's digest; the others' are returned, and closed by `stack`."""
+    digests: list[StreamDigest] = []
     rest = memoryview(b"")
     for file in files:
         path = folder / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        digest, missing = hashlib.sha256(), file.num_bytes
+        own = stack.enter_context(closing(StreamDigest())) if file is not files[0] else None
+        missing = file.num_bytes
         with path.open("xb") as out:
             while missing:
                 if not rest:
@@ -206,13 +302,21 @@ def _write_files(pieces: Iterator[bytes], files: Sequence[WeightFile], folder: P
                         raise BlobCorrupt(f"The blob ends {missing} bytes before {file.name} does.")
                     rest = memoryview(piece)
                 part, rest = rest[:missing], rest[missing:]
-                digest.update(part)
+                whole.update(part)
+                if own is not None:
+                    own.update(part)
                 out.write(part)
                 missing -= len(part)
-            out.flush()
-            os.fsync(out.fileno())
-        if digest.hexdigest() != file.sha256:
-            raise BlobCorrupt(f"The file {file.name} does not have the promised checksum.")
-    # Runs the stream to its end, where the checksum of the whole is compared.
-    if rest or next(pieces, None) is not None:
+        if own is None:
+            whole.note()
+        else:
+            digests.append(own)
+    if rest or any(pieces):
         raise BlobCorrupt("The blob holds more bytes than its files.")
+    return digests
+
+
+def _verify_files(files: Sequence[WeightFile], digests: Sequence[str]) -> None:
+    for file, digest in zip(files, digests, strict=True):
+        if digest != file.sha256:
+            raise BlobCorrupt(f"The file {file.name} does not have the promised checksum.")

@@ -6,12 +6,13 @@ Leaders move, and are unknown for a moment after a topic was made: such answers 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from echo_bus.clock import Deadline
 from echo_bus.cluster import RawConsumer
-from echo_bus.errors import ClusterUnreachable, NotAuthorized, TopicMissing
+from echo_bus.errors import NotAuthorized, TopicMissing
 from echo_bus.kafka import translate
 
 QUERY_S = 10.0
@@ -40,18 +41,36 @@ def num_partitions(consumer: RawConsumer, physical: str, timeout_s: float = QUER
     return len(found.partitions)
 
 
-def watermarks(consumer: RawConsumer, physical: str, partition: int, timeout_s: float = QUERY_S) -> tuple[int, int]:
-    """The first offset that a partition holds, and the one after its last. Raises ClusterUnreachable, NotAuthorized, TopicMissing."""
+def watermarks(
+    consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """The first offset that each (topic, partition) holds, and the one after its last; two requests per leader, however many partitions.
+
+    Not one request per partition: brokers answer a connection in order, so each would wait behind a fetch that waits for records, half a
+    second long. Raises ClusterUnreachable, NotAuthorized, TopicMissing.
+    """
     deadline = Deadline.after(timeout_s)
-    asked = TopicPartition(physical, partition)
+    lows = _offsets(consumer, places, OFFSET_BEGINNING, deadline)
+    highs = _offsets(consumer, places, OFFSET_END, deadline)
+    return {place: (lows[place], highs[place]) for place in places}
+
+
+def end_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> dict[tuple[str, int], int]:
+    """The offset after the last one of each (topic, partition); as `watermarks`."""
+    return _offsets(consumer, places, OFFSET_END, Deadline.after(timeout_s))
+
+
+def _offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], which: int, deadline: Deadline) -> dict[tuple[str, int], int]:
+    """`which` is one of the two times that the protocol knows for ends: that of the beginning and that of the end."""
+    asked = [TopicPartition(physical, partition, which) for physical, partition in places]
     while True:
         try:
-            found = consumer.get_watermark_offsets(asked, timeout=max(_AGAIN_S, deadline.remaining_s()))
+            found = consumer.offsets_for_times(asked, timeout=max(_AGAIN_S, deadline.remaining_s()))
+            for answer in found:
+                if answer.error is not None:
+                    raise KafkaException(answer.error)
+            return {(answer.topic, answer.partition): answer.offset for answer in found}
         except KafkaException as exc:
             if exc.args[0].code() not in _PASSING or deadline.expired():
-                raise translate(exc, physical) from exc
+                raise translate(exc, ", ".join(sorted({physical for physical, _ in places}))) from exc
             time.sleep(_AGAIN_S)
-            continue
-        if found is None:
-            raise ClusterUnreachable(f"The offsets of {physical}[{partition}] were not answered within {timeout_s:g} s.")
-        return found

@@ -124,14 +124,14 @@ class WorkObserver:
     def observe(self, count: int, timeout_s: float = 10.0) -> dict[int, PartitionWork]:
         """The work of partitions 0 to `count`. One of which nothing was ever committed counts from its beginning, where workers will start.
 
-        Blocks for one request to the group's coordinator and one per partition. Raises ClusterUnreachable, NotAuthorized.
+        Blocks for one request to the group's coordinator and two per leader. Raises ClusterUnreachable, NotAuthorized.
         """
         committed = self.committed(count, timeout_s)
-        work = {}
-        for partition in range(count):
-            low, high = watermarks(self._consumer, self._physical, partition, timeout_s)
-            work[partition] = PartitionWork(first_open=max(low, committed.get(partition, OFFSET_INVALID)), end=high)
-        return work
+        bounds = watermarks(self._consumer, [(self._physical, partition) for partition in range(count)], timeout_s)
+        return {
+            partition: PartitionWork(first_open=max(low, committed.get(partition, OFFSET_INVALID)), end=high)
+            for (_, partition), (low, high) in bounds.items()
+        }
 
     def committed(self, count: int, timeout_s: float = 10.0) -> dict[int, int]:
         """The offsets that the group committed in partitions 0 to `count`, without those in which it committed nothing.

@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from typing import TypeVar
 
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from echo_bus.clock import Deadline
 from echo_bus.cluster import Cluster, RawMessage
 from echo_bus.consumer_errors import END_OF_PARTITION, check_error
-from echo_bus.consumer_queries import QUERY_S, num_partitions, watermarks
+from echo_bus.consumer_queries import QUERY_S, end_offsets, num_partitions, watermarks
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
 from echo_bus.decoding import Decoder, IgnoredReason
 from echo_bus.errors import DeadlineExceeded, OffsetLost, TopicMissing
@@ -32,6 +33,8 @@ from echo_schemas.naming import Namespace
 from echo_schemas.topics import Topic
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Place = tuple[str, int]
 """(logical topic, partition)."""
@@ -84,6 +87,7 @@ class LogReader:
         self._budget = DeadLetterBudget(limits)
         self._decoder = Decoder(codec, namespace, topics, run_id=run_id)
         self._positions: dict[Place, int] = {}
+        self._ends_at_start: dict[Place, int] | None = None
         self._at_end: set[Place] = set()
         self._consumer = cluster.consumer(
             {
@@ -126,8 +130,8 @@ class LogReader:
             if place[1] >= self._num_partitions.get(place[0], 0):
                 raise TopicMissing(f"There is no partition {place[1]} of {place[0]}.", hint="Compare with `echoswarm topics check`.")
         chosen = {}
-        for place in self.places:
-            low, high = self._watermarks(place)
+        bounds = self._named(watermarks(self._consumer, self._physical_places))
+        for place, (low, high) in bounds.items():
             offset = wanted.get(place, low if otherwise is From.BEGINNING else high)
             if offset < low:
                 raise OffsetLost(f"{place[0]}[{place[1]}] begins at {low}; offsets {offset} to {low - 1} are past its retention.")
@@ -136,6 +140,7 @@ class LogReader:
             chosen[place] = offset
         self._at_end.clear()
         self._positions = chosen
+        self._ends_at_start = {place: high for place, (_, high) in bounds.items()}
         self._consumer.assign([TopicPartition(self._physical[name], partition, chosen[name, partition]) for name, partition in self.places])
 
     def read(self, max_messages: int = _BATCH, timeout_s: float = 1.0) -> list[Message]:
@@ -143,6 +148,7 @@ class LogReader:
 
         Raises OffsetLost, TopicMissing, NotAuthorized, TransportError, TooManyDeadLetters, RegistryError.
         """
+        self._ends_at_start = None
         try:
             first = self._consumer.poll(timeout_s)
             if first is None:
@@ -153,8 +159,8 @@ class LogReader:
         return self._decode(fetched)
 
     def end_offsets(self) -> dict[Place, int]:
-        """Where every partition ends now. One request per partition."""
-        return {place: self._watermarks(place)[1] for place in self.places}
+        """Where every partition ends now. While records are fetched the answer may take half a second: it waits behind the fetch."""
+        return self._named(end_offsets(self._consumer, self._physical_places))
 
     def offsets_at(self, time_ms: int) -> dict[Place, int]:
         """The first offset of every partition whose record is not older than `time_ms` (its end if all are)."""
@@ -164,15 +170,18 @@ class LogReader:
         except KafkaException as exc:
             raise translate(exc, "the log") from exc
         offsets = {(self._topics[answer.topic].name, answer.partition): answer.offset for answer in found}
-        return {place: self._watermarks(place)[1] if offsets[place] in {OFFSET_END, -1} else offsets[place] for place in self.places}
+        ends = self.end_offsets() if OFFSET_END in offsets.values() else {}
+        return {place: ends[place] if offset == OFFSET_END else offset for place, offset in offsets.items()}
 
     def has_reached(self, ends: Mapping[Place, int]) -> bool:
         """Whether everything below `ends` was returned, as far as this isolation can see it: an open transaction is not waited for."""
         return all(self._positions[place] >= end or place in self._at_end for place, end in ends.items())
 
     def read_to_end(self, deadline: Deadline, ends: Mapping[Place, int] | None = None) -> Iterator[list[Message]]:
-        """Batches up to the end offsets seen now (or `ends`), possibly with some later messages. Raises DeadlineExceeded."""
-        goal = self.end_offsets() if ends is None else ends
+        """Batches up to `ends`, possibly with some later messages. Without `ends`: up to where the log ended at `start`, or, if anything
+        was read since, to where it ends now. Raises DeadlineExceeded.
+        """
+        goal = ends if ends is not None else self._ends_at_start or self.end_offsets()
         while not self.has_reached(goal):
             if deadline.expired():
                 behind = {place: (self._positions[place], end) for place, end in goal.items() if self._positions[place] < end}
@@ -265,8 +274,12 @@ class LogReader:
         else:
             logger.warning("%s[%s]@%s is invalid (%s): %s", raw.topic(), raw.partition(), raw.offset(), invalid.reason, invalid.message)
 
-    def _watermarks(self, place: Place) -> tuple[int, int]:
-        return watermarks(self._consumer, self._physical[place[0]], place[1])
+    @property
+    def _physical_places(self) -> list[tuple[str, int]]:
+        return [(self._physical[name], partition) for name, partition in self.places]
+
+    def _named(self, found: Mapping[tuple[str, int], T]) -> dict[Place, T]:
+        return {(self._topics[physical].name, partition): value for (physical, partition), value in found.items()}
 
     def _partitions_of(self, topics: Iterable[Topic]) -> list[TopicPartition]:
         return [

@@ -148,10 +148,13 @@ class MemoryConsumer:
             return log.start, log.end
 
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        self._broker.enter("offsets_for_times")
         with self._broker.lock:
             found = []
             for partition in partitions:
-                offset = self._log(_place(partition)).offset_at(partition.offset)
+                log = self._log(_place(partition))
+                ends = {OFFSET_BEGINNING: log.start, OFFSET_END: log.end}
+                offset = ends[partition.offset] if partition.offset in ends else log.offset_at(partition.offset)
                 found.append(TopicPartition(partition.topic, partition.partition, OFFSET_END if offset is None else offset))
             return found
 
