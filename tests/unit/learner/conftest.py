@@ -48,12 +48,13 @@ def make_batch() -> MakeBatch:
 
 @pytest.fixture
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    """A namespace in memory, whose learners' threads look up often enough to end at once."""
+    """A namespace in memory, whose learners' threads look up often enough to end at once, and whose disk forgets when the power goes."""
     pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
     from tests.unit.learner.pipeline import Pipeline
 
     for place in ("echo_bus.view._READ_S", "echo_learner.intake._READ_S", "echo_bus.publisher._POLL_S"):
-        monkeypatch.setattr(place, 0.01)
+        monkeypatch.setattr(place, 0.003)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
     return Pipeline(tmp_path / "run")
 
 
