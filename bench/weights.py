@@ -3,14 +3,19 @@
     python bench/weights.py [--json FILE]
 
 The publisher and the watcher are processes of their own, on the embedded broker; the watcher is the worker's own, with an engine that
-loads nothing: what is measured is chunks, manifest, fetch, verification, files in shared memory, and the acknowledgement.
+loads nothing: what is measured is chunks, manifest, fetch, verification, files in shared memory, and the acknowledgement. The snapshot's
+checksum is made before the clock starts: the learner has it from its checkpoint.
+
+Stages: publish (chunks acknowledged), commit (manifest), see (fetch begins), fetch (verified files), acknowledge (seen by the publisher).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import hashlib
+import itertools
 import json
 import multiprocessing as mp
 import os
@@ -19,18 +24,23 @@ import statistics
 import sys
 import time
 from contextlib import closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from echo_bus import profiles
+from echo_bus.blobs import BlobReader
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.embedded import EmbeddedKafka
 from echo_bus.kafka import KafkaCluster
 from echo_bus.metrics import BusMetrics
 from echo_bus.places import PlaceTimes
+from echo_bus.publisher import Publisher
+from echo_bus.transactions import TransactionalWriter
+from echo_bus.view import CompactedView
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
@@ -38,12 +48,16 @@ from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.weights import LogSource, WeightWatcher, snapshot_folder
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
-from echo_schemas.records import WeightFile, WeightKind, WeightManifest, WorkerStatus
+from echo_schemas.records import BlobRef, WeightFile, WeightKind, WeightManifest, WorkerStatus
 from echo_schemas.topics import WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key
 
 RUN, NAMESPACE = "bench", "bench.weights"
 SIZES = {"demo_adapter_s": 557_000, "adapter_66mb_s": 66_000_000}
+CONFIG = b'{"r": 32}' * 100
+STAGES = ("publish", "commit", "see", "fetch", "acknowledge")
 ROUNDS = 9
+# The files' checksums are made before the clock starts; where the blob lies is known only after.
+_NOWHERE = BlobRef(topic="", partition=0, blob="", num_bytes=0, sha256="", num_chunks=0, first_offset=0, last_offset=0)
 _CONTEXT = mp.get_context("spawn")
 
 
@@ -60,12 +74,25 @@ def bus_of(bootstrap: str, role: str) -> Bus:
     )
 
 
-def watch(bootstrap: str) -> None:
+class TimedSource(LogSource):
+    """Tells when each fetch began and ended; the monotonic clock is the machine's, so that other processes understand it."""
+
+    def __init__(self, reader: BlobReader, times: Connection) -> None:
+        super().__init__(reader)
+        self._times = times
+
+    def fetch(self, manifest: WeightManifest, folder: Path) -> None:
+        started_s = time.monotonic()
+        super().fetch(manifest, folder)
+        self._times.send((manifest.version, started_s, time.monotonic()))
+
+
+def watch(bootstrap: str, times: Connection) -> None:
     """A worker's watcher, until terminated."""
-    asyncio.run(_watch(bus_of(bootstrap, "worker")))
+    asyncio.run(_watch(bus_of(bootstrap, "worker"), times))
 
 
-async def _watch(bus: Bus) -> None:
+async def _watch(bus: Bus, times: Connection) -> None:
     clock, registry, loop = SystemClock(), CollectorRegistry(), asyncio.get_running_loop()
     places = PlaceTimes(registry, clock)
     status = first_status(run_id=RUN, worker_id="w0", engine="scripted", price_per_hour=0.0)
@@ -77,9 +104,11 @@ async def _watch(bus: Bus) -> None:
         heartbeat.change(installed=(ref.version, ref.sha256))
 
     folder = snapshot_folder(1 << 28)
+    reader = bus.blob_reader()
+    reader.warm(WEIGHT_CHUNKS)
     watcher = WeightWatcher(
         ScriptedEngine(),
-        LogSource(bus.blob_reader()),
+        TimedSource(reader, times),
         newest=lambda: view.get(weights_key(RUN, None)),
         folder=folder,
         on_installed=acknowledge,
@@ -99,10 +128,34 @@ async def _watch(bus: Bus) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(bus: Bus) -> dict[str, float]:
-    """Median seconds per size over `ROUNDS` versions; two more warm everything up."""
+def files_of(num_bytes: int) -> dict[str, bytes]:
+    """An adapter of `num_bytes`, as the learner writes it."""
+    return {"adapter_config.json": CONFIG, "adapter_model.safetensors": os.urandom(num_bytes - len(CONFIG))}
+
+
+def manifest_of(version: int, files: dict[str, bytes], blob: BlobRef) -> WeightManifest:
+    """What the learner would publish."""
+    return WeightManifest(
+        run_id=RUN,
+        version=version,
+        kind=WeightKind.LORA,
+        files=tuple(
+            WeightFile(name=name, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()) for name, content in files.items()
+        ),
+        num_bytes=blob.num_bytes,
+        sha256=blob.sha256,
+        blob=blob,
+        session="bench",
+        checkpoint="bench",
+        next_seq=0,
+        created_ms=time.time_ns() // 1_000_000,
+    )
+
+
+def measure(bus: Bus, times: Connection) -> dict[str, float]:
+    """Median seconds per size over `ROUNDS` versions, all and by stage; two more warm everything up."""
     results = {}
-    version = 0
+    versions = itertools.count()
     with (
         closing(bus.publisher(profiles.PRODUCER_BLOBS)) as chunks,
         closing(bus.transactions("learner")) as writer,
@@ -110,34 +163,42 @@ def measure(bus: Bus) -> dict[str, float]:
     ):
         writer.start()
         for name, num_bytes in SIZES.items():
-            seconds = []
-            for _ in range(ROUNDS + 2):
-                data = os.urandom(num_bytes)
-                sha256 = hashlib.sha256(data).hexdigest()
-                started_s = time.monotonic()
-                blob = bus.blob_writer(chunks).write(WEIGHT_CHUNKS, RUN, f"v/{version}/{sha256[:12]}", data)
-                manifest = WeightManifest(
-                    run_id=RUN,
-                    version=version,
-                    kind=WeightKind.LORA,
-                    files=(WeightFile(name="adapter_model.safetensors", num_bytes=num_bytes, sha256=sha256),),
-                    num_bytes=num_bytes,
-                    sha256=sha256,
-                    blob=blob,
-                    session="bench",
-                    checkpoint="bench",
-                    next_seq=0,
-                    created_ms=time.time_ns() // 1_000_000,
-                )
-                with writer.transaction() as transaction:
-                    for key in (weights_key(RUN, version), weights_key(RUN, None)):
-                        transaction.publish(WEIGHTS, manifest, key=key)
-                wanted = version
-                workers.wait_for("w0", lambda status, wanted=wanted: status.installed_version == wanted, Deadline.after(60))  # type: ignore[misc]
-                seconds.append(time.monotonic() - started_s)
-                version += 1
-            results[name] = statistics.median(seconds[2:])
+            rounds = [_round(bus, chunks, writer, workers, next(versions), num_bytes, times) for _ in range(ROUNDS + 2)][2:]
+            results[name] = statistics.median(sum(stages) for stages in rounds)
+            for number, stage in enumerate(STAGES):
+                results[name.removesuffix("_s") + f"_{stage}_s"] = statistics.median(stages[number] for stages in rounds)
     return results
+
+
+def _round(
+    bus: Bus,
+    chunks: Publisher,
+    writer: TransactionalWriter,
+    workers: CompactedView[WorkerStatus],
+    version: int,
+    num_bytes: int,
+    times: Connection,
+) -> tuple[float, ...]:
+    """Seconds of each stage for one version."""
+    files = files_of(num_bytes)
+    data = b"".join(files.values())
+    sha256 = hashlib.sha256(data).hexdigest()
+    template = manifest_of(version, files, _NOWHERE)
+    started_s = time.monotonic()
+    blob = bus.blob_writer(chunks).write(WEIGHT_CHUNKS, RUN, f"v/{version}/{sha256[:12]}", data, sha256=sha256)
+    published_s = time.monotonic()
+    manifest = dataclasses.replace(template, num_bytes=num_bytes, sha256=sha256, blob=blob)
+    with writer.transaction() as transaction:
+        for key in (weights_key(RUN, version), weights_key(RUN, None)):
+            transaction.publish(WEIGHTS, manifest, key=key)
+    committed_s = time.monotonic()
+    workers.wait_for("w0", lambda status: status.installed_version == version, Deadline.after(60))
+    ended_s = time.monotonic()
+    fetched, fetch_started_s, fetch_ended_s = times.recv()
+    if fetched != version:
+        raise RuntimeError(f"Version {fetched} was fetched while {version} was published.")
+    moments = (started_s, published_s, committed_s, fetch_started_s, fetch_ended_s, ended_s)
+    return tuple(after - before for before, after in itertools.pairwise(moments))
 
 
 def create_topics(bootstrap: str) -> None:
@@ -158,9 +219,10 @@ def main() -> int:
     kafka = EmbeddedKafka().start()
     try:
         create_topics(kafka.bootstrap)
-        watcher = _CONTEXT.Process(target=watch, args=(kafka.bootstrap,), daemon=True)
+        ours, theirs = _CONTEXT.Pipe(duplex=False)
+        watcher = _CONTEXT.Process(target=watch, args=(kafka.bootstrap, theirs), daemon=True)
         watcher.start()
-        results = measure(bus_of(kafka.bootstrap, "learner"))
+        results = measure(bus_of(kafka.bootstrap, "learner"), ours)
         watcher.terminate()
         watcher.join(10)
     finally:

@@ -89,8 +89,7 @@ class Intake:
         if state is not None:
             positions = {(TRAJECTORIES.name, partition): low for partition, low in state.trajectory_lows.items()}
             positions |= {(REWARDS.name, partition): low for partition, low in state.reward_lows.items()}
-        self._reader.start(positions)
-        self._goal = self._reader.end_offsets()
+        self._goal = self._reader.start(positions)
         self._thread.start()
 
     def wait_for_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:

@@ -67,9 +67,8 @@ def read_tip(bus: Bus, run_id: str) -> Tip:
     """
     reader = _every_run(bus).reader([STEPS])
     try:
-        reader.start()
+        ends = reader.start()
         lows = reader.positions
-        ends = reader.end_offsets()
         window = _TAIL
         while True:
             starts = {place: max(lows[place], end - window) for place, end in ends.items()}

@@ -162,11 +162,13 @@ class BlobReader:
         # Beside the target, so that the rename stays on one file system.
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            with self._counted(ref), closing(StreamDigest()) as whole, closing(self._pieces(ref, run_id, deadline)) as pieces:
-                with ExitStack() as stack:
-                    digests = _write_files(pieces, files, staging, whole, stack)
-                    self._verify(whole, ref, run_id, deadline)
-                    _verify_files(files, [*whole.noted, *(digest.finish() for digest in digests)])
+            with ExitStack() as stack:
+                stack.enter_context(self._counted(ref))
+                whole = stack.enter_context(closing(StreamDigest()))
+                pieces = stack.enter_context(closing(self._pieces(ref, run_id, deadline)))
+                others = _write_files(pieces, files, staging, whole, stack)
+                self._verify(whole, ref, run_id, deadline)
+                _verify_files(files, [*whole.noted, *(digest.finish() for digest in others)])
             staging.rename(folder)
         except BaseException:  # whatever ends the read, an interrupt included, must leave nothing behind
             shutil.rmtree(staging, ignore_errors=True)
@@ -232,7 +234,9 @@ class BlobReader:
     def _borrow(self) -> RawConsumer:
         with self._lock:
             consumer, self._idle = self._idle, None
-        return consumer or self._cluster.consumer({**profiles.BLOB_READER, "client.id": f"{self._namespace.name}.blobs"})
+        if consumer is not None:
+            return consumer
+        return self._cluster.consumer({**profiles.BLOB_READER, "client.id": f"{self._namespace.name}.blobs", "enable.partition.eof": True})
 
     def _give_back(self, consumer: RawConsumer) -> None:
         """Keep the client for the next read, or close it."""

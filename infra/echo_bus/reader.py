@@ -120,8 +120,10 @@ class LogReader:
         """Partitions in which there was nothing more when last asked."""
         return frozenset(self._at_end)
 
-    def start(self, positions: Mapping[Place, int] | None = None, *, otherwise: From = From.BEGINNING) -> None:
+    def start(self, positions: Mapping[Place, int] | None = None, *, otherwise: From = From.BEGINNING) -> dict[Place, int]:
         """Read from `positions`, and in partitions without one from `otherwise`. May be called again to go elsewhere.
+
+        Returns where every partition ends at this moment.
 
         Raises OffsetLost if a position lies outside what its partition holds: retention deleted records, or the topic was made anew.
         """
@@ -140,8 +142,10 @@ class LogReader:
             chosen[place] = offset
         self._at_end.clear()
         self._positions = chosen
-        self._ends_at_start = {place: high for place, (_, high) in bounds.items()}
+        ends = {place: high for place, (_, high) in bounds.items()}
+        self._ends_at_start = ends
         self._consumer.assign([TopicPartition(self._physical[name], partition, chosen[name, partition]) for name, partition in self.places])
+        return dict(ends)
 
     def read(self, max_messages: int = _BATCH, timeout_s: float = 1.0) -> list[Message]:
         """The next messages, in offset order within each partition; empty if none came in time. Blocks for `timeout_s` at most.

@@ -11,6 +11,8 @@ Threads: all of ours runs on the event loop that `run` is awaited on; Faust's cl
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,6 +29,7 @@ from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, NotAuthorized,
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_core.bottleneck import Place, Use
+from echo_streams.driver import App, QuietMonitor, Transport
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.preflight import not_allowed
 from echo_streams.processing import Outgoing
@@ -38,9 +41,13 @@ Process = Callable[[Sequence[RawMessage]], Awaitable[list[Outgoing]]]
 
 MAX_BATCH = 256
 """Trajectories scored and delivered together: large enough that a burst of 512 waits for two round trips, small enough to start early."""
-MAX_BATCHES = 4
-"""Batches at once, so that one that waits (for the broker, for a slow judge) does not hold up the next."""
+MAX_IN_FLIGHT = 4 * MAX_BATCH
+"""Trajectories in batches at once, so that a batch that waits (for the broker, for a slow judge) does not hold up the next."""
 INBOX = 2 * MAX_BATCH
+# How long the first trajectory of a batch waits for company: a fetch's records come one by one, and each batch costs the broker a
+# request. While others are being scored or delivered, more company is worth waiting for: those requests go one after another.
+_LINGER_S = 0.003
+_LINGER_BUSY_S = 0.03
 _COMMIT_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.1
 _MEASURE_EVERY_S = 1.0
@@ -115,9 +122,9 @@ class RewardApp:
         self._places = places
         self._clock = clock
         self._inbox: deque[Any] = deque()
-        self._arrived = asyncio.Event()
+        self._moved = asyncio.Event()
         self._room = asyncio.Event()
-        self._slots = asyncio.Semaphore(MAX_BATCHES)
+        self._in_flight = 0
         self._handling: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._draining = False
@@ -171,30 +178,43 @@ class RewardApp:
             if self._draining:
                 continue
             self._inbox.append(event)
-            self._arrived.set()
-            if len(self._inbox) >= INBOX:
+            num_waiting = len(self._inbox)
+            if num_waiting == 1 or num_waiting >= MAX_BATCH:
+                self._moved.set()
+            if num_waiting >= INBOX:
                 self._room.clear()
                 await self._room.wait()
 
     async def _batch(self) -> None:
-        """Take what has arrived, as soon as there is a free slot, without waiting for more."""
+        """Form batches: full ones at once, smaller ones when their first trajectory has waited long enough."""
         while True:
-            if not self._inbox:
-                self._arrived.clear()
-                with self._places.spent(Place.REWARD, Use.EMPTY):
-                    await self._arrived.wait()
-            if self._slots.locked():
-                with self._places.spent(Place.REWARD, Use.BLOCKED):
-                    await self._slots.acquire()
-            else:
-                await self._slots.acquire()
+            with self._places.spent(Place.REWARD, Use.EMPTY):
+                await self._until(lambda: bool(self._inbox))
+                await self._until(self._is_full, _LINGER_S)
+                await self._until(lambda: self._in_flight == 0 or self._is_full(), _LINGER_BUSY_S)
+            with self._places.spent(Place.REWARD, Use.BLOCKED):
+                await self._until(lambda: self._in_flight + MAX_BATCH <= MAX_IN_FLIGHT)
             batch = [self._inbox.popleft() for _ in range(min(MAX_BATCH, len(self._inbox)))]
             self._room.set()
+            self._in_flight += len(batch)
             task = asyncio.create_task(self._handle(batch), name="reward batch")
             self._handling.add(task)
-            task.add_done_callback(self._end_of_batch)
+            task.add_done_callback(functools.partial(self._end_of_batch, len(batch)))
             # So that the batch starts now, also while the inbox never runs empty.
             await asyncio.sleep(0)
+
+    def _is_full(self) -> bool:
+        return len(self._inbox) >= MAX_BATCH
+
+    async def _until(self, condition: Callable[[], bool], limit_s: float | None = None) -> None:
+        """Wait for `condition`, which arrivals and ends of batches may change; at most `limit_s`."""
+        if condition():
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while not condition():
+                    self._moved.clear()
+                    await self._moved.wait()
 
     async def _handle(self, batch: list[Any]) -> None:
         """Score one batch, deliver the rewards, and only then acknowledge it."""
@@ -215,9 +235,10 @@ class RewardApp:
         self._metrics.trajectories.inc(len(batch))
         self._metrics.batches.inc()
 
-    def _end_of_batch(self, task: asyncio.Task[None]) -> None:
+    def _end_of_batch(self, num_trajectories: int, task: asyncio.Task[None]) -> None:
         self._handling.discard(task)
-        self._slots.release()
+        self._in_flight -= num_trajectories
+        self._moved.set()
         self._note_failure(task)
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
@@ -273,7 +294,7 @@ def _faust_app(options: AppOptions) -> Any:
         )
     elif login.context is not None:
         credentials = faust.SSLCredentials(login.context)
-    return faust.App(
+    app = App(
         options.group,
         broker=";".join(f"kafka://{address.strip()}" for address in options.bootstrap.split(",")),
         broker_client_id=options.client_id,
@@ -293,4 +314,7 @@ def _faust_app(options: AppOptions) -> Any:
         topic_allow_declare=False,
         topic_disable_leader=True,
         web_enabled=False,
+        Monitor=QuietMonitor,
     )
+    app.transport = Transport(app.conf.broker_consumer, app)
+    return app

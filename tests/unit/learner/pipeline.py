@@ -121,7 +121,7 @@ class Pipeline:
         """A bus of the run `demo`."""
         return self._bus("demo")
 
-    def _bus(self, run_id: str) -> Bus:
+    def _bus(self, run_id: str | None) -> Bus:
         return Bus(
             cluster=self.cluster,
             namespace=self.namespace,
@@ -183,12 +183,16 @@ class Pipeline:
         """Every committed record of one kind, in log order."""
         return [record for _, record in self.placed(topic, kind)]
 
-    def placed(self, topic: Topic, kind: type[R]) -> list[tuple[Coordinates, R]]:
-        """The same with coordinates."""
-        with closing(self.bus.reader([topic])) as reader:
+    def placed(self, topic: Topic, kind: type[R], *, every_run: bool = False) -> list[tuple[Coordinates, R]]:
+        """The same with coordinates, of the run `demo` or of every run."""
+        with closing(self._bus(None if every_run else "demo").reader([topic])) as reader:
             reader.start()
             messages = [message for batch in reader.read_to_end(Deadline.after(WAIT_S)) for message in batch]
         return [(message.coordinates, message.record) for message in messages if isinstance(message.record, kind)]
+
+    def wait_for_manifest(self, version: int) -> WeightManifest:
+        """The manifest of a version, once it is public."""
+        return self.wait_for(WEIGHTS, WeightManifest, lambda manifest: manifest.version == version, f"version {version} to be public")
 
     def reports(self) -> list[StepReport]:
         """The public steps."""
@@ -298,3 +302,8 @@ class Running:
         """Drain it."""
         self.process.stop.set()
         self.join()
+
+    def end(self) -> None:
+        """Stop it whatever it raises: the test has looked at what it wanted to see."""
+        self.process.stop.set()
+        self._thread.join(WAIT_S)
