@@ -45,6 +45,17 @@ class AdmissionLimits:
     vocabulary: int
     max_length: int
 
+    def fault_of(self, trajectory: Trajectory) -> tuple[DropReason, str] | None:
+        """Why the model cannot take the trajectory, if so."""
+        tokens = trajectory.tokens
+        if len(tokens) > self.max_length:
+            return DropReason.OVERSIZED, f"A sample has {len(tokens)} tokens, above {self.max_length}."
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocabulary:
+            return DropReason.MALFORMED, f"A sample has a token outside the vocabulary of {self.vocabulary}."
+        if trajectory.generated[0].start == 0:
+            return DropReason.MALFORMED, "A sample was generated from its first token on: there is no token before it to predict it from."
+        return None
+
 
 class Intake:
     """Owns the reader and the assembler. `start` it once, `close` it at the end."""
@@ -166,15 +177,12 @@ class Intake:
         return choice.batch
 
     def _malformed(self, groups: tuple[ChosenGroup, ...]) -> dict[int, tuple[DropReason, str]]:
-        """Groups with a token that this model does not have, or too many of them."""
+        """Groups with a sample that this model cannot take."""
         found: dict[int, tuple[DropReason, str]] = {}
         for group in groups:
             for sample in group.samples:
-                tokens = sample.member.trajectory.tokens
-                if len(tokens) > self._limits.max_length:
-                    found[group.seq] = DropReason.OVERSIZED, f"A sample has {len(tokens)} tokens, above {self._limits.max_length}."
-                elif int(tokens.min()) < 0 or int(tokens.max()) >= self._limits.vocabulary:
-                    found[group.seq] = DropReason.MALFORMED, f"A sample has a token outside the vocabulary of {self._limits.vocabulary}."
+                if fault := self._limits.fault_of(sample.member.trajectory):
+                    found[group.seq] = fault
         return found
 
     def _raise_error(self) -> None:
@@ -239,6 +247,10 @@ class Intake:
             self._changed.notify_all()
 
     def _keep_probe(self, trajectory: Trajectory) -> None:
+        if fault := self._limits.fault_of(trajectory):
+            logger.warning("A probe of version %d cannot be compared: %s", trajectory.min_version, fault[1])
+            self._metrics.probes_refused.inc()
+            return
         key = (trajectory.seq, trajectory.attempt)
         members = self._probes.setdefault(key, [])
         members.append(trajectory)

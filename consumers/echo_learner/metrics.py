@@ -38,4 +38,5 @@ class LearnerMetrics:
         self.broadcast_seconds = histogram("broadcast_seconds", "T_bcast: seconds from snapshot ready to enough acknowledgements.")
         self.probe_difference = gauge("probe_logprob_difference", "Largest difference of log-probabilities on the newest probe group.")
         self.probes = counter("probe_samples", "Samples on which learner and worker were compared.")
+        self.probes_refused = counter("probe_samples_refused", "Probe samples that this model cannot take.")
         self.step = gauge("step", "The newest step's metrics; names and meanings in echo_learner.step_metrics.", "metric")

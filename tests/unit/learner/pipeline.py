@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
 
@@ -38,6 +39,7 @@ from tests.unit.learner.crash_point import CrashPoint
 from tests.unit.learner.numpy_trainer import VOCABULARY, NumpyTrainer
 
 WAIT_S = 20.0
+_LOOK_S = 0.005
 NUM_PARTITIONS = 2
 GROUP_SIZE = 2
 GROUPS_PER_STEP = 2
@@ -177,6 +179,11 @@ class Pipeline:
         judged: Reward = reward(where, member.seq, value=value, name=name, index=member.index, attempt=member.attempt)
         self.write(REWARDS, replace(judged, run_id=member.run_id, group_id=member.group_id), partition=where.partition)
 
+    def write_bytes(self, topic: Topic, value: bytes) -> None:
+        """Publish what is no record."""
+        self._publisher.publish_bytes(self.namespace.topic(topic), value, partition=0)
+        self._publisher.flush(WAIT_S)
+
     # What is read
 
     def read(self, topic: Topic, kind: type[R]) -> list[R]:
@@ -189,6 +196,22 @@ class Pipeline:
             reader.start()
             messages = [message for batch in reader.read_to_end(Deadline.after(WAIT_S)) for message in batch]
         return [(message.coordinates, message.record) for message in messages if isinstance(message.record, kind)]
+
+    def dead_letters(self, topic: Topic) -> list[bytes | None]:
+        """The original bytes of what nobody could read."""
+        consumer = self.cluster.consumer({"group.id": "test", "auto.offset.reset": "earliest", "enable.partition.eof": True})
+        with closing(consumer):
+            physical = self.namespace.dead_letters(topic)
+            partitions = consumer.list_topics(physical, timeout=WAIT_S).topics[physical].partitions
+            consumer.assign([TopicPartition(physical, partition, OFFSET_BEGINNING) for partition in partitions])
+            values: list[bytes | None] = []
+            num_ends = 0
+            while num_ends < len(partitions):
+                message = consumer.poll(WAIT_S)
+                assert message is not None, f"waited for the end of {physical}"
+                num_ends += message.error() is not None
+                values += [message.value()] if message.error() is None else []
+        return values
 
     def wait_for_manifest(self, version: int) -> WeightManifest:
         """The manifest of a version, once it is public."""
@@ -290,6 +313,19 @@ class Running:
             train_in_sessions(self.process, self.trainer, self.metrics, takeover=takeover)
         except BaseException as exc:  # the edge of the thread: the test looks at it
             self.error = exc
+
+    def value(self, metric: str, **labels: str) -> float:
+        """A metric of its registry; 0 if it was never touched."""
+        return self.process.registry.get_sample_value(metric, labels) or 0.0
+
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait until `condition()` holds. Raises what the learner raised."""
+        deadline = Deadline.after(WAIT_S)
+        while not condition():
+            if self.error is not None:
+                raise self.error
+            assert not deadline.expired(), f"waited until {what}"
+            self.process.stop.wait(_LOOK_S)
 
     def join(self) -> None:
         """Wait for its end. Raises what it raised."""

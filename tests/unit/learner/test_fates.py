@@ -1,0 +1,198 @@
+"""Every record meets one end: trained, or dropped once with its reason, in the log and in the metrics. Whatever it is, the run goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
+
+from echo_learner.metrics import LearnerMetrics
+from echo_schemas.columns import pack_tokens
+from echo_schemas.records import Coordinates, DropReason, Purpose, Span, VersionSpan
+from echo_schemas.topics import REWARDS, TRAJECTORIES
+from tests.unit.learner.numpy_trainer import VOCABULARY, NumpyTrainer
+from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline, assert_books, fill, sample
+
+# Above every seq that `fill` writes.
+ODD = 100
+
+
+def assert_dropped(
+    pipeline: Pipeline, metrics: LearnerMetrics, records: Mapping[Coordinates, DropReason], seqs: Mapping[int, DropReason] | None = None
+) -> None:
+    """Exactly these were dropped, once each and for these reasons, in the log and in the metrics; all other records were trained."""
+    accounts = pipeline.accounts()
+    accounts.assert_each_once()
+    assert {where: reason for where, (reason,) in accounts.dropped.items()} == records
+    assert {seq: reason for seq, (reason,) in accounts.seqs_dropped.items()} == (seqs or {})
+    counted = {
+        (name, what): count
+        for what in ("trajectory", "group")
+        for name in DropReason
+        if (count := metrics.registry.get_sample_value("echo_learner_dropped_total", {"reason": name.value, "what": what}))
+    }
+    expected = Counter((why, "trajectory") for why in records.values()) + Counter((why, "group") for why in (seqs or {}).values())
+    assert counted == expected
+    assert_books(pipeline)
+
+
+def test_samples_above_the_budget_are_stale(pipeline: Pipeline) -> None:
+    fill(pipeline, 4)
+    pipeline.train(NumpyTrainer(), steps=4)
+    old = [pipeline.write_group(ODD + number) for number in range(2)]
+    fill(pipeline, 5, start=4, version=4)
+    metrics = pipeline.train(NumpyTrainer(), steps=5, takeover=True)
+    assert_dropped(pipeline, metrics, dict.fromkeys([*old[0], *old[1]], DropReason.STALE), dict.fromkeys([ODD, ODD + 1], DropReason.STALE))
+    assert {(drop.learner_version, drop.num_tokens, drop.version) for drop in pipeline.drops() if drop.what} == {(5, 2, 0)}
+    assert max(len(report.staleness_total) - 1 for report in pipeline.reports()) <= 3
+
+
+def test_one_stale_sample_leaves_its_group_to_the_others(pipeline: Pipeline) -> None:
+    sections: dict[str, Any] = {"staleness": {"min_group_size": 1}}
+    fill(pipeline, 4)
+    pipeline.train(NumpyTrainer(), steps=4, **sections)
+    mixed = [sample(8, 0, version=0), sample(8, 1, version=4)]
+    places = pipeline.write(TRAJECTORIES, *mixed)
+    for member, where in zip(mixed, places, strict=True):
+        pipeline.write_reward(member, where, 1.0)
+    pipeline.write_group(9, version=4)
+    metrics = pipeline.train(NumpyTrainer(), steps=5, takeover=True, **sections)
+    assert_dropped(pipeline, metrics, {places[0]: DropReason.STALE})
+    batch = pipeline.reports()[-1].batch
+    assert batch is not None
+    assert batch.num_samples == 3
+
+
+@pytest.mark.parametrize(("choice", "trained", "advantage_scale"), [("withhold", False, 0.0), ("downweight", True, 3 / 4)])
+def test_a_stale_sample_may_stay_with_less_weight(pipeline: Pipeline, choice: str, *, trained: bool, advantage_scale: float) -> None:
+    sections: dict[str, Any] = {"staleness": {"over_budget": choice, "min_group_size": 1}}
+    fill(pipeline, 4)
+    pipeline.train(NumpyTrainer(), steps=4, **sections)
+    mixed = [sample(8, 0, version=0), sample(8, 1, version=4)]
+    for member, where, value in zip(mixed, pipeline.write(TRAJECTORIES, *mixed), (0.0, 1.0), strict=True):
+        pipeline.write_reward(member, where, value)
+    pipeline.write_group(9, version=4)
+    trainer = NumpyTrainer()
+    pipeline.train(trainer, steps=5, takeover=True, **sections)
+    (batch,) = trainer.batches
+    assert batch.mask[:2].tolist() == [trained] * 2
+    assert batch.mask[2:].all()
+    assert batch.advantages[:2].tolist() == pytest.approx([-advantage_scale] * 2, rel=1e-3)
+    assert batch.advantages[2:4].tolist() == pytest.approx([1.0] * 2, rel=1e-3)
+    assert_books(pipeline)
+
+
+def test_samples_of_weights_that_this_run_never_had_are_not_of_its_past(pipeline: Pipeline) -> None:
+    foreign = pipeline.write_group(ODD, version=7)
+    fill(pipeline, 1)
+    metrics = pipeline.train(NumpyTrainer(), steps=1)
+    why = DropReason.NOT_THIS_PAST
+    assert_dropped(pipeline, metrics, dict.fromkeys(foreign, why), {ODD: why})
+
+
+def test_too_many_open_groups_push_the_oldest_out(pipeline: Pipeline) -> None:
+    sections: dict[str, Any] = {"staleness": {"budget": 0}}
+    limit = 4 * (0 + 1 + 1) * GROUPS_PER_STEP
+    pushed_out = [pipeline.write_group(seq, values=(None, None)) for seq in range(2)]
+    waiting = [pipeline.write_group(ODD + seq, values=(None, None)) for seq in range(limit - GROUPS_PER_STEP)]
+    fill(pipeline, 2, start=1)
+    metrics = pipeline.train(NumpyTrainer(), steps=1, **sections)
+    accounts = pipeline.accounts()
+    accounts.assert_each_once()
+    assert accounts.seqs_dropped == {0: ["evicted"], 1: ["evicted"]}
+    assert {where for where, reasons in accounts.dropped.items() if reasons == ["evicted"]} == {*pushed_out[0], *pushed_out[1]}
+    assert accounts.open == {where for places in waiting for where in places}
+    assert metrics.registry.get_sample_value("echo_learner_dropped_total", {"reason": "evicted", "what": "group"}) == 2
+    assert "More than 16 groups were open" in str(pipeline.drops()[0].detail)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "detail"),
+    [
+        ({"token_ids": pack_tokens([0, 1, VOCABULARY])}, DropReason.MALFORMED, "outside the vocabulary of 32"),
+        ({"token_ids": pack_tokens([-1, 1, 2])}, DropReason.MALFORMED, "outside the vocabulary of 32"),
+        ({"token_ids": pack_tokens([0] * 65)}, DropReason.OVERSIZED, "65 tokens, above 64"),
+        (
+            {"generated": (Span(start=0, end=2),), "version_spans": (VersionSpan(start=0, end=2, version=0),)},
+            DropReason.MALFORMED,
+            "no token before",
+        ),
+    ],
+    ids=["a token above the vocabulary", "a negative token", "too many tokens", "an answer to nothing"],
+)
+def test_a_group_that_the_model_cannot_take_is_dropped(pipeline: Pipeline, changes: dict[str, Any], why: DropReason, detail: str) -> None:
+    bad = pipeline.write_group(0, **changes)
+    fill(pipeline, 2, start=1)
+    metrics = pipeline.train(NumpyTrainer(), steps=1)
+    assert_dropped(pipeline, metrics, dict.fromkeys(bad, why), {0: why})
+    assert detail in str(pipeline.drops()[0].detail)
+
+
+def test_a_probe_that_the_model_cannot_take_is_passed_over(pipeline: Pipeline) -> None:
+    """A probe has no seq to close: it is no drop, but it must not end the run."""
+    compared: list[int] = []
+
+    class Comparing(NumpyTrainer):
+        can_compare = True
+
+        def copy_weights(self) -> Mapping[str, Any]:
+            return {}
+
+        def logprobs_under(self, weights: Any, batch: Any) -> Sequence[Any]:
+            assert batch.tokens.max() < VOCABULARY
+            compared.append(int(batch.tokens[0]))
+            return np.split(batch.sampler, np.cumsum(batch.num_generated)[:-1])
+
+    for seq, token in ((0, VOCABULARY), (1, 5)):
+        probes = [sample(seq, index, purpose=Purpose.PROBE, token_ids=pack_tokens([token, 1, 2])) for index in range(GROUP_SIZE)]
+        pipeline.write(TRAJECTORIES, *probes)
+    fill(pipeline, 2)
+    metrics = pipeline.train(Comparing(), steps=2)
+    assert compared == [5]
+    assert metrics.registry.get_sample_value("echo_learner_probe_samples_total") == GROUP_SIZE
+    assert metrics.registry.get_sample_value("echo_learner_probe_samples_refused_total") == GROUP_SIZE
+    assert not pipeline.drops()
+
+
+def test_records_that_cannot_be_read_become_dead_letters(pipeline: Pipeline) -> None:
+    for topic in (TRAJECTORIES, REWARDS):
+        pipeline.write_bytes(topic, b"not a record")
+    fill(pipeline, 1)
+    metrics = pipeline.train(NumpyTrainer(), steps=1)
+    assert pipeline.dead_letters(TRAJECTORIES) == pipeline.dead_letters(REWARDS) == [b"not a record"]
+    assert_dropped(pipeline, metrics, {})
+    newest = pipeline.store.load(pipeline.reports()[-1].checkpoint)
+    assert sum(newest.assembly.trajectory_read_to.values()) == GROUPS_PER_STEP * GROUP_SIZE + 1
+
+
+def test_records_of_other_runs_are_nobodys_business(pipeline: Pipeline) -> None:
+    for seq in range(GROUPS_PER_STEP):
+        pipeline.write_group(seq, run_id="other", values=(5.0, 6.0))
+    fill(pipeline, 1)
+    trainer = NumpyTrainer()
+    metrics = pipeline.train(trainer, steps=1)
+    assert len(trainer.batches) == 1
+    assert pipeline.reports()[0].metrics["reward_max"] == 1.0
+    assert_dropped(pipeline, metrics, {})
+
+
+def test_a_second_attempt_and_a_record_written_again_are_dropped(pipeline: Pipeline) -> None:
+    fill(pipeline, 1)
+    (again,) = pipeline.write(TRAJECTORIES, sample(0, 0))
+    others = pipeline.write_group(1, attempt="b")
+    metrics = pipeline.train(NumpyTrainer(), steps=1)
+    assert_dropped(pipeline, metrics, {again: DropReason.DUPLICATE, **dict.fromkeys(others, DropReason.OTHER_ATTEMPT)})
+
+
+def test_a_record_of_a_trained_seq_is_a_duplicate_for_ever(pipeline: Pipeline) -> None:
+    fill(pipeline, 1)
+    pipeline.train(NumpyTrainer(), steps=1)
+    late = pipeline.write_group(0, attempt="z")
+    fill(pipeline, 2, start=1)
+    metrics = pipeline.train(NumpyTrainer(), steps=2, takeover=True)
+    assert_dropped(pipeline, metrics, dict.fromkeys(late, DropReason.DUPLICATE))
