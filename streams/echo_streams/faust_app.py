@@ -1,6 +1,6 @@
 """The Faust application around the processor: a group member that reads `trajectories` as raw bytes and writes what the processor answers.
 
-    Faust agent ─▶ inbox (bounded) ─▶ batches, up to 4 at once: process ─▶ send ─▶ wait for delivery ─▶ acknowledge ─▶ Faust commits
+    Faust agent ─▶ batches ─▶ process ─▶ send ─▶ wait for delivery ─▶ acknowledge ─▶ Faust commits
 
 An offset is acknowledged only after all that answers it is delivered, so a crash at any point repeats work and loses none. After a
 rebalance, acknowledgements of the earlier generation are dropped: their partitions may be somebody else's, and are read again if not.
@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +27,7 @@ from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, NotAuthorized,
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_core.bottleneck import Place, Use
+from echo_streams.batching import MAX_IN_FLIGHT, Batcher
 from echo_streams.driver import App, QuietMonitor, Transport
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.preflight import not_allowed
@@ -39,15 +38,6 @@ logger = logging.getLogger(__name__)
 
 Process = Callable[[Sequence[RawMessage]], Awaitable[list[Outgoing]]]
 
-MAX_BATCH = 256
-"""Trajectories scored and delivered together: large enough that a burst of 512 waits for two round trips, small enough to start early."""
-MAX_IN_FLIGHT = 4 * MAX_BATCH
-"""Trajectories in batches at once, so that a batch that waits (for the broker, for a slow judge) does not hold up the next."""
-INBOX = 2 * MAX_BATCH
-# How long the first trajectory of a batch waits for company: a fetch's records come one by one, and each batch costs the broker a
-# request. While others are being scored or delivered, more company is worth waiting for: those requests go one after another.
-_LINGER_S = 0.003
-_LINGER_BUSY_S = 0.03
 _COMMIT_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.1
 _MEASURE_EVERY_S = 1.0
@@ -59,13 +49,15 @@ _DRAIN_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
-    """Which group reads which topic where. `group` is Faust's app id; `joined_within_s`: how long joining it may take."""
+    """Which group reads which topic where. `group` is Faust's app id; `joined_within_s`: how long joining it may
+    take; `inline`: no reward is waited for, so scoring holds up everything else."""
 
     group: str
     client_id: str
     bootstrap: str
     topic: str
     login: Login
+    inline: bool
     joined_within_s: float = 60.0
 
 
@@ -121,12 +113,7 @@ class RewardApp:
         self._metrics = metrics
         self._places = places
         self._clock = clock
-        self._inbox: deque[Any] = deque()
-        self._moved = asyncio.Event()
-        self._room = asyncio.Event()
-        self._in_flight = 0
-        self._handling: set[asyncio.Task[None]] = set()
-        self._failure: BaseException | None = None
+        self._batcher: Batcher[Any] = Batcher(self._handle, places=places)
         self._draining = False
         self._done: dict[int, int] = {}
         self._app = _faust_app(options)
@@ -147,12 +134,11 @@ class RewardApp:
         Faust gave up.
         """
         joined_by = Deadline.after(self._options.joined_within_s, self._clock)
-        batching = asyncio.create_task(self._batch(), name="batching")
-        batching.add_done_callback(self._note_failure)
+        batching = asyncio.create_task(self._batcher.run(), name="batching")
         measured_s = 0.0
         try:
             await self._app.start()
-            while not stop.is_set() and self._failure is None and not self._app.crashed:
+            while not stop.is_set() and self._batcher.failure is None and not self._app.crashed:
                 if not self.joined and joined_by.expired():
                     raise DeadlineExceeded(
                         f"The consumer group {self._options.group!r} did not let us in within {self._options.joined_within_s:g} s.",
@@ -168,64 +154,31 @@ class RewardApp:
             raise self._explain(exc) from exc
         finally:
             batching.cancel()
-            for task in self._handling:
-                task.cancel()
             await self._app.stop()
 
     async def _receive(self, stream: Any) -> None:
-        """The agent: events into the inbox, without acknowledging them. Once draining, they stay unread for the next member."""
+        """The agent: events into the batcher, without acknowledging them. Once draining, they stay unread for the next member."""
         async for event in stream.noack().events():
-            if self._draining:
-                continue
-            self._inbox.append(event)
-            num_waiting = len(self._inbox)
-            if num_waiting == 1 or num_waiting >= MAX_BATCH:
-                self._moved.set()
-            if num_waiting >= INBOX:
-                self._room.clear()
-                await self._room.wait()
-
-    async def _batch(self) -> None:
-        """Form batches: full ones at once, smaller ones when their first trajectory has waited long enough."""
-        while True:
-            with self._places.spent(Place.REWARD, Use.EMPTY):
-                await self._until(lambda: bool(self._inbox))
-                await self._until(self._is_full, _LINGER_S)
-                await self._until(lambda: self._in_flight == 0 or self._is_full(), _LINGER_BUSY_S)
-            with self._places.spent(Place.REWARD, Use.BLOCKED):
-                await self._until(lambda: self._in_flight + MAX_BATCH <= MAX_IN_FLIGHT)
-            batch = [self._inbox.popleft() for _ in range(min(MAX_BATCH, len(self._inbox)))]
-            self._room.set()
-            self._in_flight += len(batch)
-            task = asyncio.create_task(self._handle(batch), name="reward batch")
-            self._handling.add(task)
-            task.add_done_callback(functools.partial(self._end_of_batch, len(batch)))
-            # So that the batch starts now, also while the inbox never runs empty.
-            await asyncio.sleep(0)
-
-    def _is_full(self) -> bool:
-        return len(self._inbox) >= MAX_BATCH
-
-    async def _until(self, condition: Callable[[], bool], limit_s: float | None = None) -> None:
-        """Wait for `condition`, which arrivals and ends of batches may change; at most `limit_s`."""
-        if condition():
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                while not condition():
-                    self._moved.clear()
-                    await self._moved.wait()
+            if not self._draining:
+                await self._batcher.put(event)
 
     async def _handle(self, batch: list[Any]) -> None:
         """Score one batch, deliver the rewards, and only then acknowledge it."""
-        with self._metrics.in_flight.track_inprogress():
+        # Batches overlap while they wait; inline rewards hold up the loop, so theirs do not.
+        share = len(batch) / MAX_IN_FLIGHT
+        self._metrics.in_flight.inc(len(batch))
+        try:
             started_s = self._clock.monotonic_s()
             answers = await self._process([FaustMessage(event.message) for event in batch])
-            self._places.add(Place.REWARD, Use.BUSY, self._clock.monotonic_s() - started_s)
+            scored_s = self._clock.monotonic_s()
+            self._places.add(Place.REWARD, Use.BUSY, (scored_s - started_s) * (1 if self._options.inline else share))
             send = self._app.producer.send
             deliveries = [await send(answer.topic, answer.key, answer.value, answer.partition, None, answer.headers) for answer in answers]
             if deliveries:
                 await asyncio.gather(*deliveries)
+                self._places.add(Place.REWARD, Use.BLOCKED, (self._clock.monotonic_s() - scored_s) * share)
+        finally:
+            self._metrics.in_flight.dec(len(batch))
         generation = self._app.consumer_generation_id
         for event in batch:
             message = event.message
@@ -235,19 +188,9 @@ class RewardApp:
         self._metrics.trajectories.inc(len(batch))
         self._metrics.batches.inc()
 
-    def _end_of_batch(self, num_trajectories: int, task: asyncio.Task[None]) -> None:
-        self._handling.discard(task)
-        self._in_flight -= num_trajectories
-        self._moved.set()
-        self._note_failure(task)
-
-    def _note_failure(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (failure := task.exception()) is not None and self._failure is None:
-            self._failure = failure
-
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self._batcher.failure is not None:
+            raise self._batcher.failure
         if self._app.crashed:
             reason = self._app.crash_reason
             raise reason if isinstance(reason, Exception) else TransportError("The Faust application ended without a reason.")
@@ -264,10 +207,10 @@ class RewardApp:
     async def _drain(self) -> None:
         """Finish what was read and commit it, within a bound: whatever is left is read again by the next member."""
         self._draining = True
-        deadline = Deadline.after(_DRAIN_S, self._clock)
-        logger.info("Draining: %s trajectories read and not yet scored", len(self._inbox))
-        while (self._inbox or self._handling) and self._failure is None and not self._app.crashed and not deadline.expired():
-            await asyncio.sleep(_LOOK_EVERY_S / 10)
+        logger.info("Draining: %s trajectories read and not yet scored", self._batcher.num_waiting + self._batcher.num_in_flight)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                await self._batcher.drained()
         self._raise_failure()
         await self._app.consumer.commit()
 

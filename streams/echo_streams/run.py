@@ -91,6 +91,7 @@ async def _run(
         bootstrap=bus.cluster.bootstrap,  # type: ignore[attr-defined]  # Faust speaks to real clusters only
         topic=bus.namespace.topic(TRAJECTORIES),
         login=login_of(settings.kafka.client),
+        inline=pool is None and all(entry.function.kind is not RewardKind.ASYNC for entry in attached),
     )
     try:
         if pool is not None:
