@@ -8,9 +8,9 @@ from typing import Any
 
 from echo_bus.settings import Settings
 from echo_bus.settings.load import public_config
+from echo_bus.settings.rules import staleness_policy
 from echo_core.groups import AssemblyLimits
 from echo_core.normalisation import Normalisation
-from echo_core.policy import Admission, OverBudget, StalenessPolicy
 from echo_learner.batch import BatchRules
 from echo_schemas.records import RewardTerm, WeightKind
 
@@ -36,19 +36,6 @@ _MEANING: Mapping[str, tuple[str, ...]] = {
     ),
     "staleness": ("budget", "publication_period", "over_budget", "min_group_size"),
 }
-
-
-def staleness_policy(settings: Settings) -> StalenessPolicy:
-    """S, kappa and the rest, as the pure rules take them."""
-    return StalenessPolicy(
-        budget=settings.budget,
-        publication_period=settings.publication_period,
-        groups_per_step=settings.learner.groups_per_step,
-        group_size=settings.rollout.group_size,
-        min_group_size=settings.staleness.min_group_size,
-        admission=Admission(settings.staleness.admission),
-        over_budget=OverBudget(settings.staleness.over_budget),
-    )
 
 
 def reward_terms(settings: Settings) -> tuple[RewardTerm, ...]:

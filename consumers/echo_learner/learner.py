@@ -17,6 +17,7 @@ from echo_bus.clock import Clock
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
+from echo_bus.settings.rules import staleness_policy
 from echo_bus.view import CompactedView
 from echo_core.batch_choice import ChosenGroup
 from echo_core.bottleneck import Place, Use
@@ -26,7 +27,7 @@ from echo_learner.agreement import Agreement
 from echo_learner.batch import FormedBatch, SignalSource, form_batch
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox, checkpoint_id
-from echo_learner.config import batch_rules, meaning_of, staleness_policy
+from echo_learner.config import batch_rules, meaning_of
 from echo_learner.heartbeat import Heartbeat
 from echo_learner.history import VersionHistory
 from echo_learner.intake import Intake

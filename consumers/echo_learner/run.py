@@ -19,12 +19,13 @@ from echo_bus.dead_letters import DeadLetters
 from echo_bus.errors import ProducerFenced
 from echo_bus.process import RoleProcess
 from echo_bus.settings import Settings
+from echo_bus.settings.rules import staleness_policy
 from echo_bus.transactions import TransactionalWriter
 from echo_core.assembly import GroupAssembler
 from echo_learner import session as sessions
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox
-from echo_learner.config import assembly_limits, changed_meaning, meaning_of, reward_terms, staleness_policy, trainer_config
+from echo_learner.config import assembly_limits, changed_meaning, meaning_of, reward_terms, trainer_config
 from echo_learner.heartbeat import Heartbeat
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.learner import Learner, LearnerParts, Published

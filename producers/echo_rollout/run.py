@@ -17,7 +17,7 @@ from pathlib import Path
 from echo_bus.dispatch import WorkObserver
 from echo_bus.process import RoleProcess
 from echo_bus.settings import Settings
-from echo_core.policy import Admission, OverBudget, StalenessPolicy
+from echo_bus.settings.rules import staleness_policy
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.feeder_run import Feeder, FeederParts
@@ -109,7 +109,7 @@ def run_feeder(process: RoleProcess) -> None:
     with ExitStack() as stack:
         parts = FeederParts(
             settings=settings,
-            policy=_staleness_policy(settings),
+            policy=staleness_policy(settings),
             task=load_task(settings.task.name, settings.task.options),
             prompts=PromptCodec(resolve_base(settings.policy.base)),
             bus=bus,
@@ -132,18 +132,6 @@ def run_feeder(process: RoleProcess) -> None:
             clock=process.clock,
         )
         Feeder(parts).run(process.stop)
-
-
-def _staleness_policy(settings: Settings) -> StalenessPolicy:
-    return StalenessPolicy(
-        budget=settings.budget,
-        publication_period=settings.publication_period,
-        groups_per_step=settings.learner.groups_per_step,
-        group_size=settings.rollout.group_size,
-        min_group_size=settings.staleness.min_group_size,
-        admission=Admission(settings.staleness.admission),
-        over_budget=OverBudget(settings.staleness.over_budget),
-    )
 
 
 def _prefetch(name: str) -> None:

@@ -24,14 +24,15 @@ class Standing:
 
 
 def may_issue(standing: Standing, policy: StalenessPolicy) -> bool:
-    """Whether one more group may be issued: issued − dropped ≤ (S + p + 1) · groups per step, counting the new one.
+    """Whether one more group may be issued: issued − dropped ≤ (lead + p + 1) · groups per step, counting the new one.
 
-    More could not be trained within the budget, however fast the workers are. Since p ≥ v − kappa + 1 ≥ v − S the bound always admits the
-    next step's groups, so pace never starves the learner.
+    With lead = S: more could not be trained within the budget, however fast the workers are. Since p ≥ v − kappa + 1 ≥ v − lead the bound
+    always admits the next step's groups, so pace never starves the learner. A smaller lead keeps samples of fast workers younger and leaves
+    the rest of the budget for what comes late.
     """
     if policy.admission is Admission.FREE:
         return True
-    return standing.issued - standing.dropped + 1 <= (policy.budget + standing.published + 1) * policy.groups_per_step
+    return standing.issued - standing.dropped + 1 <= (policy.pace_lead + standing.published + 1) * policy.groups_per_step
 
 
 def required_version(standing: Standing, policy: StalenessPolicy) -> int:

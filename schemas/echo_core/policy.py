@@ -36,6 +36,8 @@ class StalenessPolicy:
     min_group_size: int = 2
     admission: Admission = Admission.PACE
     over_budget: OverBudget = OverBudget.DROP
+    lead: int | None = None
+    """Under pace: steps whose groups are under way beyond the one that the newest published weights start; None: the budget."""
 
     def __post_init__(self) -> None:
         if min(self.budget, self.publication_period - 1, self.groups_per_step - 1, self.group_size - 1, self.min_group_size - 1) < 0:
@@ -46,6 +48,17 @@ class StalenessPolicy:
                 f"sample would be too old.",
                 hint=f"Use publication_period = {self.budget + 1} or budget = {self.publication_period - 1}.",
             )
+        if not self.publication_period - 1 <= self.pace_lead <= self.budget:
+            raise UserError(
+                f"A lead of {self.pace_lead} steps does not lie between publication period - 1 = {self.publication_period - 1}, below "
+                f"which the learner would starve before each publication, and the budget {self.budget}.",
+                hint="Leave lead out, or choose one between the two.",
+            )
+
+    @property
+    def pace_lead(self) -> int:
+        """The lead in force."""
+        return self.budget if self.lead is None else self.lead
 
     @property
     def max_open_groups(self) -> int:

@@ -212,6 +212,9 @@ class StalenessSettings(Section):
     """kappa: a snapshot is published every kappa steps; none: max(1, S − 1), and 1 in sequential mode."""
     admission: Literal["free", "pace"] = "pace"
     """`pace` issues no more prompts than the budget can absorb; `free` issues as fast as workers take them."""
+    lead: int | None = Field(default=None, ge=0)
+    """Under `pace`: how many steps' prompts are under way beyond the current one; none: the budget. Less keeps the samples of fast workers
+    younger, and the budget then only covers what comes late; at least publication_period - 1."""
     over_budget: Literal["drop", "withhold", "downweight"] = "drop"
     """What becomes of a sample above the budget."""
     min_group_size: int = Field(default=2, ge=1)
@@ -277,6 +280,11 @@ class Settings(Section):
         """S in force: 0 in sequential mode."""
         return 0 if self.run.mode == "sequential" else self.staleness.budget
 
+    @property
+    def lead(self) -> int:
+        """The lead in force: 0 in sequential mode."""
+        return 0 if self.run.mode == "sequential" else self.budget if self.staleness.lead is None else self.staleness.lead
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Settings:
         kappa, budget = self.publication_period, self.budget
@@ -287,6 +295,13 @@ class Settings(Section):
             message = (
                 f"[staleness] publication_period = {kappa} is above budget + 1 = {budget + 1}: every sample of the last steps before a "
                 f"publication would be too old; write publication_period = {budget + 1} or budget = {kappa - 1}"
+            )
+            raise ValueError(message)
+        lead = self.staleness.lead
+        if self.run.mode != "sequential" and lead is not None and not kappa - 1 <= lead <= budget:
+            message = (
+                f"[staleness] lead = {lead} does not lie between publication_period - 1 = {kappa - 1}, below which the learner would "
+                f"starve before each publication, and budget = {budget}"
             )
             raise ValueError(message)
         if kappa % self.checkpoint.every:

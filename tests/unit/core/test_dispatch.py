@@ -42,6 +42,18 @@ def test_a_period_above_the_budget_plus_one_is_refused() -> None:
     policy(budget=0, kappa=1)
 
 
+@pytest.mark.parametrize("lead", [0, 4])
+def test_a_lead_that_starves_the_learner_or_passes_the_budget_is_refused(lead: int) -> None:
+    with pytest.raises(UserError, match=f"A lead of {lead} steps does not lie between publication period - 1 = 1, .* and the budget 3"):
+        policy(budget=3, kappa=2, lead=lead)
+
+
+def test_a_lead_below_the_budget_issues_less() -> None:
+    rules = policy(budget=3, kappa=1, groups=4, lead=1)
+    assert may_issue(standing(issued=7), rules)
+    assert not may_issue(standing(issued=8), rules)
+
+
 @pytest.mark.parametrize("change", [{"budget": -1}, {"kappa": 0}, {"groups": 0}])
 def test_senseless_numbers_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(UserError):
@@ -79,17 +91,19 @@ def test_a_dropped_group_moves_nothing_ahead() -> None:
     groups=st.integers(1, 4),
     drop_rate=st.floats(0, 0.9),
     admission=st.sampled_from(Admission),
+    slack=st.integers(0, 5),
     seed=st.integers(0, 2**16),
 )
 def test_no_budget_period_and_drops_ever_stop_a_run_or_let_a_sample_be_born_too_old(
-    budget: int, kappa: int, groups: int, drop_rate: float, admission: Admission, seed: int
+    budget: int, kappa: int, groups: int, drop_rate: float, admission: Admission, slack: int, seed: int
 ) -> None:
     """A learner that trains in order, an allocator that issues when it may, a worker that uses exactly the required version.
 
     The run must reach its steps, and under pace every group trained must be within the budget, although the worker is as lazy as allowed.
     """
     kappa = min(kappa, budget + 1)
-    rules = policy(budget=budget, kappa=kappa, groups=groups, admission=admission, over_budget=OverBudget.DROP)
+    lead = max(kappa - 1, budget - slack)
+    rules = policy(budget=budget, kappa=kappa, groups=groups, admission=admission, over_budget=OverBudget.DROP, lead=lead)
     dice = random.Random(seed)
     now = standing()
     waiting: list[int] = []
