@@ -13,7 +13,7 @@ CODE   := schemas infra producers streams consumers tests bench
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check fmt unit bench constraints clean
+.PHONY: help setup demo test check fmt unit bench constraints clean
 
 help: ## Print this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ test: $(STAMP) ## Run every test that needs no GPU, on a real Kafka (started for
 
 unit: $(STAMP) ## Run the unit tests only: no I/O, a few seconds
 	$(BIN)/pytest tests/unit
+
+demo: $(STAMP) ## Watch a tiny language model learn: Kafka, vLLM, Faust and DeepSpeed, two minutes
+	$(BIN)/echoswarm demo
 
 check: $(STAMP) ## Format, lint, types, import layers and unit tests: under two minutes
 	$(BIN)/ruff format --check $(CODE)

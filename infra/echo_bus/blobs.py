@@ -47,6 +47,15 @@ _FETCH_WAIT_S = 0.2
 # How long the log may end before the blob does: a broker that has just become leader may not show its last records at once.
 _MISSING_S = 1.0
 _HASHING_THREADS = 2
+_FETCH_BYTES = 8 << 20
+_READING = {
+    "enable.partition.eof": True,
+    # A fetch that waits at the end of one partition holds up the next blob, on another: a client that is kept must not wait there long.
+    "fetch.wait.max.ms": 5,
+    # A fetch is handed on when all of it is there. In pieces, the next one travels while this one is hashed, and its memory is used again.
+    "fetch.max.bytes": _FETCH_BYTES,
+    "max.partition.fetch.bytes": _FETCH_BYTES,
+}
 
 
 class BlobWriter:
@@ -236,7 +245,7 @@ class BlobReader:
             consumer, self._idle = self._idle, None
         if consumer is not None:
             return consumer
-        return self._cluster.consumer({**profiles.BLOB_READER, "client.id": f"{self._namespace.name}.blobs", "enable.partition.eof": True})
+        return self._cluster.consumer({**profiles.BLOB_READER, **_READING, "client.id": f"{self._namespace.name}.blobs"})
 
     def _give_back(self, consumer: RawConsumer) -> None:
         """Keep the client for the next read, or close it."""

@@ -5,6 +5,7 @@ One daemon thread accepts, one more per request; the checks run on the request's
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -67,6 +68,11 @@ class MetricsServer:
 
 def _handler_of(registry: CollectorRegistry, routes: Mapping[str, Mapping[str, Check]]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            # Whoever asked may be gone: a scrape that timed out is the scraper's affair.
+            with contextlib.suppress(ConnectionError):
+                super().handle()
+
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path == "/metrics":

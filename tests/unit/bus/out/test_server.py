@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +26,12 @@ def server() -> Iterator[MetricsServer]:
     checks = {"kafka": lambda: problems.get("kafka")}
     with MetricsServer(metrics.registry, healthy=checks, ready={"weights": lambda: problems.get("weights")}) as running:
         yield running
+
+
+def leave_before_the_answer(server: MetricsServer) -> None:
+    with socket.create_connection(server.address) as asking:
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        asking.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
 
 
 def get(server: MetricsServer, path: str) -> tuple[int, str]:
@@ -62,3 +70,10 @@ def test_it_listens_on_loopback_and_a_taken_port_is_a_users_mistake(server: Metr
     assert host == "127.0.0.1"
     with pytest.raises(UserError, match=rf"{port} cannot be opened"):
         MetricsServer(BusMetrics().registry, port=port)
+
+
+def test_a_scraper_that_left_is_no_error(server: MetricsServer, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(20):
+        leave_before_the_answer(server)
+    assert get(server, "/metrics")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
