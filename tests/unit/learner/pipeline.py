@@ -174,9 +174,9 @@ class Pipeline:
                 self.write_reward(member, where, value)
         return places
 
-    def write_reward(self, member: Trajectory, where: Coordinates, value: float, name: str = "exact") -> None:
-        """A reward beside its trajectory."""
-        judged: Reward = reward(where, member.seq, value=value, name=name, index=member.index, attempt=member.attempt)
+    def write_reward(self, member: Trajectory, where: Coordinates, value: float | None, **changes: Any) -> None:
+        """A reward beside its trajectory; without a value, one that failed."""
+        judged: Reward = reward(where, member.seq, value=value, index=member.index, attempt=member.attempt, **changes)
         self.write(REWARDS, replace(judged, run_id=member.run_id, group_id=member.group_id), partition=where.partition)
 
     def write_bytes(self, topic: Topic, value: bytes) -> None:
@@ -317,6 +317,10 @@ class Running:
     def value(self, metric: str, **labels: str) -> float:
         """A metric of its registry; 0 if it was never touched."""
         return self.process.registry.get_sample_value(metric, labels) or 0.0
+
+    def wait_for_value(self, metric: str, value: float) -> None:
+        """Wait until a metric has the value."""
+        self.wait_until(lambda: self.value(metric) == value, f"{metric} is {value:g}")
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
         """Wait until `condition()` holds. Raises what the learner raised."""
