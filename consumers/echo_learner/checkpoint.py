@@ -25,7 +25,7 @@ from typing import Any
 from echo_core.groups import AssemblyState
 from echo_learner.snapshot import SnapshotFiles, read_snapshot, write_snapshot
 from echo_schemas.codec import Codec
-from echo_schemas.errors import UserError
+from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.records import Coordinates, Record, RewardTerm, WeightKind
 from echo_schemas.topics import BY_NAME, Topic
 
@@ -37,6 +37,9 @@ _OUTBOX = "outbox.bin"
 _SNAPSHOT = "snapshot"
 _TRAINER = "trainer"
 _LENGTH = struct.Struct("<I")
+_NOT_WHOLE_HINT = (
+    "Bring its folder back as it was. If its version is not in the log yet, removing it lets the run go on from the one before."
+)
 
 Outbox = tuple[tuple[Topic, Record], ...]
 """Records to publish, in order."""
@@ -116,23 +119,33 @@ class CheckpointStore:
         except FileNotFoundError:
             raise UserError(f"There is no checkpoint {name} in {self._folder}.") from None
         except (OSError, json.JSONDecodeError) as exc:
-            raise UserError(f"The checkpoint {name} cannot be read: {exc}.") from exc
+            raise UserError(f"The checkpoint {name} cannot be read: {exc}.", hint=_NOT_WHOLE_HINT) from exc
         if content.get("format") != _FORMAT:
             raise UserError(f"The checkpoint {name} has format {content.get('format')}; this version of EchoSwarm reads {_FORMAT}.")
         try:
             return _from_json(content)
         except (KeyError, TypeError, ValueError) as exc:
-            raise UserError(f"The checkpoint {name} is not whole: {exc!r}.") from exc
+            raise UserError(f"The checkpoint {name} is not whole: {exc!r}.", hint=_NOT_WHOLE_HINT) from exc
 
     def load_outbox(self, name: str) -> Outbox:
-        """The records that were not in the log when the checkpoint was written."""
-        data = (self._folder / name / _OUTBOX).read_bytes()
-        pieces = list(_unpacked(data))
-        return tuple((BY_NAME[topic.decode()], self._codec.decode(value)) for topic, value in zip(pieces[::2], pieces[1::2], strict=True))
+        """The records that were not in the log when the checkpoint was written. Raises UserError if they are not whole."""
+        try:
+            pieces = list(_unpacked((self._folder / name / _OUTBOX).read_bytes()))
+            topics = [BY_NAME[topic.decode()] for topic in pieces[::2]]
+            return tuple(zip(topics, map(self._codec.decode, pieces[1::2]), strict=True))
+        except (OSError, LookupError, ValueError, InvalidRecord) as exc:
+            raise UserError(
+                f"The checkpoint {name} is not whole: its unpublished records cannot be read ({exc!r}).", hint=_NOT_WHOLE_HINT
+            ) from exc
 
-    def load_snapshot(self, name: str, version: int, kind: WeightKind, names: Sequence[str]) -> SnapshotFiles:
-        """The snapshot that the checkpoint keeps. Raises UserError if it is not whole."""
-        return read_snapshot(self._folder / name / _SNAPSHOT, version, kind, names)
+    def load_snapshot(self, state: LearnerState, kind: WeightKind, names: Sequence[str]) -> SnapshotFiles:
+        """The snapshot that the checkpoint `state` keeps. Raises UserError if it is not whole, or not the one that was written."""
+        snapshot = read_snapshot(self._folder / state.id / _SNAPSHOT, state.version, kind, names)
+        if snapshot.sha256 != state.snapshot:
+            raise UserError(
+                f"The snapshot in the checkpoint {state.id} has another checksum than when it was written.", hint=_NOT_WHOLE_HINT
+            )  # fmt: skip
+        return snapshot
 
     def trainer_folder(self, name: str) -> Path:
         """What `save_trainer` wrote."""
@@ -161,10 +174,14 @@ class CheckpointStore:
 def _unpacked(data: bytes) -> Iterator[bytes]:
     position = 0
     while position < len(data):
+        start = position + _LENGTH.size
+        if start > len(data):
+            raise ValueError("the last length is cut off")
         (length,) = _LENGTH.unpack_from(data, position)
-        position += _LENGTH.size
-        yield data[position : position + length]
-        position += length
+        position = start + length
+        if position > len(data):
+            raise ValueError("the last record is cut off")
+        yield data[start:position]
 
 
 def _comes_from(state: LearnerState, root: str | None, states: Mapping[str, LearnerState]) -> bool:

@@ -6,6 +6,7 @@ Threads: any thread changes the state; one thread of its own repeats it. A faile
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ _EVERY_S = 0.5
 
 
 class Heartbeat:
-    """Publishes Progress. `start` it; `close` it, which publishes the last state once more."""
+    """Publishes Progress. `start` it, and `close` it."""
 
     def __init__(self, publisher: Publisher, first: Progress, clock: Clock) -> None:
         self._publisher = publisher
@@ -37,16 +38,17 @@ class Heartbeat:
 
     def update(self, **changes: Any) -> None:
         """Change fields of the state and publish it. Raises the error of an earlier failed publication."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        self._raise_error()
         with self._lock:
-            self._state = replace(self._state, **changes)
-        self._publish()
+            self._change(changes)
+            self._publish_locked()
 
     def published(self, version: int) -> None:
         """A snapshot is in the log. For the publication thread, which may be ahead of the learner's own `update`."""
-        self.update(published=version, version=max(version, self._state.version))
+        self._raise_error()
+        with self._lock:
+            self._change({"published": version})
+            self._publish_locked()
 
     def close(self) -> None:
         """Stop repeating."""
@@ -54,10 +56,23 @@ class Heartbeat:
         if self._thread.is_alive():
             self._thread.join()
 
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _change(self, changes: Mapping[str, Any]) -> None:
+        """The lock is held. What is published was trained, whichever thread says so first."""
+        changed = replace(self._state, **changes)
+        self._state = replace(changed, version=max(changed.version, changed.published, self._state.version))
+
     def _publish(self) -> None:
         with self._lock:
-            self._state = replace(self._state, time_ms=self._clock.time_ms())
-            self._publisher.publish(PROGRESS, self._state)
+            self._publish_locked()
+
+    def _publish_locked(self) -> None:
+        self._state = replace(self._state, time_ms=self._clock.time_ms())
+        self._publisher.publish(PROGRESS, self._state)
 
     def _repeat(self) -> None:
         while not self._stop.wait(_EVERY_S):

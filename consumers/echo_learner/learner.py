@@ -117,9 +117,12 @@ class Learner:
         self._parts.publication.wait()
 
     def resume(self) -> None:
-        """Remember the weights that were loaded, if they are the newest published ones."""
-        if self._published is not None and self._published.version == self.version:
-            self._agreement.remember(self.version)
+        """Say where this begins, and remember the weights that were loaded, if they are the newest published ones."""
+        self._parts.metrics.version.set(self.version)
+        if self._published is not None:
+            self._parts.metrics.published.set(self._published.version)
+            if self._published.version == self.version:
+                self._agreement.remember(self.version)
 
     def run(self, stop: StopSignal) -> None:
         """Train until the steps are done or `stop` is set, which is looked at between steps. Then everything trained is durable, and what
@@ -298,15 +301,18 @@ class Learner:
         self._outbox = []
 
     def _placed(self, record: Record, name: str, assembly: AssemblyState, snapshot: SnapshotFiles | None) -> Record:
-        """A report that waited for its checkpoint names it now."""
-        if not isinstance(record, StepReport) or record.checkpoint != _PENDING:
+        """A report that waited for its checkpoint names it now, and the newest one its snapshot, if there is one."""
+        if not isinstance(record, StepReport):
+            return record
+        if snapshot is not None and record.version == snapshot.version:
+            record = replace(record, snapshot_sha256=snapshot.sha256)
+        if record.checkpoint != _PENDING:
             return record
         positions = tuple(
             Position(partition=partition, low=assembly.trajectory_lows.get(partition, read_to), read_to=read_to)
             for partition, read_to in sorted(assembly.trajectory_read_to.items())
         )
-        sha256 = snapshot.sha256 if snapshot is not None and record.version == snapshot.version else None
-        return replace(record, checkpoint=name, positions=positions, snapshot_sha256=sha256)
+        return replace(record, checkpoint=name, positions=positions)
 
     def _drops(self, decisions: Sequence[DropDecision]) -> list[Drop]:
         run_id, now_ms = self._settings.run.name, self._parts.clock.time_ms()
@@ -332,9 +338,14 @@ class Learner:
             self._parts.metrics.dropped.labels(decision.why.value, "group" if decision.where is None else "trajectory").inc()
 
     def _finish(self) -> None:
-        """What was trained since the last checkpoint becomes durable; what was handed over is committed."""
-        if self._outbox and any(isinstance(record, StepReport) and record.checkpoint == _PENDING for _, record in self._outbox):
-            self._commit(self.version, publish=False)
+        """What was trained since the last checkpoint becomes durable; what was handed over is committed.
+
+        A version that became the last one only after it was trained (fewer steps are wanted now) is published here.
+        """
+        unpublished = [record for _, record in self._outbox if isinstance(record, StepReport)]
+        is_complete = 0 < self._settings.learner.steps <= self.version
+        if unpublished and (is_complete or any(record.checkpoint == _PENDING for record in unpublished)):
+            self._commit(self.version, publish=is_complete)
         self._parts.publication.wait()
         logger.info("The learner ends at version %d", self.version)
 

@@ -195,7 +195,7 @@ def _publish_rest(parts: LearnerParts, opened: _Opened) -> Published | None:
     from echo_learner.policy_model import file_names
 
     kind = WeightKind(parts.settings.policy.update)
-    snapshot = opened.store.load_snapshot(saved.id, saved.version, kind, file_names(kind))
+    snapshot = opened.store.load_snapshot(saved, kind, file_names(kind))
     parts.publication.submit(
         Publication(
             version=saved.version,

@@ -67,5 +67,5 @@ def read_snapshot(folder: Path, version: int, kind: WeightKind, names: Sequence[
     try:
         contents = tuple((name, (folder / name).read_bytes()) for name in names)
     except OSError as exc:
-        raise UserError(f"The snapshot in {folder} is not whole: {exc.strerror}: {exc.filename}.") from exc
+        raise UserError(f"The snapshot in {folder} is not whole: {exc.strerror}: {exc.filename}.", hint="Bring the file back.") from exc
     return SnapshotFiles(version=version, kind=kind, config=contents[0][1].decode(), contents=contents)

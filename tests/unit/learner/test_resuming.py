@@ -1,0 +1,202 @@
+"""What a learner goes on from, and what it refuses to go on from: each refusal says what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewPartitions
+
+pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
+
+from echo_bus.errors import OffsetLost
+from echo_bus.memory import MemoryCluster
+from echo_schemas.errors import UserError
+from echo_schemas.records import Progress, SessionClaim
+from echo_schemas.topics import PROGRESS, STEPS, TRAJECTORIES
+from tests.unit.learner.crash_point import Crash
+from tests.unit.learner.numpy_trainer import NumpyTrainer
+from tests.unit.learner.pipeline import WAIT_S, Pipeline, assert_books, fill
+
+
+def is_commit(operation: str) -> bool:
+    return operation == "commit_transaction"
+
+
+def trained(pipeline: Pipeline, steps: int = 2) -> Path:
+    """A run of so many steps; the folder of its newest checkpoint."""
+    fill(pipeline, steps)
+    pipeline.train(NumpyTrainer(), steps=steps)
+    return pipeline.folder / "checkpoints" / pipeline.reports()[-1].checkpoint
+
+
+def trained_but_unpublished(pipeline: Pipeline) -> Path:
+    """Version 1 is durable, and its transaction was never committed; the folder of its checkpoint."""
+    fill(pipeline, 2)
+    pipeline.crash_at(3, is_commit)
+    with pytest.raises(Crash):
+        pipeline.train(NumpyTrainer(), steps=2)
+    pipeline.restart()
+    (folder,) = (pipeline.folder / "checkpoints").glob("v1-*")
+    return folder
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def edit(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, **changes}), encoding="utf-8")
+
+
+def without(path: Path, key: str) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    del content[key]
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def refusal(pipeline: Pipeline, **sections: Any) -> str:
+    """What a learner says that refuses to go on, before it has changed anything."""
+    claims = pipeline.read(STEPS, SessionClaim)
+    trainer = NumpyTrainer()
+    with pytest.raises(UserError) as refused:
+        pipeline.train(trainer, steps=5, takeover=True, **sections)
+    assert not trainer.batches
+    assert pipeline.read(STEPS, SessionClaim) == claims, "it claimed the namespace before it knew that it could go on"
+    return f"{refused.value} {refused.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda folder: cut(folder / "state.json"), "cannot be read"),
+        (lambda folder: without(folder / "state.json", "assembly"), "is not whole: KeyError('assembly')"),
+        (lambda folder: edit(folder / "state.json", format=99), "has format 99; this version of EchoSwarm reads 1"),
+        (lambda folder: shutil.rmtree(folder), "which is not in"),
+        (lambda folder: (folder / "state.json").unlink(), "which is not in"),
+    ],
+    ids=["cut off", "a field missing", "another format", "gone", "without its state"],
+)
+def test_a_broken_checkpoint_is_not_gone_on_from(pipeline: Pipeline, spoil: Callable[[Path], None], sentence: str) -> None:
+    folder = trained(pipeline)
+    spoil(folder)
+    said = refusal(pipeline)
+    assert sentence in said
+    assert folder.name in said
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda folder: cut(folder / "outbox.bin"), "is not whole"),
+        (lambda folder: (folder / "outbox.bin").unlink(), "is not whole"),
+        (lambda folder: (folder / "outbox.bin").write_bytes(b"\x04\x00\x00\x00oops\x02\x00\x00\x00no"), "is not whole"),
+        (lambda folder: (folder / "snapshot" / "adapter_model.safetensors").unlink(), "is not whole"),
+        (lambda folder: (folder / "snapshot" / "adapter_model.safetensors").write_bytes(b"other"), "checksum"),
+    ],
+    ids=["outbox cut off", "outbox gone", "outbox of something else", "snapshot gone", "snapshot changed"],
+)
+def test_what_a_broken_checkpoint_owes_is_not_published(pipeline: Pipeline, spoil: Callable[[Path], None], sentence: str) -> None:
+    folder = trained_but_unpublished(pipeline)
+    spoil(folder)
+    with pytest.raises(UserError, match=sentence) as refused:
+        pipeline.train(NumpyTrainer(), steps=2, takeover=True)
+    assert folder.name in str(refused.value)
+    assert not pipeline.reports()
+    assert [manifest.version for manifest in pipeline.manifests()] == [0]
+
+
+def test_settings_that_made_the_weights_may_not_change(pipeline: Pipeline) -> None:
+    trained(pipeline)
+    said = refusal(pipeline, learner={"lr": 0.5}, rollout={"temperature": 0.7})
+    assert "was started with other values of rollout.temperature, learner.lr" in said
+    assert "another [run] name" in said
+
+
+def test_other_settings_may_change(pipeline: Pipeline) -> None:
+    trained(pipeline)
+    fill(pipeline, 3, start=2)
+    changed: dict[str, Any] = {"learner": {"micro_batch_tokens": 7}, "checkpoint": {"keep": 9}, "metrics": {"port": 0}}
+    pipeline.train(NumpyTrainer(), steps=3, takeover=True, **changed)
+    assert [report.version for report in pipeline.reports()] == [1, 2, 3]
+
+
+def test_a_checkpoint_of_another_cluster_is_refused(pipeline: Pipeline) -> None:
+    trained_but_unpublished(pipeline)
+    elsewhere = Pipeline(pipeline.folder, cluster=MemoryCluster())
+    said = refusal(elsewhere)
+    assert "belongs to another cluster or to topics that were made anew: cluster, " in said
+    assert "trajectories" in said
+
+
+def test_a_topic_with_more_partitions_is_noticed(pipeline: Pipeline) -> None:
+    trained(pipeline)
+    physical = pipeline.namespace.topic(TRAJECTORIES)
+    for future in pipeline.cluster.admin().create_partitions([NewPartitions(physical, 3)]).values():
+        future.result(WAIT_S)
+    assert "made anew: trajectories" in refusal(pipeline)
+
+
+def test_a_log_that_no_longer_holds_what_is_open_is_refused(pipeline: Pipeline) -> None:
+    trained(pipeline)
+    fill(pipeline, 4, start=3)
+    for future in (
+        pipeline.cluster.admin()
+        .delete_records([TopicPartition(pipeline.namespace.topic(TRAJECTORIES), partition, -1) for partition in range(2)])
+        .values()
+    ):
+        future.result(WAIT_S)
+    with pytest.raises(OffsetLost, match="past its retention"):
+        pipeline.train(NumpyTrainer(), steps=3, takeover=True)
+
+
+def test_a_run_of_another_name_starts_anew_beside_old_checkpoints(pipeline: Pipeline) -> None:
+    trained(pipeline)
+    for seq in range(2):
+        pipeline.write_group(seq, run_id="other")
+    trainer = NumpyTrainer()
+    pipeline.train(trainer, steps=1, takeover=True, run={"name": "other"})
+    assert len(trainer.batches) == 1
+    assert {pipeline.store.load(name).run_id for name in pipeline.store.ids()} == {"demo", "other"}
+
+
+def test_old_checkpoints_of_the_session_are_removed_and_no_others(pipeline: Pipeline) -> None:
+    fill(pipeline, 4)
+    pipeline.train(NumpyTrainer(), steps=1, checkpoint={"keep": 2})
+    first = set(pipeline.store.ids())
+    pipeline.train(NumpyTrainer(), steps=4, takeover=True, checkpoint={"keep": 2})
+    left = set(pipeline.store.ids())
+    assert first <= left, "another session's checkpoints are read, never touched"
+    assert sorted(name.partition("-")[0] for name in left - first) == ["v3", "v4"]
+
+
+def test_the_metrics_of_a_resumed_learner_start_where_it_does(pipeline: Pipeline) -> None:
+    trained(pipeline, 2)
+    metrics = pipeline.train(NumpyTrainer(), steps=2, takeover=True)
+    assert metrics.registry.get_sample_value("echo_learner_version") == 2
+    assert metrics.registry.get_sample_value("echo_learner_published") == 2
+    progress = pipeline.read(PROGRESS, Progress)[-1]
+    assert (progress.version, progress.published, progress.groups_trained, progress.next_seq) == (2, 2, 4, 4)
+
+
+def test_the_last_version_of_a_run_is_published_even_if_it_was_trained_before_it_was_the_last(pipeline: Pipeline) -> None:
+    """kappa = 2; stopped at version 3, then told that 3 is enough."""
+    kappa: dict[str, Any] = {"staleness": {"publication_period": 2}}
+    fill(pipeline, 3)
+    running = pipeline.start(NumpyTrainer("first"), **kappa)
+    pipeline.wait_for(PROGRESS, Progress, lambda progress: progress.version == 3, "version 3")
+    running.stop()
+    second = NumpyTrainer("second")
+    pipeline.train(second, steps=3, takeover=True, **kappa)
+    assert not second.batches
+    assert [report.version for report in pipeline.reports()] == [1, 2, 3]
+    assert [manifest.version for manifest in pipeline.manifests()] == [0, 2, 3]
+    assert pipeline.reports()[2].snapshot_sha256 == pipeline.manifests()[2].sha256
+    assert pipeline.blob(pipeline.manifests()[2]).endswith(running.trainer.weights)
+    assert_books(pipeline)
