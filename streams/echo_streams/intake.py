@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from echo_core.staleness import staleness
 from echo_schemas.headers import GROUP, RUN, VERSION, Header
-from echo_schemas.records import Purpose
+from echo_schemas.records import Purpose, group_id_of
 
 _ID = "ce_id"
 
@@ -47,9 +47,10 @@ def identity_of(name: str, run_id: str) -> Identity | None:
         purpose, _, seq = member.rpartition("-")
         if run != run_id or not attempt or not (seq.isdecimal() and index.isdecimal()):
             return None
-        return Identity(group_id=group_id, seq=int(seq), purpose=Purpose(purpose or Purpose.TRAIN), attempt=attempt, index=int(index))
+        found = Identity(group_id=group_id, seq=int(seq), purpose=Purpose(purpose or Purpose.TRAIN), attempt=attempt, index=int(index))
     except ValueError:
         return None
+    return found if group_id == group_id_of(run_id, found.seq, found.purpose) else None
 
 
 class Intake:

@@ -176,7 +176,7 @@ def _run(origin: str, kind: RewardKind, given: Any) -> list[Score] | Failure:
         return [score_of(function.call(given))]
     except BadValue as exc:
         return Failure(str(exc), again=False)
-    except Exception as exc:  # a user's function may raise anything; the record says what
+    except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record says what
         return Failure(described(exc))
 
 

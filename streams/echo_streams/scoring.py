@@ -150,7 +150,7 @@ class Scorer:
                 score = score_of(entry.function.call(sample))
             except BadValue as exc:
                 return Judgement(outcome=RewardOutcome.FAILED, error=str(exc), seconds=time.perf_counter() - started_s)
-            except Exception as exc:  # a user's function may raise anything; the record says what
+            except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record says what
                 error = described(exc)
                 continue
             seconds = time.perf_counter() - started_s
@@ -192,6 +192,12 @@ class Scorer:
                 if limit.expired():
                     raise CallTimedOut from None
                 return Failure(described(exc))
+            except asyncio.CancelledError as exc:
+                # Ours only if somebody cancelled this task; a function may also await something that was cancelled.
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                return Failure(described(exc))
         return scores_of(returned, count) if count else [score_of(returned)]
 
     async def _attempt(self, entry: Attached, count: int, call: _Call) -> list[Judgement]:
@@ -212,7 +218,7 @@ class Scorer:
                 continue
             except BadValue as exc:
                 answer = Failure(str(exc), again=False)
-            except Exception as exc:  # a user's function may raise anything; the record says what
+            except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record says what
                 answer = Failure(described(exc))
             seconds = (time.perf_counter() - started_s) / count
             if isinstance(answer, Failure):
