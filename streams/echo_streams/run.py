@@ -28,16 +28,25 @@ from echo_tasks.rewards import RewardKind
 logger = logging.getLogger(__name__)
 
 
-def run_reward(process: RoleProcess, *, names: Sequence[str] | None = None, name: str = "main") -> None:
+OWN_APPLICATION = "main"
+"""The application that every run has."""
+
+
+def run_reward(process: RoleProcess, *, application: str | None = None, names: Sequence[str] | None = None) -> None:
     """Score every trajectory of the run until `process.stop`.
 
-    `names`: which rewards; None: all of [rewards]. `name`: which reward application this is; processes of the same name share its
-    consumer group, and so the work. Raises UserError for a reward or topic that is not there, NotAuthorized for a group that is closed
-    to us, TooManyDeadLetters if too many trajectories cannot be read.
+    `application`: which one this is; processes of the same one share its consumer group, and so the work. None: the run's own. `names`:
+    the rewards of another one; None: all of [rewards]. Raises UserError for a reward or topic that is not there, NotAuthorized for a
+    group that is closed to us, TooManyDeadLetters if too many trajectories cannot be read.
     """
-    attached = attach(names if names is not None else tuple(process.settings.rewards))
+    if names and application in {None, OWN_APPLICATION}:
+        raise UserError(
+            "Rewards of its own need an application of its own: the run's shares its trajectories among processes with the same rewards.",
+            hint="Add --application with a new name.",
+        )
+    attached = attach(names or tuple(process.settings.rewards))
     num_partitions = check_topics(process.bus)
-    group = process.bus.namespace.group("reward", name)
+    group = process.bus.namespace.group("reward", application or OWN_APPLICATION)
     check_group(process.bus.cluster, group)
     logger.info("Rewards %s for %s, as the group %s", ", ".join(entry.name for entry in attached), process.settings.run.name, group)
     progress = process.bus.view(PROGRESS, Progress)

@@ -158,17 +158,33 @@ def run(
     announce: Annotated[Path | None, typer.Option(help="Write a JSON file with pid and metrics address once they are known.")] = None,
     log_file: Annotated[Path | None, typer.Option("--log-file", help="Log there instead of to standard error.")] = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="learner: take the run over from a process that does not answer.")] = False,
+    application: Annotated[
+        str | None, typer.Option(help="reward: the name of an application beside the run's own; processes of one name share its work.")
+    ] = None,
+    rewards: Annotated[
+        list[str] | None,
+        typer.Option("--reward", help="reward, with --application: score with this one, not all of [rewards]. Repeatable."),
+    ] = None,
 ) -> None:
     """Run one role in this process until it is done; SIGTERM drains it."""
     from echo_ops.cli import run as commands
 
     with user_errors():
-        commands.run_role(role, config, name=name, announce=announce, log_file=log_file, takeover=takeover)
+        more: dict[str, object] = {}
+        if role == "learner":
+            more = {"takeover": takeover}
+        elif role == "reward":
+            more = {"application": application, "names": rewards}
+        commands.run_role(role, config, name=name, announce=announce, log_file=log_file, **more)
 
 
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a live screen; so anyway where the output is no terminal.")]
-SummaryFile = Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the run's numbers there as JSON.")]
-ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE.html", help="Write the report there.")]
+SummaryFile = Annotated[
+    Path | None, typer.Option("--summary", metavar="FILE", help="Write the run's numbers there as JSON, not into the run's folder.")
+]
+ReportFile = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE.html", help="Write the report there, not into the run's folder.")
+]
 Steps = Annotated[int | None, typer.Option(min=0, help="Training steps instead of the file's; 0: until stopped.")]
 
 

@@ -19,7 +19,7 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_bus.kafka import translate
-from echo_bus.process import RoleProcess, StopSignal, open_role
+from echo_bus.process import StopSignal, open_role
 from echo_bus.settings import Settings
 from echo_ops.cli.context import read_settings
 from echo_schemas.errors import UserError
@@ -58,8 +58,8 @@ _ENTRIES = {
 }
 
 
-def run_role(role: str, config: Path | None, *, name: str | None, announce: Path | None, log_file: Path | None, takeover: bool) -> None:
-    """Import what the role needs (the slow part), wait for its topics, run it. Blocks until it ends."""
+def run_role(role: str, config: Path | None, *, name: str | None, announce: Path | None, log_file: Path | None, **more: Any) -> None:
+    """Import what the role needs (the slow part), wait for its topics, run it. Blocks until it ends. `more`: the role's own arguments."""
     log_to(log_file)
     settings = read_settings(config)
     entry = _ENTRIES[role]
@@ -69,7 +69,9 @@ def run_role(role: str, config: Path | None, *, name: str | None, announce: Path
     with open_role(settings, role, name=name, announce=announce) as process:
         if not wait_for_topics(process.bus, process.stop, Deadline.after(TOPICS_S)):
             return
-        _call(role, function, process, name=name, takeover=takeover)
+        if role == "worker":
+            more["worker_id"] = name or f"worker-{own_name()}"
+        function(process, **more)
 
 
 def log_to(file: Path | None) -> None:
@@ -115,15 +117,6 @@ def wait_for_topics(bus: Bus, stop: StopSignal, deadline: Deadline) -> bool:
             raise TopicMissing(f"{len(missing)} topics are missing, {min(missing)!r} for one.", hint="Run `echoswarm topics apply`.")
         stop.wait(_ASK_EVERY_S)
     return False
-
-
-def _call(role: str, function: Callable[..., None], process: RoleProcess, *, name: str | None, takeover: bool) -> None:
-    more: dict[str, Any] = {}
-    if role == "worker":
-        more["worker_id"] = name or f"worker-{own_name()}"
-    elif role == "learner":
-        more["takeover"] = takeover
-    function(process, **more)
 
 
 def own_name() -> str:
