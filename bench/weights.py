@@ -6,7 +6,11 @@ The publisher and the watcher are processes of their own, on the embedded broker
 loads nothing: what is measured is chunks, manifest, fetch, verification, files in shared memory, and the acknowledgement. The snapshot's
 checksum is made before the clock starts: the learner has it from its checkpoint.
 
+Beside it a bare loop, in turn with the rounds: the same bytes in records of the same size through one partition with
+confluent-kafka alone, read back, hashed once and written to shared memory.
+
 Stages: publish (chunks acknowledged), commit (manifest), see (fetch begins), fetch (verified files), acknowledge (seen by the publisher).
+Processor time is given beside them, because on a machine that others use it says more than the clock.
 """
 
 from __future__ import annotations
@@ -22,16 +26,18 @@ import os
 import shutil
 import statistics
 import sys
+import tempfile
 import time
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client import CollectorRegistry
 
 from echo_bus import profiles
-from echo_bus.blobs import BlobReader
+from echo_bus.blobs import CHUNK_BYTES, BlobReader
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.embedded import EmbeddedKafka
@@ -55,6 +61,7 @@ RUN, NAMESPACE = "bench", "bench.weights"
 SIZES = {"demo_adapter_s": 557_000, "adapter_66mb_s": 66_000_000}
 CONFIG = b'{"r": 32}' * 100
 STAGES = ("publish", "commit", "see", "fetch", "acknowledge")
+CPU_STAGES = ("publish_cpu", "fetch_cpu")
 ROUNDS = 9
 # The files' checksums are made before the clock starts; where the blob lies is known only after.
 _NOWHERE = BlobRef(topic="", partition=0, blob="", num_bytes=0, sha256="", num_chunks=0, first_offset=0, last_offset=0)
@@ -82,9 +89,9 @@ class TimedSource(LogSource):
         self._times = times
 
     def fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        started_s = time.monotonic()
+        started_s, started_cpu_s = time.monotonic(), time.process_time()
         super().fetch(manifest, folder)
-        self._times.send((manifest.version, started_s, time.monotonic()))
+        self._times.send((manifest.version, started_s, time.monotonic(), time.process_time() - started_cpu_s))
 
 
 def watch(bootstrap: str, times: Connection) -> None:
@@ -128,6 +135,34 @@ async def _watch(bus: Bus, times: Connection) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def bare_loop(bootstrap: str, data: bytes) -> float:
+    """Seconds for `data` through one partition of the chunks' topic: produced, fetched, hashed once, written."""
+    topic, view = f"{NAMESPACE}.{WEIGHT_CHUNKS.name}", memoryview(data)
+    pieces = [bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES)]
+    common = {"bootstrap.servers": bootstrap}
+    producer = Producer({**common, "acks": "all", "enable.idempotence": True, "linger.ms": 0, "message.max.bytes": 1_000_000})
+    producer.list_topics(topic, timeout=10)
+    consumer = Consumer({**common, "group.id": "bare", "enable.auto.commit": False, "fetch.wait.max.ms": 5})
+    try:
+        _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)
+        started_s = time.monotonic()
+        for piece in pieces:
+            producer.produce(topic, piece, partition=0)
+        producer.flush()
+        consumer.assign([TopicPartition(topic, 0, end)])
+        digest, num_read = hashlib.sha256(), 0
+        with tempfile.NamedTemporaryFile(dir="/dev/shm") as out:
+            while num_read < len(pieces):
+                for message in consumer.consume(20, 0.005):
+                    value = message.value() or b""
+                    digest.update(value)
+                    out.write(value)
+                    num_read += 1
+        return time.monotonic() - started_s
+    finally:
+        consumer.close()
+
+
 def files_of(num_bytes: int) -> dict[str, bytes]:
     """An adapter of `num_bytes`, as the learner writes it."""
     return {"adapter_config.json": CONFIG, "adapter_model.safetensors": os.urandom(num_bytes - len(CONFIG))}
@@ -152,9 +187,9 @@ def manifest_of(version: int, files: dict[str, bytes], blob: BlobRef) -> WeightM
     )
 
 
-def measure(bus: Bus, times: Connection) -> dict[str, float]:
+def measure(bootstrap: str, times: Connection) -> dict[str, float]:
     """Median seconds per size over `ROUNDS` versions, all and by stage; two more warm everything up."""
-    results = {}
+    bus, results = bus_of(bootstrap, "learner"), {}
     versions = itertools.count()
     with (
         closing(bus.publisher(profiles.PRODUCER_BLOBS)) as chunks,
@@ -163,10 +198,15 @@ def measure(bus: Bus, times: Connection) -> dict[str, float]:
     ):
         writer.start()
         for name, num_bytes in SIZES.items():
-            rounds = [_round(bus, chunks, writer, workers, next(versions), num_bytes, times) for _ in range(ROUNDS + 2)][2:]
-            results[name] = statistics.median(sum(stages) for stages in rounds)
-            for number, stage in enumerate(STAGES):
+            rounds, bare = [], []
+            for _ in range(ROUNDS + 2):
+                rounds.append(_round(bus, chunks, writer, workers, next(versions), num_bytes, times))
+                bare.append(bare_loop(bootstrap, os.urandom(num_bytes)))
+            del rounds[:2], bare[:2]
+            results[name] = statistics.median(sum(stages[: len(STAGES)]) for stages in rounds)
+            for number, stage in enumerate(STAGES + CPU_STAGES):
                 results[name.removesuffix("_s") + f"_{stage}_s"] = statistics.median(stages[number] for stages in rounds)
+            results[name.removesuffix("_s") + "_bare_s"] = statistics.median(bare)
     return results
 
 
@@ -179,14 +219,14 @@ def _round(
     num_bytes: int,
     times: Connection,
 ) -> tuple[float, ...]:
-    """Seconds of each stage for one version."""
+    """Seconds of each stage for one version, then processor seconds of the two processes while they publish and fetch."""
     files = files_of(num_bytes)
     data = b"".join(files.values())
     sha256 = hashlib.sha256(data).hexdigest()
     template = manifest_of(version, files, _NOWHERE)
-    started_s = time.monotonic()
+    started_s, started_cpu_s = time.monotonic(), time.process_time()
     blob = bus.blob_writer(chunks).write(WEIGHT_CHUNKS, RUN, f"v/{version}/{sha256[:12]}", data, sha256=sha256)
-    published_s = time.monotonic()
+    published_s, publish_cpu_s = time.monotonic(), time.process_time() - started_cpu_s
     manifest = dataclasses.replace(template, num_bytes=num_bytes, sha256=sha256, blob=blob)
     with writer.transaction() as transaction:
         for key in (weights_key(RUN, version), weights_key(RUN, None)):
@@ -194,11 +234,11 @@ def _round(
     committed_s = time.monotonic()
     workers.wait_for("w0", lambda status: status.installed_version == version, Deadline.after(60))
     ended_s = time.monotonic()
-    fetched, fetch_started_s, fetch_ended_s = times.recv()
+    fetched, fetch_started_s, fetch_ended_s, fetch_cpu_s = times.recv()
     if fetched != version:
         raise RuntimeError(f"Version {fetched} was fetched while {version} was published.")
     moments = (started_s, published_s, committed_s, fetch_started_s, fetch_ended_s, ended_s)
-    return tuple(after - before for before, after in itertools.pairwise(moments))
+    return (*(after - before for before, after in itertools.pairwise(moments)), publish_cpu_s, fetch_cpu_s)
 
 
 def create_topics(bootstrap: str) -> None:
@@ -222,7 +262,7 @@ def main() -> int:
         ours, theirs = _CONTEXT.Pipe(duplex=False)
         watcher = _CONTEXT.Process(target=watch, args=(kafka.bootstrap, theirs), daemon=True)
         watcher.start()
-        results = measure(bus_of(kafka.bootstrap, "learner"), ours)
+        results = measure(kafka.bootstrap, ours)
         watcher.terminate()
         watcher.join(10)
     finally:

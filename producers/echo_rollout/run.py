@@ -28,7 +28,7 @@ from echo_rollout.weights import LogSource, snapshot_folder
 from echo_rollout.worker import GROUP, Worker, WorkerParts
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import Control, Progress, WeightKind, WeightManifest
-from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, WEIGHTS
+from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 
@@ -55,6 +55,8 @@ def run_worker(process: RoleProcess, *, worker_id: str) -> None:
         folder = snapshot_folder(_SNAPSHOT_BYTES)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         journal = stack.enter_context(closing(CrashJournal(journal_path(settings, worker_id))))
+        reader = stack.enter_context(closing(process.bus.blob_reader()))
+        reader.warm(WEIGHT_CHUNKS)
         importing.join()
         worker = Worker(
             WorkerParts(
@@ -66,7 +68,7 @@ def run_worker(process: RoleProcess, *, worker_id: str) -> None:
                 task=task,
                 codec=codec,
                 vocabulary=vocabulary,
-                source=LogSource(process.bus.blob_reader()),
+                source=LogSource(reader),
                 journal=journal,
                 folder=folder,
                 places=process.places,

@@ -21,6 +21,8 @@ from echo_schemas.schemas import AvroSchema, newest
 
 MAGIC = 0
 _PREFIX = struct.Struct(">bI")
+# Avro's `bytes` is a length and the bytes; this is the empty one.
+_NO_BYTES = b"\x00"
 # What fastavro, a converter or `validate` raises on values that are not what the schema says. Text that is not UTF-8 is a ValueError.
 _UNFIT = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, struct.error)
 
@@ -44,7 +46,7 @@ class Codec:
     def __init__(self, ids: SchemaIds) -> None:
         self._ids = ids
         self._by_full_name = {newest(record.SCHEMA).full_name: record for record in RECORDS}
-        self._writers: dict[type[Record], tuple[bytes, Any, Converter]] = {}
+        self._writers: dict[type[Record], tuple[bytes, Any, Converter, str | None]] = {}
         self._readers: dict[int, _Reader] = {}
 
     def encode(self, record: Record) -> bytes:
@@ -52,18 +54,23 @@ class Codec:
         writer = self._writers.get(type(record))
         if writer is None:
             writer = self._writers[type(record)] = self._writer_of(type(record))
-        prefix, schema, converter = writer
+        prefix, schema, converter, tail = writer
         buffer = io.BytesIO()
         buffer.write(prefix)
         try:
             record.validate()
-            fastavro.schemaless_writer(buffer, schema, converter.to_plain(record))
+            plain = converter.to_plain(record)
+            if tail is None:
+                fastavro.schemaless_writer(buffer, schema, plain)
+                return buffer.getvalue()
+            data, plain[tail] = plain[tail], b""
+            fastavro.schemaless_writer(buffer, schema, plain)
+            return b"".join((memoryview(buffer.getvalue())[: -len(_NO_BYTES)], _avro_length(data), data))
         except _UNFIT as exc:
             raise InvalidRecord(
                 InvalidReason.MALFORMED,
                 f"A {type(record).__name__} holds a value that its schema does not allow: {exc}.",
             ) from exc
-        return buffer.getvalue()
 
     def decode(self, payload: bytes | None) -> Record:
         """The record of `payload`. Raises InvalidRecord, with its reason, for anything that is not one of our records."""
@@ -106,9 +113,12 @@ class Codec:
             ) from exc
         return record
 
-    def _writer_of(self, record: type[Record]) -> tuple[bytes, Any, Converter]:
+    def _writer_of(self, record: type[Record]) -> tuple[bytes, Any, Converter, str | None]:
+        """Prefix, schema, converter, and the name of a last field of bytes: fastavro copies such a field four times, `encode` once."""
         schema = newest(record.SCHEMA)
-        return _PREFIX.pack(MAGIC, self._ids.id_of(schema)), schema.parsed, converter_of(record)
+        last = schema.parsed["fields"][-1]
+        tail = last["name"] if last["type"] == "bytes" else None
+        return _PREFIX.pack(MAGIC, self._ids.id_of(schema)), schema.parsed, converter_of(record), tail
 
     def _reader_of(self, schema_id: int) -> _Reader:
         schema = self._ids.schema_of(schema_id)
@@ -116,6 +126,16 @@ class Codec:
         if record is None:
             raise InvalidRecord(InvalidReason.UNEXPECTED_RECORD, f"Schema id {schema_id} is {schema.full_name}, not one of our records.")
         return _Reader(record, schema, newest(record.SCHEMA))
+
+
+def _avro_length(data: bytes) -> bytes:
+    """Avro's variable-length, zig-zag coded `long` of a length (specification, "Primitive Types")."""
+    rest, coded = len(data) * 2, bytearray()
+    while rest > 0x7F:
+        coded.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    coded.append(rest)
+    return bytes(coded)
 
 
 @functools.cache
