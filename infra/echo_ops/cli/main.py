@@ -163,7 +163,7 @@ def run(
     ] = None,
     rewards: Annotated[
         list[str] | None,
-        typer.Option("--reward", help="reward, with --application: score with this one, not all of [rewards]. Repeatable."),
+        typer.Option("--reward", help="reward, with --application: score with this one, not with all of the file. Repeatable."),
     ] = None,
 ) -> None:
     """Run one role in this process until it is done; SIGTERM drains it."""

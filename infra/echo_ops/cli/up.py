@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
@@ -38,23 +38,36 @@ from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_ops.supervisor.registration import apply_topics, software, write_run
 from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
+from echo_schemas.errors import EchoError
 
 logger = logging.getLogger(__name__)
+
+# Nats. Two correct implementations of the demo's model in fp32 differ by 1e-5; a wrong adapter or weight shows as 1e-2 and more.
+_FP32_AGREEMENT = 1e-4
+
+
+class Disagreement(EchoError):
+    """Learner and workers do not compute the same log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says besides the configuration. `overrides` are settings as environment variables."""
+    """What the command line says besides the configuration. `overrides` are settings as environment variables; `agreement` is the largest
+    log-probability difference between learner and workers with which the command succeeds.
+    """
 
     plain: bool
     summary: Path | None = None
     report: Path | None = None
     keep_kafka: bool = False
+    agreement: float | None = None
     overrides: dict[str, str] = field(default_factory=dict)
 
 
 def up(config: Path | None, *, steps: int | None, options: Options) -> None:
-    """Run what the file describes. Exits 1 if a role died, 130 if interrupted."""
+    """Run what the file describes; report and summary lie in the checkpoint folder unless `options` says where. Exits 1 if a role died,
+    130 if interrupted.
+    """
     if steps is not None:
         options.overrides["ECHO_LEARNER__STEPS"] = str(steps)
     found = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
@@ -62,7 +75,7 @@ def up(config: Path | None, *, steps: int | None, options: Options) -> None:
 
 
 def demo(name: str, *, seed: int, steps: int | None, options: Options) -> None:
-    """The packaged run `name` under a fresh run name and folder."""
+    """The packaged run `name` under a fresh run name and folder. Exits as `up`, and 1 if learner and worker disagree."""
     run_name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path("runs") / run_name
     options.overrides.update({"ECHO_RUN__NAME": run_name, "ECHO_RUN__SEED": str(seed), "ECHO_CHECKPOINT__FOLDER": str(folder)})
@@ -74,7 +87,7 @@ def demo(name: str, *, seed: int, steps: int | None, options: Options) -> None:
     out.print(
         f"[bold]echoswarm demo {name}[/]: Kafka, vLLM, Faust and DeepSpeed as processes on this machine; its files: [bold]{folder}[/]"
     )
-    _Run(config, options).execute()
+    _Run(config, replace(options, agreement=_FP32_AGREEMENT)).execute()
 
 
 class _Run:
@@ -87,7 +100,8 @@ class _Run:
         self._settings = load_settings(config, {**os.environ, **options.overrides})
         self._folder = Path(self._settings.checkpoint.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._report = options.report
+        self._report = options.report or self._folder / "report.html"
+        self._summary = options.summary or self._folder / "summary.json"
         self._machine = this_machine()
         self._broker = RunBroker(
             self._settings, num_cores=len(self._machine.cores), keep=options.keep_kafka, report=lambda line: self.say(line)
@@ -108,6 +122,7 @@ class _Run:
         self._screen: Screen | None = None
         self._bus: Bus | None = None
         self._spans: list[GenerationSpan] = []
+        self._difference: float | None = None
 
     def execute(self) -> None:
         """Run it; print, write and exit as it ends."""
@@ -131,6 +146,14 @@ class _Run:
             self._close(outcome)
         if outcome == Outcome.INTERRUPTED:
             sys.exit(130)
+        limit = self._options.agreement
+        if limit is not None and self._difference is not None and self._difference > limit:
+            raise Disagreement(
+                f"Learner and worker differ by {self._difference:.1e} in the log-probability of the same token under the same weights, "
+                f"more than {limit:.0e}: what is trained is not what was sampled.",
+                hint="Follow the metric probe_logprob_diff_max over the steps: high from the first on, the model codes differ; later, an "
+                "install did.",
+            )
 
     def tick(self) -> None:
         """Show what is new."""
@@ -170,7 +193,7 @@ class _Run:
     def _conclude(self) -> None:
         """What can only be read while Kafka answers."""
         self._observer.finish()
-        if self._report is None or self._bus is None:
+        if self._bus is None:
             return
         with self._observer.view() as view:
             if not view.steps:
@@ -193,11 +216,10 @@ class _Run:
         if summary["steps"]:
             for line in closing_lines(summary, name):
                 self.say(line)
-        if self._options.summary is not None:
-            _write(self._options.summary, json.dumps(summary, indent=2) + "\n")
-        if self._report is not None:
-            _write(self._report, page)
-            self.say(f"report: {self._report.absolute()}")
+        _write(self._summary, json.dumps(summary, indent=2) + "\n")
+        _write(self._report, page)
+        self.say(f"report: {self._report.absolute()}")
+        self._difference = summary["logprob_max_diff"]
 
 
 def _write(path: Path, content: str) -> None:

@@ -1,7 +1,8 @@
 """A role that writes the records a real one would, then waits to be drained; it notes in `order` when it was.
 
-argv: role, name, behaviour, folder, announce. Behaviours: `train` (the learner ends well after its steps), `die` (a reward process exits 7
-after the third step), `interrupt` (the learner interrupts the supervisor after the third step), `freeze` (as interrupt, but nobody drains).
+argv: role, name, behaviour, folder, announce. Behaviours: `train` (the learner ends well after its steps), `disagree` (so too, but its
+probes differ), `die` (a reward process exits 7 after the third step), `interrupt` (the learner interrupts the supervisor after the third
+step), `freeze` (as interrupt, but nobody drains).
 """
 
 from __future__ import annotations
@@ -85,15 +86,16 @@ class Role:
                 (self.folder / "third_step").touch()
                 if self.behaviour in {"interrupt", "freeze"}:
                     os.kill(os.getppid(), signal.SIGINT)
-                if self.behaviour != "train":
+                if self.behaviour not in {"train", "disagree"}:
                     self.wait()
                     return
 
     def step(self, number: int) -> StepReport:
         stats = (RewardStats(name="exact", mean=number / 20, std=0.0, minimum=0.0, maximum=1.0),)
+        difference = 2e-2 if self.behaviour == "disagree" else 1e-5
         return replace(
             example(STEPS, StepReport), run_id=self.run_id, version=number, reward_stats=stats, staleness_total=(1, 3), idle_s=0.1,
-            training_s=0.3, metrics={"probe_samples": 4.0, "probe_logprob_diff_max": 1e-5}, time_ms=self.now_ms(),
+            training_s=0.3, metrics={"probe_samples": 4.0, "probe_logprob_diff_max": difference}, time_ms=self.now_ms(),
         )  # fmt: skip
 
     def wait_for(self, file: str) -> None:

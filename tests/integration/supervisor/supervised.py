@@ -25,7 +25,9 @@ def main(folder: Path, behaviour: str) -> None:
 
     vars(up)["plan_children"] = fake_children
     with user_errors():
-        up.up(None, steps=12, options=up.Options(plain=True, summary=folder / "summary.json", report=folder / "report.html"))
+        up.up(
+            None, steps=12, options=up.Options(plain=True, summary=folder / "summary.json", report=folder / "report.html", agreement=1e-4)
+        )
 
 
 if __name__ == "__main__":

@@ -87,6 +87,14 @@ def test_a_run_ends_by_itself_with_a_summary_and_a_report(case: Case) -> None:
     case.assert_nobody_is_left()
 
 
+def test_a_learner_that_disagrees_with_its_workers_fails_the_command(case: Case) -> None:
+    code, output = case.run("disagree")
+    assert code == 1
+    assert "Learner and worker differ by 2.0e-02" in " ".join(output.split())
+    assert case.summary["outcome"] == "finished"
+    assert case.summary["logprob_max_diff"] == pytest.approx(2e-2)
+
+
 def test_a_role_that_dies_ends_the_run_and_is_named_with_its_last_words(case: Case) -> None:
     code, output = case.run("die")
     assert code == 1

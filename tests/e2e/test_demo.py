@@ -1,0 +1,165 @@
+"""The packaged runs, short: Kafka, vLLM, Faust and DeepSpeed as processes, and then what they left on the log, record by record."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from echo_bus.bus import Bus, open_bus
+from echo_bus.clock import Deadline
+from echo_bus.settings import load_settings
+from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Coordinates, Drop, Purpose, Record, Reward, StepReport, Trajectory, WeightManifest, WorkerStatus
+from echo_schemas.topics import DROPS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, Topic
+
+_MISSING = [package for package in ("vllm", "faust", "deepspeed") if find_spec(package) is None]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.slow,
+    pytest.mark.timeout(420),
+    pytest.mark.skipif(bool(_MISSING), reason=f"{_MISSING} are missing: install the extra 'all-cpu'"),
+]
+
+STEPS_TRAINED = 6
+GROUPS_PER_STEP = 32
+GROUP_SIZE = 16
+BUDGET = 3
+WAIT_S = 400.0
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A demo that has ended: what it printed, wrote and published."""
+
+    output: str
+    summary: dict[str, Any]
+    report: str
+    bus: Bus
+
+    def read(self, topic: Topic, kind: type[R]) -> list[tuple[Coordinates, R]]:
+        """The run's committed records of one kind with their coordinates, in log order."""
+        with closing(self.bus.reader([topic])) as reader:
+            reader.start()
+            messages = [message for batch in reader.read_to_end(Deadline.after(60)) for message in batch]
+        return [(message.coordinates, message.record) for message in messages if isinstance(message.record, kind)]
+
+    @cached_property
+    def steps(self) -> list[StepReport]:
+        return [report for _, report in self.read(STEPS, StepReport)]
+
+    @cached_property
+    def samples(self) -> dict[Coordinates, Trajectory]:
+        return dict(self.read(TRAJECTORIES, Trajectory))
+
+    @cached_property
+    def trained(self) -> list[list[Coordinates]]:
+        """The coordinates in each step's batch."""
+        return [
+            [
+                Coordinates(partition=int(partition), offset=int(offset))
+                for partition, offset in zip(
+                    np.frombuffer(report.batch.partitions, TOKEN_DTYPE), np.frombuffer(report.batch.offsets, OFFSET_DTYPE), strict=True
+                )
+            ]
+            for report in self.steps
+            if report.batch is not None
+        ]
+
+
+@pytest.fixture(scope="module", params=["reverse", "sort"])
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str) -> Ended:
+    """`echoswarm demo NAME` with a few steps, in a namespace of its own, as somebody would type it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    namespace = Namespace(f"e2e.{folder.name.replace('_', '-')}")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ECHO_")} | {
+        "ECHO_KAFKA__BOOTSTRAP": kafka_bootstrap,
+        "ECHO_KAFKA__NAMESPACE": namespace.name,
+    }
+    command = [sys.executable, "-m", "echo_ops.cli", "demo", request.param, "--plain", "--steps", str(STEPS_TRAINED)]
+    found = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    (run,) = (folder / "runs").iterdir()
+    logs = "".join(f"\n--- {log.name}\n{log.read_text(encoding='utf-8')[-3_000:]}" for log in sorted(run.glob("logs/*.log")))
+    assert found.returncode == 0, f"{found.stdout}{found.stderr}{logs}"
+    settings = load_settings(run / "run.toml", {**environ, "ECHO_RUN__NAME": run.name})
+    return Ended(
+        output=found.stdout,
+        summary=json.loads((run / "summary.json").read_text(encoding="utf-8")),
+        report=(run / "report.html").read_text(encoding="utf-8"),
+        bus=open_bus(settings, "test"),
+    )
+
+
+def test_it_trains_its_steps_and_says_so(ended: Ended) -> None:
+    summary = ended.summary
+    assert (summary["outcome"], summary["steps"]) == ("finished", STEPS_TRAINED)
+    assert summary["trajectories_trained"] == STEPS_TRAINED * GROUPS_PER_STEP * GROUP_SIZE
+    assert summary["trajectories_trained"] <= summary["trajectories_published"]
+    assert 0.05 < summary["reward_first"] < 0.6, "the demo's base model is meant to be right once in five"
+    assert 0 <= summary["max_staleness"] <= BUDGET
+    assert 0 < summary["t_bcast_p50_s"] < summary["wall_seconds"]
+    assert f"step {STEPS_TRAINED}/{STEPS_TRAINED}" in ended.output
+    assert f"finished: {STEPS_TRAINED} steps" in ended.output
+    assert "report.html" in " ".join(ended.output.split())
+
+
+def test_learner_and_worker_agree_on_every_probed_version(ended: Ended) -> None:
+    assert ended.summary["logprob_samples"] >= 4
+    assert ended.summary["logprob_max_diff"] <= 1e-4
+    probed = {sample.min_version for sample in ended.samples.values() if sample.purpose is Purpose.PROBE}
+    assert 0 in probed
+    assert max(probed) > 0
+
+
+def test_every_sample_is_trained_once_from_one_attempt_within_the_budget(ended: Ended) -> None:
+    everything = [where for batch in ended.trained for where in batch]
+    assert len(everything) == len(set(everything)) == STEPS_TRAINED * GROUPS_PER_STEP * GROUP_SIZE
+    attempts: dict[int, set[str]] = {}
+    for version, batch in enumerate(ended.trained):
+        for where in batch:
+            sample = ended.samples[where]
+            assert sample.purpose is Purpose.TRAIN
+            assert 0 <= version - sample.min_version <= BUDGET
+            attempts.setdefault(sample.seq, set()).add(sample.attempt)
+    assert all(len(found) == 1 for found in attempts.values())
+    dropped = {drop.seq for _, drop in ended.read(DROPS, Drop) if drop.what is None}
+    assert not dropped & set(attempts)
+
+
+def test_every_trained_sample_was_scored_where_it_lies(ended: Ended) -> None:
+    scored = Counter(reward.of for _, reward in ended.read(REWARDS, Reward))
+    assert all(scored[where] == 1 for batch in ended.trained for where in batch)
+
+
+def test_versions_form_one_line_and_reach_the_worker(ended: Ended) -> None:
+    assert [report.version for report in ended.steps] == list(range(1, STEPS_TRAINED + 1))
+    manifests = {manifest.version: manifest for _, manifest in ended.read(WEIGHTS, WeightManifest)}
+    assert sorted(manifests) == list(range(STEPS_TRAINED + 1))
+    assert all(manifests[version].parent_sha256 == manifests[version - 1].sha256 for version in range(1, STEPS_TRAINED + 1))
+    assert {sample.min_version for sample in ended.samples.values()} <= set(manifests)
+    for sample in ended.samples.values():
+        assert sample.weights_sha256 in {manifests[span.version].sha256 for span in sample.version_spans}
+    last = {status.worker_id: status for _, status in ended.read(WORKERS, WorkerStatus)}
+    assert last
+    for status in last.values():
+        assert status.installed_version is not None
+        assert status.weights_sha256 == manifests[status.installed_version].sha256
+
+
+def test_the_report_is_one_file(ended: Ended) -> None:
+    assert "</html>" in ended.report
+    assert "http://" not in ended.report.replace("http://www.w3.org", "")
+    assert "https://" not in ended.report
+    assert ended.summary["run"] in ended.report
