@@ -62,7 +62,7 @@ class Observer:
         self._reader = bus.reader(_TOPICS)
         self._reader.start()
         self._offsets = OffsetWatch(bus.cluster, bus.namespace)
-        self._published_before = self._offsets.ends(TRAJECTORIES)
+        self._published_before = self._offsets.written_before(TRAJECTORIES, self._view.started_ms)
         self._thread.start()
 
     def finish(self) -> None:

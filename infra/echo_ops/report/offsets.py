@@ -38,6 +38,12 @@ class OffsetWatch:
         """The sum of the end offsets of its partitions: how many records were ever written, on a topic without transactions."""
         return sum(self._ends(topic).values())
 
+    def written_before(self, topic: Topic, time_ms: int) -> int:
+        """How many of them were there at `time_ms` (Unix)."""
+        first_since = self._ask(topic, OffsetSpec.for_timestamp(time_ms))
+        ends = self._ends(topic)
+        return sum(ends[partition] if offset < 0 else offset for partition, offset in first_since.items())
+
     def lags(self) -> dict[str, int]:
         """Requests that no worker has finished, and trajectories that no reward application has finished (the slowest one's)."""
         try:
@@ -65,12 +71,14 @@ class OffsetWatch:
         return sum(max(0, end - committed.get(partition, 0)) for partition, end in ends.items())
 
     def _ends(self, topic: Topic) -> dict[int, int]:
+        return self._ask(topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    def _ask(self, topic: Topic, spec: OffsetSpec) -> dict[int, int]:
         """Asked again while partitions of a topic that was made a moment ago have no leader yet."""
-        newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         deadline = Deadline.after(_TIMEOUT_S)
         while True:
             try:
-                asked = self._admin.list_offsets(dict.fromkeys(self._places(topic), newest), request_timeout=_TIMEOUT_S)
+                asked = self._admin.list_offsets(dict.fromkeys(self._places(topic), spec), request_timeout=_TIMEOUT_S)
                 return {place.partition: answer.result().offset for place, answer in asked.items()}
             except KafkaException as exc:
                 if exc.args[0].code() not in _NO_LEADER_YET or deadline.expired():
