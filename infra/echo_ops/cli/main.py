@@ -141,6 +141,14 @@ def tail(
         commands.tail(config, topic, filters, follow=follow, last=last, all_runs=all_runs, as_json=as_json)
 
 
+@app.command("settings")
+def settings() -> None:
+    """Print every setting with type, default and meaning, as the Markdown of docs/settings.md."""
+    from echo_ops.cli import settings as commands
+
+    commands.settings()
+
+
 @app.command("doctor")
 def doctor(config: Config = None) -> None:
     """What is installed, reachable, mis-sized or drifted, and how to mend it; exit 1 if something must be mended."""
