@@ -1,0 +1,29 @@
+"""The process in which trainers run: its imports are paid once for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.integration.learner.torch_process import TorchProcess
+
+
+@pytest.fixture(scope="session")
+def torch_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchProcess]:
+    """Where jobs run."""
+    if missing := [name for name in ("torch", "deepspeed", "peft", "transformers") if find_spec(name) is None]:
+        pytest.skip(f"{', '.join(missing)} is not installed: install the extra 'learner'")
+    process = TorchProcess(tmp_path_factory.mktemp("torch"))
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def base(torch_process: TorchProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 of two layers, with the head tied to the embeddings."""
+    folder = tmp_path_factory.mktemp("base") / "model"
+    torch_process.run("make_base_model", folder=str(folder))
+    return folder

@@ -1,0 +1,50 @@
+"""A process that imports torch, transformers, PEFT and DeepSpeed once and forks itself for each job: DeepSpeed keeps state for good.
+
+    python -m tests.integration.learner.forks      one JSON line a job on stdin: {job, arguments, answer}; one line when it is over
+
+A job is a function of `jobs`; what it returns, or how it failed, is written as JSON to the file `answer`. Its output goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from echo_schemas.errors import UserError
+
+
+def serve() -> None:
+    """Do jobs until stdin ends."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    from tests.integration.learner import jobs
+
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            os.dup2(2, 1)
+            os._exit(_do(jobs, order))
+        _, status = os.waitpid(pid, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+def _do(jobs: Any, order: dict[str, Any]) -> int:
+    answer: dict[str, Any] = {}
+    try:
+        answer["result"] = getattr(jobs, order["job"])(**order["arguments"])
+    except UserError as exc:
+        answer["refused"] = str(exc)
+    except BaseException:  # whatever it is: the test shows it
+        answer["error"] = traceback.format_exc()
+    Path(order["answer"]).write_text(json.dumps(answer), encoding="utf-8")
+    sys.stderr.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,213 @@
+"""What tests let a trainer do, in a process of its own; arguments and results are JSON. Imports torch and all that a trainer needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import deepspeed  # noqa: F401  imported before the fork, for its time
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from echo_core.normalisation import Normalisation
+from echo_learner.batch import TrainingBatch
+from echo_learner.deepspeed_setup import OptimizerConfig
+from echo_learner.losses.catalogue import parse_loss
+from echo_learner.losses.config import GrpoTis
+from echo_learner.microbatches import plan_micro_batches, restore_plan
+from echo_learner.policy_model import PolicyConfig
+from echo_learner.ranks import RankedTrainer, follow, open_trainer
+from echo_learner.snapshot import write_snapshot
+from echo_learner.step_metrics import token_metrics
+from echo_learner.trainer import TrainerConfig
+from echo_schemas.records import WeightKind
+from tests.contract.engines.snapshots import VOCABULARY, make_base
+
+NUM_GROUPS, GROUP_SIZE = 4, 2
+
+
+def make_base_model(folder: str) -> None:
+    """An untrained model."""
+    make_base(Path(folder), tied=True)
+
+
+def train(
+    base: str, script: Sequence[Sequence[Any]], *, settings: Mapping[str, Any] | None = None, ranks: int = 1, launched: bool = False
+) -> list[Any]:
+    """Open a trainer and do what the script says: rows of an operation's name and its arguments, see `_OPERATIONS`."""
+    config = trainer_config(base, settings or {})
+    if launched:
+        _launch(config, ranks)
+    trainer = open_trainer(config, ranks)
+    try:
+        return [_OPERATIONS[name](trainer, *arguments) for name, *arguments in script]
+    finally:
+        trainer.close()
+
+
+def train_plainly(base: str, script: Sequence[Sequence[Any]], *, settings: Mapping[str, Any], folder: str) -> list[dict[str, float]]:
+    """The `step`s of a script without any of ours but the loss: transformers, PEFT and torch. Loss and gradient norms of each step."""
+    config = trainer_config(base, settings)
+    model = plain_model(config)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.optimizer.lr, weight_decay=config.optimizer.weight_decay)
+    answers = []
+    for _, seed, num_updates in script:
+        batch = make_batch(seed, num_updates=num_updates)
+        updates = restore_plan(batch.order.tolist(), batch.micro_batch_sizes.tolist(), batch.update_sizes.tolist()).updates
+        with torch.no_grad():
+            previous = plain_logprobs(model, batch)
+        answer = {"policy_loss": 0.0}
+        for number, update in enumerate(updates):
+            samples = [sample for micro_batch in update for sample in micro_batch]
+            loss = plain_loss(config, batch, samples, plain_logprobs(model, batch), previous)
+            loss.backward()
+            answer[f"grad_norm_{number}"] = float(torch.nn.utils.clip_grad_norm_(trained, config.optimizer.max_grad_norm))
+            optimizer.step()
+            optimizer.zero_grad()
+            answer["policy_loss"] += loss.item()
+        answers.append(answer)
+    model.save_pretrained(folder)
+    return answers
+
+
+def plain_model(config: TrainerConfig) -> Any:
+    """The base model, with a fresh adapter if that is what is trained."""
+    model: Any = AutoModelForCausalLM.from_pretrained(config.policy.base)
+    if config.policy.kind is WeightKind.FULL:
+        return model
+    torch.manual_seed(config.policy.seed)
+    return get_peft_model(model, LoraConfig(r=config.policy.lora_r, lora_alpha=config.policy.lora_alpha, target_modules="all-linear"))
+
+
+def plain_logprobs(model: Any, batch: TrainingBatch) -> list[torch.Tensor]:
+    """Log-probabilities of each sample's generated tokens, one sample at a time."""
+    found = []
+    for start, length, generated in zip(np.cumsum(batch.lengths) - batch.lengths, batch.lengths, batch.num_generated, strict=True):
+        tokens = torch.from_numpy(batch.tokens[start : start + length]).long()
+        logprobs = model(input_ids=tokens[None]).logits[0].float().log_softmax(-1)
+        found.append(logprobs[length - generated - 1 : -1].gather(1, tokens[length - generated :, None])[:, 0])
+    return found
+
+
+def plain_loss(
+    config: TrainerConfig, batch: TrainingBatch, samples: Sequence[int], learner: Sequence[torch.Tensor], previous: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Truncated importance sampling and the clipped surrogate, written out (ECHO-2 equations 23 to 25, over all tokens of the update)."""
+    loss_config = parse_loss(config.loss)
+    assert isinstance(loss_config, GrpoTis)
+    rows = np.cumsum(batch.num_generated) - batch.num_generated
+    total, num_tokens = torch.zeros(()), 0
+    for sample in samples:
+        pick = slice(int(rows[sample]), int(rows[sample] + batch.num_generated[sample]))
+        sampler, advantages, mask = (torch.from_numpy(array[pick].copy()) for array in (batch.sampler, batch.advantages, batch.mask))
+        weight = (previous[sample] - sampler).exp().clamp(max=loss_config.cap)
+        ratio = (learner[sample] - previous[sample]).exp()
+        clipped = ratio.clamp(1 - loss_config.clip_low, 1 + loss_config.clip_high)
+        total = total - (weight * torch.minimum(ratio * advantages, clipped * advantages) * mask).sum()
+        num_tokens += len(sampler)
+    return total / num_tokens
+
+
+def trainer_config(base: str, settings: Mapping[str, Any]) -> TrainerConfig:
+    """Float32, LoRA of rank 8, plain GRPO; `settings` on top, by field name."""
+    policy = PolicyConfig(
+        base=base,
+        base_name="test",
+        kind=WeightKind.LORA,
+        lora_r=8,
+        lora_alpha=16,
+        dtype="float32",
+        temperature=1.0,
+        gradient_checkpointing=False,
+        seed=7,
+    )
+    optimizer = OptimizerConfig(lr=1e-3)
+    config = TrainerConfig(
+        policy=policy,
+        optimizer=optimizer,
+        loss="grpo_tis",
+        loss_options={},
+        kl=0.0,
+        normalisation=Normalisation.TOKEN,
+        normalisation_constant=8,
+    )
+    changes: dict[str, Any] = {**settings, "kind": WeightKind(settings.get("kind", WeightKind.LORA))}
+    for_policy = {name: changes.pop(name) for name in list(changes) if hasattr(policy, name)}
+    for_optimizer = {name: changes.pop(name) for name in list(changes) if hasattr(optimizer, name)}
+    return replace(config, policy=replace(policy, **for_policy), optimizer=replace(optimizer, **for_optimizer), **changes)
+
+
+def make_batch(seed: int, *, num_updates: int = 1, max_tokens: int = 40, version: int = 0) -> TrainingBatch:
+    """Four groups of two random samples, of 4 to 10 tokens; micro-batches of about four."""
+    random = np.random.default_rng(seed)
+    num_samples = NUM_GROUPS * GROUP_SIZE
+    num_prompt, num_generated = random.integers(2, 5, num_samples), random.integers(2, 7, num_samples)
+    lengths = num_prompt + num_generated
+    rows = int(num_generated.sum())
+    plan = plan_micro_batches(lengths.tolist(), [GROUP_SIZE] * NUM_GROUPS, num_updates=num_updates, max_tokens=max_tokens)
+    return TrainingBatch(
+        version=version,
+        tokens=random.integers(2, VOCABULARY, int(lengths.sum())).astype(np.int32),
+        lengths=lengths,
+        generated=np.concatenate([np.arange(length) >= prompt for length, prompt in zip(lengths, num_prompt, strict=True)]),
+        num_generated=num_generated,
+        sampler=(-2.5 - 2 * random.random(rows)).astype(np.float32),
+        advantages=np.repeat(random.normal(size=num_samples), num_generated).astype(np.float32),
+        mask=random.random(rows) < 0.9,
+        fresh=np.ones(rows, np.bool_),
+        order=plan.order,
+        micro_batch_sizes=plan.micro_batch_sizes,
+        update_sizes=plan.update_sizes,
+    )
+
+
+def _launch(config: TrainerConfig, ranks: int) -> None:
+    """What torchrun does: every rank finds its place in the environment."""
+    os.environ.update(WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+    for rank in range(1, ranks):
+        if not os.fork():
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            follow(config)
+            os._exit(0)
+    os.environ.update(RANK="0", LOCAL_RANK="0")
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _step(trainer: RankedTrainer, seed: int, num_updates: int = 1, max_tokens: int = 40) -> dict[str, float]:
+    result = trainer.step(make_batch(seed, num_updates=num_updates, max_tokens=max_tokens))
+    norms = {f"grad_norm_{number}": norm for number, norm in enumerate(result.grad_norms)}
+    return {"lr": result.lr, **norms, **token_metrics(result.totals)}
+
+
+def _snapshot(trainer: RankedTrainer, folder: str, version: int = 0) -> str:
+    snapshot = trainer.snapshot(version)
+    write_snapshot(snapshot, Path(folder))
+    return snapshot.sha256
+
+
+def _save(trainer: RankedTrainer, folder: str) -> None:
+    trainer.save(Path(folder))
+
+
+def _load(trainer: RankedTrainer, folder: str) -> None:
+    trainer.load(Path(folder))
+
+
+def _logprobs(trainer: RankedTrainer, seed: int) -> list[list[float]]:
+    return [np.asarray(logprobs).tolist() for logprobs in trainer.logprobs_under(trainer.copy_weights(), make_batch(seed))]
+
+
+_OPERATIONS: Mapping[str, Any] = {"step": _step, "snapshot": _snapshot, "save": _save, "load": _load, "logprobs": _logprobs}

@@ -1,0 +1,129 @@
+"""The trainer on the real DeepSpeed with a small model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.integration.learner.torch_process import TorchProcess
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = [["step", 1, 1], ["step", 2, 2]]
+
+
+def deepspeed_file(folder: Path, content: object) -> str:
+    path = folder / "deepspeed.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def weights_in(folder: Path) -> dict[str, Any]:
+    (file,) = folder.glob("*.safetensors")
+    found: dict[str, Any] = load_file(file)
+    return found
+
+
+def assert_close(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-5) -> None:
+    assert one.keys() == other.keys()
+    for name, weight in one.items():
+        np.testing.assert_allclose(weight, other[name], atol=tolerance, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_two_ranks_train_what_one_does(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, stage: int) -> None:
+    """Same numbers and same weights, under every ZeRO stage of a user's own file; the ranks as torchrun would start them."""
+    own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
+    one = torch_process.run("train", base=str(base), script=[*SCRIPT, ["snapshot", str(tmp_path / "one")]], settings={"kind": kind})
+    two = torch_process.run(
+        "train",
+        base=str(base),
+        script=[*SCRIPT, ["snapshot", str(tmp_path / "two")]],
+        settings={"kind": kind, "deepspeed": own},
+        ranks=2,
+        launched=True,
+    )
+    for ours, theirs in zip(one[:-1], two[:-1], strict=True):
+        assert {name: theirs[name] for name in ours} == pytest.approx(ours, rel=1e-4, abs=1e-6)
+    assert_close(weights_in(tmp_path / "one"), weights_in(tmp_path / "two"))
+
+
+def test_ranks_that_the_learner_starts_itself(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
+    script = [*SCRIPT, ["save", str(tmp_path / "saved")], ["snapshot", str(tmp_path / "two")]]
+    torch_process.run("train", base=str(base), script=[*SCRIPT, ["snapshot", str(tmp_path / "one")]])
+    torch_process.run("train", base=str(base), script=script, ranks=2)
+    assert_close(weights_in(tmp_path / "one"), weights_in(tmp_path / "two"))
+    assert {path.name for path in (tmp_path / "saved").rglob("*rank*")}, "each rank has written its own state"
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_the_numbers_are_those_of_plain_torch(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str) -> None:
+    """Forward passes of one sample at a time without padding, the loss over the whole update, torch's AdamW and clipping."""
+    settings = {"kind": kind, "weight_decay": 0.1, "max_grad_norm": 0.5}
+    ours = torch_process.run("train", base=str(base), script=[*SCRIPT, ["snapshot", str(tmp_path / "ours")]], settings=settings)
+    theirs = torch_process.run("train_plainly", base=str(base), script=SCRIPT, settings=settings, folder=str(tmp_path / "theirs"))
+    for mine, plain in zip(ours, theirs, strict=False):
+        assert {name: mine[name] for name in plain} == pytest.approx(plain, rel=1e-4)
+    assert_close(weights_in(tmp_path / "ours"), weights_in(tmp_path / "theirs"))
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"max_tokens": 1}], ids=["checkpointing", "one sample at a time"])
+def test_how_memory_is_saved_changes_nothing(
+    torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    max_tokens = changes.pop("max_tokens", 10_000)
+    for name, settings, tokens in (("plain", {}, 10_000), ("saving", changes, max_tokens)):
+        script = [["step", 1, 1, tokens], ["step", 2, 2, tokens], ["snapshot", str(tmp_path / name)]]
+        torch_process.run("train", base=str(base), script=script, settings={"kind": kind, **settings})
+    assert_close(weights_in(tmp_path / "plain"), weights_in(tmp_path / "saving"))
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_bfloat16_follows_float32(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str) -> None:
+    """Small steps add up, which they do only on float32 master weights: bfloat16 alone would round most of them away."""
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        script = [["step", 1]] * 6 + [["snapshot", str(tmp_path / dtype)]]
+        steps = torch_process.run("train", base=str(base), script=script, settings={"kind": kind, "dtype": dtype, "lr": 2e-4})
+        found[dtype] = np.array([step["policy_loss"] for step in steps[:-1]])
+    np.testing.assert_allclose(found["bfloat16"], found["float32"], atol=0.03)
+    learned = found["float32"][0] - found["float32"][-1]
+    assert found["bfloat16"][0] - found["bfloat16"][-1] == pytest.approx(learned, rel=0.25)
+
+
+@pytest.mark.parametrize(("kind", "stage", "ranks"), [("lora", 0, 1), ("full", 0, 1), ("lora", 2, 2), ("full", 3, 2)])
+def test_going_on_from_a_checkpoint_is_bit_for_bit_the_same(
+    torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, stage: int, ranks: int
+) -> None:
+    settings = {"kind": kind, "deepspeed": deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}}), "warmup_steps": 5}
+    saved = str(tmp_path / "saved")
+    through = [["step", 1], ["step", 2, 2], ["save", saved], ["step", 3, 2], ["step", 4], ["snapshot", str(tmp_path / "through")]]
+    resumed = [["load", saved], ["step", 3, 2], ["step", 4], ["snapshot", str(tmp_path / "resumed")]]
+    run = {"base": str(base), "settings": settings, "ranks": ranks, "launched": ranks > 1}
+    expected = torch_process.run("train", script=through, **run)
+    found = torch_process.run("train", script=resumed, **run)
+    assert found[1:] == expected[3:], "numbers and checksum"
+
+
+def test_each_update_of_a_step_starts_from_the_one_before(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
+    steps = torch_process.run("train", base=str(base), script=[["step", 1, 4], ["step", 1, 1]], settings={"lr": 3e-3})
+    four, one = steps
+    assert len([name for name in four if name.startswith("grad_norm_")]) == 4
+    assert len([name for name in one if name.startswith("grad_norm_")]) == 1
+    assert four["update_kl"] > 0, "later updates see the policy move away from the step's start"
+    assert one["update_kl"] == 0
+    assert four["num_tokens"] == one["num_tokens"]
+
+
+def test_the_rate_warms_up(torch_process: TorchProcess, base: Path) -> None:
+    steps = torch_process.run(
+        "train", base=str(base), script=[["step", 1, 2], ["step", 2], ["step", 3]], settings={"warmup_steps": 4, "lr": 4e-3}
+    )
+    assert [step["lr"] for step in steps] == pytest.approx([2e-3, 3e-3, 4e-3])
