@@ -101,7 +101,7 @@ class PolicySettings(Section):
     """[policy]: the model, and what of it is trained."""
 
     base: str = "demo:tiny-qwen3"
-    """A model folder, or `demo:tiny-qwen3`, which is made on the spot."""
+    """A model folder, or `demo:tiny-qwen3` or `demo:tiny-qwen3-sort`, which are made on the spot."""
     update: Literal["lora", "full"] = "lora"
     """Train an adapter, or all weights."""
     lora: LoraSettings = LoraSettings()
@@ -116,7 +116,7 @@ class RolloutSettings(Section):
     """[rollout]: how answers are sampled."""
 
     engine: str = "vllm"
-    """Which engine the workers run."""
+    """`vllm`, `transformers`, or `package.module:attribute`."""
     workers: int = Field(default=1, ge=0)
     """Workers that `echoswarm up` starts on this machine."""
     group_size: int = Field(default=16, ge=1)
@@ -126,11 +126,11 @@ class RolloutSettings(Section):
     max_new_tokens: int = Field(default=8, ge=1)
     """Most tokens generated for one sample."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Refused below 1 unless the engine returns the sampling mask: the learner's softmax is over the whole vocabulary."""
+    """Refused below 1: the learner's softmax is over the whole vocabulary, and so must the sampler's be."""
     top_k: int = Field(default=0, ge=0)
-    """Likewise above 0."""
+    """Refused above 0, likewise."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Likewise above 0."""
+    """Refused above 0, likewise."""
     stop: tuple[str, ...] = ()
     """Texts that end an answer, besides the model's own end token."""
     groups_in_flight: int = Field(default=32, ge=1)

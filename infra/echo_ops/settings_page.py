@@ -1,0 +1,108 @@
+"""The page of all settings (docs/settings.md), made from the models that read them. Pure."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import annotated_types
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from echo_bus.settings import Settings
+
+_HEAD = """\
+# Every setting
+
+Made by `echoswarm settings` from the models that read the file; do not edit it by hand. How they are used: [running.md](running.md).
+
+One TOML file describes a run. Every key has a default, so a file says only what differs. Unknown sections and keys are refused with the
+nearest known name, and values that do not go together with what to write instead. Later wins: the default, the file, the environment
+(`ECHO_<SECTION>__<KEY>`, as in `ECHO_KAFKA__BOOTSTRAP` or `ECHO_POLICY__LORA__R`; numbers, lists and tables are written as JSON). Of a
+password, `<key>_file` names a file that holds it.
+"""
+_KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false", SecretStr: "secret text"}
+_ROW_OF_A_REWARD = "| `<name of a reward>` | number | {} | Its weight in a sample's total. |"
+
+
+def settings_page() -> str:
+    """The whole page: a table a section, a row a key, in the order of the models."""
+    return "\n".join([_HEAD, *(_section(name, field) for name, field in Settings.model_fields.items())])
+
+
+def _section(name: str, field: FieldInfo) -> str:
+    if (below := _model_of(field)) is None:
+        # A section whose keys are the user's own names.
+        default = ", ".join(f"`{key} = {value}`" for key, value in field.get_default(call_default_factory=True).items())
+        rows, text = [_ROW_OF_A_REWARD.format(default)], field.description
+    else:
+        rows, text = list(_rows(below, "")), below.__doc__
+    sentence = _sentence((text or "").partition(": ")[2])
+    table = "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+    return f"## [{name}]\n\n{sentence[0].upper()}{sentence[1:]}\n\n{table}\n"
+
+
+def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for key, field in model.model_fields.items():
+        below = _model_of(field)
+        if below is not None:
+            yield from _rows(below, f"{prefix}{key}.")
+            continue
+        yield f"| `{prefix}{key}` | {_type(field)} | {_default(field)} | {_sentence(field.description)} |"
+
+
+def _model_of(field: FieldInfo) -> type[BaseModel] | None:
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _type(field: FieldInfo) -> str:
+    kind = _kind(field.annotation)
+    bounds = " and ".join(text for constraint in field.metadata if (text := _bound(constraint)))
+    return f"{kind} {bounds}" if bounds else kind
+
+
+def _kind(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        choices = [f"`{json.dumps(choice)}`" for choice in arguments]
+        return f"{', '.join(choices[:-1])} or {choices[-1]}"
+    if origin in {types.UnionType, typing.Union}:
+        return _kind(next(argument for argument in arguments if argument is not type(None)))
+    if origin is tuple:
+        return f"list of {_kind(arguments[0])}s"
+    if origin is dict:
+        return "table"
+    return _KINDS[annotation]
+
+
+def _bound(constraint: Any) -> str:
+    match constraint:
+        case annotated_types.Ge(ge=value):
+            return f"≥ {value}"
+        case annotated_types.Gt(gt=value):
+            return f"> {value}"
+        case annotated_types.Le(le=value):
+            return f"≤ {value}"
+        case annotated_types.Lt(lt=value):
+            return f"< {value}"
+    return ""
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "none"
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if isinstance(value, dict):
+        return "`{}`"
+    return f"`{json.dumps(value)}`"
+
+
+def _sentence(text: str | None) -> str:
+    """On one line, as a cell can hold it."""
+    return " ".join((text or "").split()).replace("|", "\\|")

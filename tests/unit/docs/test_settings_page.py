@@ -1,0 +1,51 @@
+"""The page of settings is what the models say, and says every key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from echo_bus.settings import Settings
+from echo_ops.cli.main import app
+from echo_ops.settings_page import settings_page
+
+PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
+
+
+def test_the_page_is_what_the_command_prints() -> None:
+    printed = CliRunner().invoke(app, ["settings"])
+    assert printed.exit_code == 0
+    assert printed.stdout == PAGE.read_text(encoding="utf-8"), "write it anew: echoswarm settings > docs/settings.md"
+
+
+def test_every_section_and_key_has_a_row_with_a_meaning() -> None:
+    sections = dict(part.split("]\n", 1) for part in settings_page().split("\n## [")[1:])
+    assert list(sections) == list(Settings.model_fields)
+    for name, text in sections.items():
+        rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+        assert all(len(row) == 4 and row[3].removesuffix(" |").endswith(".") for row in rows), name
+        expected = Settings.model_fields[name].annotation
+        if expected is not None and hasattr(expected, "model_fields"):
+            assert {row[0].strip("| `").split(".")[0] for row in rows} == set(expected.model_fields)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '| `bootstrap` | text | `"embedded"` |',
+        '| `update` | `"lora"` or `"full"` | `"lora"` |',
+        '| `normalisation` | `"sequence"`, `"token"` or `"constant"` | `"token"` |',
+        "| `lora.r` | whole number ≥ 1 | `32` |",
+        "| `min_p` | number ≥ 0 and < 1 | `0.0` |",
+        "| `stop` | list of texts | `[]` |",
+        "| `publication_period` | whole number ≥ 1 | none |",
+        "| `scale_by_std` | true or false | `true` |",
+        '| `password` | secret text | `""` |',
+        "| `options` | table | `{}` |",
+        "| `<name of a reward>` | number | `exact = 1.0` |",
+    ],
+)
+def test_types_bounds_and_defaults_read_as_in_a_file(row: str) -> None:
+    assert row in settings_page()
