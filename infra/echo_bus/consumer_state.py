@@ -129,6 +129,11 @@ class Reopened:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """A message that was in flight is done, so the handler may take one for which it was too busy."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Nothing follows."""
 
@@ -137,7 +142,7 @@ class Handover:
     """The queue between the threads, bounded by messages and bytes: the poll thread asks `room` before it fetches."""
 
     def __init__(self, *, max_messages: int, max_bytes: int) -> None:
-        self._queue: queue.SimpleQueue[Batch | Reopened | Stop] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Batch | Reopened | Room | Stop] = queue.SimpleQueue()
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._given = self._given_bytes = 0
@@ -172,14 +177,14 @@ class Handover:
             finally:
                 self._waiting = False
 
-    def give(self, item: Batch | Reopened | Stop) -> None:
-        """Poll thread: hand over. Never blocks."""
+    def give(self, item: Batch | Reopened | Room | Stop) -> None:
+        """Poll thread: hand over; `Room` comes from any. Never blocks."""
         if isinstance(item, Batch):
             self._given += len(item.messages)
             self._given_bytes += item.num_bytes
         self._queue.put(item)
 
-    def take(self, timeout_s: float | None) -> Batch | Reopened | Stop | None:
+    def take(self, timeout_s: float | None) -> Batch | Reopened | Room | Stop | None:
         """Worker: the next item; None at the time-out. `finished` must follow for a batch."""
         try:
             return self._queue.get(timeout=timeout_s)

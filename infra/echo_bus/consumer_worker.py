@@ -3,8 +3,9 @@
 It may block for as long as the handler does: the poll thread goes on without it. It never touches the client; when a partition must pause
 or go on, it asks the poll thread by appending to `requests`.
 
-A busy message is kept and offered again after `busy_retry_s`. Messages of its partition that lie behind it in the queue are passed by, and
-fetched again when the handler has taken it: memory stays bounded however many partitions are busy, and no other partition waits.
+A busy message is kept and offered again as soon as a message in flight is done, and after `busy_retry_s` in any case. Messages of its
+partition that lie behind it in the queue are passed by, and fetched again when the handler has taken it: memory stays bounded however many
+partitions are busy, and no other partition waits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from enum import Enum
 
 from echo_bus.clock import Clock
 from echo_bus.cluster import RawMessage
-from echo_bus.consumer_state import Assignment, Batch, Handover, InFlight, LoopLimits, PartitionState, Reopened, Stop
+from echo_bus.consumer_state import Assignment, Batch, Handover, InFlight, LoopLimits, PartitionState, Reopened, Room, Stop
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetters
 from echo_bus.decoding import Decoder, IgnoredReason
 from echo_bus.message import ACCEPTED, Accepted, Busy, Handler, Invalid, Outcome
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 # How long waits last before the thread looks whether it should stop.
 _LOOK_S = 0.2
+_ROOM = Room()
+_ALONE_RETRY_S = 0.05
 
 
 class Action(Enum):
@@ -106,8 +109,11 @@ class Worker:
                     self._handover.finished(item)
                 elif isinstance(item, Reopened):
                     item.state.skipping = False
+                elif isinstance(item, Room):
+                    self._offer_again(list(self._busy), until_busy=True)
                 if self._busy:
-                    self._offer_again()
+                    now_s = self._clock.monotonic_s()
+                    self._offer_again([state for state in self._busy if state.closed or state.retry_at_s <= now_s])
         except BaseException as exc:
             self.error = exc
 
@@ -191,6 +197,8 @@ class Worker:
 
         def release() -> None:
             tracker.release(offset)
+            if self._busy:
+                self._handover.give(_ROOM)
 
         return release
 
@@ -232,15 +240,18 @@ class Worker:
             logger.warning("%s[%s]@%s waits: %s", *state.key, raw.offset(), error)
         state.counters.busy.inc()
         state.busy, state.skipping = raw, True
-        state.retry_at_s = self._clock.monotonic_s() + self._busy_retry_s
         self._busy.append(state)
+        # With nothing in flight, nothing will say that there is room. Noted first, then asked: `release` does it the other way round.
+        wait_s = self._busy_retry_s if self.in_flight.count else min(self._busy_retry_s, _ALONE_RETRY_S)
+        state.retry_at_s = self._clock.monotonic_s() + wait_s
         self.requests.append(Request(Action.PAUSE, state))
 
-    def _offer_again(self) -> None:
-        """Offer the busy messages that are due; partitions whose message was taken go on behind it."""
-        now_s = self._clock.monotonic_s()
-        due = [state for state in self._busy if state.closed or state.retry_at_s <= now_s]
-        for state in due:
+    def _offer_again(self, states: list[PartitionState], *, until_busy: bool = False) -> None:
+        """Offer these busy messages, the longest waiting first; partitions whose message was taken go on behind it.
+
+        `until_busy`: a handler that is busy again has used up the room that there was, and the others need not ask.
+        """
+        for state in states:
             if self._stopping:
                 return
             self._busy.remove(state)
@@ -249,6 +260,8 @@ class Worker:
                 continue
             state.skipping = False
             self._work({state.key: state}, [raw])
-            if state.busy is None:
+            if state not in self._busy:
                 state.skipping = True
                 self.requests.append(Request(Action.RESUME, state, raw.offset() + 1))  # type: ignore[operator]  # it has one
+            elif until_busy:
+                return

@@ -20,7 +20,7 @@ from echo_bus.consumer_state import LoopLimits
 from echo_bus.dead_letters import DeadLetters
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed, NotAuthorized, OffsetLost, TopicMissing, TransportError
 from echo_bus.memory import MemoryCluster
-from echo_bus.message import ACCEPTED, Accepted, Completion, Handler, Invalid, Message, Outcome
+from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Handler, Invalid, Message, Outcome
 from echo_bus.metrics import BusMetrics
 from echo_bus.publisher import Publisher
 from echo_schemas.codec import Codec
@@ -271,3 +271,63 @@ def test_a_fatal_error_stops_and_a_passing_one_does_not() -> None:
     check_error(KafkaError(KafkaError._PARTITION_EOF), raw)
     with pytest.raises(TransportError, match="failed for good"):
         check_error(KafkaError(KafkaError._STATE, "broken", True), raw)
+
+
+class OneAtATime:
+    """Takes a message when it has none in hand. `hasty`: ends the one in hand while it refuses the next."""
+
+    def __init__(self, *, hasty: bool = False) -> None:
+        self.taken: list[int] = []
+        self.refused: list[int] = []
+        self._hasty = hasty
+        self._in_hand: Completion | None = None
+
+    def __call__(self, message: Message) -> Outcome:
+        if self._in_hand is not None:
+            self.refused.append(message.offset)
+            if self._hasty:
+                self.finish()
+            return BUSY
+        self.taken.append(message.offset)
+        self._in_hand = Completion()
+        return Accepted(self._in_hand)
+
+    def finish(self) -> None:
+        completion, self._in_hand = self._in_hand, None
+        assert completion is not None
+        completion.done()
+
+
+def test_a_busy_handler_is_offered_the_next_message_as_soon_as_one_is_done(bench: Bench) -> None:
+    handler = OneAtATime()
+    with running(bench.loop(handler, busy_retry_s=600.0)) as errors:
+        for offset in range(10):
+            wait_until(lambda: len(handler.taken) == offset + 1, f"message {offset} to be taken")  # noqa: B023
+            if offset < 9:
+                wait_until(lambda: offset + 1 in handler.refused, f"message {offset + 1} to be refused")  # noqa: B023
+            handler.finish()
+    assert handler.taken == list(range(10))
+    assert not errors
+
+
+def test_a_message_that_is_done_while_the_next_is_refused_does_not_leave_that_one_waiting(bench: Bench) -> None:
+    handler = OneAtATime(hasty=True)
+    with running(bench.loop(handler, busy_retry_s=600.0)) as errors:
+        wait_until(lambda: len(handler.taken) == 10, "all messages")
+        handler.finish()
+    assert not errors
+
+
+def test_what_is_handed_back_is_not_waited_for_and_not_committed(bench: Bench) -> None:
+    taken: list[int] = []
+
+    def handle(message: Message) -> Outcome:
+        taken.append(message.offset)
+        return ACCEPTED if message.offset < 3 else Accepted(Completion())
+
+    loop = bench.loop(handle, drain_s=600.0)
+    with running(loop) as errors:
+        wait_until(lambda: len(taken) == 10, "all messages")
+        loop.hand_back()
+    assert not errors
+    assert bench.committed() == 3
