@@ -1,4 +1,6 @@
-"""The baseline of `overhead.py`: the same engine and the same trainer, joined by a bare pipe. No Kafka, no records, no checkpoint.
+"""The baseline of `overhead.py`, which starts it in the right environment: the same engine and trainer joined by a bare pipe.
+
+No Kafka, no records, no reward process, no checkpoint.
 
     worker process (core 0): VllmInProcess ─ groups ─▶ pipe ─▶ learner process (core 1): DeepSpeedTrainer ─ adapter ─▶ pipe ─▶ worker
 
@@ -104,8 +106,8 @@ async def _work(settings: Settings, pipe: multiprocessing.connection.Connection)
             issued += 1
 
 
-def learn(settings: Settings, steps: int) -> dict[str, float]:
-    """Train `steps` steps; seconds per step over all but the first ten, and the learning curve's ends."""
+def learn(settings: Settings, steps: int) -> dict[str, Any]:
+    """Train `steps` steps; seconds per step over all but the first ten (as the pipeline's summary counts), and each step's mean reward."""
     from echo_learner.config import trainer_config
     from echo_learner.ranks import open_trainer
     from echo_tasks.base_models import resolve_base
@@ -145,7 +147,7 @@ def learn(settings: Settings, steps: int) -> dict[str, float]:
     process.kill()
     process.join()
     steady = np.diff(times)[10:]
-    return {"s_per_step": float(steady.mean()), "reward_first": float(np.mean(rewards[:10])), "reward_last": float(np.mean(rewards[-10:]))}
+    return {"s_per_step": float(steady.mean()), "rewards": [round(reward, 3) for reward in rewards]}
 
 
 def _pinned_worker(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
@@ -181,5 +183,4 @@ def _training_batch(batch: list[Any], version: int, settings: Settings) -> Any:
 
 
 if __name__ == "__main__":
-    os.environ.update(VLLM_CPU_OMP_THREADS_BIND="0", OMP_NUM_THREADS="1")
-    print(json.dumps(learn(load_settings(Path(sys.argv[1]), {}), int(sys.argv[2]))))
+    sys.stdout.write(json.dumps(learn(load_settings(Path(sys.argv[1]), {}), int(sys.argv[2]))) + "\n")
