@@ -23,7 +23,8 @@ from echo_bus.process import StopSignal, open_role
 from echo_bus.settings import Settings
 from echo_ops.cli.context import read_settings
 from echo_schemas.errors import UserError
-from echo_schemas.topics import TOPICS
+from echo_schemas.naming import Namespace
+from echo_schemas.topic_files import load_topic_specs
 
 logger = logging.getLogger(__name__)
 
@@ -96,12 +97,12 @@ def import_entry(entry: _Entry, settings: Settings) -> Callable[..., None]:
 
 
 def wait_for_topics(bus: Bus, stop: StopSignal, deadline: Deadline) -> bool:
-    """Wait until every topic of the namespace is there; False if `stop` came first.
+    """Wait until every topic that the role of `bus` reads or writes is there; False if `stop` came first.
 
     At the deadline raises TopicMissing, or why no broker answered.
     """
     admin = bus.cluster.admin()
-    wanted = {bus.namespace.topic(topic) for topic in TOPICS}
+    wanted = topics_of(bus.role, bus.namespace)
     missing: set[str] | None = None
     cause: KafkaException | None = None
     while not stop.is_set():
@@ -114,9 +115,18 @@ def wait_for_topics(bus: Bus, stop: StopSignal, deadline: Deadline) -> bool:
         if deadline.expired():
             if missing is None:
                 raise translate(cause, "the configured address") if cause is not None else ClusterUnreachable("No broker answered in time.")
-            raise TopicMissing(f"{len(missing)} topics are missing, {min(missing)!r} for one.", hint="Run `echoswarm topics apply`.")
+            raise TopicMissing(
+                f"{len(missing)} topics are missing, {min(missing)!r} for one, or this login may not see them.",
+                hint="Run `echoswarm topics apply`, and compare the login's access with `echoswarm acls render`.",
+            )
         stop.wait(_ASK_EVERY_S)
     return False
+
+
+def topics_of(role: str, namespace: Namespace) -> set[str]:
+    """What the role called `role` (or `role.name`) reads and writes: a cluster shows a login no topic beyond those."""
+    kind = role.partition(".")[0]
+    return {f"{namespace.name}.{spec.name}" for spec in load_topic_specs() if kind in {*spec.producers, *spec.consumers}}
 
 
 def own_name() -> str:
