@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing, suppress
@@ -36,7 +37,7 @@ from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.publishing import Failure, FinishedGroup, Outcome, TrajectoryPublisher
 from echo_rollout.weights import SnapshotSource, WeightWatcher
-from echo_schemas.records import WeightManifest, WorkerState
+from echo_schemas.records import RolloutRequest, WeightManifest, WorkerState
 from echo_schemas.topics import REQUESTS, WEIGHTS, weights_key
 from echo_tasks.task import Task
 
@@ -46,6 +47,12 @@ DRAIN_S = 4.0
 """How long a worker that was told to stop works on what it has in hand."""
 # How long it then waits for the log to acknowledge the groups that were finished.
 _ACKNOWLEDGE_S = 2.0
+# Of each four groups that the engine works on, one more waits inside it: a place is free as soon as one sample of a group has ended.
+_WAITING_SHARE = 4
+# Groups in hand, as a multiple of those that the engine works on: the others wait for room, or for their acknowledgement.
+_IN_HAND = 2
+# How long a request that was put off waits to be offered again: what is in hand bridges it, and each offer costs the engine's interpreter.
+_BUSY_RETRY_S = 0.1
 GROUP = "worker"
 
 
@@ -80,6 +87,8 @@ class Worker:
         self._draining = False
         self._emptied = asyncio.Event()
         self._holding: set[asyncio.Task[None]] = set()
+        in_flight = parts.settings.rollout.groups_in_flight
+        self._room = asyncio.Semaphore(in_flight + math.ceil(in_flight / _WAITING_SHARE))
         self.is_ready = False
         """Whether weights are installed and requests are taken."""
 
@@ -118,7 +127,7 @@ class Worker:
             )
             view.on_change(lambda _key, _record: self._from_thread(watcher.wake))
             self._intake = self._open_intake()
-            limits = LoopLimits(drain_s=DRAIN_S + _ACKNOWLEDGE_S)
+            limits = LoopLimits(drain_s=DRAIN_S + _ACKNOWLEDGE_S, busy_retry_s=_BUSY_RETRY_S)
             next_generation = parts.settings.kafka.group_protocol == "consumer"
             loop = parts.bus.consumer([REQUESTS], GROUP, self._intake, publisher, next_generation=next_generation, limits=limits)
             consuming = threading.Thread(target=self._consume, args=(loop.run,), name="requests", daemon=True)
@@ -151,7 +160,7 @@ class Worker:
         return RequestIntake(
             parts.codec,
             parts.journal,
-            capacity=parts.settings.rollout.groups_in_flight,
+            capacity=_IN_HAND * parts.settings.rollout.groups_in_flight,
             vocabulary=parts.vocabulary,
             max_length=parts.settings.policy.max_length,
             take=lambda work: self._from_thread(lambda: self._begin(work)),
@@ -192,35 +201,58 @@ class Worker:
         outcome = Outcome.ABANDONED
         failure: Failure | None = None
         try:
-            closed = await self._hold(work)
+            closed = await self._hold(work.request)
             if closed is not None:
                 outcome = closed
                 return
-            outcome, failure = await self._generate(work)
+            try:
+                outcome, failure = await self._generate(work)
+            finally:
+                if not work.request.exact:
+                    self._room.release()
         finally:
             if outcome is not Outcome.PUBLISHED:
                 self._end(work, outcome, failure)
 
-    async def _hold(self, work: Work) -> Outcome | None:
-        """Until the weights that the request requires are installed; None then, else how the request is closed."""
-        request, metrics, task = work.request, self._parts.metrics, asyncio.current_task()
+    async def _hold(self, request: RolloutRequest) -> Outcome | None:
+        """Until its weights are installed and the engine has room, which is taken; None then, else how the request is closed."""
+        task = asyncio.current_task()
         assert task is not None, "a group runs as a task"
-        metrics.waiting.inc()
         self._holding.add(task)
         try:
+            closed = await self._until_installed(request)
+            # An exact one waits for nobody: it is small, and worth nothing once the next version is there.
+            if closed is not None or request.exact:
+                return closed
+            await self._room.acquire()
+            if self._left_s(request) <= 0:
+                self._room.release()
+                return Outcome.EXPIRED
+            return None
+        finally:
+            self._holding.discard(task)
+
+    async def _until_installed(self, request: RolloutRequest) -> Outcome | None:
+        """Until the weights that the request requires are installed; None then, else how the request is closed."""
+        metrics = self._parts.metrics
+        metrics.waiting.inc()
+        try:
             while True:
-                left_s = None if request.deadline_ms is None else (request.deadline_ms - self._parts.clock.time_ms()) / 1000
-                if left_s is not None and left_s <= 0:
+                left_s = self._left_s(request)
+                if left_s <= 0:
                     return Outcome.EXPIRED
                 ref = self._parts.engine.installed
                 if ref is not None and ref.version >= request.required_version:
                     is_wrong = request.exact and ref.version != request.required_version
                     return Outcome.SUPERSEDED if is_wrong else None
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._installed.wait(), left_s)
+                    await asyncio.wait_for(self._installed.wait(), left_s if left_s < math.inf else None)
         finally:
-            self._holding.discard(task)
             metrics.waiting.dec()
+
+    def _left_s(self, request: RolloutRequest) -> float:
+        """Seconds until the request is too old to be started."""
+        return math.inf if request.deadline_ms is None else (request.deadline_ms - self._parts.clock.time_ms()) / 1000
 
     async def _generate(self, work: Work) -> tuple[Outcome, Failure | None]:
         """Sample the group and hand it to the publishing thread, which ends it."""

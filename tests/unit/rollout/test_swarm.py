@@ -92,15 +92,34 @@ def test_a_request_that_no_engine_can_serve_is_a_dead_letter(make_swarm: MakeSwa
 def test_no_more_groups_are_in_hand_than_allowed(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(rollout={"groups_in_flight": 2})
     swarm.publish_version(0)
-    for seq in range(6):
+    for seq in range(8):
         swarm.ask(swarm.request(seq), partition=seq % 4)
     engine = GatedEngine()
     swarm.start_worker(engine)
     busy = swarm.bus.metrics.records_busy.labels(swarm.bus.namespace.topic(REQUESTS))
-    wait_until(lambda: engine.num_running == 2 and busy._value.get() > 3, "two groups, and the others put off")
+    wait_until(lambda: busy._value.get() > 3, "requests that are put off")
+    assert swarm.metric("echo_rollout_groups_in_flight") <= 4
+    wait_until(lambda: engine.num_running == 3, "two groups in the engine's batch, and one that waits inside it")
     engine.gate.set()
-    wait_until(lambda: len(swarm.groups()) == 6, "all groups")
-    assert engine.most_running == 2
+    wait_until(lambda: len(swarm.groups()) == 8, "all groups")
+    assert engine.most_running == 3
+
+
+def test_an_exact_request_passes_those_that_wait_for_room_and_one_that_grew_too_old_is_closed(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(rollout={"groups_in_flight": 4})
+    swarm.publish_version(0)
+    engine = GatedEngine()
+    swarm.start_worker(engine)
+    swarm.ask(*(swarm.request(seq) for seq in range(5)))
+    wait_until(lambda: engine.num_running == 5, "a full engine")
+    deadline_ms = time.time_ns() // 1_000_000 + 300
+    swarm.ask(swarm.request(5, deadline_ms=deadline_ms), swarm.request(6))
+    swarm.ask(swarm.request(0, purpose=Purpose.PROBE, exact=True))
+    wait_until(lambda: engine.num_running == 6, "the exact one beside them")
+    wait_until(lambda: time.time_ns() // 1_000_000 > deadline_ms, "the deadline of the one that waits")
+    engine.gate.set()
+    wait_until(lambda: len(swarm.groups()) == 7, "six of seven, and the probe")
+    assert swarm.metric("echo_rollout_groups_total", outcome="expired") == 1
 
 
 def test_a_worker_that_is_told_to_stop_hands_back_what_it_cannot_finish(make_swarm: MakeSwarm) -> None:
