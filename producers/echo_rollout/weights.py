@@ -149,7 +149,7 @@ class WeightWatcher:
             return self._failed(manifest, InstallOutcome.NO_SPACE, exc)
         except SnapshotRejected as exc:
             self._refused.add(manifest.sha256)
-            shutil.rmtree(folder, ignore_errors=True)
+            self._remove(folder)
             return self._failed(manifest, InstallOutcome.REJECTED, exc)
         self._on_installed(_ref_of(manifest))
         seconds = self._clock.monotonic_s() - started_s
@@ -170,7 +170,11 @@ class WeightWatcher:
         """Folders of versions that the engine no longer needs."""
         in_use = self._engine.in_use
         for version in [version for version in self._kept if version not in in_use]:
-            shutil.rmtree(self._kept.pop(version), ignore_errors=True)
+            self._remove(self._kept.pop(version))
+
+    def _remove(self, folder: Path) -> None:
+        """Soon, on the fetching thread: freeing a large snapshot's memory would hold up every group."""
+        self._fetching.submit(shutil.rmtree, folder, ignore_errors=True)
 
 
 def snapshot_folder(num_bytes: int) -> Path:
