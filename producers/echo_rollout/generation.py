@@ -31,6 +31,10 @@ class EmptyGeneration(EchoError):
     """The engine returned a completion without a token, twice."""
 
 
+class UnfitGeneration(EchoError):
+    """The engine returned a token that the model does not have: no trainer could say how likely it was."""
+
+
 class EnvironmentFailed(EchoError):
     """The task's environment raised: no fault of the engine, and the group cannot be finished."""
 
@@ -63,15 +67,16 @@ class GroupPrompt:
 class GroupSampler:
     """Samples groups from one engine for one task."""
 
-    def __init__(self, engine: Engine, task: Task, codec: TextCodec, *, on_empty: Callable[[], object]) -> None:
-        """`on_empty()` is called for each completion without a token."""
+    def __init__(self, engine: Engine, task: Task, codec: TextCodec, *, vocabulary: int, on_empty: Callable[[], object]) -> None:
+        """`vocabulary`: token ids are below it. `on_empty()` is called for each completion without a token."""
         self._engine = engine
         self._task = task
         self._codec = codec
+        self._vocabulary = vocabulary
         self._on_empty = on_empty
 
     async def sample(self, prompt: GroupPrompt) -> list[Sample]:
-        """`group_size` samples. Raises EngineError, EmptyGeneration, EnvironmentFailed."""
+        """`group_size` samples. Raises EngineError, EmptyGeneration, UnfitGeneration, EnvironmentFailed."""
         first = _guarded(lambda: self._task.environment(prompt.entry))
         if first is None:
             start = prompt.token_ids
@@ -82,7 +87,7 @@ class GroupSampler:
         return list(await asyncio.gather(*(self._episode(prompt, environment) for environment in environments)))
 
     async def _generate(self, prompt: list[int], n: int, sampling: Sampling) -> list[Generation]:
-        """`n` completions of at least one token. Empty ones are tried once more. Raises EmptyGeneration."""
+        """`n` completions of at least one token. Empty ones are tried once more. Raises EmptyGeneration, UnfitGeneration."""
         generations = await self._engine.generate(prompt, n, sampling)
         empty = [index for index, generation in enumerate(generations) if not len(generation.token_ids)]
         if empty:
@@ -93,7 +98,15 @@ class GroupSampler:
                 raise EmptyGeneration("The engine returned a completion without a token, twice.")
             for index, generation in zip(empty, again, strict=True):
                 generations[index] = generation
+        for generation in generations:
+            self._check(generation)
         return generations
+
+    def _check(self, generation: Generation) -> None:
+        lowest, highest = int(generation.token_ids.min()), int(generation.token_ids.max())
+        if lowest < 0 or highest >= self._vocabulary:
+            wrong = lowest if lowest < 0 else highest
+            raise UnfitGeneration(f"The engine returned the token {wrong}, outside the vocabulary of {self._vocabulary}.")
 
     async def _episode(self, prompt: GroupPrompt, environment: Environment) -> Sample:
         """One episode, within `max_new_tokens` generated tokens and `max_length` tokens in all."""

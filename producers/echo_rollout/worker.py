@@ -30,13 +30,14 @@ from echo_bus.process import StopSignal
 from echo_bus.publisher import Publisher
 from echo_bus.settings import Settings
 from echo_rollout.engines.engine import Engine, SnapshotRef
-from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, GroupSampler, Sample
+from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, GroupSampler, Sample, UnfitGeneration
 from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
 from echo_rollout.intake import ChatCodec, RequestIntake, Work
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.publishing import Failure, FinishedGroup, Outcome, TrajectoryPublisher
 from echo_rollout.weights import SnapshotSource, WeightWatcher
+from echo_schemas.errors import EchoError
 from echo_schemas.records import RolloutRequest, WeightManifest, WorkerState
 from echo_schemas.topics import REQUESTS, WEIGHTS, weights_key
 from echo_tasks.task import Task
@@ -51,9 +52,14 @@ _ACKNOWLEDGE_S = 2.0
 _WAITING_SHARE = 4
 # Groups in hand, as a multiple of those that the engine works on: the others wait for room, or for their acknowledgement.
 _IN_HAND = 2
-# How long a request that was put off waits to be offered again: what is in hand bridges it, and each offer costs the engine's interpreter.
-_BUSY_RETRY_S = 0.1
+# A request that was put off is offered again when one in hand is done; this is for the rare case that none will be (one waits to be alone).
+_BUSY_RETRY_S = 0.5
 GROUP = "worker"
+_FAILURES: dict[type[EchoError], Failure] = {
+    EmptyGeneration: Failure.EMPTY,
+    EnvironmentFailed: Failure.ENVIRONMENT,
+    UnfitGeneration: Failure.INVALID,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +88,7 @@ class Worker:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
         self._generation = GenerationTime(parts.places, parts.clock)
-        self._sampler = GroupSampler(parts.engine, parts.task, parts.codec, on_empty=parts.metrics.empty.inc)
+        self._sampler = GroupSampler(parts.engine, parts.task, parts.codec, vocabulary=parts.vocabulary, on_empty=parts.metrics.empty.inc)
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._emptied = asyncio.Event()
@@ -261,12 +267,9 @@ class Worker:
         self._generation.move(generating=1)
         try:
             samples = await self._sampler.sample(work.prompt)
-        except EmptyGeneration as exc:
+        except (EmptyGeneration, EnvironmentFailed, UnfitGeneration) as exc:
             logger.warning("Group %s is given up: %s", request.group_id, exc)
-            return Outcome.FAILED, Failure.EMPTY
-        except EnvironmentFailed as exc:
-            logger.warning("Group %s is given up: %s", request.group_id, exc)
-            return Outcome.FAILED, Failure.ENVIRONMENT
+            return Outcome.FAILED, _FAILURES[type(exc)]
         finally:
             self._generation.move(generating=-1)
         parts.metrics.group_seconds.observe(parts.clock.monotonic_s() - started_s)

@@ -7,6 +7,7 @@ EchoError
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +19,10 @@ import numpy.typing as npt
 
 from echo_schemas.errors import EchoError
 from echo_schemas.records import FinishReason, Sampling, VersionSpan, WeightKind
+
+
+# The members of a group count up from the seed, and a generator takes 63 bits.
+_MOST_SEED = 2**62
 
 
 class EngineError(EchoError):
@@ -137,13 +142,31 @@ class Engine(Protocol):
 
 
 def check_prompt(prompt: Sequence[int], sampling: Sampling, *, vocabulary: int, max_length: int) -> None:
-    """Raise EngineError if `prompt` has a token outside the vocabulary or leaves no room for the answer."""
+    """Raise EngineError if `prompt` has a token outside the vocabulary or leaves no room for the answer, or `sampling` is out of range."""
     if not prompt:
         raise EngineError("The prompt is empty.")
     if min(prompt) < 0 or max(prompt) >= vocabulary:
         raise EngineError(f"The prompt has a token outside the vocabulary of {vocabulary}.")
+    _check_sampling(sampling)
     if len(prompt) + sampling.max_new_tokens > max_length:
         raise EngineError(
             f"A prompt of {len(prompt)} tokens and {sampling.max_new_tokens} new ones are above the engine's {max_length}.",
             hint="Raise [policy] max_length, or shorten prompts or [rollout] max_new_tokens.",
         )
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    """Asked of every engine alike: what one would refuse and another take for something else is refused before either sees it."""
+    # Written so that NaN fails.
+    in_range = {
+        "max_new_tokens": (sampling.max_new_tokens >= 1, "at least 1"),
+        "temperature": (0 <= sampling.temperature < math.inf, "0 or above, and finite"),
+        "top_p": (0 < sampling.top_p <= 1, "above 0 and at most 1"),
+        "top_k": (sampling.top_k >= 0, "0 (off) or above"),
+        "min_p": (0 <= sampling.min_p < 1, "0 (off) or above, and below 1"),
+        "seed": (sampling.seed is None or 0 <= sampling.seed <= _MOST_SEED, f"from 0 to {_MOST_SEED}, or none"),
+        "stop": (all(sampling.stop), "texts of at least one character"),
+    }
+    for name, (is_fine, wanted) in in_range.items():
+        if not is_fine:
+            raise EngineError(f"sampling.{name} is {getattr(sampling, name)!r}; it has to be {wanted}.")

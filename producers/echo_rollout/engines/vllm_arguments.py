@@ -98,11 +98,11 @@ def sampling_params(n: int, sampling: Sampling) -> Any:
     )
 
 
-def generations_of(output: Any, ref: SnapshotRef, decode: Decode) -> list[Generation]:
+def generations_of(output: Any, sampling: Sampling, ref: SnapshotRef, decode: Decode) -> list[Generation]:
     """A finished RequestOutput as generations under `ref`."""
     rows = [list(completion.token_ids) for completion in output.outputs]
-    # Where vLLM looked for stop texts it has cut the text, and `text` is filled in.
-    texts = [completion.text for completion in output.outputs] if any(c.text for c in output.outputs) else decode(rows)
+    # Where vLLM looked for stop texts it has made the text itself, and cut it.
+    texts = [completion.text for completion in output.outputs] if sampling.stop else decode(rows)
     found = []
     for completion, tokens, text in zip(output.outputs, rows, texts, strict=True):
         length = len(tokens)

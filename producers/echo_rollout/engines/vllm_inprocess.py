@@ -211,7 +211,7 @@ class VllmInProcess:
             asked = self._asked.pop(output.request_id, None)
             if asked is not None:
                 self._unload(self._adapters.give_back(asked.adapter))
-                self._answer(asked.answer, generations_of(output, asked.ref, self._decode))
+                self._answer(asked.answer, generations_of(output, asked.sampling, asked.ref, self._decode))
         self._install_when_idle()
 
     def _fail_all(self, error: EngineError) -> None:

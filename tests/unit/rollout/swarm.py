@@ -33,6 +33,7 @@ from echo_rollout.worker import GROUP, Worker, WorkerParts
 from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
+    BlobRef,
     Control,
     Progress,
     Purpose,
@@ -171,9 +172,15 @@ class Swarm:
         self.publisher.publish(PROGRESS, self.progress).wait(WAIT_S)
 
     def publish_version(
-        self, version: int, *, next_seq: int = 0, content: bytes | None = None, promise: str | None = None
+        self,
+        version: int,
+        *,
+        next_seq: int = 0,
+        content: bytes | None = None,
+        promise: str | None = None,
+        altered: Callable[[BlobRef], BlobRef] = lambda ref: ref,
     ) -> WeightManifest:
-        """A snapshot of one small file under `v/<n>` and `current`. `promise` overrides its checksum."""
+        """A snapshot of one small file under `v/<n>` and `current`. `promise` overrides its checksum, `altered` says where it lies."""
         data = content or f"weights of {version}".encode()
         ref = self.bus.blob_writer(self.publisher).write(WEIGHT_CHUNKS, RUN, f"v/{version}", data)
         sha256 = hashlib.sha256(data).hexdigest()
@@ -185,7 +192,7 @@ class Swarm:
             files=(WeightFile(name="adapter_model.safetensors", num_bytes=len(data), sha256=promise or sha256),),
             num_bytes=len(data),
             sha256=sha256,
-            blob=ref,
+            blob=altered(ref),
             session="s",
             checkpoint="c",
             next_seq=next_seq,
