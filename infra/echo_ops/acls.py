@@ -12,9 +12,9 @@ from echo_schemas.naming import Namespace
 from echo_schemas.roles import Role, load_roles
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
-# `echo_bus.kafka` gives a reader that joins no group this name below its client id, for the client wants one: it looks up the group's
-# coordinator, which takes DESCRIBE, and never joins or commits.
-READER_GROUP = "reader"
+# `echo_bus.kafka` gives a reader that joins no group a name below its client id, `<role>[.<name>].reader`, for the client wants one: it looks
+# up the group's coordinator, which takes DESCRIBE, and never joins or commits. Processes of a role have names of their own, hence a prefix.
+_OWN_GROUPS = "{role}.*"
 # Whose lag is watched decides which topic's end offsets are asked for.
 _WATCHED_TOPICS = {"worker": "requests", "reward.*": "trajectories"}
 
@@ -59,8 +59,8 @@ def _of_role(role: Role, principal: str, namespace: Namespace, specs: tuple[Topi
             yield Acl(principal, Resource.TOPIC, name, "DescribeConfigs")
     for group in role.groups:
         yield _named(principal, Resource.GROUP, namespace, group, "Read")
-    if f"{role.name}.*" not in role.groups:
-        yield _named(principal, Resource.GROUP, namespace, f"{role.name}.{READER_GROUP}", "Describe")
+    if (own := _OWN_GROUPS.format(role=role.name)) not in role.groups:
+        yield _named(principal, Resource.GROUP, namespace, own, "Describe")
     for group in role.watches_groups:
         yield _named(principal, Resource.GROUP, namespace, group, "Describe")
         topic = _WATCHED_TOPICS[group]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from echo_ops.acls import READER_GROUP, Acl, Resource, acls_of, as_commands, as_plain
+from echo_ops.acls import Acl, Resource, acls_of, as_commands, as_plain
 from echo_schemas.naming import Namespace
 from echo_schemas.roles import load_roles
 from echo_schemas.topic_files import load_topic_specs
@@ -39,12 +39,13 @@ def test_nobody_may_create_or_alter_anything() -> None:
     assert {acl.principal for acl in ACLS if acl.operation == "DescribeConfigs"} == {"User:echo.demo.operator"}
 
 
+@pytest.mark.parametrize("process", ["", ".w1"], ids=["unnamed", "named"])
 @pytest.mark.parametrize("role", sorted(load_roles()))
-def test_a_reader_without_a_group_may_look_its_name_up(role: str) -> None:
+def test_a_reader_without_a_group_may_look_its_name_up(role: str, process: str) -> None:
     # The client asks for the coordinator of the group that it is configured with, and reports a refusal as an error of every read.
-    client_id = NAMESPACE.client_id(role)
-    own = [acl for acl in ACLS if acl.principal == f"User:{client_id}" and acl.resource is Resource.GROUP]
-    assert any(f"{client_id}.{READER_GROUP}".startswith(acl.name) if acl.prefixed else acl.name == f"{client_id}.reader" for acl in own)
+    wanted = f"{NAMESPACE.client_id(role + process)}.reader"
+    own = [acl for acl in ACLS if acl.principal == f"User:{NAMESPACE.client_id(role)}" and acl.resource is Resource.GROUP]
+    assert any(wanted.startswith(acl.name) if acl.prefixed else acl.name == wanted for acl in own)
 
 
 def test_describe_is_not_listed_beside_what_implies_it() -> None:
