@@ -21,6 +21,7 @@ from echo_schemas.errors import UserError
 
 # Steps between DeepSpeed's own log lines: none.
 _NEVER = 1 << 60
+_STAGES = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +70,39 @@ def engine_settings(config: OptimizerConfig, dtype: str) -> dict[str, Any]:
     }
     if not config.deepspeed:
         return settings
-    try:
-        own = json.loads(Path(config.deepspeed).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as exc:
-        raise UserError(f"The DeepSpeed file {config.deepspeed} cannot be read: {exc}.") from exc
+    own = _read_own(config.deepspeed)
     for name in ("optimizer", "scheduler", "train_batch_size", "gradient_accumulation_steps"):
         if name in own:
             raise UserError(
                 f"{config.deepspeed} sets {name!r}, which the learner decides.",
                 hint="Use [learner] lr, warmup_steps, weight_decay, micro_batch_tokens and groups_per_step, and leave it out of the file.",
             )
-    return _merged(settings, own)
+    merged = _merged(settings, own)
+    _check(merged, config.deepspeed)
+    return merged
+
+
+def _read_own(path: str) -> dict[str, Any]:
+    try:
+        own = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise UserError(f"The DeepSpeed file {path} cannot be read: {exc}.", hint="[learner] deepspeed names a JSON file.") from exc
+    if not isinstance(own, dict):
+        raise UserError(f"The DeepSpeed file {path} holds no JSON object.", hint='It looks like {"zero_optimization": {"stage": 2}}.')
+    return own
+
+
+def _check(settings: Mapping[str, Any], path: str) -> None:
+    """What this module itself reads out of the settings is what it takes it for."""
+    zero, clip = settings["zero_optimization"], settings["gradient_clipping"]
+    if not isinstance(zero, dict) or zero.get("stage", 0) not in _STAGES:
+        raise UserError(f"{path}: zero_optimization must be an object whose stage is 0, 1, 2 or 3, not {json.dumps(zero)}.")
+    if isinstance(clip, bool) or not isinstance(clip, int | float) or clip < 0:
+        raise UserError(f"{path}: gradient_clipping must be a number of at least 0, not {json.dumps(clip)}.")
+    if not isinstance(settings["bf16"], dict) or not isinstance(settings.get("fp16", {}), dict):
+        raise UserError(f"{path}: bf16 and fp16 must be objects.")
+    if settings.get("fp16", {}).get("enabled"):
+        raise UserError(f"{path} asks for fp16, which the learner does not train in.", hint='Set [policy] dtype = "bfloat16".')
 
 
 class Engine:
@@ -107,7 +130,10 @@ class Engine:
 
 
 def start_engine(model: nn.Module, settings: Mapping[str, Any], config: OptimizerConfig, place: RankPlace) -> Engine:
-    """An engine around `model`, whose trainable parameters it optimises. Sets this process's distributed environment."""
+    """An engine around `model`, whose trainable parameters it optimises. Sets this process's distributed environment.
+
+    Raises UserError if DeepSpeed refuses the user's file.
+    """
     os.environ.update(place.environment())
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -120,7 +146,12 @@ def start_engine(model: nn.Module, settings: Mapping[str, Any], config: Optimize
     optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
     is_plain = settings["zero_optimization"].get("stage", 0) == 0 and not settings["bf16"]["enabled"]
     given = {**settings, "gradient_clipping": 0.0} if is_plain else dict(settings)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=trained, config=given)
+    try:
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=trained, config=given)
+    except (ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as exc:
+        if not config.deepspeed:
+            raise
+        raise UserError(f"DeepSpeed refuses {config.deepspeed}: {exc}", hint="Compare with its page on configuration.") from exc
     return Engine(engine, trained, settings["gradient_clipping"] if is_plain else None)
 
 

@@ -94,6 +94,7 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
 
     The same seed gives the same adapter. Raises UserError if the folder holds no model, or a model with no linear layer to adapt.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     folder = Path(config.base)
@@ -101,8 +102,8 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
         raise UserError(f"{folder} is no model folder: it has no {MODEL_CONFIG}.", hint="Set [policy] base to one.")
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[config.dtype], local_files_only=True, attn_implementation="sdpa")
-    except (OSError, ValueError) as exc:
-        raise UserError(f"The model in {folder} cannot be loaded: {exc}") from exc
+    except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
+        raise UserError(f"The model in {folder} cannot be loaded: {exc}", hint="Is every file of it there and whole?") from exc
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.kind is WeightKind.LORA:

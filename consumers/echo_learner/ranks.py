@@ -15,7 +15,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +32,8 @@ from echo_learner.batch import TrainingBatch
 from echo_learner.deepspeed_setup import OptimizerConfig, RankPlace
 from echo_learner.policy_model import PolicyConfig
 from echo_learner.snapshot import SnapshotFiles
-from echo_learner.trainer import DeepSpeedTrainer, TrainerConfig, TrainResult
+from echo_learner.trainer import DeepSpeedTrainer, TrainerConfig, TrainingDiverged, TrainResult
+from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,9 @@ _CONFIG_VARIABLE = "ECHO_TRAINER_CONFIG"
 # A rank waits for its next command as long as the learner waits for rollouts.
 _PATIENCE = timedelta(days=30)
 _END_S = 30.0
+_CLOSE_S = 5.0
+# A rank that a collective misses has ended, or is about to.
+_NOTICE_S = 2.0
 
 
 class Trainer(Protocol):
@@ -79,13 +84,15 @@ class RankedTrainer:
 
     def step(self, batch: TrainingBatch) -> TrainResult:
         """Train one step on all ranks."""
-        self._tell("step", {"version": batch.version}, batch.arrays())
-        return self._local.step(batch)
+        with self._ranks_watched():
+            self._tell("step", {"version": batch.version}, batch.arrays())
+            return self._local.step(batch)
 
     def snapshot(self, version: int) -> SnapshotFiles:
         """The weights as files."""
-        self._tell("snapshot", {"version": version})
-        found = self._local.snapshot(version)
+        with self._ranks_watched():
+            self._tell("snapshot", {"version": version})
+            found = self._local.snapshot(version)
         assert found is not None
         return found
 
@@ -99,34 +106,65 @@ class RankedTrainer:
 
     def save(self, folder: Path) -> None:
         """Write every rank's state below `folder`; all have written when this returns."""
-        self._tell("save", {"folder": str(folder)})
-        self._local.save(folder)
-        if self._channel is not None:
-            self._channel.barrier()
+        with self._ranks_watched():
+            self._tell("save", {"folder": str(folder)})
+            self._local.save(folder)
+            if self._channel is not None:
+                self._channel.barrier()
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote, on all ranks."""
-        self._tell("load", {"folder": str(folder)})
-        self._local.load(folder)
+        with self._ranks_watched():
+            self._tell("load", {"folder": str(folder)})
+            self._local.load(folder)
 
     def close(self) -> None:
-        """End the other ranks. Idempotent."""
+        """End the other ranks, however they are. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._tell("close", {})
+        patience_s = _END_S
+        try:
+            self._tell("close", {}, patience=timedelta(seconds=_CLOSE_S))
+        except RuntimeError as exc:
+            # Gone, or stuck in something that this rank has left.
+            logger.warning("The other ranks do not hear that this one closes: %s", exc)
+            patience_s = 0.0
         self._local.close()
         for child in self._children:
             try:
-                child.wait(_END_S)
+                child.wait(patience_s)
             except subprocess.TimeoutExpired:
                 logger.warning("Rank process %d does not end and is killed", child.pid)
                 child.kill()
                 child.wait()
 
-    def _tell(self, command: str, arguments: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
+    def _tell(
+        self,
+        command: str,
+        arguments: Mapping[str, Any],
+        arrays: Mapping[str, npt.NDArray[Any]] | None = None,
+        patience: timedelta = _PATIENCE,
+    ) -> None:
         if self._channel is not None:
-            self._channel.send({"command": command, **arguments}, arrays or {})
+            self._channel.send({"command": command, **arguments}, arrays or {}, patience)
+
+    @contextmanager
+    def _ranks_watched(self) -> Iterator[None]:
+        """A collective fails when a rank is gone, and says nothing of why. Raises UserError instead, with the rank and its exit code."""
+        try:
+            yield
+        except RuntimeError as exc:
+            for rank, child in enumerate(self._children, 1):
+                try:
+                    code = child.wait(_NOTICE_S)
+                except subprocess.TimeoutExpired:
+                    continue
+                raise UserError(
+                    f"Rank {rank} of the trainer (process {child.pid}) has ended with exit code {code}.",
+                    hint="Its last words are in the learner's log; -9 mostly means that memory ran out. Start again: the run goes on.",
+                ) from exc
+            raise
 
 
 def open_trainer(config: TrainerConfig, num_ranks: int) -> RankedTrainer:
@@ -157,7 +195,11 @@ def follow(config: TrainerConfig) -> None:
         command, arrays = channel.receive()
         match command["command"]:
             case "step":
-                trainer.step(TrainingBatch(version=command["version"], **arrays))
+                try:
+                    trainer.step(TrainingBatch(version=command["version"], **arrays))
+                except TrainingDiverged as exc:
+                    # Every rank sees it at once, and the learner decides.
+                    logger.warning("%s", exc)
             case "snapshot":
                 trainer.snapshot(command["version"])
             case "save":
@@ -176,13 +218,16 @@ class _Channel:
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
-    def send(self, command: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    def send(self, command: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], patience: timedelta) -> None:
+        """Raises RuntimeError if a rank is gone or does not listen for so long."""
         packed = io.BytesIO()
         text = np.frombuffer(json.dumps(command).encode(), np.uint8)
         np.savez(packed, allow_pickle=False, command=text, **arrays)
         data = torch.frombuffer(bytearray(packed.getbuffer()), dtype=torch.uint8)
-        dist.broadcast(torch.tensor([len(data)]), 0, group=self._group)
-        dist.broadcast(data, 0, group=self._group)
+        for tensor in (torch.tensor([len(data)]), data):
+            work = dist.broadcast(tensor, 0, group=self._group, async_op=True)
+            assert work is not None
+            work.wait(patience)
 
     def receive(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         length = torch.zeros(1, dtype=torch.int64)

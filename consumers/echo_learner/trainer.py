@@ -146,9 +146,15 @@ class DeepSpeedTrainer:
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote. Raises UserError if it cannot be read."""
-        path, state = self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not self._is_lora)
-        if path is None:
-            raise UserError(f"There is no trainer state in {folder}.", hint="The checkpoint is not whole; choose another with `fork`.")
+        if not (folder / _TAG).is_dir():
+            raise UserError(f"There is no trainer state in {folder}.", hint="The checkpoint is not whole: bring its folder back as it was.")
+        try:
+            _, state = self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not self._is_lora)
+        except Exception as exc:  # DeepSpeed raises whatever it stumbles over, assertions without a word included
+            raise UserError(
+                f"The trainer state in {folder} cannot be read: {str(exc) or repr(exc)}",
+                hint="Bring the folder back as it was; under ZeRO 1 to 3, [learner] ranks and the stage must be those that wrote it.",
+            ) from exc
         self._num_updates = int(state["num_updates"])
         torch.random.set_rng_state(torch.from_numpy(np.frombuffer(state["rng"], np.uint8).copy()))
 

@@ -11,7 +11,7 @@ from typing import Any
 import deepspeed  # noqa: F401  imported before the fork, for its time
 import numpy as np
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from echo_core.normalisation import Normalisation
@@ -24,7 +24,7 @@ from echo_learner.policy_model import PolicyConfig
 from echo_learner.ranks import RankedTrainer, follow, open_trainer
 from echo_learner.snapshot import write_snapshot
 from echo_learner.step_metrics import token_metrics
-from echo_learner.trainer import TrainerConfig
+from echo_learner.trainer import TrainerConfig, TrainResult
 from echo_schemas.records import WeightKind
 from tests.contract.engines.snapshots import VOCABULARY, make_base
 
@@ -48,6 +48,21 @@ def train(
         return [_OPERATIONS[name](trainer, *arguments) for name, *arguments in script]
     finally:
         trainer.close()
+
+
+def served_logprobs(base: str, kind: str, snapshot: str, seed: int, temperature: float) -> list[list[float]]:
+    """What transformers and PEFT make of a snapshot's files: log-probabilities of the generated tokens of a batch, by sample."""
+    model: Any = AutoModelForCausalLM.from_pretrained(snapshot if kind == WeightKind.FULL else base)
+    if kind == WeightKind.LORA:
+        model = PeftModel.from_pretrained(model, snapshot)
+    with torch.inference_mode():
+        return [logprobs.tolist() for logprobs in plain_logprobs(model.eval(), make_batch(seed), temperature)]
+
+
+def batch_mask(seed: int) -> list[bool]:
+    """Which of a batch's generated tokens are trained."""
+    mask: list[bool] = make_batch(seed).mask.tolist()
+    return mask
 
 
 def train_plainly(base: str, script: Sequence[Sequence[Any]], *, settings: Mapping[str, Any], folder: str) -> list[dict[str, float]]:
@@ -85,12 +100,12 @@ def plain_model(config: TrainerConfig) -> Any:
     return get_peft_model(model, LoraConfig(r=config.policy.lora_r, lora_alpha=config.policy.lora_alpha, target_modules="all-linear"))
 
 
-def plain_logprobs(model: Any, batch: TrainingBatch) -> list[torch.Tensor]:
+def plain_logprobs(model: Any, batch: TrainingBatch, temperature: float = 1.0) -> list[torch.Tensor]:
     """Log-probabilities of each sample's generated tokens, one sample at a time."""
     found = []
     for start, length, generated in zip(np.cumsum(batch.lengths) - batch.lengths, batch.lengths, batch.num_generated, strict=True):
         tokens = torch.from_numpy(batch.tokens[start : start + length]).long()
-        logprobs = model(input_ids=tokens[None]).logits[0].float().log_softmax(-1)
+        logprobs = (model(input_ids=tokens[None]).logits[0].float() / temperature).log_softmax(-1)
         found.append(logprobs[length - generated - 1 : -1].gather(1, tokens[length - generated :, None])[:, 0])
     return found
 
@@ -187,7 +202,18 @@ def _free_port() -> int:
 
 
 def _step(trainer: RankedTrainer, seed: int, num_updates: int = 1, max_tokens: int = 40) -> dict[str, float]:
-    result = trainer.step(make_batch(seed, num_updates=num_updates, max_tokens=max_tokens))
+    return _numbers(trainer.step(make_batch(seed, num_updates=num_updates, max_tokens=max_tokens)))
+
+
+def _bad_step(trainer: RankedTrainer, seed: int) -> dict[str, float]:
+    """One token's log-probability is no number."""
+    batch = make_batch(seed)
+    sampler = batch.sampler.copy()
+    sampler[int(batch.mask.argmax())] = np.nan
+    return _numbers(trainer.step(replace(batch, sampler=sampler)))
+
+
+def _numbers(result: TrainResult) -> dict[str, float]:
     norms = {f"grad_norm_{number}": norm for number, norm in enumerate(result.grad_norms)}
     return {"lr": result.lr, **norms, **token_metrics(result.totals)}
 
@@ -210,4 +236,18 @@ def _logprobs(trainer: RankedTrainer, seed: int) -> list[list[float]]:
     return [np.asarray(logprobs).tolist() for logprobs in trainer.logprobs_under(trainer.copy_weights(), make_batch(seed))]
 
 
-_OPERATIONS: Mapping[str, Any] = {"step": _step, "snapshot": _snapshot, "save": _save, "load": _load, "logprobs": _logprobs}
+def _kill_rank(trainer: RankedTrainer, rank: int) -> None:
+    child = trainer._children[rank - 1]
+    child.kill()
+    child.wait()
+
+
+_OPERATIONS: Mapping[str, Any] = {
+    "step": _step,
+    "bad_step": _bad_step,
+    "snapshot": _snapshot,
+    "save": _save,
+    "load": _load,
+    "logprobs": _logprobs,
+    "kill_rank": _kill_rank,
+}

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.integration.learner.torch_process import TorchProcess
+from tests.integration.learner.torch_process import Refused, TorchProcess
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = [["step", 1, 1], ["step", 2, 2]]
+Alone = dict[str, tuple[list[Any], dict[str, Any]]]
 
 
 def deepspeed_file(folder: Path, content: object) -> str:
@@ -35,12 +36,25 @@ def assert_close(one: dict[str, Any], other: dict[str, Any], tolerance: float = 
         np.testing.assert_allclose(weight, other[name], atol=tolerance, rtol=0, err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def alone(torch_process: TorchProcess, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """What one rank makes of the script: numbers of the steps, and weights; of an adapter and of full weights."""
+    found = {}
+    for kind in ("lora", "full"):
+        folder = tmp_path_factory.mktemp("alone") / kind
+        steps = torch_process.run("train", base=str(base), script=[*SCRIPT, ["snapshot", str(folder)]], settings={"kind": kind})
+        found[kind] = steps[:-1], weights_in(folder)
+    return found
+
+
 @pytest.mark.parametrize("kind", ["lora", "full"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_two_ranks_train_what_one_does(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, stage: int) -> None:
+def test_two_ranks_train_what_one_does(
+    torch_process: TorchProcess, base: Path, tmp_path: Path, alone: Alone, kind: str, stage: int
+) -> None:
     """Same numbers and same weights, under every ZeRO stage of a user's own file; the ranks as torchrun would start them."""
     own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
-    one = torch_process.run("train", base=str(base), script=[*SCRIPT, ["snapshot", str(tmp_path / "one")]], settings={"kind": kind})
+    one, weights = alone[kind]
     two = torch_process.run(
         "train",
         base=str(base),
@@ -49,26 +63,27 @@ def test_two_ranks_train_what_one_does(torch_process: TorchProcess, base: Path, 
         ranks=2,
         launched=True,
     )
-    for ours, theirs in zip(one[:-1], two[:-1], strict=True):
+    for ours, theirs in zip(one, two[:-1], strict=True):
         assert {name: theirs[name] for name in ours} == pytest.approx(ours, rel=1e-4, abs=1e-6)
-    assert_close(weights_in(tmp_path / "one"), weights_in(tmp_path / "two"))
+    assert_close(weights, weights_in(tmp_path / "two"))
 
 
-def test_ranks_that_the_learner_starts_itself(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
-    script = [*SCRIPT, ["save", str(tmp_path / "saved")], ["snapshot", str(tmp_path / "two")]]
-    torch_process.run("train", base=str(base), script=[*SCRIPT, ["snapshot", str(tmp_path / "one")]])
-    torch_process.run("train", base=str(base), script=script, ranks=2)
-    assert_close(weights_in(tmp_path / "one"), weights_in(tmp_path / "two"))
-    assert {path.name for path in (tmp_path / "saved").rglob("*rank*")}, "each rank has written its own state"
+def test_ranks_that_the_learner_starts_itself(torch_process: TorchProcess, base: Path, tmp_path: Path, alone: Alone) -> None:
+    """They do what it does, end with it when the policy diverges, and leave the sentence about it alone."""
+    script = [*SCRIPT, ["save", str(tmp_path / "saved")], ["snapshot", str(tmp_path / "two")], ["bad_step", 3]]
+    with pytest.raises(Refused, match=r"1 tokens of this step have a log-probability that is not finite.*lower \[learner\] lr"):
+        torch_process.run("train", base=str(base), script=script, ranks=2)
+    assert_close(alone["lora"][1], weights_in(tmp_path / "two"))
+    assert list((tmp_path / "saved").rglob("*.pt"))
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
 def test_the_numbers_are_those_of_plain_torch(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str) -> None:
     """Forward passes of one sample at a time without padding, the loss over the whole update, torch's AdamW and clipping."""
     settings = {"kind": kind, "weight_decay": 0.1, "max_grad_norm": 0.5}
-    ours = torch_process.run("train", base=str(base), script=[*SCRIPT, ["snapshot", str(tmp_path / "ours")]], settings=settings)
+    ours = torch_process.run("train", base=str(base), script=[*SCRIPT, ["snapshot", str(tmp_path / "ours")]], settings=settings)[:-1]
     theirs = torch_process.run("train_plainly", base=str(base), script=SCRIPT, settings=settings, folder=str(tmp_path / "theirs"))
-    for mine, plain in zip(ours, theirs, strict=False):
+    for mine, plain in zip(ours, theirs, strict=True):
         assert {name: mine[name] for name in plain} == pytest.approx(plain, rel=1e-4)
     assert_close(weights_in(tmp_path / "ours"), weights_in(tmp_path / "theirs"))
 
@@ -85,17 +100,19 @@ def test_how_memory_is_saved_changes_nothing(
     assert_close(weights_in(tmp_path / "plain"), weights_in(tmp_path / "saving"))
 
 
-@pytest.mark.parametrize("kind", ["lora", "full"])
-def test_bfloat16_follows_float32(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str) -> None:
-    """Small steps add up, which they do only on float32 master weights: bfloat16 alone would round most of them away."""
-    found = {}
-    for dtype in ("float32", "bfloat16"):
-        script = [["step", 1]] * 6 + [["snapshot", str(tmp_path / dtype)]]
-        steps = torch_process.run("train", base=str(base), script=script, settings={"kind": kind, "dtype": dtype, "lr": 2e-4})
-        found[dtype] = np.array([step["policy_loss"] for step in steps[:-1]])
-    np.testing.assert_allclose(found["bfloat16"], found["float32"], atol=0.03)
-    learned = found["float32"][0] - found["float32"][-1]
-    assert found["bfloat16"][0] - found["bfloat16"][-1] == pytest.approx(learned, rel=0.25)
+@pytest.mark.parametrize(("kind", "stage"), [("lora", 0), ("full", 0), ("lora", 2), ("full", 3)])
+def test_bfloat16_follows_float32(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, stage: int) -> None:
+    """Small steps add up, which they do only on float32 master weights: bfloat16 alone would round each of them away."""
+    own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
+    script = [["step", 1]] * 20
+    rate = {"lora": 3e-4, "full": 1e-4}[kind]
+    settings = {"kind": kind, "lr": rate}
+    exact = torch_process.run("train", base=str(base), script=script, settings=settings)
+    short = torch_process.run("train", base=str(base), script=script, settings={**settings, "dtype": "bfloat16", "deepspeed": own})
+    assert short[0]["policy_loss"] == pytest.approx(exact[0]["policy_loss"], abs=0.03)
+    assert short[0]["grad_norm_0"] == pytest.approx(exact[0]["grad_norm_0"], rel=0.1)
+    learned = [steps[0]["policy_loss"] - steps[-1]["policy_loss"] for steps in (short, exact)]
+    assert learned[0] == pytest.approx(learned[1], rel=0.2)
 
 
 @pytest.mark.parametrize(("kind", "stage", "ranks"), [("lora", 0, 1), ("full", 0, 1), ("lora", 2, 2), ("full", 3, 2)])
