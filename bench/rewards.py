@@ -3,7 +3,8 @@
     python bench/rewards.py [--count N] [--json FILE]
 
 The topic is filled beforehand with trajectories of 1,024 tokens; what counts is the time from the first reward's timestamp to the last
-one's. For two processes it is the time in which both were at work: the rest is the group finding together.
+one's. For two processes it is the time in which both were at work: the rest is the group finding together. The CPU of a trajectory, start
+and end of the process left in, says what a busy machine hides.
 """
 
 from __future__ import annotations
@@ -47,17 +48,22 @@ def settings_of(bootstrap: str, namespace: str) -> Settings:
     )
 
 
-def score(bootstrap: str, namespace: str, name: str, ready: Any, go: Any, startup_s: Any) -> None:
-    """One reward process. Imports come before the start, so that two of them start together."""
+def score(bootstrap: str, namespace: str, name: str, ready: Any, go: Any, seconds: Any) -> None:
+    """One reward process. Imports come before the start, so that two of them start together.
+
+    `seconds` [2]: what the imports took, and the CPU of everything after them.
+    """
     began_s = time.monotonic()
     import echo_streams.faust_app  # noqa: F401  what takes long is its import
     from echo_streams.run import run_reward
 
-    startup_s.value = time.monotonic() - began_s
+    seconds[0] = time.monotonic() - began_s
     with open_role(settings_of(bootstrap, namespace), "reward", name=name) as process:
         ready.release()
         go.wait(_WAIT_S)
+        cpu_s = time.process_time()
         run_reward(process)
+        seconds[1] = time.process_time() - cpu_s
 
 
 def fill(bootstrap: str, namespace: str, count: int) -> None:
@@ -100,14 +106,14 @@ def timestamps(bootstrap: str, namespace: str, count: int, processes: list[Any])
     return found
 
 
-def measure(bootstrap: str, num_processes: int, count: int) -> tuple[float, float]:
-    """Rewards a second, and the seconds that the imports of a process took."""
+def measure(bootstrap: str, num_processes: int, count: int) -> tuple[float, float, float]:
+    """Rewards a second, the seconds of CPU of one, and the seconds that the imports of a process took."""
     namespace = f"bench.rewards.{num_processes}"
     fill(bootstrap, namespace, count)
     ready, go = _CONTEXT.Semaphore(0), _CONTEXT.Event()
-    imports = [_CONTEXT.Value("d", 0.0) for _ in range(num_processes)]
+    seconds = [_CONTEXT.Array("d", 2) for _ in range(num_processes)]
     processes = [
-        _CONTEXT.Process(target=score, args=(bootstrap, namespace, f"p{number}", ready, go, imports[number]))
+        _CONTEXT.Process(target=score, args=(bootstrap, namespace, f"p{number}", ready, go, seconds[number]))
         for number in range(num_processes)
     ]
     for process in processes:
@@ -122,12 +128,13 @@ def measure(bootstrap: str, num_processes: int, count: int) -> tuple[float, floa
         for process in processes:
             process.terminate()
         for process in processes:
-            process.join(30)
+            process.join(_WAIT_S)
     if len(found) < num_processes:
         sys.exit(f"only {len(found)} of {num_processes} processes scored anything; raise --count")
     begin, end = max(map(min, found.values())), min(map(max, found.values()))
     inside = sum(begin <= time_ms <= end for times in found.values() for time_ms in times)
-    return inside / max(0.001, (end - begin) / 1000), imports[0].value
+    cpu_s = sum(pair[1] for pair in seconds) / count
+    return inside / max(0.001, (end - begin) / 1000), cpu_s, seconds[0][0]
 
 
 def main() -> None:
@@ -137,10 +144,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with EmbeddedKafka() as kafka:
-        one, import_s = measure(kafka.bootstrap, 1, arguments.count)
-        two, _ = measure(kafka.bootstrap, 2, 2 * arguments.count)
-    numbers = {"one_process_per_s": round(one), "two_processes_per_s": round(two), "import_s": round(import_s, 2)}
-    sys.stdout.write(f"one process {one:,.0f}/s, two processes {two:,.0f}/s, imports {import_s:.2f} s\n")
+        one, cpu_s, import_s = measure(kafka.bootstrap, 1, arguments.count)
+        two, _, _ = measure(kafka.bootstrap, 2, 2 * arguments.count)
+    numbers = {
+        "one_process_per_s": round(one),
+        "two_processes_per_s": round(two),
+        "cpu_us": round(cpu_s * 1e6),
+        "import_s": round(import_s, 2),
+    }
+    sys.stdout.write(f"one process {one:,.0f}/s, two processes {two:,.0f}/s, {cpu_s * 1e6:.0f} us of CPU each, imports {import_s:.2f} s\n")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
 

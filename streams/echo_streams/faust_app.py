@@ -45,6 +45,8 @@ _MEASURE_EVERY_S = 1.0
 _SESSION_S = 10.0
 _HEARTBEAT_S = 1.0
 _DRAIN_S = 30.0
+# They tell of every service that starts and stops, ours included, as each of Faust's classes is one.
+_TALKATIVE = ("aiokafka", "faust", "mode", "echo_streams.driver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,9 @@ class RewardApp:
         self._batcher: Batcher[Any] = Batcher(self._handle, places=places)
         self._draining = False
         self._done: dict[int, int] = {}
+        self._assigned: set[Any] | None = None
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(logging.WARNING)
         self._app = _faust_app(options)
         source = self._app.topic(
             options.topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw", allow_empty=True
@@ -157,9 +162,12 @@ class RewardApp:
             await self._app.stop()
 
     async def _receive(self, stream: Any) -> None:
-        """The agent: events into the batcher, without acknowledging them. Once draining, they stay unread for the next member."""
-        async for event in stream.noack().events():
-            if not self._draining:
+        """The agent: events into the batcher, without acknowledging them. Once draining, they stay unread for the next member.
+
+        From the stream's channel, because the stream would go round the loop for each event (a sixth of a trajectory's CPU, measured).
+        """
+        async for event in stream.channel:
+            if not self._draining and event.message.generation_id == self._app.consumer_generation_id:
                 await self._batcher.put(event)
 
     async def _handle(self, batch: list[Any]) -> None:
@@ -221,6 +229,11 @@ class RewardApp:
         consumer = self._app.consumer
         assigned = consumer.assignment()
         self._metrics.partitions.set(len(assigned))
+        if assigned != self._assigned:
+            self._assigned = set(assigned)
+            logger.info(
+                "Reading %s", ", ".join(f"{tp.topic}[{tp.partition}]" for tp in sorted(assigned)) or "no partition: others have them all"
+            )
         for tp in assigned:
             highwater, done = consumer.highwater(tp), self._done.get(tp.partition)
             if highwater is not None and done is not None:
