@@ -91,7 +91,7 @@ def _checked(task: Any, name: str) -> Task:
 
 def _find(name: str, group: str, kind: str, known: Sequence[str]) -> Any:
     if ":" in name:
-        return _import(name)
+        return import_object(name)
     for point in entry_points(group=group):
         if point.name == name:
             return _guarded(point.load, name)
@@ -100,7 +100,8 @@ def _find(name: str, group: str, kind: str, known: Sequence[str]) -> Any:
     raise UserError(f"There is no {kind} {name!r}.", hint=f"{hint} Your own is named 'package.module:attribute' or 'file.py:attribute'.")
 
 
-def _import(path: str) -> Any:
+def import_object(path: str) -> Any:
+    """What `package.module:attribute` or `file.py:attribute` names. Raises UserError for a bad path, or whatever the module raises."""
     where, _, attribute = path.rpartition(":")
     module: ModuleType = _guarded(lambda: _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where), path)
     try:

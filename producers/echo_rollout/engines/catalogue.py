@@ -5,15 +5,36 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+from dataclasses import dataclass
 from typing import Any
 
 from echo_rollout.engines.engine import Engine, EngineConfig
 from echo_schemas.errors import UserError
+from echo_tasks.catalogue import import_object
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    """Where an engine's code is, the modules it needs, and how they are installed."""
+
+    path: str
+    needs: tuple[str, ...]
+    install: str
+
 
 _ENGINES = {
-    "vllm": "echo_rollout.engines.catalogue:open_vllm",
-    "transformers": "echo_rollout.engines.transformers_engine:TransformersEngine",
+    "vllm": _BuiltIn(
+        "echo_rollout.engines.catalogue:open_vllm",
+        ("vllm", "transformers"),
+        "pip install 'echoswarm[rollout]', or 'echoswarm[rollout-cpu]' where there is no GPU; or set [rollout] engine = \"transformers\".",
+    ),
+    "transformers": _BuiltIn(
+        "echo_rollout.engines.transformers_engine:TransformersEngine",
+        ("torch", "transformers", "peft", "safetensors"),
+        "pip install 'echoswarm[learner]', which has it.",
+    ),
 }
+_MEMBERS = ("capabilities", "installed", "in_use", "start", "install", "generate", "close")
 
 
 def engine_names() -> tuple[str, ...]:
@@ -22,36 +43,38 @@ def engine_names() -> tuple[str, ...]:
 
 
 def open_engine(name: str, config: EngineConfig) -> Engine:
-    """The engine called `name`, not started yet. Your own is `package.module:Class`, called with an EngineConfig.
+    """The engine called `name`, not started yet. Your own is `package.module:Class` or `file.py:Class`, called with an EngineConfig.
 
-    Raises UserError for an unknown name, or if a library it needs is not installed.
+    Raises UserError for an unknown name, if a library it needs is not installed, or if what was named is no engine.
     """
-    path = _ENGINES.get(name, name)
-    module, _, attribute = path.partition(":")
-    if not attribute:
+    built_in = _ENGINES.get(name)
+    if built_in is None and ":" not in name:
         near = difflib.get_close_matches(name, _ENGINES, n=1, cutoff=0.0)[0]
         raise UserError(f"There is no engine {name!r}.", hint=f"Did you mean {near!r}? Your own is named 'package.module:Class'.")
-    try:
-        made: Any = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as exc:
-        raise UserError(
-            f"The engine {name!r} needs the module {exc.name!r}, which is not installed.", hint="See the extras in pyproject.toml."
-        ) from exc
-    except AttributeError:
-        raise UserError(f"The module {module} has no {attribute!r}.") from None
+    if built_in is not None:
+        _check_installed(name, built_in)
+    made: Any = import_object(name if built_in is None else built_in.path)
+    if not callable(made):
+        raise UserError(f"{name!r} is no engine but {type(made).__name__}.", hint="Name a class that takes an EngineConfig.")
     engine: Engine = made(config)
+    # On the class: a property may not be ready before `start`.
+    missing = [member for member in _MEMBERS if not hasattr(type(engine), member) and not hasattr(engine, member)]
+    if missing:
+        raise UserError(f"{name!r} is no engine: it lacks {', '.join(missing)}.", hint="See docs/engines.md.")
     return engine
+
+
+def _check_installed(name: str, built_in: _BuiltIn) -> None:
+    for module in built_in.needs:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"The engine {name!r} needs the library {module!r}, which is not installed.", hint=built_in.install)
 
 
 def open_vllm(config: EngineConfig) -> Engine:
     """vLLM in processes of its own where there is a GPU, else in this one; `in_process` in [rollout.options] decides instead.
 
-    Raises UserError if vLLM is not installed, or `in_process` is not true or false.
+    Raises UserError if `in_process` is not true or false.
     """
-    if importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            "The engine 'vllm' needs vLLM, which is not installed.", hint='Install it, or set [rollout] engine = "transformers".'
-        )
     arguments = importlib.import_module("echo_rollout.engines.vllm_arguments")
     in_process = config.options.get(arguments.IN_PROCESS)
     if in_process is None:
@@ -70,4 +93,4 @@ def prefetch(name: str) -> None:
     if name == "vllm":
         importlib.import_module("echo_rollout.engines.vllm_inprocess").prefetch()
     elif name in _ENGINES:
-        importlib.import_module(_ENGINES[name].partition(":")[0])
+        importlib.import_module(_ENGINES[name].path.partition(":")[0])

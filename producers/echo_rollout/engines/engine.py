@@ -20,9 +20,10 @@ import numpy.typing as npt
 from echo_schemas.errors import EchoError
 from echo_schemas.records import FinishReason, Sampling, VersionSpan, WeightKind
 
-
 # The members of a group count up from the seed, and a generator takes 63 bits.
 _MOST_SEED = 2**62
+# vLLM raises lower ones to it, and the learner would compute with what was asked for.
+_LEAST_TEMPERATURE = 0.01
 
 
 class EngineError(EchoError):
@@ -160,7 +161,10 @@ def _check_sampling(sampling: Sampling) -> None:
     # Written so that NaN fails.
     in_range = {
         "max_new_tokens": (sampling.max_new_tokens >= 1, "at least 1"),
-        "temperature": (0 <= sampling.temperature < math.inf, "0 or above, and finite"),
+        "temperature": (
+            sampling.temperature == 0 or _LEAST_TEMPERATURE <= sampling.temperature < math.inf,
+            f"0, or {_LEAST_TEMPERATURE} and more",
+        ),
         "top_p": (0 < sampling.top_p <= 1, "above 0 and at most 1"),
         "top_k": (sampling.top_k >= 0, "0 (off) or above"),
         "min_p": (0 <= sampling.min_p < 1, "0 (off) or above, and below 1"),

@@ -21,13 +21,16 @@ _ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safete
 _ADAPTER_PREFIX = "base_model.model."
 _HEADER_LENGTH = struct.Struct("<Q")
 _TIED = "lm_head.weight"
+# An engine casts these to its own; anything else (quantised weights) it would take for numbers of the wrong scale.
+_FLOATING = ("F64", "F32", "F16", "BF16")
 
 
-def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name to shape of every tensor in the folder's `model*.safetensors`. Raises ValueError if there is none, or one cannot be read."""
+def weight_shapes(folder: Path, *, floating: bool = False) -> dict[str, tuple[int, ...]]:
+    """Name to shape of every tensor in the folder's `model*.safetensors`. Raises ValueError if there is none, or one cannot be read;
+    with `floating`, also if one does not hold floating-point numbers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("model*.safetensors")):
-        shapes |= _header(file)
+        shapes |= _header(file, floating=floating)
     if not shapes:
         message = f"{folder} has no model.safetensors"
         raise ValueError(message)
@@ -39,7 +42,7 @@ def check_fit(snapshot: Snapshot, base: Shapes, *, max_rank: int) -> None:
     try:
         complaint = _adapter_complaint(snapshot.folder, base, max_rank) if snapshot.kind is WeightKind.LORA else None
         if snapshot.kind is WeightKind.FULL:
-            complaint = _weights_complaint(weight_shapes(snapshot.folder), base)
+            complaint = _weights_complaint(weight_shapes(snapshot.folder, floating=True), base)
     except (OSError, ValueError, KeyError, TypeError) as exc:
         complaint = f"its files cannot be read: {exc}"
     if complaint is not None:
@@ -51,7 +54,7 @@ def _adapter_complaint(folder: Path, base: Shapes, max_rank: int) -> str | None:
     rank = int(config["r"])
     if rank > max_rank:
         return f"its rank {rank} is above the engine's {max_rank} ([policy.lora] r)"
-    shapes = _header(folder / _ADAPTER_WEIGHTS)
+    shapes = _header(folder / _ADAPTER_WEIGHTS, floating=True)
     if not shapes:
         return "it holds no tensor"
     for name, shape in shapes.items():
@@ -81,7 +84,7 @@ def _weights_complaint(shapes: Shapes, base: Shapes) -> str | None:
     return None
 
 
-def _header(file: Path) -> dict[str, tuple[int, ...]]:
+def _header(file: Path, *, floating: bool) -> dict[str, tuple[int, ...]]:
     """Names and shapes from the file's header; the file must be as long as the header says."""
     with file.open("rb") as opened:
         (length,) = _HEADER_LENGTH.unpack(_read(opened, _HEADER_LENGTH.size))
@@ -95,6 +98,10 @@ def _header(file: Path) -> dict[str, tuple[int, ...]]:
     if size != _HEADER_LENGTH.size + length + end:
         message = f"{file.name} is not as long as its header says"
         raise ValueError(message)
+    for name, entry in header.items():
+        if floating and entry["dtype"] not in _FLOATING:
+            message = f"{name} holds {entry['dtype']} numbers, and weights are one of {', '.join(_FLOATING)}"
+            raise ValueError(message)
     shapes = {name: tuple(int(edge) for edge in entry["shape"]) for name, entry in header.items()}
     if any(math.prod(shape) == 0 for shape in shapes.values()):
         message = f"{file.name} has an empty tensor"

@@ -1,0 +1,103 @@
+"""Engines by name: what is wrong with a name, a library or a class is said in a sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_rollout.engines.catalogue import engine_names, open_engine, prefetch
+from echo_rollout.engines.engine import EngineConfig
+from echo_rollout.engines.scripted import ScriptedEngine
+from echo_rollout.engines.transformers_engine import TransformersEngine
+from echo_rollout.engines.vllm_inprocess import VllmInProcess
+from echo_schemas.errors import UserError
+from echo_schemas.records import WeightKind
+
+
+def config(**options: object) -> EngineConfig:
+    return EngineConfig(
+        base=Path("base"), kind=WeightKind.LORA, dtype="float32", max_length=64, lora_rank=8, concurrency=4, options=options
+    )
+
+
+@pytest.fixture(autouse=True)
+def missing(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Modules that are said to be not installed; all others are, wherever this test runs."""
+    names: set[str] = set()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in names else ModuleSpec(name, None))
+    return names
+
+
+def refusal(name: str, **options: object) -> UserError:
+    with pytest.raises(UserError) as raised:
+        open_engine(name, config(**options))
+    return raised.value
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("vlm", "vllm"), ("Transformer", "transformers"), ("trasnformers", "transformers")])
+def test_an_unknown_name_gets_the_nearest(wrong: str, near: str) -> None:
+    error = refusal(wrong)
+    assert f"There is no engine {wrong!r}" in error.message
+    assert error.hint is not None
+    assert f"Did you mean {near!r}?" in error.hint
+    prefetch(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [
+        ("vllm", "vllm", "echoswarm[rollout-cpu]"),
+        ("vllm", "transformers", "echoswarm[rollout]"),
+        ("transformers", "peft", "echoswarm[learner]"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_its_extra(missing: set[str], name: str, module: str, extra: str) -> None:
+    missing.add(module)
+    error = refusal(name)
+    assert f"needs the library {module!r}" in error.message
+    assert error.hint is not None
+    assert extra in error.hint
+
+
+def test_vllm_runs_in_this_process_or_beside_it_as_the_option_says() -> None:
+    assert isinstance(open_engine("vllm", config(in_process=True)), VllmInProcess)
+    assert "in_process is 'yes'" in refusal("vllm", in_process="yes").message
+
+
+def test_transformers_takes_no_options() -> None:
+    assert isinstance(open_engine("transformers", config()), TransformersEngine)
+    assert "has no option 'max_num_seqs'" in refusal("transformers", max_num_seqs=3).message
+
+
+def test_one_s_own_engine_is_opened_by_path_or_file(tmp_path: Path) -> None:
+    assert isinstance(open_engine(f"{__name__}:made", config()), ScriptedEngine)
+    file = tmp_path / "mine.py"
+    file.write_text("from echo_rollout.engines.scripted import ScriptedEngine\n\ndef made(config):\n    return ScriptedEngine()\n")
+    assert isinstance(open_engine(f"{file}:made", config()), ScriptedEngine)
+
+
+def test_what_is_no_engine_is_refused() -> None:
+    assert "is no engine but tuple" in refusal("echo_rollout.engines.catalogue:_MEMBERS").message
+    assert "it lacks capabilities, installed, in_use, start" in refusal(f"{__name__}:nothing").message
+    error = refusal("echo_rollout.engines.scripted:ScriptedEngin")
+    assert error.hint is not None
+    assert "ScriptedEngine" in error.hint
+    assert "no_such_module" in str(refusal("no_such_module:Engine"))
+
+
+def test_the_built_in_engines_have_names() -> None:
+    assert engine_names() == ("vllm", "transformers")
+
+
+def made(config: EngineConfig) -> ScriptedEngine:
+    del config
+    return ScriptedEngine()
+
+
+def nothing(config: EngineConfig) -> Any:
+    del config
+    return object()
