@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ def ending() -> Iterator[list[Swarm]]:
     """Swarms whose roles were told to end. They drain beside the tests that follow; at the end of the session all have."""
     swarms: list[Swarm] = []
     yield swarms
-    for swarm in swarms:
-        swarm.close()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(Swarm.close, swarms))
 
 
 @pytest.fixture
