@@ -117,8 +117,9 @@ class BlobWriter:
 class BlobReader:
     """Reads blobs, from any thread. Each read opens a client of its own, unless `warm` opened one to keep; then `close` the reader."""
 
-    def __init__(self, cluster: Cluster, *, namespace: Namespace, codec: Codec, metrics: BusMetrics, clock: Clock) -> None:
+    def __init__(self, cluster: Cluster, *, client_id: str, namespace: Namespace, codec: Codec, metrics: BusMetrics, clock: Clock) -> None:
         self._cluster = cluster
+        self._client_id = client_id
         self._namespace = namespace
         self._codec = codec
         self._metrics = metrics
@@ -247,7 +248,7 @@ class BlobReader:
             consumer, self._idle = self._idle, None
         if consumer is not None:
             return consumer
-        return self._cluster.consumer({**profiles.BLOB_READER, **_READING, "client.id": f"{self._namespace.name}.blobs"})
+        return self._cluster.consumer({**profiles.BLOB_READER, **_READING, "client.id": self._client_id})
 
     def _give_back(self, consumer: RawConsumer) -> None:
         """Keep the client for the next read, or close it."""

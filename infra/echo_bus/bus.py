@@ -121,7 +121,10 @@ class Bus:
 
     def blob_reader(self) -> BlobReader:
         """Reads blobs."""
-        return BlobReader(self.cluster, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock)
+        # Its own login lets a role look up nothing but names below its client id.
+        return BlobReader(
+            self.cluster, client_id=self.client_id, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock
+        )
 
     def requester(self, publisher: Publisher, partition: int) -> Requester:
         """Asks through `publisher` and reads its replies on `partition` of the reply topic, which nobody else may use. `start` it."""

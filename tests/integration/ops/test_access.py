@@ -38,6 +38,7 @@ from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.roles import Role, load_roles
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
+from echo_schemas.topics import WEIGHT_CHUNKS
 
 pytestmark = pytest.mark.kafka
 WAIT_S = 20.0
@@ -77,9 +78,9 @@ def role(request: pytest.FixtureRequest) -> Role:
 
 @pytest.fixture
 def bus(administrator: KafkaCluster, secured_kafka: EmbeddedKafka, role: Role) -> Bus:
-    """The bus of a process of `role`, under its own login."""
+    """The bus of one of several processes of `role`, under the role's login."""
     login = secured_kafka.add_user(f"{NAMESPACE.name}.{role.name}", "secret")
-    return _bus(KafkaCluster(administrator.bootstrap, login), role.name)
+    return _bus(KafkaCluster(administrator.bootstrap, login), f"{role.name}.p1")
 
 
 def test_a_role_can_write_its_topics_and_no_others(bus: Bus, role: Role) -> None:
@@ -103,6 +104,18 @@ def test_a_role_can_read_its_topics_by_position_and_no_others(bus: Bus, role: Ro
         elif role.name not in spec.producers:
             with pytest.raises(NotAuthorized):
                 _first_value(bus, spec)
+
+
+def test_a_worker_fetches_weights_under_its_own_login(administrator: KafkaCluster, secured_kafka: EmbeddedKafka) -> None:
+    learner = _bus(administrator, "learner")
+    publisher = learner.publisher(profiles.PRODUCER_BLOBS)
+    blob = learner.blob_writer(publisher).write(WEIGHT_CHUNKS, "r", "v/0/abc", b"weights")
+    publisher.close()
+    login = secured_kafka.add_user(f"{NAMESPACE.name}.worker", "secret")
+    reader = _bus(KafkaCluster(administrator.bootstrap, login), "worker.p1").blob_reader()
+    reader.warm(WEIGHT_CHUNKS)
+    assert reader.read(blob, "r", timeout_s=WAIT_S) == b"weights"
+    reader.close()
 
 
 def test_a_role_can_work_in_its_groups_and_no_others(bus: Bus, role: Role) -> None:

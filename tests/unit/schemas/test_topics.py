@@ -72,8 +72,8 @@ def test_rewards_lie_beside_their_trajectories() -> None:
 
 def test_who_starts_again_may_read_what_it_needs() -> None:
     specs = {spec.name: spec for spec in load_topic_specs()}
-    # The feeder reissues what requests no longer shows, a learner reads its own steps and whether another one is alive, a coordinator its own
-    # epochs.
+    # The feeder reissues what requests no longer shows, a learner reads its own steps and whether another one is alive, a coordinator its
+    # own epochs.
     assert "feeder" in specs["requests"].consumers
     assert "learner" in specs["steps"].consumers
     assert "learner" in specs["progress"].consumers
