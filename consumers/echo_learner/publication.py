@@ -43,17 +43,62 @@ class Publication:
     parent_sha256: str | None
 
 
+class SnapshotWriter:
+    """Brings bytes to where manifests and reports can name them: onto the log, or into the store. Used from the publication thread."""
+
+    def __init__(self, run_id: str, *, blobs: BlobWriter, store: SnapshotStore | None, codec: Codec, clock: Clock) -> None:
+        """`store` takes snapshots of its size and above; None: all travel through the log."""
+        self._run_id = run_id
+        self._blobs = blobs
+        self._store = store
+        self._codec = codec
+        self._clock = clock
+
+    def write(self, publication: Publication, snapshot: SnapshotFiles) -> WeightManifest:
+        """The bytes first: a manifest never names what is not there. Written again under the same name they are the same."""
+        sha256 = snapshot.sha256
+        where: dict[str, Any] = {}
+        if self._store is not None and snapshot.num_bytes >= self._store.least_bytes:
+            where["uri"] = self._store.write(self._run_id, snapshot)
+        else:
+            where["blob"] = self._blobs.write(WEIGHT_CHUNKS, self._run_id, f"v/{snapshot.version}/{sha256[:12]}", snapshot.blob)
+        return WeightManifest(
+            run_id=self._run_id,
+            version=snapshot.version,
+            parent=publication.parent,
+            parent_sha256=publication.parent_sha256,
+            kind=snapshot.kind,
+            config=snapshot.config,
+            files=snapshot.files,
+            num_bytes=snapshot.num_bytes,
+            sha256=sha256,
+            session=publication.session,
+            checkpoint=publication.checkpoint,
+            next_seq=publication.next_seq,
+            created_ms=self._clock.time_ms(),
+            **where,
+        )
+
+    def fitting(self, record: Record) -> Record:
+        """A report whose batch is too long for one record leaves it in a blob before it and names that."""
+        if not isinstance(record, StepReport) or record.batch is None:
+            return record
+        encoded = self._codec.encode(record)
+        if len(encoded) <= MAX_RECORD_BYTES:
+            return record
+        # The blob is the whole report as it would have been, so that one decoder reads both.
+        blob = self._blobs.write(STEPS, self._run_id, f"report/{record.version}/{record.session}", encoded)
+        return replace(record, batch=None, batch_blob=blob)
+
+
 class PublicationThread:
     """Publishes what the learner submits. `start` after the transactional id is taken over; `close` it."""
 
     def __init__(
         self,
         writer: TransactionalWriter,
-        blobs: BlobWriter,
+        snapshots: SnapshotWriter,
         *,
-        run_id: str,
-        codec: Codec,
-        store: SnapshotStore | None,
         places: PlaceTimes,
         metrics: LearnerMetrics,
         clock: Clock,
@@ -61,10 +106,7 @@ class PublicationThread:
     ) -> None:
         """`on_published` runs on the publication thread after each commit, and must be short."""
         self._writer = writer
-        self._blobs = blobs
-        self._run_id = run_id
-        self._codec = codec
-        self._store = store
+        self._snapshots = snapshots
         self._places = places
         self._metrics = metrics
         self._clock = clock
@@ -91,52 +133,16 @@ class PublicationThread:
     def _publish(self, publication: Publication) -> None:
         started_s = self._clock.monotonic_s()
         self._places.add(Place.PUBLISH_WEIGHTS, Use.EMPTY, started_s - self._ended_s)
-        manifest = None if publication.snapshot is None else self._write_snapshot(publication, publication.snapshot)
-        records = [(topic, self._fitting(record)) for topic, record in publication.outbox]
+        manifest = None if publication.snapshot is None else self._snapshots.write(publication, publication.snapshot)
+        records = [(topic, self._snapshots.fitting(record)) for topic, record in publication.outbox]
         with self._writer.transaction():
             for topic, record in records:
                 self._writer.publish(topic, record, partition=0 if topic is STEPS else None)
             if manifest is not None:
-                self._writer.publish(WEIGHTS, manifest, key=weights_key(self._run_id, manifest.version))
-                self._writer.publish(WEIGHTS, manifest, key=weights_key(self._run_id, None))
+                self._writer.publish(WEIGHTS, manifest, key=weights_key(manifest.run_id, manifest.version))
+                self._writer.publish(WEIGHTS, manifest, key=weights_key(manifest.run_id, None))
         self._ended_s = self._clock.monotonic_s()
         self._places.add(Place.PUBLISH_WEIGHTS, Use.BUSY, self._ended_s - started_s)
         self.last_s = self._ended_s - started_s
         self._metrics.publication_seconds.observe(self.last_s)
         self._on_published(publication)
-
-    def _write_snapshot(self, publication: Publication, snapshot: SnapshotFiles) -> WeightManifest:
-        """The bytes first: a manifest never names what is not there. Written again under the same name they are the same."""
-        sha256 = snapshot.sha256
-        where: dict[str, Any] = {}
-        if self._store is not None and snapshot.num_bytes >= self._store.least_bytes:
-            where["uri"] = self._store.write(self._run_id, snapshot)
-        else:
-            where["blob"] = self._blobs.write(WEIGHT_CHUNKS, self._run_id, f"v/{snapshot.version}/{sha256[:12]}", snapshot.blob)
-        return WeightManifest(
-            run_id=self._run_id,
-            version=snapshot.version,
-            parent=publication.parent,
-            parent_sha256=publication.parent_sha256,
-            kind=snapshot.kind,
-            config=snapshot.config,
-            files=snapshot.files,
-            num_bytes=snapshot.num_bytes,
-            sha256=sha256,
-            session=publication.session,
-            checkpoint=publication.checkpoint,
-            next_seq=publication.next_seq,
-            created_ms=self._clock.time_ms(),
-            **where,
-        )
-
-    def _fitting(self, record: Record) -> Record:
-        """A report whose batch is too long for one record leaves it in a blob before it and names that."""
-        if not isinstance(record, StepReport) or record.batch is None:
-            return record
-        encoded = self._codec.encode(record)
-        if len(encoded) <= MAX_RECORD_BYTES:
-            return record
-        # The blob is the whole report as it would have been, so that one decoder reads both.
-        blob = self._blobs.write(STEPS, self._run_id, f"report/{record.version}/{record.session}", encoded)
-        return replace(record, batch=None, batch_blob=blob)

@@ -30,7 +30,7 @@ from echo_learner.heartbeat import Heartbeat
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.learner import Learner, LearnerParts, Published
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.publication import Publication, PublicationThread
+from echo_learner.publication import Publication, PublicationThread, SnapshotWriter
 from echo_learner.ranks import Trainer, follow, is_follower, open_trainer
 from echo_learner.session import Tip
 from echo_learner.store import SnapshotStore
@@ -275,12 +275,10 @@ def _open_publication(
             metrics.published.set(publication.version)
             heartbeat.published(publication.version)
 
+    store = SnapshotStore(settings.store.uri, settings.store.above_mb * _MIB) if settings.store.uri else None
     return PublicationThread(
         writer,
-        blobs,
-        run_id=settings.run.name,
-        codec=process.bus.codec,
-        store=SnapshotStore(settings.store.uri, settings.store.above_mb * _MIB) if settings.store.uri else None,
+        SnapshotWriter(settings.run.name, blobs=blobs, store=store, codec=process.bus.codec, clock=process.clock),
         places=process.places,
         metrics=metrics,
         clock=process.clock,
