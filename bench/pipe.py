@@ -163,7 +163,10 @@ def _training_batch(batch: list[Any], version: int, settings: Settings) -> Any:
     lengths = np.array([len(prompt) + len(tokens) for prompt, tokens, _ in samples], np.int64)
     num_generated = np.array([len(tokens) for _, tokens, _ in samples], np.int64)
     plan = plan_micro_batches(
-        lengths.tolist(), [len(members) for _, members, _ in batch], num_updates=1, max_tokens=settings.learner.micro_batch_tokens
+        lengths.tolist(),
+        [len(members) for _, members, _ in batch],
+        num_updates=settings.learner.updates_per_step,
+        max_tokens=settings.learner.micro_batch_tokens,
     )
     rows = int(num_generated.sum())
     return TrainingBatch(
