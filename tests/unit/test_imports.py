@@ -21,6 +21,13 @@ LIGHT = [
     "echo_bus.embedded",
     "echo_ops.topic_admin",
     "echo_ops.cli.doctor",
+    "echo_ops.cli.run",
+    "echo_ops.cli.up",
+    "echo_tasks.catalogue",
+    "echo_rollout.run",
+    "echo_rollout.worker",
+    "echo_rollout.engines.catalogue",
+    "echo_streams.run",
     "echo_learner.losses.config",
     "echo_learner.microbatches",
 ]
