@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import deepspeed  # noqa: F401  imported before the fork, for its time
+import deepspeed.runtime.zero.muon.muon_optimizer
+import deepspeed.runtime.zero.stage3
+import deepspeed.runtime.zero.stage_1_and_2  # noqa: F401  imported before the fork, for their time
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
