@@ -137,16 +137,16 @@ def snapshot_of(model: PolicyModel, config: PolicyConfig, version: int, weights:
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
     if config.kind is WeightKind.LORA:
         text = _adapter_config(model, config)
-        contents = ((ADAPTER_CONFIG, text.encode()), (ADAPTER_WEIGHTS, data))
+        contents = ((ADAPTER_WEIGHTS, data), (ADAPTER_CONFIG, text.encode()))
     else:
         text = _model_config(model, config)
-        contents = ((MODEL_CONFIG, text.encode()), (MODEL_WEIGHTS, data))
+        contents = ((MODEL_WEIGHTS, data), (MODEL_CONFIG, text.encode()))
     return SnapshotFiles(version=version, kind=config.kind, config=text, contents=contents)
 
 
 def file_names(kind: WeightKind) -> tuple[str, str]:
-    """Configuration and weights, in the order of a snapshot."""
-    return (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if kind is WeightKind.LORA else (MODEL_CONFIG, MODEL_WEIGHTS)
+    """Weights and configuration, in the order of a snapshot."""
+    return (ADAPTER_WEIGHTS, ADAPTER_CONFIG) if kind is WeightKind.LORA else (MODEL_WEIGHTS, MODEL_CONFIG)
 
 
 def snapshot_names(model: PolicyModel, kind: WeightKind) -> dict[str, str]:

@@ -61,7 +61,8 @@ class SnapshotWriter:
         if self._store is not None and snapshot.num_bytes >= self._store.least_bytes:
             where["uri"] = self._store.write(self._run_id, snapshot)
         else:
-            where["blob"] = self._blobs.write(WEIGHT_CHUNKS, self._run_id, f"v/{snapshot.version}/{sha256[:12]}", snapshot.blob)
+            name = f"v/{snapshot.version}/{sha256[:12]}"
+            where["blob"] = self._blobs.write(WEIGHT_CHUNKS, self._run_id, name, snapshot.blob, sha256=sha256)
         return WeightManifest(
             run_id=self._run_id,
             version=snapshot.version,

@@ -63,6 +63,11 @@ def run_learner(process: RoleProcess, *, takeover: bool = False) -> None:
     Raises UserError where the run cannot go on as it is, with what to do; TransportError where the cluster does not let it.
     """
     settings = process.settings
+    if settings.run.mode != "asynchronous":
+        raise UserError(
+            "This learner asks for no batches of its own, so in sequential mode nobody would.",
+            hint='Set [run] mode = "asynchronous"; with [staleness] budget = 0 generation and training take turns.',
+        )
     config = trainer_config(settings, resolve_base(settings.policy.base))
     if is_follower():
         follow(config)

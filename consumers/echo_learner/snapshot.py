@@ -1,7 +1,8 @@
 """A snapshot of the policy as files: what is published, kept in the checkpoint, and loaded by workers.
 
 The same weights give the same bytes: tensors in the order of their names, no time stamps, no paths. Identity is the SHA-256 of the files'
-contents, one after another in the order listed, which is also the SHA-256 of the blob that carries them.
+contents, one after another in the order listed, which is also the SHA-256 of the blob that carries them. The weights come first: then their
+own checksum is a stage on the way to the whole one, and nobody who makes or verifies a snapshot has to hash them twice.
 """
 
 from __future__ import annotations
@@ -18,24 +19,29 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MODEL_CONFIG = "config.json"
 MODEL_WEIGHTS = "model.safetensors"
+_CONFIGS = {ADAPTER_CONFIG, MODEL_CONFIG}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFiles:
-    """The files of one version, in memory. `config` is the first file's text: the adapter's configuration, or the model's.
-    `sha256`: of all contents, one after another."""
+    """The files of one version, in memory. `config` is the text of the adapter's configuration, or the model's.
+    `sha256`: of all contents, one after another; `files`: name, size and checksum of each."""
 
     version: int
     kind: WeightKind
     config: str
     contents: tuple[tuple[str, bytes], ...]
     sha256: str = field(init=False)
+    files: tuple[WeightFile, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        digest = hashlib.sha256()
-        for _, content in self.contents:
-            digest.update(content)
-        object.__setattr__(self, "sha256", digest.hexdigest())
+        whole, files = hashlib.sha256(), []
+        for name, content in self.contents:
+            whole.update(content)
+            own = hashlib.sha256(content) if files else whole
+            files.append(WeightFile(name=name, num_bytes=len(content), sha256=own.hexdigest()))
+        object.__setattr__(self, "sha256", whole.hexdigest())
+        object.__setattr__(self, "files", tuple(files))
 
     @property
     def blob(self) -> bytes:
@@ -46,13 +52,6 @@ class SnapshotFiles:
     def num_bytes(self) -> int:
         """Size of all files together."""
         return sum(len(content) for _, content in self.contents)
-
-    @property
-    def files(self) -> tuple[WeightFile, ...]:
-        """Name, size and checksum of each."""
-        return tuple(
-            WeightFile(name=name, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()) for name, content in self.contents
-        )
 
 
 def write_snapshot(snapshot: SnapshotFiles, folder: Path) -> None:
@@ -68,4 +67,5 @@ def read_snapshot(folder: Path, version: int, kind: WeightKind, names: Sequence[
         contents = tuple((name, (folder / name).read_bytes()) for name in names)
     except OSError as exc:
         raise UserError(f"The snapshot in {folder} is not whole: {exc.strerror}: {exc.filename}.", hint="Bring the file back.") from exc
-    return SnapshotFiles(version=version, kind=kind, config=contents[0][1].decode(), contents=contents)
+    config = next(content.decode() for name, content in contents if name in _CONFIGS)
+    return SnapshotFiles(version=version, kind=kind, config=config, contents=contents)

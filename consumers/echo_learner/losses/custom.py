@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -46,7 +46,8 @@ class CheckedLoss:
         sums: Mapping[str, object] = outputs.sums  # a user's function may have put anything there
         if any(not isinstance(total, Tensor) or total.dim() != 0 for total in sums.values()):
             raise UserError(f"The sums of the loss {self.path} must be 0-d tensors, one number each.")
-        return outputs
+        # What every loss reports, so that a user's own need not.
+        return replace(outputs, sums={"policy_loss": outputs.loss.detach(), "weight": outputs.weights.sum(), **outputs.sums})
 
 
 def load_custom_loss(custom: CustomLoss) -> CheckedLoss:

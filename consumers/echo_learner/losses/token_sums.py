@@ -66,6 +66,7 @@ def measure_tokens(batch: LossInputs, outputs: LossOutputs, *, entropies: Tensor
     mismatch, update = start - sampler, learner - start
     log_ratio = torch.where(batch.mask, learner - sampler, zero - torch.inf)
     sums = {
+        **outputs.sums,
         "num_tokens": batch.mask.sum(),
         "num_response_tokens": batch.sequence_lengths.sum(),
         "num_sequences": torch.full_like(zero, batch.sequence_lengths.shape[0]),
@@ -75,7 +76,6 @@ def measure_tokens(batch: LossInputs, outputs: LossOutputs, *, entropies: Tensor
         "update_k3": _k3(update).sum(),
         "logprob_diff": mismatch.abs().sum(),
         "sampler_nll": -sampler.sum(),
-        **outputs.sums,
     }
     maxima = {
         "logprob_diff_max": _masked_max(mismatch.abs(), batch.mask),

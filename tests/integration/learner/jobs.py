@@ -29,6 +29,7 @@ from echo_learner.step_metrics import token_metrics
 from echo_learner.trainer import TrainerConfig, TrainResult
 from echo_schemas.records import WeightKind
 from tests.contract.engines.snapshots import VOCABULARY, make_base
+from tests.integration.learner.run_jobs import run as run  # a job, too
 
 NUM_GROUPS, GROUP_SIZE = 4, 2
 

@@ -16,6 +16,8 @@ import torch
 from echo_learner.losses.catalogue import build_loss, parse_loss
 from echo_learner.losses.config import ReferenceKl
 from echo_learner.losses.interface import LossOutputs
+from echo_learner.losses.token_sums import measure_tokens
+from echo_learner.step_metrics import token_metrics
 from echo_schemas.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,3 +105,19 @@ def test_a_users_own_mistake_shows_as_itself(make_batch: MakeBatch, use_loss: Us
     use_loss(broken)
     with pytest.raises(ZeroDivisionError):
         build_loss(parse_loss("user_losses:mine"))(make_batch())
+
+
+def test_a_loss_that_reports_nothing_has_all_metrics_of_a_step(make_batch: MakeBatch, use_loss: UseLoss) -> None:
+    """It may name a sum of ours, too: the measurement stays ours."""
+    use_loss(
+        lambda batch: LossOutputs(loss=batch.learner.sum(), weights=2 * torch.ones_like(batch.sampler), sums={"num_tokens": torch.ones(())})
+    )
+    batch = make_batch()
+    plain = build_loss(parse_loss("user_losses:mine"))(batch)
+    held = build_loss(parse_loss("user_losses:mine"), ReferenceKl(coef=0.5))(batch)
+    for outputs in (plain, held):
+        metrics = token_metrics(measure_tokens(batch, outputs).to_floats())
+        assert metrics["policy_loss"] == pytest.approx(batch.learner.sum().item())
+        assert metrics["loss"] == pytest.approx(outputs.loss.item())
+        assert metrics["importance_weight_mean"] == 2.0
+        assert metrics["num_tokens"] == 20
