@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ class Child:
         command = [sys.executable, "-m", "echo_ops.cli", "run", "reward", "--config", "run.toml"]
         command += ["--name", name, "--announce", str(self._announce), "--log-file", str(self._log), *options]
         self.name = name
-        self.process = subprocess.Popen(command, cwd=folder)
+        self._errors = folder / f"{name}.err"
+        with self._errors.open("w", encoding="utf-8") as errors:
+            self.process = subprocess.Popen(command, cwd=folder, stderr=errors)
 
     def metrics(self) -> dict[tuple[str, tuple[str, ...]], float]:
         """Every sample of the metrics page, by name and label values; empty before there is a page."""
@@ -69,22 +71,35 @@ class Child:
 
     @property
     def log(self) -> str:
-        return self._log.read_text(encoding="utf-8") if self._log.exists() else ""
+        """What it logged, and what it wrote to standard error, the sentence it ended with for one."""
+        return (self._log.read_text(encoding="utf-8") if self._log.exists() else "") + self._errors.read_text(encoding="utf-8")
 
 
 class Stage:
     """A namespace with all topics, a folder with the run's file and the judges, and whatever is started there."""
 
-    def __init__(self, folder: Path, bootstrap: str, namespace: Namespace, rewards: dict[str, float]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap: str,
+        namespace: Namespace,
+        rewards: dict[str, float],
+        *,
+        login: Mapping[str, str] | None = None,
+        administrator: Mapping[str, str] | None = None,
+    ) -> None:
+        """`login`: client properties of the processes; `administrator`: the test's own."""
         self.folder, self.namespace = folder, namespace
         (folder / "my_rewards.py").write_text(JUDGES.read_text(encoding="utf-8"), encoding="utf-8")
         lines = [f'"{name}" = {weight}' for name, weight in rewards.items()]
+        lines += ["[kafka.client]", *(f'"{name}" = {json.dumps(value)}' for name, value in (login or {}).items())]
         (folder / "run.toml").write_text(
             f'[run]\nname = "demo"\n[kafka]\nbootstrap = "{bootstrap}"\nnamespace = "{namespace.name}"\n[rewards]\n' + "\n".join(lines),
             encoding="utf-8",
         )
         self.settings: Settings = load_settings(folder / "run.toml", {})
-        self.bus: Bus = open_bus(self.settings, "tester")
+        kafka = self.settings.kafka.model_copy(update={"client": dict(administrator or {})})
+        self.bus: Bus = open_bus(self.settings.model_copy(update={"kafka": kafka}), "tester")
         topics = [NewTopic(f"{namespace.name}.{spec.name}", min(PARTITIONS, spec.partitions), 1) for spec in load_topic_specs()]
         admin = self.bus.cluster.admin()
         for created in admin.create_topics(topics).values():
