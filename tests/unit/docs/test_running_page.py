@@ -1,0 +1,94 @@
+"""What the page on running says exists: settings, commands, summary keys, losses, sentences, files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from echo_bus.settings import Settings
+from echo_learner.losses.catalogue import loss_names
+from echo_ops.cli.main import app
+from echo_ops.report.run_view import RunView
+from echo_ops.report.summary import summarise_run
+from echo_schemas.errors import InvalidReason
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def _table_below(heading: str) -> list[list[str]]:
+    """The cells of the first table with this head."""
+    rows = PAGE[PAGE.index(heading) :].split("\n\n", 1)[0].splitlines()[2:]
+    return [row.strip("| ").split(" | ") for row in rows]
+
+
+@pytest.mark.parametrize("block", _blocks("toml"))
+def test_every_piece_of_a_run_file_is_one(block: str) -> None:
+    Settings.model_validate(tomllib.loads(block))
+
+
+def test_every_command_line_is_understood() -> None:
+    lines = [line for block in _blocks("sh") for line in block.splitlines() if "echoswarm " in line]
+    assert len(lines) > 10
+    root = typer.main.get_command(app)
+    for line in lines:
+        words = shlex.split(line[line.index("echoswarm ") :], comments=True)[1:]
+        words = words[: words.index(">")] if ">" in words else words
+        command, context = root, root.make_context("echoswarm", [], resilient_parsing=True)
+        while (commands := getattr(command, "commands", None)) is not None:
+            command = commands[words.pop(0)]
+        command.make_context(command.name, words, parent=context)
+
+
+def test_every_setting_in_prose_exists() -> None:
+    found = re.findall(r"`\[(\w+)\] (\w+)`", PAGE)
+    assert found
+    for section, key in found:
+        model = Settings.model_fields[section].annotation
+        assert isinstance(model, type)
+        assert key in model.model_fields, f"[{section}] {key}"
+
+
+def test_every_key_of_the_summary_stands_in_its_table_and_no_other() -> None:
+    view = RunView("r", started_ms=0, steps_wanted=0, budget=0)
+    keys = set(summarise_run(view, wall_s=0.0, outcome="finished", software={}))
+    named = [name for row in _table_below("| key of the summary |") for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(named) == sorted(keys)
+
+
+def test_the_losses_are_those_there_are() -> None:
+    sentence = PAGE[PAGE.index("Losses: ") : PAGE.index("; options and sources in")]
+    assert re.findall(r"`(\w+)`", sentence) == list(loss_names())
+
+
+def test_the_reasons_and_sentences_that_are_quoted_are_said() -> None:
+    assert InvalidReason.RETRIES_EXHAUSTED.value in PAGE
+    code = "".join(
+        path.read_text(encoding="utf-8") for folder in ("schemas", "infra", "consumers") for path in (ROOT / folder).rglob("*.py")
+    )
+    said = re.sub(r"\{[^{}]*\}", "…", re.sub(r'"\s*\n\s*f?"', "", code))
+    for quoted in re.findall(r'"([A-Z][^"|]*…[^"|]*)"', PAGE[PAGE.index("## When something fails") :]):
+        for part in quoted.split("…"):
+            assert part.strip(" .(,)") in said, f"nothing says {part!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{page.name} → {target}"
+        if anchor and file.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, (
+                f"{page.name} → #{anchor}"
+            )
