@@ -165,7 +165,7 @@ def bare_loop(bootstrap: str, data: bytes) -> float:
 
 def files_of(num_bytes: int) -> dict[str, bytes]:
     """An adapter of `num_bytes`, as the learner writes it."""
-    return {"adapter_config.json": CONFIG, "adapter_model.safetensors": os.urandom(num_bytes - len(CONFIG))}
+    return {"adapter_model.safetensors": os.urandom(num_bytes - len(CONFIG)), "adapter_config.json": CONFIG}
 
 
 def manifest_of(version: int, files: dict[str, bytes], blob: BlobRef) -> WeightManifest:

@@ -35,7 +35,8 @@ class SnapshotFiles:
     files: tuple[WeightFile, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        whole, files = hashlib.sha256(), []
+        whole = hashlib.sha256()
+        files: list[WeightFile] = []
         for name, content in self.contents:
             whole.update(content)
             own = hashlib.sha256(content) if files else whole

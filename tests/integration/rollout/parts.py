@@ -27,7 +27,7 @@ class PacedEngine(ScriptedEngine):
         """By the script, later."""
         await asyncio.sleep(self._seconds)
         while self._held is not None and self._held.exists():
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
         return await super().generate(prompt, n, sampling)
 
 

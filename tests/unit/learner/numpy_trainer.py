@@ -55,7 +55,7 @@ class NumpyTrainer:
             version=version,
             kind=WeightKind.LORA,
             config=config,
-            contents=((ADAPTER_CONFIG, config.encode()), (ADAPTER_WEIGHTS, self.weights)),
+            contents=((ADAPTER_WEIGHTS, self.weights), (ADAPTER_CONFIG, config.encode())),
         )
 
     def copy_weights(self) -> Mapping[str, Any]:

@@ -198,5 +198,5 @@ def test_the_last_version_of_a_run_is_published_even_if_it_was_trained_before_it
     assert [report.version for report in pipeline.reports()] == [1, 2, 3]
     assert [manifest.version for manifest in pipeline.manifests()] == [0, 2, 3]
     assert pipeline.reports()[2].snapshot_sha256 == pipeline.manifests()[2].sha256
-    assert pipeline.blob(pipeline.manifests()[2]).endswith(running.trainer.weights)
+    assert pipeline.blob(pipeline.manifests()[2]).startswith(running.trainer.weights)
     assert_books(pipeline)
