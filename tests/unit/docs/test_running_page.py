@@ -6,6 +6,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -69,6 +70,28 @@ def test_every_key_of_the_summary_stands_in_its_table_and_no_other() -> None:
 def test_the_losses_are_those_there_are() -> None:
     sentence = PAGE[PAGE.index("Losses: ") : PAGE.index("; options and sources in")]
     assert re.findall(r"`(\w+)`", sentence) == list(loss_names())
+
+
+def test_the_loss_of_ones_own_keeps_the_contract() -> None:
+    torch = pytest.importorskip("torch", reason="losses are torch functions: install the extra 'learner'")
+    from echo_learner.losses.custom import CheckedLoss
+    from echo_learner.losses.interface import LossInputs
+
+    (block,) = _blocks("python")
+    found: dict[str, Any] = {}
+    exec(block, found)
+    batch = LossInputs(
+        learner=torch.tensor([-1.0, -2.0], requires_grad=True),
+        sampler=torch.tensor([-1.0, -9.0]),
+        advantages=torch.ones(2),
+        mask=torch.ones(2, dtype=torch.bool),
+        sequence_ids=torch.zeros(2, dtype=torch.int64),
+        sequence_lengths=torch.tensor([2]),
+        sequence_scales=torch.tensor([0.5]),
+    )
+    outputs = CheckedLoss("my_losses:capped", found["capped"], {"cap": 3.0})(batch)
+    assert outputs.weights.tolist() == [1.0, 3.0]
+    assert outputs.loss.item() == pytest.approx(0.5 * (1.0 + 3.0 * 2.0))
 
 
 def test_the_reasons_and_sentences_that_are_quoted_are_said() -> None:
