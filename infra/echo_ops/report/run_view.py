@@ -99,8 +99,14 @@ class RunView:
     # What comes in
 
     def apply(self, record: Record) -> None:
-        """Take one record over; records of other kinds are passed by."""
+        """Take one record over. Passed by: records of other kinds, and of a run that goes on what was written before the command, but for
+        how far the learner is.
+        """
         match record:
+            case StepReport() | Drop() | WorkerStatus() | SessionClaim() if record.time_ms < self.started_ms:
+                pass
+            case WeightManifest() if record.created_ms < self.started_ms:
+                pass
             case StepReport():
                 self._step(record)
             case Drop():
@@ -135,8 +141,8 @@ class RunView:
 
     @property
     def num_steps(self) -> int:
-        """The newest step's number."""
-        return self.steps[-1].number if self.steps else 0
+        """The newest step's number: of one that was seen, else of the newest before the command."""
+        return self.steps[-1].number if self.steps else 0 if self.progress is None else self.progress.version
 
     @property
     def is_exact(self) -> bool:

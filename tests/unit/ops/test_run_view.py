@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from echo_core.bottleneck import Place, PlaceUse
@@ -9,8 +11,9 @@ from echo_ops.report.plain import PlainLines, closing_lines
 from echo_ops.report.run_view import Milestone, RunView, sum_histograms
 from echo_ops.report.scrape import parse_places
 from echo_ops.report.summary import seconds_to, summarise_run
-from echo_schemas.records import DropReason
-from tests.unit.ops.views import drop, empty_view, learning_view, manifest, status, step
+from echo_schemas.records import DropReason, Progress
+from echo_schemas.topics import PROGRESS
+from tests.unit.ops.views import drop, empty_view, example, learning_view, manifest, status, step
 
 
 def summary_of(view: RunView) -> dict[str, object]:
@@ -34,6 +37,23 @@ def test_a_step_that_is_reported_again_counts_once_and_version_0_is_no_step() ->
         view.apply(step(number, 10.0 + number, 0.5))
     assert [found.number for found in view.steps] == [1, 2]
     assert view.milestones[Milestone.STEP] == 11.0
+
+
+def test_a_run_that_goes_on_is_shown_from_the_command_on() -> None:
+    view = RunView("demo", started_ms=20_000, steps_wanted=40, budget=3)
+    for record in (manifest(2, 11.0), status("dead", 11.5, version=2), step(2, 12.0, 0.1), step(3, 12.5, 0.1)):
+        view.apply(record)
+    view.apply(replace(example(PROGRESS, Progress), version=3, time_ms=12_500))
+    assert not view.steps
+    assert not view.milestones
+    assert not view.workers
+    assert not view.broadcasts()
+    assert view.num_steps == 3
+    for record in (step(4, 30.0, 0.2), step(5, 30.5, 0.3)):
+        view.apply(record)
+    summary = summary_of(view)
+    assert (summary["steps"], summary["seconds_to_first_step"], summary["s_per_step"]) == (2, 10.0, 0.5)
+    assert view.num_steps == 5
 
 
 def test_staleness_adds_up_over_steps_of_different_widths() -> None:
