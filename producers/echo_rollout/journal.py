@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +25,9 @@ MAX_DEATHS = 3
 ALONE_FROM = 2
 """A request that was in hand at so many deaths is worked on with nothing beside it."""
 
+# Lines after which the file is written anew with what still counts: a worker that runs for months keeps a file of some hundred kilobytes.
+_MOST_LINES = 20_000
+
 _Place = tuple[int, int]
 
 
@@ -33,9 +37,12 @@ class CrashJournal:
     def __init__(self, path: Path) -> None:
         """`path` is made if it is not there. What a predecessor left open counts as one more death of each request."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._lock = threading.Lock()
         self._deaths = _deaths_of(path)
-        self._file: TextIO = _rewritten(path, self._deaths)
+        self._begun: set[_Place] = set()
+        self._num_lines = 0
+        self._file: TextIO = _rewritten(path, self._deaths, self._begun)
 
     def deaths(self, where: Coordinates) -> int:
         """At how many deaths of a worker under this id the request was in hand."""
@@ -43,13 +50,16 @@ class CrashJournal:
 
     def begin(self, where: Coordinates) -> None:
         """Work on the request begins."""
-        self._write(f"+ {where.partition} {where.offset}\n")
+        with self._lock:
+            self._begun.add((where.partition, where.offset))
+            self._write(f"+ {where.partition} {where.offset}\n")
 
     def end(self, where: Coordinates) -> None:
         """The request is done, closed or handed back: it killed nobody."""
         with self._lock:
             self._deaths.pop((where.partition, where.offset), None)
-        self._write(f"- {where.partition} {where.offset}\n")
+            self._begun.discard((where.partition, where.offset))
+            self._write(f"- {where.partition} {where.offset}\n")
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -57,9 +67,15 @@ class CrashJournal:
             self._file.close()
 
     def _write(self, line: str) -> None:
-        with self._lock:
-            if not self._file.closed:
-                self._file.write(line)
+        """Append under the lock; a file that has grown long is replaced."""
+        if self._file.closed:
+            return
+        self._file.write(line)
+        self._num_lines += 1
+        if self._num_lines >= _MOST_LINES:
+            self._file.close()
+            self._file = _rewritten(self._path, self._deaths, self._begun)
+            self._num_lines = 0
 
 
 def _deaths_of(path: Path) -> Counter[_Place]:
@@ -84,9 +100,10 @@ def _deaths_of(path: Path) -> Counter[_Place]:
     return deaths
 
 
-def _rewritten(path: Path, deaths: Counter[_Place]) -> TextIO:
-    """The journal anew, holding the counts alone; open for further lines, each written through to the system."""
+def _rewritten(path: Path, deaths: Counter[_Place], begun: Iterable[_Place]) -> TextIO:
+    """The journal anew, holding the counts and what is in hand; open for further lines, each written through to the system."""
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text("".join(f"= {partition} {offset} {count}\n" for (partition, offset), count in deaths.items()), encoding="utf-8")
+    counts = [f"= {partition} {offset} {count}\n" for (partition, offset), count in deaths.items()]
+    fresh.write_text("".join([*counts, *(f"+ {partition} {offset}\n" for partition, offset in begun)]), encoding="utf-8")
     fresh.replace(path)
     return path.open("a", buffering=1, encoding="utf-8")

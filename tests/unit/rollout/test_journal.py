@@ -80,6 +80,23 @@ def test_a_torn_line_is_passed_over(open_journal: Callable[..., CrashJournal]) -
     journal.close()
 
 
+def test_a_long_journal_is_written_anew_and_forgets_nothing_that_counts(
+    open_journal: Callable[..., CrashJournal], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("echo_rollout.journal._MOST_LINES", 10)
+    journal = open_journal("= 1 7 1\n")
+    journal.begin(NEIGHBOUR)
+    journal.begin(POISON)
+    for offset in range(100, 200):
+        journal.begin(Coordinates(partition=2, offset=offset))
+        journal.end(Coordinates(partition=2, offset=offset))
+    assert len((tmp_path / "w.journal").read_text(encoding="utf-8").splitlines()) < 10 + 3
+    journal.close()
+    after = open_journal()
+    assert (after.deaths(POISON), after.deaths(NEIGHBOUR)) == (2, 1)
+    assert all(after.deaths(Coordinates(partition=2, offset=offset)) == 0 for offset in range(100, 200))
+
+
 def test_a_suspect_waits_until_it_is_alone_and_nothing_starts_beside_it(open_journal: Callable[..., CrashJournal]) -> None:
     journal = open_journal("= 1 7 2\n")
     taken: list[Work] = []
