@@ -80,6 +80,9 @@ class Scorer:
         self._clock = clock
         self._pool = pool
         self._concurrency = asyncio.Semaphore(limits.concurrency)
+        self._outcomes = {
+            (entry.name, outcome): metrics.outcomes.labels(entry.name, outcome.value) for entry in attached for outcome in RewardOutcome
+        }
         self._seconds = {entry.name: metrics.call_seconds.labels(entry.name) for entry in attached}
 
     async def score(self, batch: Sequence[Judgeable]) -> list[Reward]:
@@ -113,7 +116,7 @@ class Scorer:
         return [self._reward(entry, judgement, identity, at, time_ms) for entry in self._attached]
 
     def _reward(self, entry: Attached, judgement: Judgement, identity: Identity, at: Coordinates, time_ms: int) -> Reward:
-        self._metrics.outcomes.labels(entry.name, judgement.outcome.value).inc()
+        self._outcomes[entry.name, judgement.outcome].inc()
         return Reward(
             run_id=self._run_id,
             group_id=identity.group_id,
