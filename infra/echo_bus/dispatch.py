@@ -145,15 +145,6 @@ class WorkObserver:
             raise translate(exc, self._physical) from exc
         return {place.partition: place.offset for place in found if place.offset >= 0}
 
-    def observe_committed(self, count: int, timeout_s: float = 10.0) -> dict[int, PartitionWork]:
-        """What was done since `observe`, for a requester that is the only writer and so knows the ends. One request to the coordinator."""
-        partitions = [TopicPartition(self._physical, partition) for partition in range(count)]
-        try:
-            found = self._consumer.committed(partitions, timeout=timeout_s)
-        except KafkaException as exc:
-            raise translate(exc, self._physical) from exc
-        return {place.partition: PartitionWork(first_open=place.offset, end=place.offset) for place in found if place.offset >= 0}
-
     def close(self) -> None:
         """Close the client."""
         self._consumer.close()
