@@ -16,6 +16,7 @@ from echo_core.advantages import group_advantages, has_signal, total_reward
 from echo_core.batch_choice import ChosenGroup, ChosenSample
 from echo_learner.microbatches import MicroBatchPlan, plan_micro_batches
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack
+from echo_schemas.errors import UserError
 from echo_schemas.records import Batch, RewardColumn, RewardStats, RewardTerm, Trajectory
 
 Floats = npt.NDArray[np.float32]
@@ -87,6 +88,7 @@ def form_batch(
     """The batch of `groups`, formed at learner version `version` under the reward specification `terms`.
 
     Raises ValueError for groups without samples, and KeyError if a sample lacks a required reward: `choose_batch` lets neither through.
+    UserError if the task's signals do not fit.
     """
     samples = [sample for group in groups for sample in group.samples]
     trajectories = tuple(sample.member.trajectory for sample in samples)
@@ -154,15 +156,26 @@ def _training_batch(
 
 
 def _apply_signals(trajectories: Sequence[Trajectory], num_generated: Ints, advantages: Floats, mask: Flags, task: SignalSource) -> None:
-    """Put the task's masks and weights over the rows, in place."""
+    """Put the task's masks and weights over the rows, in place. Raises UserError for those that fit no trajectory."""
     start = 0
     for trajectory, length in zip(trajectories, num_generated.tolist(), strict=True):
         signals = task.signals(trajectory)
         if signals.mask is not None:
-            mask[start : start + length] &= signals.mask
+            mask[start : start + length] &= _signal("mask", signals.mask, np.bool_, trajectory)
         if signals.weights is not None:
-            advantages[start : start + length] *= signals.weights
+            advantages[start : start + length] *= _signal("weights", signals.weights, np.float32, trajectory)
         start += length
+
+
+def _signal(name: str, given: Any, dtype: type[np.generic], trajectory: Trajectory) -> npt.NDArray[Any]:
+    row = np.asarray(given)
+    if row.shape != (trajectory.num_generated,) or not np.can_cast(row.dtype, dtype, "same_kind") or not np.isfinite(row).all():
+        raise UserError(
+            f"The task's signals for {trajectory.name} have {name} of type {row.dtype} and shape {row.shape}; expected are "
+            f"{trajectory.num_generated} finite values of {np.dtype(dtype)}.",
+            hint="signals() answers one value for each generated token, or None for all alike.",
+        )
+    return row
 
 
 def _columns(
