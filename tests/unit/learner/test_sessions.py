@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-
+from echo_learner.batch import TrainingBatch
+from echo_learner.trainer import TrainingDiverged, TrainResult
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim
 from echo_schemas.topics import PROGRESS, STEPS
@@ -167,4 +168,65 @@ def test_steps_between_two_publications_are_owed_over_a_restart(pipeline: Pipeli
     assert [report.session for report in pipeline.reports()][2:] == [claim.session for claim in pipeline.read(STEPS, SessionClaim)]
     assert [manifest.version for manifest in pipeline.manifests()] == [0, 2, 4]
     assert second.weights == uninterrupted(4, **kappa)
+    assert_books(pipeline)
+
+
+def test_checkpoints_every_second_step_repeat_at_most_that(pipeline: Pipeline, uninterrupted: Callable[..., bytes]) -> None:
+    """every = kappa = 2: a crash in step 3 goes back to version 2, whose checkpoint holds the reports of versions 1 and 2."""
+    rare: dict[str, Any] = {"staleness": {"publication_period": 2}, "checkpoint": {"every": 2, "keep": 9}}
+    fill(pipeline, 4)
+
+    class DiesInStep(NumpyTrainer):
+        def step(self, batch: TrainingBatch) -> TrainResult:
+            result = super().step(batch)
+            if len(self.batches) == 4:
+                raise Crash
+            return result
+
+    with pytest.raises(Crash):
+        pipeline.train(DiesInStep(), steps=4, **rare)
+    assert sorted(name.partition("-")[0] for name in pipeline.store.ids()) == ["v0", "v2"]
+    second = NumpyTrainer()
+    pipeline.train(second, steps=4, takeover=True, **rare)
+    assert len(second.batches) == 2, "steps 3 and 4, again or for the first time"
+    assert second.weights == uninterrupted(4, **rare)
+    reports = pipeline.reports()
+    assert [report.version for report in reports] == [1, 2, 3, 4]
+    assert reports[0].checkpoint == reports[1].checkpoint != reports[2].checkpoint == reports[3].checkpoint
+    assert [report.snapshot_sha256 is not None for report in reports] == [False, True, False, True]
+    assert_books(pipeline)
+
+
+def test_a_stop_between_two_checkpoints_makes_one(pipeline: Pipeline) -> None:
+    rare: dict[str, Any] = {"staleness": {"publication_period": 2}, "checkpoint": {"every": 2}}
+    fill(pipeline, 3)
+    running = pipeline.start(NumpyTrainer("first"), **rare)
+    pipeline.wait_for(PROGRESS, Progress, lambda progress: progress.version == 3, "version 3")
+    running.stop()
+    assert "v3" in {name.partition("-")[0] for name in pipeline.store.ids()}
+    fill(pipeline, 4, start=3)
+    second = NumpyTrainer("second")
+    pipeline.train(second, steps=4, takeover=True, **rare)
+    assert len(second.batches) == 1
+    assert [report.version for report in pipeline.reports()] == [1, 2, 3, 4]
+    assert_books(pipeline)
+
+
+def test_a_policy_that_diverges_is_neither_kept_nor_published(pipeline: Pipeline, uninterrupted: Callable[..., bytes]) -> None:
+    fill(pipeline, 3)
+
+    class Diverges(NumpyTrainer):
+        def step(self, batch: TrainingBatch) -> TrainResult:
+            if len(self.batches) == 1:
+                raise TrainingDiverged("The gradient norm is nan.", hint="Lower [learner] lr.")
+            return super().step(batch)
+
+    with pytest.raises(TrainingDiverged, match=r"gradient norm is nan.*Lower \[learner\] lr"):
+        pipeline.train(Diverges(), steps=3)
+    assert [manifest.version for manifest in pipeline.manifests()] == [0, 1]
+    assert [report.version for report in pipeline.reports()] == [1]
+    assert max(pipeline.store.load(name).version for name in pipeline.store.ids()) == 1
+    second = NumpyTrainer()
+    pipeline.train(second, steps=3, takeover=True)
+    assert second.weights == uninterrupted(3), "whoever goes on begins before the step that diverged"
     assert_books(pipeline)
