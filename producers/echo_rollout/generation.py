@@ -3,13 +3,14 @@
 A single turn is one call of the engine for the whole group. With an environment every sample is an episode of its own: the policy acts, the
 environment answers, its answer's tokens are appended and never trained, until it is done or the tokens are used up.
 
-Runs on the worker's asyncio loop; environments, which may be slow, run on threads.
+Runs on the worker's asyncio loop; environments, which may be slow, run on threads of the sampler's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ from echo_tasks.task import Environment, Task
 
 _T = TypeVar("_T")
 _NO_TOKENS = np.empty(0, np.int32)
+# Environments mostly wait (a sandbox, a service, a compiler), so more of them than processors may be at work.
+_ENVIRONMENT_THREADS = 32
 
 
 class EmptyGeneration(EchoError):
@@ -65,7 +68,7 @@ class GroupPrompt:
 
 
 class GroupSampler:
-    """Samples groups from one engine for one task."""
+    """Samples groups from one engine for one task. `close` it."""
 
     def __init__(self, engine: Engine, task: Task, codec: TextCodec, *, vocabulary: int, on_empty: Callable[[], object]) -> None:
         """`vocabulary`: token ids are below it. `on_empty()` is called for each completion without a token."""
@@ -74,6 +77,11 @@ class GroupSampler:
         self._codec = codec
         self._vocabulary = vocabulary
         self._on_empty = on_empty
+        self._threads = ThreadPoolExecutor(_ENVIRONMENT_THREADS, "environment")
+
+    def close(self) -> None:
+        """Wait for no environment: one that is at work ends unheard."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def sample(self, prompt: GroupPrompt) -> list[Sample]:
         """`group_size` samples. Raises EngineError, EmptyGeneration, UnfitGeneration, EnvironmentFailed."""
@@ -84,7 +92,13 @@ class GroupSampler:
             return [_single_turn(start, generation) for generation in generations]
         others = [_guarded(lambda: self._task.environment(prompt.entry)) for _ in range(prompt.group_size - 1)]
         environments = [first, *(environment for environment in others if environment is not None)]
-        return list(await asyncio.gather(*(self._episode(prompt, environment) for environment in environments)))
+        episodes = [asyncio.create_task(self._episode(prompt, environment)) for environment in environments]
+        try:
+            return list(await asyncio.gather(*episodes))
+        finally:
+            # Where one has failed the group is lost, and the engine need not finish the others.
+            for episode in episodes:
+                episode.cancel()
 
     async def _generate(self, prompt: list[int], n: int, sampling: Sampling) -> list[Generation]:
         """`n` completions of at least one token. Empty ones are tried once more. Raises EmptyGeneration, UnfitGeneration."""
@@ -111,7 +125,7 @@ class GroupSampler:
     async def _episode(self, prompt: GroupPrompt, environment: Environment) -> Sample:
         """One episode, within `max_new_tokens` generated tokens and `max_length` tokens in all."""
         episode = _Episode(prompt.token_ids)
-        observation = await asyncio.to_thread(_guarded, environment.reset)
+        observation = await self._on_thread(environment.reset)
         episode.observe(observation.text, self._codec)
         while True:
             left = min(prompt.sampling.max_new_tokens - episode.num_generated, prompt.max_length - episode.num_tokens)
@@ -120,11 +134,14 @@ class GroupSampler:
             sampling = replace(prompt.sampling, max_new_tokens=left)
             (generation,) = await self._generate(episode.tokens().tolist(), 1, sampling)
             episode.act(generation)
-            turn = await asyncio.to_thread(_guarded, partial(environment.step, generation.text))
+            turn = await self._on_thread(partial(environment.step, generation.text))
             episode.turn_rewards.append(float(turn.reward))
             if turn.done:
                 return episode.ended(FinishReason.ENVIRONMENT)
             episode.observe(turn.observation, self._codec)
+
+    async def _on_thread(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _guarded, call)
 
 
 class _Episode:

@@ -105,6 +105,7 @@ class Worker:
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._installed = asyncio.Event()
         with ExitStack() as stack:
+            stack.callback(self._sampler.close)
             statuses = stack.enter_context(closing(parts.bus.publisher(profiles.PRODUCER_LATENCY)))
             status = first_status(
                 run_id=parts.settings.run.name,

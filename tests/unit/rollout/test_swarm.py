@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from typing import Any
 
@@ -288,6 +289,42 @@ def test_a_task_that_fails_costs_its_group_and_not_the_worker(make_swarm: MakeSw
     swarm.ask(swarm.request(0))
     worker = swarm.start_worker(ScriptedEngine(), task=BrokenTask())
     wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="environment") == 1, "the group to be given up")
+    assert worker.is_alive
+
+
+class Starting:
+    """Episodes that begin in turn: the second fails at once."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def reset(self) -> Observation:
+        if self.number:
+            raise RuntimeError("the sandbox did not start")
+        return Observation(text="")
+
+    def step(self, action: str) -> Turn:
+        return Turn(observation="", reward=1.0, done=True)
+
+
+class StartingTask(LetterTask):
+    """Numbers its episodes."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count()
+
+    def environment(self, entry: Any) -> Starting:
+        return Starting(next(self.numbers))
+
+
+def test_one_episode_that_fails_takes_the_others_of_its_group_off_the_engine(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0))
+    engine = GatedEngine()
+    worker = swarm.start_worker(engine, task=StartingTask())
+    wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="environment") == 1, "the group to be given up")
+    wait_until(lambda: engine.num_running == 0, "the other episode to leave the engine")
     assert worker.is_alive
 
 
