@@ -114,6 +114,10 @@ class Stage:
         self._children.append(child)
         return child
 
+    def forget(self, child: Child) -> None:
+        """`child` has ended as it should, which is no reason to stop waiting for the others."""
+        self._children.remove(child)
+
     def close(self) -> None:
         self._reader.close()
         for child in self._children:
