@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from echo_bus.dispatch import WorkObserver
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
+from echo_bus.view import CompactedView
 from echo_core.policy import Admission, StalenessPolicy
 from echo_rollout.engines.engine import Generation
 from echo_rollout.engines.scripted import ScriptedEngine
@@ -63,6 +65,16 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
         assert not deadline.expired(), f"waited for {what}"
         nap.wait(0.01)
     return found
+
+
+@contextmanager
+def closed_together(*views: CompactedView[Any]) -> Iterator[None]:
+    """Close all of them at once at the end: each waits for its own poll to return."""
+    try:
+        yield
+    finally:
+        with ThreadPoolExecutor(len(views)) as pool:
+            list(pool.map(CompactedView.close, views))
 
 
 class LetterTask(SingleTurn):
@@ -235,13 +247,8 @@ class Swarm:
             group_size=settings.rollout.group_size,
             admission=Admission(settings.staleness.admission),
         )
-        with (
-            closing(observer),
-            closing(bus.view(PROGRESS, Progress)) as progress,
-            closing(bus.view(WEIGHTS, WeightManifest)) as weights,
-            closing(bus.view(CONTROL, Control)) as control,
-            closing(bus.transactions("feeder")) as writer,
-        ):
+        progress, weights, control = bus.view(PROGRESS, Progress), bus.view(WEIGHTS, WeightManifest), bus.view(CONTROL, Control)
+        with closing(observer), closed_together(progress, weights, control), closing(bus.transactions("feeder")) as writer:
             parts = FeederParts(
                 settings=settings,
                 policy=policy,

@@ -131,7 +131,7 @@ def policy_of(budget: int, period: int, groups: int, slack: int) -> StalenessPol
 POLICIES = st.builds(policy_of, st.integers(0, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 4))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(policy=POLICIES, steps=TIMES, groups=TIMES, lags=LAGS)
 def test_whatever_steps_take_no_group_is_trained_beyond_the_budget(
     policy: StalenessPolicy, steps: list[float], groups: list[float], lags: list[float]
@@ -141,7 +141,7 @@ def test_whatever_steps_take_no_group_is_trained_beyond_the_budget(
     assert simulation.oldest <= policy.budget
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(policy=POLICIES, steps=TIMES, groups=TIMES, lags=LAGS, moments=st.frozensets(st.integers(0, 60), max_size=5))
 def test_feeders_that_replace_one_another_issue_every_seq_once_and_keep_to_the_budget(
     policy: StalenessPolicy, steps: list[float], groups: list[float], lags: list[float], moments: frozenset[int]
