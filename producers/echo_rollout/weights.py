@@ -200,14 +200,16 @@ def _fetch_uri(manifest: WeightManifest, folder: Path) -> None:
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         whole = hashlib.sha256()
-        for file in manifest.files:
+        for number, file in enumerate(manifest.files):
             path = staging / file.name
             path.parent.mkdir(parents=True, exist_ok=True)
-            digest = hashlib.sha256()
+            # The first file's checksum is that of the whole up to its end.
+            digest = hashlib.sha256() if number else whole
             with files.open(f"{root}/{file.name}", "rb") as remote, path.open("xb") as local:
                 while piece := remote.read(1 << 20):
-                    digest.update(piece)
                     whole.update(piece)
+                    if digest is not whole:
+                        digest.update(piece)
                     local.write(piece)
             if digest.hexdigest() != file.sha256:
                 raise BlobCorrupt(f"The file {file.name} of {manifest.uri} does not have the promised checksum.")
