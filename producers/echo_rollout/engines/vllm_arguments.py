@@ -76,12 +76,15 @@ def engine_arguments(config: EngineConfig) -> dict[str, Any]:
 
 
 def sampling_params(n: int, sampling: Sampling) -> Any:
-    """vLLM's SamplingParams for a group: every field of ours said, the sampled token's log-probability, one output at the end."""
+    """vLLM's SamplingParams for a group: every field of ours said, the sampled token's log-probability, one output at the end.
+
+    At temperature 0 a group has one member many times, and vLLM takes only one.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        n=n,
+        n=1 if sampling.temperature == 0 else n,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -98,8 +101,8 @@ def sampling_params(n: int, sampling: Sampling) -> Any:
     )
 
 
-def generations_of(output: Any, sampling: Sampling, ref: SnapshotRef, decode: Decode) -> list[Generation]:
-    """A finished RequestOutput as generations under `ref`."""
+def generations_of(output: Any, n: int, sampling: Sampling, ref: SnapshotRef, decode: Decode) -> list[Generation]:
+    """A finished RequestOutput as `n` generations under `ref`."""
     rows = [list(completion.token_ids) for completion in output.outputs]
     # Where vLLM looked for stop texts it has made the text itself, and cut it.
     texts = [completion.text for completion in output.outputs] if sampling.stop else decode(rows)
@@ -117,7 +120,7 @@ def generations_of(output: Any, sampling: Sampling, ref: SnapshotRef, decode: De
                 text=text,
             )
         )
-    return found
+    return found * n if sampling.temperature == 0 else found
 
 
 def batch_decoder(base: Path) -> Decode:

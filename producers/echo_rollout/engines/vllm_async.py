@@ -151,7 +151,7 @@ class VllmAsync:
             self._num_running += 1
         try:
             output = await self._final(prompt, n, sampling, None if adapter is None else adapter.request)
-            return generations_of(output, sampling, ref, self._decode)
+            return generations_of(output, n, sampling, ref, self._decode)
         finally:
             if adapter is not None:
                 await self._unload(self._adapters.give_back(adapter.number))

@@ -196,23 +196,30 @@ class VllmInProcess:
                 return True
             if order is None:
                 return False
-            order()
+            try:
+                order()
+            except Exception as exc:  # vLLM raises anything; a thread that ended would leave everybody waiting
+                self._break(exc)
             is_idle = False
 
     def _step(self) -> None:
         try:
             finished = [output for output in self._engine.step() if output.finished]
         except Exception as exc:  # vLLM raises anything; every generation under way fails with it and the worker decides
-            logger.exception("vLLM has failed")
-            self._broken = exc
-            self._fail_all(EngineError(f"vLLM has failed: {exc}"))
+            self._break(exc)
             return
         for output in finished:
             asked = self._asked.pop(output.request_id, None)
             if asked is not None:
                 self._unload(self._adapters.give_back(asked.adapter))
-                self._answer(asked.answer, generations_of(output, asked.sampling, asked.ref, self._decode))
+                self._answer(asked.answer, generations_of(output, asked.n, asked.sampling, asked.ref, self._decode))
         self._install_when_idle()
+
+    def _break(self, error: Exception) -> None:
+        """vLLM cannot be used any more."""
+        logger.error("vLLM has failed", exc_info=error)
+        self._broken = error
+        self._fail_all(EngineError(f"vLLM has failed: {error}"))
 
     def _fail_all(self, error: EngineError) -> None:
         for asked in [*self._asked.values(), *self._held]:
@@ -264,7 +271,7 @@ class VllmInProcess:
             self._engine.add_request(
                 asked.name, prompt, sampling_params(asked.n, asked.sampling), lora_request=None if current is None else current.request
             )
-        except (ValueError, TypeError) as exc:
+        except Exception as exc:  # vLLM raises anything for a request that it refuses
             self._answer(asked.answer, EngineError(f"vLLM refuses the request: {exc}"))
             return
         asked.ref = self._installed

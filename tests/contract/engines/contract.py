@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from echo_rollout.engines.engine import Engine, EngineError, Generation, Snapsho
 from echo_schemas.records import FinishReason, Sampling
 
 PROMPT = (5, 9, 12, 7)
+END = 1
 LONG = Sampling(max_new_tokens=40)
 Behaviour = Callable[["Case"], Awaitable[None]]
 _DIFFERENCE = 1e-4
@@ -26,7 +27,7 @@ class Case:
     engine: Engine
     versions: tuple[Snapshot, ...]
     refused: tuple[Snapshot, ...]
-    expected: Callable[[Snapshot, list[int], float], list[float]] | None
+    expected: Callable[[Snapshot, list[int], Sampling], list[float]] | None
     max_length: int
     base: Path | None = None
 
@@ -49,15 +50,10 @@ async def generations_carry_version_and_sha(case: Case) -> None:
 async def logprobs_equal_a_plain_forward(case: Case) -> None:
     for snapshot in case.versions[:2]:
         await case.engine.install(snapshot)
-        for temperature in (0.7, 1.0):
-            groups = await asyncio.gather(
-                *(case.engine.generate(PROMPT, 4, Sampling(max_new_tokens=12, temperature=temperature)) for _ in range(3))
-            )
+        for sampling in (Sampling(max_new_tokens=12, temperature=0.7), Sampling(max_new_tokens=12)):
+            groups = await asyncio.gather(*(case.engine.generate(PROMPT, 4, sampling) for _ in range(3)))
             for generation in (each for group in groups for each in group):
-                assert len(generation.logprobs) == len(generation.token_ids)
-                if case.expected is not None:
-                    wanted = case.expected(snapshot, generation.token_ids.tolist(), temperature)
-                    np.testing.assert_allclose(generation.logprobs, wanted, atol=_DIFFERENCE, rtol=0)
+                _is_likely_as_said(case, snapshot, generation, sampling)
 
 
 async def a_version_arrives_while_generations_run(case: Case) -> None:
@@ -73,9 +69,7 @@ async def a_version_arrives_while_generations_run(case: Case) -> None:
     after = await asyncio.gather(*(case.engine.generate(PROMPT, 4, LONG) for _ in range(3)))
     for generation in (each for group in await asyncio.gather(*before) for each in group):
         _is_under(generation, old)
-        if case.expected is not None:
-            wanted = case.expected(old, generation.token_ids.tolist(), 1.0)
-            np.testing.assert_allclose(generation.logprobs, wanted, atol=_DIFFERENCE, rtol=0)
+        _is_likely_as_said(case, old, generation, LONG)
     for generation in (each for group in after for each in group):
         _is_under(generation, new)
     assert case.engine.in_use == {new.ref.version}
@@ -88,11 +82,10 @@ async def a_bad_snapshot_changes_nothing(case: Case) -> None:
         with pytest.raises(SnapshotRejected, match=r"\.$"):
             await case.engine.install(snapshot)
         assert case.engine.installed == good.ref
-        (generation,) = await case.engine.generate(PROMPT, 1, Sampling(max_new_tokens=8))
+        sampling = Sampling(max_new_tokens=8)
+        (generation,) = await case.engine.generate(PROMPT, 1, sampling)
         _is_under(generation, good)
-        if case.expected is not None:
-            wanted = case.expected(good, generation.token_ids.tolist(), 1.0)
-            np.testing.assert_allclose(generation.logprobs, wanted, atol=_DIFFERENCE, rtol=0)
+        _is_likely_as_said(case, good, generation, sampling)
 
 
 async def bad_prompts_fail_alone(case: Case) -> None:
@@ -109,6 +102,88 @@ async def bad_prompts_fail_alone(case: Case) -> None:
     assert len(await good) == 1
 
 
+async def bad_sampling_fails_alone(case: Case) -> None:
+    await case.engine.install(case.versions[0])
+    good = asyncio.ensure_future(case.engine.generate(PROMPT, 1, Sampling(max_new_tokens=4)))
+    for sampling in (Sampling(max_new_tokens=4, temperature=-1.0), Sampling(max_new_tokens=4, top_p=0.0), Sampling(max_new_tokens=0)):
+        with pytest.raises(EngineError, match=r"sampling\."):
+            await case.engine.generate(PROMPT, 1, sampling)
+    assert len(await good) == 1
+
+
+async def truncated_sampling_says_what_it_drew_from(case: Case) -> None:
+    await case.engine.install(case.versions[0])
+    samplings = [
+        Sampling(max_new_tokens=12, **truncation)
+        for truncation in ({"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 8, "top_p": 0.8, "min_p": 0.05, "temperature": 0.8})
+    ]
+    # Together, so that rows with different bounds share a batch.
+    groups = await asyncio.gather(*(case.engine.generate(PROMPT, 8, sampling) for sampling in samplings))
+    for sampling, group in zip(samplings, groups, strict=True):
+        for generation in group:
+            _is_likely_as_said(case, case.versions[0], generation, sampling)
+
+
+async def temperature_zero_takes_the_most_likely(case: Case) -> None:
+    await case.engine.install(case.versions[0])
+    sampling = Sampling(max_new_tokens=12, temperature=0.0)
+    first, *others = await case.engine.generate(PROMPT, 3, sampling)
+    _is_likely_as_said(case, case.versions[0], first, sampling)
+    if case.expected is not None:
+        assert all(other.token_ids.tolist() == first.token_ids.tolist() for other in others)
+
+
+async def a_seed_repeats_a_group_of_different_members(case: Case) -> None:
+    await case.engine.install(case.versions[0])
+    sampling = Sampling(max_new_tokens=20, seed=7)
+    group, again = [[each.token_ids.tolist() for each in await case.engine.generate(PROMPT, 4, sampling)] for _ in range(2)]
+    assert group == again
+    assert len({tuple(tokens) for tokens in group}) == 4
+
+
+async def stop_texts_cut_the_text_and_keep_the_tokens(case: Case) -> None:
+    if case.expected is None:
+        return
+    await case.engine.install(case.versions[0])
+    stops = ("b", "cd")
+    groups = await asyncio.gather(*(case.engine.generate(PROMPT, 16, replace(LONG, stop=stops)) for _ in range(2)))
+    cut = 0
+    for generation in (each for group in groups for each in group):
+        whole = _text(generation.token_ids.tolist())
+        ends = [whole.find(stop) for stop in stops if stop in whole]
+        assert generation.text == (whole[: min(ends)] if ends else whole)
+        if ends:
+            cut += 1
+            assert generation.finish_reason is FinishReason.STOP
+            assert whole.endswith(stops), "it went on after a stop text"
+        _is_likely_as_said(case, case.versions[0], generation, LONG)
+    assert cut, "no answer came to a stop text: the model of this test is wrong"
+
+
+async def an_answer_that_is_all_stop_text_is_empty_and_has_its_token(case: Case) -> None:
+    if case.expected is None:
+        return
+    await case.engine.install(case.versions[0])
+    for generation in await case.engine.generate(PROMPT, 8, replace(LONG, stop=tuple("abcdefghijklmnopqrstuvwxyz0123"))):
+        assert generation.text == ""
+        assert generation.finish_reason is FinishReason.STOP
+        assert len(generation.logprobs) == len(generation.token_ids) >= 1
+
+
+async def an_answer_may_reach_the_greatest_length(case: Case) -> None:
+    await case.engine.install(case.versions[0])
+    prompt = (PROMPT * case.max_length)[: case.max_length - 5]
+    for generation in await case.engine.generate(prompt, 8, Sampling(max_new_tokens=5)):
+        assert 1 <= len(generation.token_ids) <= 5
+        assert (generation.finish_reason is FinishReason.LENGTH) == (len(generation.token_ids) == 5 and generation.token_ids[-1] != END)
+
+
+async def more_than_a_batch_holds_is_served_too(case: Case) -> None:
+    await case.engine.install(case.versions[0])
+    groups = await asyncio.gather(*(case.engine.generate(PROMPT, 50, Sampling(max_new_tokens=2)) for _ in range(3)))
+    assert [len(group) for group in groups] == [50, 50, 50]
+
+
 async def answers_end_by_end_token_or_length(case: Case) -> None:
     await case.engine.install(case.versions[0])
     groups = await asyncio.gather(*(case.engine.generate(PROMPT, 16, LONG) for _ in range(4)))
@@ -121,7 +196,7 @@ async def answers_end_by_end_token_or_length(case: Case) -> None:
     if case.expected is not None:
         ended = [each.token_ids[-1] for group in groups for each in group if each.finish_reason is FinishReason.STOP]
         assert ended, "no answer of 64 came to an end token: the model of this test is wrong"
-        assert set(ended) == {1}
+        assert set(ended) == {END}
     (short,) = await case.engine.generate(PROMPT, 1, Sampling(max_new_tokens=1))
     assert len(short.token_ids) == 1
 
@@ -159,6 +234,14 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     a_version_arrives_while_generations_run,
     a_bad_snapshot_changes_nothing,
     bad_prompts_fail_alone,
+    bad_sampling_fails_alone,
+    truncated_sampling_says_what_it_drew_from,
+    temperature_zero_takes_the_most_likely,
+    a_seed_repeats_a_group_of_different_members,
+    stop_texts_cut_the_text_and_keep_the_tokens,
+    an_answer_that_is_all_stop_text_is_empty_and_has_its_token,
+    an_answer_may_reach_the_greatest_length,
+    more_than_a_batch_holds_is_served_too,
     answers_end_by_end_token_or_length,
     a_cancelled_generation_leaves_nothing,
     close_fails_what_runs_and_may_be_repeated,
@@ -171,3 +254,16 @@ def _is_under(generation: Generation, snapshot: Snapshot) -> None:
     assert [(span.start, span.end, span.version) for span in generation.version_spans] == [
         (0, len(generation.token_ids), snapshot.ref.version)
     ]
+
+
+def _is_likely_as_said(case: Case, snapshot: Snapshot, generation: Generation, sampling: Sampling) -> None:
+    """Each token's log-probability is that of a plain forward, under the distribution that it was drawn from."""
+    assert len(generation.logprobs) == len(generation.token_ids)
+    if case.expected is not None:
+        wanted = case.expected(snapshot, generation.token_ids.tolist(), sampling)
+        np.testing.assert_allclose(generation.logprobs, wanted, atol=_DIFFERENCE, rtol=0)
+
+
+def _text(tokens: list[int]) -> str:
+    """What the tokenizer of `snapshots.make_base` reads; ids 0 and 1 are special."""
+    return "".join("abcdefghijklmnopqrstuvwxyz0123"[token - 2] for token in tokens if token > END)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig, Snapshot
-from echo_schemas.records import WeightKind
+from echo_schemas.records import Sampling, WeightKind
 from tests.contract.engines import contract, snapshots
 
 _MAX_LENGTH = 64
@@ -50,16 +50,15 @@ async def _run(name: str, kind: WeightKind, options: dict[str, object], folder: 
     return failed
 
 
-def _expected(base: Path, snapshot: Snapshot, tokens: list[int], temperature: float) -> list[float]:
-    return snapshots.expected_logprobs(base, snapshot, contract.PROMPT, tokens, temperature)
+def _expected(base: Path, snapshot: Snapshot, tokens: list[int], sampling: Sampling) -> list[float]:
+    return snapshots.expected_logprobs(base, snapshot, contract.PROMPT, tokens, sampling)
 
 
 def main() -> int:
     """0 if every behaviour is as it must be."""
     name, kind, *rest = sys.argv[1:]
     options: dict[str, object] = {"in_process": False} if rest else {}
-    if not rest:
-        prefetch(name)
+    prefetch(name)
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_run(name, WeightKind(kind), options, Path(folder)))
 

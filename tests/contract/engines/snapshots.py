@@ -10,10 +10,18 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    MinPLogitsWarper,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from echo_rollout.engines.engine import Snapshot, SnapshotRef
-from echo_schemas.records import WeightKind
+from echo_schemas.records import Sampling, WeightKind
 
 VOCABULARY, END = 32, 1
 RANK = 8
@@ -43,14 +51,29 @@ def make_snapshot(folder: Path, base: Path, kind: WeightKind, version: int, *, r
     return Snapshot(ref=SnapshotRef(version=version, sha256=f"sha-{version}"), kind=kind, folder=folder)
 
 
-def expected_logprobs(base: Path, snapshot: Snapshot, prompt: Sequence[int], tokens: Sequence[int], temperature: float) -> list[float]:
-    """What one plain forward of transformers (and PEFT) says about `tokens` after `prompt`."""
-    model: Any = AutoModelForCausalLM.from_pretrained(snapshot.folder if snapshot.kind is WeightKind.FULL else base)
-    if snapshot.kind is WeightKind.LORA:
+def expected_logprobs(
+    base: Path, snapshot: Snapshot | None, prompt: Sequence[int], tokens: Sequence[int], sampling: Sampling
+) -> list[float]:
+    """What one plain forward of transformers (and PEFT) says about `tokens` after `prompt`, −inf for one that `sampling` rules out.
+
+    Without a snapshot: under the base alone. Temperature 0 leaves the distribution as it is.
+    """
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        snapshot.folder if snapshot is not None and snapshot.kind is WeightKind.FULL else base
+    )
+    if snapshot is not None and snapshot.kind is WeightKind.LORA:
         model = PeftModel.from_pretrained(model, str(snapshot.folder))
     with torch.inference_mode():
-        logits = model.eval()(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
-    logprobs = (logits.float() / temperature).log_softmax(dim=-1)
+        scores: Any = model.eval()(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].float()
+    scores = scores / (sampling.temperature or 1.0)
+    ids: Any = torch.zeros(len(tokens), 1, dtype=torch.long)
+    if sampling.min_p > 0:
+        scores = MinPLogitsWarper(sampling.min_p)(ids, scores)
+    if sampling.top_k > 0:
+        scores = TopKLogitsWarper(sampling.top_k)(ids, scores)
+    if sampling.top_p < 1:
+        scores = TopPLogitsWarper(sampling.top_p)(ids, scores)
+    logprobs = scores.log_softmax(dim=-1)
     return [float(logprobs[index, token]) for index, token in enumerate(tokens)]
 
 

@@ -62,7 +62,7 @@ def test_a_rank_above_vllm_s_is_refused() -> None:
 
 def test_an_answer_becomes_generations_under_its_version() -> None:
     output = SimpleNamespace(outputs=[answer([4, 1], reason="stop"), answer([5, 6, 7], reason="length")])
-    first, second = generations_of(output, Sampling(max_new_tokens=3), REF, decode)
+    first, second = generations_of(output, len(output.outputs), Sampling(max_new_tokens=3), REF, decode)
     assert (first.finish_reason, second.finish_reason) == (FinishReason.STOP, FinishReason.LENGTH)
     assert (first.text, second.text) == ("decoded [4, 1]", "decoded [5, 6, 7]")
     assert first.token_ids.dtype == np.int32
@@ -75,12 +75,18 @@ def test_an_answer_becomes_generations_under_its_version() -> None:
 def test_with_stop_texts_the_text_is_vllm_s_own_even_if_all_are_empty() -> None:
     sampling = Sampling(max_new_tokens=3, stop=("4",))
     output = SimpleNamespace(outputs=[answer([4], reason="stop"), answer([4], reason="stop")])
-    assert [generation.text for generation in generations_of(output, sampling, REF, decode)] == ["", ""]
+    assert [generation.text for generation in generations_of(output, 2, sampling, REF, decode)] == ["", ""]
 
 
 def test_an_answer_that_was_cut_off_or_is_empty_says_so() -> None:
     output = SimpleNamespace(outputs=[SimpleNamespace(token_ids=[], logprobs=None, finish_reason="abort", text="")])
-    (generation,) = generations_of(output, Sampling(max_new_tokens=3), REF, decode)
+    (generation,) = generations_of(output, len(output.outputs), Sampling(max_new_tokens=3), REF, decode)
     assert generation.finish_reason is FinishReason.ABORT
     assert generation.version_spans == ()
     assert generation.logprobs.size == generation.token_ids.size == 0
+
+
+def test_at_temperature_zero_one_answer_is_that_of_all() -> None:
+    output = SimpleNamespace(outputs=[answer([4, 1], reason="stop")])
+    group = generations_of(output, 3, Sampling(max_new_tokens=3, temperature=0.0), REF, decode)
+    assert [generation.token_ids.tolist() for generation in group] == [[4, 1]] * 3
