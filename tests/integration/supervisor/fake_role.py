@@ -78,7 +78,8 @@ class Role:
             WEIGHTS, replace(example(WEIGHTS, WeightManifest), run_id=self.run_id, version=0, parent=None, created_ms=self.now_ms()), 0
         )
         self.publish(PROGRESS, replace(example(PROGRESS, Progress), run_id=self.run_id, time_ms=self.now_ms()))
-        self.publish(DROPS, replace(example(DROPS, Drop), run_id=self.run_id, group_id=group_id_of(self.run_id, 1), seq=1))
+        dropped = replace(example(DROPS, Drop), run_id=self.run_id, group_id=group_id_of(self.run_id, 1), seq=1, time_ms=self.now_ms())
+        self.publish(DROPS, dropped)
         self.wait_for("sampled")
         for number in range(1, self.process.settings.learner.steps + 1):
             self.publish(STEPS, self.step(number), 0)
