@@ -1,0 +1,60 @@
+"""The page on engines, docs/engines.md: its own engine keeps the contract, and its settings are settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from echo_bus.settings import load_settings
+from echo_rollout.engines.catalogue import open_engine
+from echo_rollout.engines.engine import EngineConfig, Snapshot, SnapshotRef
+from echo_schemas.records import WeightKind
+from tests.contract.engines import contract
+
+PAGE = Path(__file__).parents[3] / "docs" / "engines.md"
+BLOCK = re.compile(r"```(python|toml)\n(.*?)```", re.DOTALL)
+MAX_LENGTH = 64
+
+
+def blocks(language: str) -> list[str]:
+    """The page's snippets in one language, in order."""
+    return [text for kind, text in BLOCK.findall(PAGE.read_text(encoding="utf-8")) if kind == language]
+
+
+def test_the_engine_of_the_page_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("python")
+    Path(code.splitlines()[0].removeprefix("# ")).write_text(code, encoding="utf-8")
+    Path("config.json").write_text(json.dumps({"vocab_size": 32, "eos_token_id": contract.END}), encoding="utf-8")
+    file = Path("run.toml")
+    file.write_text(blocks("toml")[1], encoding="utf-8")
+    config = EngineConfig(
+        base=tmp_path, kind=WeightKind.LORA, dtype="float32", max_length=MAX_LENGTH, lora_rank=8, concurrency=64, options={}
+    )
+    versions = tuple(
+        Snapshot(
+            ref=SnapshotRef(version=number, sha256=f"sha-{number}"),
+            kind=WeightKind.FULL if number == 3 else WeightKind.LORA,
+            folder=tmp_path,
+        )
+        for number in range(4)
+    )
+
+    async def run() -> None:
+        engine = open_engine(load_settings(file, {}).rollout.engine, config)
+        await engine.start()
+        case = contract.Case(engine, versions[:3], versions[3:], None, MAX_LENGTH)
+        for behaviour in contract.BEHAVIOURS:
+            await asyncio.wait_for(behaviour(case), timeout=10)
+
+    asyncio.run(run())
+
+
+def test_the_options_of_the_page_are_settings(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(blocks("toml")[0], encoding="utf-8")
+    assert load_settings(file, {}).rollout.options == {"gpu_memory_utilization": 0.8}
