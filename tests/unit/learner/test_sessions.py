@@ -6,14 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_learner.batch import TrainingBatch
 from echo_learner.trainer import TrainingDiverged, TrainResult
-from echo_schemas.columns import OFFSET_DTYPE
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim
 from echo_schemas.topics import PROGRESS, STEPS
@@ -232,15 +230,3 @@ def test_a_policy_that_diverges_is_neither_kept_nor_published(pipeline: Pipeline
     pipeline.train(second, steps=3, takeover=True)
     assert second.weights == uninterrupted(3), "whoever goes on begins before the step that diverged"
     assert_books(pipeline)
-
-
-def test_the_first_batch_waits_until_the_log_is_read_to_where_it_ended(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oldest first, however they lie in the log: a restart chooses what a learner that had read everything would have."""
-    monkeypatch.setattr("echo_learner.intake._READ_AT_ONCE", 3)
-    for seq in reversed(range(8)):
-        pipeline.write_group(seq)
-    pipeline.train(NumpyTrainer(), steps=4)
-    batches = [report.batch for report in pipeline.reports()]
-    assert [np.frombuffer(batch.seqs, OFFSET_DTYPE).tolist() for batch in batches if batch is not None] == [
-        [0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7],
-    ]  # fmt: skip

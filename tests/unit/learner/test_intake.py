@@ -1,0 +1,192 @@
+"""The learner's reading side, fed by hand: when it may choose, when it stops reading, and who hears that reading failed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from echo_bus.clock import Deadline, SystemClock
+from echo_bus.message import Message
+from echo_bus.places import PlaceTimes
+from echo_bus.reader import LogReader
+from echo_core.assembly import GroupAssembler
+from echo_core.groups import AssemblyLimits
+from echo_core.policy import StalenessPolicy
+from echo_learner.intake import AdmissionLimits, Intake
+from echo_learner.metrics import LearnerMetrics
+from echo_schemas.records import Coordinates, Record
+from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
+from tests.unit.core.records import EXACT, GROUP_SIZE, at, reward, trajectory
+
+WAIT_S = 20.0
+_PLACES = ((TRAJECTORIES.name, 0), (REWARDS.name, 0))
+POLICY = StalenessPolicy(budget=0, publication_period=1, groups_per_step=2, group_size=GROUP_SIZE)
+MAX_READY = 2 * (0 + 2) * 2
+
+
+class ScriptedReader:
+    """Hands out what the test feeds. `end`: the log's length when reading starts."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.started_at: Mapping[Any, int] | None = None
+        self.paused = False
+        self.closed = False
+        self.at_end: frozenset[Any] = frozenset()
+        self.positions = dict.fromkeys(_PLACES, 0)
+        self.fed: queue.Queue[list[Message] | Exception] = queue.Queue()
+
+    def start(self, positions: Mapping[Any, int]) -> dict[Any, int]:
+        self.started_at = positions
+        return {(TRAJECTORIES.name, 0): self.end}
+
+    def has_reached(self, ends: Mapping[Any, int]) -> bool:
+        return all(self.positions[place] >= end for place, end in ends.items())
+
+    def read(self, max_messages: int, timeout_s: float) -> list[Message]:
+        try:
+            messages = self.fed.get(timeout=min(timeout_s, 0.005))
+        except queue.Empty:
+            return []
+        if isinstance(messages, Exception):
+            raise messages
+        for message in messages:
+            self.positions[message.topic.name, 0] = message.offset + 1
+        return messages
+
+    def pause(self, topics: list[Topic]) -> None:
+        assert topics == [TRAJECTORIES], "rewards are never paused: a group may wait for nothing else"
+        self.paused = True
+
+    def resume(self, topics: list[Topic]) -> None:
+        self.paused = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Setup:
+    """An intake and what feeds it. Group g's members lie at offsets 2g and 2g + 1, its rewards at the same of theirs."""
+
+    def __init__(self) -> None:
+        self.reader = ScriptedReader()
+        self.metrics = LearnerMetrics()
+        clock = SystemClock()
+        self.intake = Intake(
+            cast("LogReader", self.reader),
+            GroupAssembler("demo", EXACT, AssemblyLimits(max_open_groups=1_000)),
+            policy=POLICY,
+            limits=AdmissionLimits(vocabulary=32, max_length=64),
+            places=PlaceTimes(CollectorRegistry(), clock),
+            metrics=self.metrics,
+            clock=clock,
+        )
+
+    def feed_group(self, number: int, seq: int) -> None:
+        places = [at(GROUP_SIZE * number + index) for index in range(GROUP_SIZE)]
+        members = [_message(TRAJECTORIES, where, trajectory(seq, index)) for index, where in enumerate(places)]
+        judged = [_message(REWARDS, where, reward(where, seq, index=index)) for index, where in enumerate(places)]
+        self.reader.fed.put([*members, *judged])
+
+    def batch(self, timeout_s: float = WAIT_S) -> list[int] | None:
+        """The seqs of the next batch."""
+        groups = self.intake.wait_for_batch(0, EXACT, timeout_s)
+        return None if groups is None else [group.seq for group in groups]
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = Deadline.after(WAIT_S)
+        while not condition():
+            assert not deadline.expired(), f"waited until {what}"
+            threading.Event().wait(0.002)
+
+
+def _message(topic: Topic, where: Coordinates, record: Record) -> Message:
+    return Message(
+        topic=topic, partition=where.partition, offset=where.offset, key=None, record=record, headers={}, timestamp_ms=0, num_bytes=0
+    )
+
+
+@pytest.fixture
+def setup() -> Iterator[Setup]:
+    made = Setup()
+    yield made
+    made.intake.close()
+    assert made.reader.closed
+
+
+def test_no_batch_is_chosen_before_the_log_is_read_to_where_it_ended(setup: Setup) -> None:
+    """Oldest first, however they lie in the log: a restart chooses what a learner that had read everything would have."""
+    setup.reader.end = 4 * GROUP_SIZE
+    setup.intake.start(None)
+    for number, seq in enumerate((3, 2)):
+        setup.feed_group(number, seq)
+    setup.wait_until(lambda: setup.intake.num_ready == 2, "two groups are ready")
+    assert setup.batch(timeout_s=0.02) is None
+    for number, seq in enumerate((1, 0), 2):
+        setup.feed_group(number, seq)
+    assert setup.batch() == [0, 1]
+    assert setup.batch() == [2, 3]
+    assert setup.intake.floor == 4
+
+
+def test_a_full_store_of_groups_is_enough_to_choose_and_stops_reading(setup: Setup) -> None:
+    """What lies further on can wait; rewards go on being read, and reading starts again when there is room."""
+    setup.reader.end = 1_000
+    setup.intake.start(None)
+    for number in range(MAX_READY + 1):
+        setup.feed_group(number, number)
+    setup.wait_until(lambda: setup.reader.paused, "trajectories are paused")
+    assert setup.batch() == [0, 1]
+    setup.wait_until(lambda: not setup.reader.paused, "trajectories are read again")
+    assert setup.metrics.registry.get_sample_value("echo_learner_groups_ready") == MAX_READY - 1
+
+
+def test_a_learner_that_waits_is_woken_by_the_group_that_was_missing(setup: Setup) -> None:
+    setup.intake.start(None)
+    setup.feed_group(0, 0)
+    setup.wait_until(lambda: setup.intake.num_ready == 1, "one group is ready")
+    found: list[list[int] | None] = []
+    waiting = threading.Thread(target=lambda: found.append(setup.batch(timeout_s=WAIT_S)))
+    waiting.start()
+    setup.feed_group(1, 1)
+    waiting.join(WAIT_S / 2)
+    assert found == [[0, 1]]
+
+
+def test_reading_goes_on_from_the_state(setup: Setup) -> None:
+    setup.feed_group(0, 0)
+    setup.feed_group(1, 7)
+    setup.intake.start(None)
+    setup.wait_until(lambda: setup.intake.num_ready == 2, "two groups are ready")
+    state, drops = setup.intake.settle()
+    assert drops == []
+    other = Setup()
+    other.intake.start(state)
+    other.intake.close()
+    assert other.reader.started_at == dict.fromkeys(_PLACES, 0), "both groups are still open"
+    assert setup.batch() == [0, 7]
+    state, _ = setup.intake.settle()
+    another = Setup()
+    another.intake.start(state)
+    another.intake.close()
+    assert another.reader.started_at == dict.fromkeys(_PLACES, 2 * GROUP_SIZE)
+
+
+def test_the_error_of_the_reader_reaches_whoever_asks(setup: Setup) -> None:
+    setup.intake.start(None)
+    setup.reader.fed.put(OSError(5, "the network is gone"))
+    with pytest.raises(OSError, match="the network is gone"):
+        setup.batch()
+    with pytest.raises(OSError, match="the network is gone"):
+        setup.intake.settle()
+
+
+def test_closing_before_the_start_is_no_error() -> None:
+    made = Setup()
+    made.intake.close()
+    assert made.reader.closed
