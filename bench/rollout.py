@@ -6,6 +6,8 @@ Bare: `add_request` for all groups, then `step` until nothing is left; nothing i
 run worker` starts it, with intake, text, publishing, commits, journal, heartbeat and metrics; timed from the order to write the requests
 to the last trajectory's acknowledgement. Both use the same engine. The embedded Kafka and the requests' writer are processes of their own.
 
+`undisturbed_ratio` leaves out the time in which the engine's thread was ready and had no core (Linux): machines are shared.
+
 Threads: the worker runs on the main thread with its asyncio loop; one more measures: it orders a round over a pipe and waits for it.
 """
 
@@ -26,6 +28,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -82,6 +85,11 @@ class MeasuredEngine(VllmInProcess):
             self.num_tokens += sum(len(generation.token_ids) for generation in generations)
             self._counted.notify_all()
         return generations
+
+    def waited_s(self) -> float:
+        """How long its thread has been ready without a core; 0 where the system does not say."""
+        file = Path(f"/proc/self/task/{self._thread.native_id}/schedstat")
+        return int(file.read_text().split()[1]) / 1e9 if file.exists() else 0.0
 
     def wait_for(self, num_groups: int) -> None:
         """Until so many groups came out of it, or, for 0, until a version is installed. Raises TimeoutError."""
@@ -183,6 +191,25 @@ def _adapter(base: Path) -> dict[str, bytes]:
 # The measuring thread
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Tokens, seconds, and those of them in which the engine's thread waited for a core."""
+
+    num_tokens: int
+    seconds: float
+    waited_s: float
+
+    @property
+    def per_s(self) -> float:
+        """Tokens per second."""
+        return self.num_tokens / self.seconds
+
+    @property
+    def undisturbed_per_s(self) -> float:
+        """Tokens per second with a core to itself."""
+        return self.num_tokens / (self.seconds - self.waited_s)
+
+
 class Measuring:
     """Rounds in turn, bare and worker, the first of each for warming up; then the worker is stopped."""
 
@@ -206,21 +233,28 @@ class Measuring:
 
     def _measure(self) -> dict[str, float]:
         engine = self._engine()
-        bare, worker = [], []
+        bare: list[Round] = []
+        worker: list[Round] = []
         for number in range(self._rounds + 1):
             # The order changes from pair to pair, so that a machine that grows slower or faster favours neither.
             for is_bare in (True, False) if number % 2 else (False, True):
+                began_s, waited_s, num_tokens = time.perf_counter(), engine.waited_s(), engine.num_tokens
                 if is_bare:
-                    bare.append(self._bare_round(engine, prompts_of(number, self._num_groups)))
+                    num_tokens = self._bare_round(engine, prompts_of(number, self._num_groups))
                 else:
-                    worker.append(self._worker_round(engine, number))
+                    self._worker_round(engine, number)
+                    num_tokens = engine.num_tokens - num_tokens
+                made = Round(num_tokens, time.perf_counter() - began_s, engine.waited_s() - waited_s)
+                (bare if is_bare else worker).append(made)
         pairs = list(zip(worker[1:], bare[1:], strict=True))
+        ratios = [one.per_s / other.per_s for one, other in pairs]
         return {
-            "worker_tokens_per_s": statistics.median(one for one, _ in pairs),
-            "bare_tokens_per_s": statistics.median(other for _, other in pairs),
-            "ratio": statistics.median(one / other for one, other in pairs),
-            "ratio_lowest": min(one / other for one, other in pairs),
-            "ratio_highest": max(one / other for one, other in pairs),
+            "worker_tokens_per_s": statistics.median(one.per_s for one, _ in pairs),
+            "bare_tokens_per_s": statistics.median(other.per_s for _, other in pairs),
+            "ratio": statistics.median(ratios),
+            "ratio_lowest": min(ratios),
+            "ratio_highest": max(ratios),
+            "undisturbed_ratio": statistics.median(one.undisturbed_per_s / other.undisturbed_per_s for one, other in pairs),
         }
 
     def _engine(self) -> MeasuredEngine:
@@ -232,39 +266,37 @@ class Measuring:
         engine.wait_for(0)
         return engine
 
-    def _bare_round(self, engine: MeasuredEngine, prompts: list[list[int]]) -> float:
+    def _bare_round(self, engine: MeasuredEngine, prompts: list[list[int]]) -> int:
         assert engine.loop is not None
         work = engine.on_thread(lambda vllm, request: _bare(vllm, request, prompts, self._names))
         return asyncio.run_coroutine_threadsafe(work, engine.loop).result(_ROUND_S)
 
-    def _worker_round(self, engine: MeasuredEngine, number: int) -> float:
-        num_tokens, deadline = engine.num_tokens, Deadline.after(_ROUND_S)
+    def _worker_round(self, engine: MeasuredEngine, number: int) -> None:
+        deadline = Deadline.after(_ROUND_S)
         wanted = engine.num_groups + self._num_groups
-        began = time.perf_counter()
         self._orders.send(number)
         engine.wait_for(wanted)
         while (done := self._acknowledged()) < wanted:
             if deadline.expired() or self._process.stop.wait(0.005):
                 message = f"only {done:g} of {wanted} groups were acknowledged"
                 raise TimeoutError(message)
-        return (engine.num_tokens - num_tokens) / (time.perf_counter() - began)
 
     def _acknowledged(self) -> float:
         return self._process.registry.get_sample_value("echo_rollout_groups_total", {"outcome": "published"}) or 0.0
 
 
-def _bare(vllm: Any, request: Any, prompts: list[list[int]], names: Any) -> float:
-    """Tokens per second."""
+def _bare(vllm: Any, request: Any, prompts: list[list[int]], names: Any) -> int:
+    """How many tokens were generated."""
     from vllm.inputs import TokensPrompt
 
-    began, num_tokens = time.perf_counter(), 0
+    num_tokens = 0
     for prompt in prompts:
         tokens = TokensPrompt(prompt_token_ids=prompt)
         vllm.add_request(f"bare-{next(names)}", tokens, sampling_params(GROUP_SIZE, SAMPLING), lora_request=request)
     while vllm.has_unfinished_requests():
         for output in vllm.step():
             num_tokens += sum(len(each.token_ids) for each in output.outputs) if output.finished else 0
-    return num_tokens / (time.perf_counter() - began)
+    return num_tokens
 
 
 def measure(bootstrap: str, *, rounds: int, num_groups: int) -> dict[str, float]:
@@ -300,8 +332,8 @@ def create_topics(bootstrap: str) -> None:
 def main() -> int:
     """Measure and print one line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7, help="pairs that count")
-    parser.add_argument("--groups", type=int, default=256, help=f"groups of {GROUP_SIZE} samples in a round")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs that count")
+    parser.add_argument("--groups", type=int, default=512, help=f"groups of {GROUP_SIZE} samples in a round")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     # As the supervisor places one worker on two cores.

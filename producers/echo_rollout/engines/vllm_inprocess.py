@@ -208,11 +208,13 @@ class VllmInProcess:
         except Exception as exc:  # vLLM raises anything; every generation under way fails with it and the worker decides
             self._break(exc)
             return
+        answers: list[tuple[asyncio.Future[Any], Any]] = []
         for output in finished:
             asked = self._asked.pop(output.request_id, None)
             if asked is not None:
                 self._unload(self._adapters.give_back(asked.adapter))
-                self._answer(asked.answer, generations_of(output, asked.n, asked.sampling, asked.ref, self._decode))
+                answers.append((asked.answer, generations_of(output, asked.n, asked.sampling, asked.ref, self._decode)))
+        self._answer_all(answers)
         self._install_when_idle()
 
     def _break(self, error: Exception) -> None:
@@ -346,16 +348,21 @@ class VllmInProcess:
             self._answer(future, result)
 
     def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
-        """Resolve a future of the loop. A loop that is gone wants nothing."""
+        """Resolve a future of the loop."""
+        self._answer_all([(future, result)])
+
+    def _answer_all(self, answers: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
+        """Resolve futures of the loop, waking it once: it takes the interpreter from this thread. A loop that is gone wants nothing."""
 
         def resolve() -> None:
-            if future.done():
-                return
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+            for future, result in answers:
+                if future.done():
+                    continue
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
 
         loop = self._loop
-        if loop is not None and not loop.is_closed():
+        if answers and loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(resolve)
