@@ -114,11 +114,13 @@ class TrajectoryPublisher:
             self._on_error(exc)
 
     def _publish(self, group: FinishedGroup) -> None:
-        """All members, the largest first: a group with a member that no record can carry is found out before anything is written."""
+        """All members, the largest first, so that one which no record can carry is found out before anything is written."""
         acknowledged = _Acknowledgements(group, self._metrics, self._on_error)
         records = trajectories_of(group, worker_id=self._worker_id, engine=self._engine)
         try:
-            for record in sorted(records, key=lambda record: len(record.token_ids), reverse=True):
+            for record in records:
+                record.validate()
+            for record in sorted(records, key=_own_bytes, reverse=True):
                 self._publisher.publish(TRAJECTORIES, record).on_done(acknowledged)
         except RecordTooLarge as exc:
             logger.warning("Group %s is given up: %s", group.request.group_id, exc)
@@ -126,6 +128,11 @@ class TrajectoryPublisher:
         except InvalidRecord as exc:
             logger.warning("Group %s is given up: %s", group.request.group_id, exc)
             group.ended(Outcome.FAILED, Failure.INVALID)
+
+
+def _own_bytes(record: Trajectory) -> int:
+    """About what tells the members of a group apart in size; prompt and entry are the same for all."""
+    return len(record.token_ids) + len(record.logprobs) + len(record.completion)
 
 
 class _Acknowledgements:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from echo_bus.memory import MemoryCluster
 from echo_bus.memory.groups import Group
+from echo_rollout.engines.engine import Generation
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import Sampling, WorkerState
@@ -131,6 +134,32 @@ def test_a_token_that_the_model_does_not_have_ends_its_group_and_nothing_else(ma
     wait_until(lambda: set(swarm.groups()) == {f"{RUN}/1"}, "the other group")
     assert worker.is_alive
     assert len(swarm.trajectories()) == 2
+
+
+class UncertainEngine(ScriptedEngine):
+    """Cannot say how likely the last of the group's tokens was; `wordy`: says it with many words instead."""
+
+    def __init__(self, *, wordy: bool = False) -> None:
+        super().__init__()
+        self._wordy = wordy
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        *others, last = await super().generate(prompt, n, sampling)
+        if prompt[0] != 7:
+            return [*others, last]
+        if self._wordy:
+            return [*others, dataclasses.replace(last, text="x" * 1_000_000)]
+        return [*others, dataclasses.replace(last, logprobs=np.full(len(last.token_ids), np.nan, np.float32))]
+
+
+@pytest.mark.parametrize(("wordy", "reason"), [(False, "invalid"), (True, "oversized")])
+def test_one_member_that_cannot_be_written_keeps_the_whole_group_out_of_the_log(make_swarm: MakeSwarm, wordy: bool, reason: str) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0, prompt_token_ids=pack_tokens([7, 7])), swarm.request(1))
+    swarm.start_worker(UncertainEngine(wordy=wordy))
+    wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason=reason) == 1, "the group to be given up")
+    wait_until(lambda: set(swarm.groups()) == {f"{RUN}/1"}, "the other group alone")
 
 
 @pytest.mark.parametrize(
