@@ -84,11 +84,14 @@ _LEAST_OBSERVED_S = 1.0
 
 
 def find_bottleneck(places: Mapping[Place, PlaceUse]) -> Bottleneck:
-    """The working place with the largest busy share; among equals the earlier one."""
+    """The working place with the largest busy share; among equals the earlier one.
+
+    None while the learner was hardly seen: what it waits for is the question.
+    """
     seen = [place for place in _WORKING if place in places and places[place].observed_s >= _LEAST_OBSERVED_S]
     train = places.get(Place.TRAIN, PlaceUse())
     waits = train.empty_s / train.observed_s if train.observed_s > 0 else 0.0
-    if not seen:
+    if Place.TRAIN not in seen:
         return Bottleneck(place=None, busy_share=0.0, learner_waits=waits)
     slowest = max(seen, key=lambda place: places[place].busy_share)
     return Bottleneck(place=slowest, busy_share=places[slowest].busy_share, learner_waits=waits)

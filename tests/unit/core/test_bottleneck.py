@@ -27,8 +27,13 @@ def test_equals_are_settled_by_the_order_of_the_pipeline() -> None:
 
 
 def test_a_place_that_was_hardly_seen_is_not_judged() -> None:
-    assert find_bottleneck({Place.GENERATION: use(0.9)}).place is None
+    assert find_bottleneck({Place.GENERATION: use(0.9), Place.TRAIN: use(0.1, 9.0)}).place is Place.TRAIN
     assert find_bottleneck({}) == Bottleneck(place=None, busy_share=0.0, learner_waits=0.0)
+
+
+def test_nothing_is_said_about_a_learner_that_was_hardly_seen() -> None:
+    found = find_bottleneck({Place.REWARD: use(1, 9), Place.TRAIN: use(0.3)})
+    assert describe(found) == "Too little was seen to say what the run waits for."
 
 
 def test_blocked_time_counts_against_the_busy_share() -> None:

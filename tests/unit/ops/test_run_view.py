@@ -107,8 +107,9 @@ def test_places_count_from_the_first_step_and_a_process_that_ended_stays_counted
     view.close_reading(6.0)
     view.read_places("worker-0", {Place.GENERATION: PlaceUse(busy_s=3.0, empty_s=10.0)})
     view.read_places("worker-1", {Place.GENERATION: PlaceUse(busy_s=1.0, empty_s=1.0)})
+    view.read_places("learner", {Place.TRAIN: PlaceUse(busy_s=1.0, empty_s=1.0)})
     view.close_reading(8.0)
-    assert view.place_use() == {Place.GENERATION: PlaceUse(busy_s=3.0, empty_s=1.0)}
+    assert view.place_use() == {Place.GENERATION: PlaceUse(busy_s=3.0, empty_s=1.0), Place.TRAIN: PlaceUse(busy_s=1.0, empty_s=1.0)}
     assert view.bottleneck().place is Place.GENERATION
 
 
