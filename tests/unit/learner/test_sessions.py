@@ -230,3 +230,21 @@ def test_a_policy_that_diverges_is_neither_kept_nor_published(pipeline: Pipeline
     pipeline.train(second, steps=3, takeover=True)
     assert second.weights == uninterrupted(3), "whoever goes on begins before the step that diverged"
     assert_books(pipeline)
+
+
+def test_checkpoints_that_the_log_still_needs_are_kept_whatever_their_number(
+    pipeline: Pipeline, uninterrupted: Callable[..., bytes]
+) -> None:
+    """kappa = 4, two kept: version 8 is durable but not public, and only the chain of checkpoints since 4 says whose child it is."""
+    sparse: dict[str, Any] = {"staleness": {"budget": 9, "publication_period": 4}, "checkpoint": {"keep": 2}}
+    fill(pipeline, 9)
+    pipeline.crash_at(CLAIM_AND_VERSION_0 + 2, is_commit)
+    with pytest.raises(Crash):
+        pipeline.train(NumpyTrainer(), steps=9, **sparse)
+    pipeline.restart()
+    assert [manifest.version for manifest in pipeline.manifests()] == [0, 4]
+    second = NumpyTrainer("second")
+    pipeline.train(second, steps=9, takeover=True, **sparse)
+    assert [report.version for report in pipeline.reports()] == list(range(1, 10))
+    assert second.weights == uninterrupted(9, **sparse)
+    assert_books(pipeline)
