@@ -56,6 +56,7 @@ def test_a_snapshot_that_is_not_in_the_log_as_promised_leaves_the_old_weights_in
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, altered: Callable[[BlobRef], BlobRef]
 ) -> None:
     monkeypatch.setattr(blobs, "_MISSING_S", 0.02)
+    monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 0.01)
     swarm = make_swarm()
     swarm.publish_version(0)
     worker = swarm.start_worker(ScriptedEngine())
@@ -189,7 +190,10 @@ class Watch:
         (OSError(28, "No space left on device"), InstallOutcome.NO_SPACE),
     ],
 )
-def test_a_fetch_that_fails_is_counted_by_reason_and_tried_again(tmp_path: Path, error: Exception, outcome: InstallOutcome) -> None:
+def test_a_fetch_that_fails_is_counted_by_reason_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: InstallOutcome
+) -> None:
+    monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 0.01)
     source = ScriptedSource(error)
     watch = Watch(source, tmp_path)
     watch.newest = manifest_of(5)
