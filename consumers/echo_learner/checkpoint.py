@@ -153,10 +153,14 @@ class CheckpointStore:
 
     def descendants(self, root: str | None, run_id: str) -> list[LearnerState]:
         """Checkpoints of `run_id` that come from `root` by their parents (None: from the very start), newest version last."""
-        states = {state.id: state for name in self.ids() if (state := self.load(name)).run_id == run_id}
+        states = self._states(run_id)
         return sorted(
             (state for state in states.values() if _comes_from(state, root, states)), key=lambda state: (state.version, state.created_ms)
         )
+
+    def newest(self, run_id: str) -> LearnerState | None:
+        """The checkpoint of `run_id` with the highest version, whatever it comes from."""
+        return max(self._states(run_id).values(), key=lambda state: (state.version, state.created_ms), default=None)
 
     def prune(self, session: str, keep: int, committed_version: int) -> None:
         """Remove this session's checkpoints but the newest `keep`, and none from `committed_version` on: the log may still need it."""
@@ -164,6 +168,9 @@ class CheckpointStore:
         for version, name in own[:-keep]:
             if version < committed_version:
                 shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def _states(self, run_id: str) -> dict[str, LearnerState]:
+        return {state.id: state for name in self.ids() if (state := self.load(name)).run_id == run_id}
 
     def _packed(self, outbox: Outbox) -> Iterator[bytes]:
         for topic, record in outbox:

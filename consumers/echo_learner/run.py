@@ -147,6 +147,7 @@ def choose_checkpoint(store: CheckpointStore, tip: Tip, settings: Settings, iden
             )
         found = [store.load(tip.checkpoint), *found]
     if not found:
+        _refuse_lost_log(store, settings)
         return None
     chosen = found[-1]
     differing = [name for name, value in identities.items() if chosen.identities.get(name, value) != value]
@@ -162,6 +163,16 @@ def choose_checkpoint(store: CheckpointStore, tip: Tip, settings: Settings, iden
             hint="Put them back, or start a new run with another [run] name and [checkpoint] folder.",
         )
     return chosen
+
+
+def _refuse_lost_log(store: CheckpointStore, settings: Settings) -> None:
+    """A log that knows nothing of the run beside a folder that does is another log: version 0 again would be no continuation."""
+    kept = store.newest(settings.run.name)
+    if kept is not None:
+        raise UserError(
+            f"{settings.checkpoint.folder} holds run {settings.run.name!r} up to version {kept.version}, and the log knows nothing of it.",
+            hint="Point [kafka] to where it came from, or start a new run with another [run] name and [checkpoint] folder.",
+        )
 
 
 def _fresh_state(settings: Settings, session: str, identities: dict[str, str]) -> LearnerState:

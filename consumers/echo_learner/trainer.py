@@ -204,7 +204,7 @@ class DeepSpeedTrainer:
         if num_bad := int(totals.sums["num_not_finite"]):
             raise TrainingDiverged(
                 f"{num_bad} tokens of this step have a log-probability that is not finite; the weights were left as they are.",
-                hint="The policy has diverged: lower [learner] lr, and fork from an earlier version.",
+                hint="The policy has diverged: lower [learner] lr, and start a new run.",
             )
         return totals
 
@@ -268,7 +268,7 @@ class DeepSpeedTrainer:
         value = self._started.grad_norm
         if not math.isfinite(value):
             raise TrainingDiverged(
-                f"The gradient norm is {value}.", hint="The policy has diverged: lower [learner] lr, and fork from an earlier version."
+                f"The gradient norm is {value}.", hint="The policy has diverged: lower [learner] lr, and start a new run."
             )
         return value
 

@@ -135,6 +135,15 @@ def test_a_checkpoint_of_another_cluster_is_refused(pipeline: Pipeline) -> None:
     assert "trajectories" in said
 
 
+def test_a_folder_that_goes_on_where_the_log_never_was_is_refused(pipeline: Pipeline) -> None:
+    fill(pipeline, 6)
+    pipeline.train(NumpyTrainer(), steps=6, staleness={"budget": 9})
+    assert all(pipeline.store.load(name).version > 0 for name in pipeline.store.ids()), "the first checkpoints are pruned"
+    said = refusal(Pipeline(pipeline.folder, cluster=MemoryCluster()))
+    assert "holds run 'demo' up to version 4, and the log knows nothing of it" in said
+    assert "Point [kafka] to where it came from" in said
+
+
 def test_a_topic_with_more_partitions_is_noticed(pipeline: Pipeline) -> None:
     trained(pipeline)
     physical = pipeline.namespace.topic(TRAJECTORIES)
