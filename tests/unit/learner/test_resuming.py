@@ -140,7 +140,7 @@ def test_a_folder_that_goes_on_where_the_log_never_was_is_refused(pipeline: Pipe
     pipeline.train(NumpyTrainer(), steps=6, staleness={"budget": 9})
     assert all(pipeline.store.load(name).version > 0 for name in pipeline.store.ids()), "the first checkpoints are pruned"
     said = refusal(Pipeline(pipeline.folder, cluster=MemoryCluster()))
-    assert "holds run 'demo' up to version 4, and the log knows nothing of it" in said
+    assert "holds run 'demo' up to version 6, and the log knows nothing of it" in said
     assert "Point [kafka] to where it came from" in said
 
 
