@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +33,26 @@ def set_environment(*, in_process: bool) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def bind_engine_thread() -> None:
+    """Keep the calling thread, and what it starts, on the cores of VLLM_CPU_OMP_THREADS_BIND: vLLM reads it for its own processes only."""
+    cores = cores_of(os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""))
+    if cores and hasattr(os, "sched_setaffinity") and not has_gpu():
+        # Cores that this process may not use are the affair of whoever gave it others.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cores)
+
+
+def cores_of(text: str) -> set[int]:
+    """`0-2,5` → {0, 1, 2, 5}; the empty set for words such as `auto` and `nobind`, and for several ranks."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            return set()
+        found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def has_gpu() -> bool:

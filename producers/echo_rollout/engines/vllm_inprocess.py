@@ -35,6 +35,7 @@ from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
 from echo_rollout.engines.vllm_arguments import (
     Decode,
     batch_decoder,
+    bind_engine_thread,
     engine_arguments,
     generations_of,
     max_rank,
@@ -179,6 +180,7 @@ class VllmInProcess:
     # The engine thread
 
     def _run(self) -> None:
+        bind_engine_thread()
         while self._obey():
             if self._asked:
                 self._step()

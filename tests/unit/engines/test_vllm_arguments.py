@@ -12,7 +12,7 @@ import pytest
 
 from echo_rollout.engines import vllm_arguments
 from echo_rollout.engines.engine import EngineConfig, SnapshotRef
-from echo_rollout.engines.vllm_arguments import engine_arguments, generations_of, max_rank
+from echo_rollout.engines.vllm_arguments import cores_of, engine_arguments, generations_of, max_rank
 from echo_schemas.errors import UserError
 from echo_schemas.records import FinishReason, Sampling, VersionSpan, WeightKind
 
@@ -90,3 +90,11 @@ def test_at_temperature_zero_one_answer_is_that_of_all() -> None:
     output = SimpleNamespace(outputs=[answer([4, 1], reason="stop")])
     group = generations_of(output, 3, Sampling(max_new_tokens=3, temperature=0.0), REF, decode)
     assert [generation.token_ids.tolist() for generation in group] == [[4, 1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("0", {0}), ("0-2,5", {0, 1, 2, 5}), ("", set()), ("auto", set()), ("nobind", set()), ("0-1|2-3", set()), ("1-", set())],
+)
+def test_cores_are_read_as_vllm_writes_them(text: str, cores: set[int]) -> None:
+    assert cores_of(text) == cores
