@@ -4,7 +4,7 @@ No Kafka, no records, no reward process, no checkpoint.
 
     worker process (core 0): VllmInProcess ─ groups ─▶ pipe ─▶ learner process (core 1): DeepSpeedTrainer ─ adapter ─▶ pipe ─▶ worker
 
-Admission is the pipeline's: issued groups ≤ (S + p + 1) · groups per step. Rewards are computed by the worker.
+Admission is the pipeline's: issued groups ≤ (lead + p + 1) · groups per step. Rewards are computed by the worker.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def _work(settings: Settings, pipe: multiprocessing.connection.Connection)
                 for name, content in files:
                     (place / name).write_bytes(content)
                 await engine.install(Snapshot(ref=SnapshotRef(version=published, sha256=str(published)), kind=kind, folder=place))
-            limit = (settings.budget + published + 1) * settings.learner.groups_per_step if published >= 0 else 0
+            limit = (settings.lead + published + 1) * settings.learner.groups_per_step if published >= 0 else 0
             if issued >= limit:
                 changed.clear()
                 if not incoming:

@@ -15,6 +15,7 @@ import numpy as np
 
 from echo_learner.batch import TrainingBatch
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.microbatches import plan_micro_batches
 from echo_schemas.columns import LOGPROB_DTYPE, TOKEN_DTYPE
 from echo_schemas.records import Trajectory
 
@@ -41,11 +42,12 @@ class Comparer(Protocol):
 class Agreement:
     """Compares probe groups; the learner's thread uses it."""
 
-    def __init__(self, trainer: Comparer, metrics: LearnerMetrics, *, versions: int) -> None:
-        """`versions`: how many published versions to remember, if they fit."""
+    def __init__(self, trainer: Comparer, metrics: LearnerMetrics, *, versions: int, max_tokens: int) -> None:
+        """`versions`: how many published versions to remember, if they fit. `max_tokens`: padded tokens in one forward pass."""
         self._trainer = trainer
         self._metrics = metrics
         self._versions = versions
+        self._max_tokens = max_tokens
         self._weights: OrderedDict[int, Any] = OrderedDict()
         self.num_samples = 0
         self.largest = 0.0
@@ -69,7 +71,7 @@ class Agreement:
             weights = self._weights.get(version)
             if weights is None or any(member.min_version != version or member.max_version != version for member in group):
                 continue
-            found = self._trainer.logprobs_under(weights, _as_batch(group, version))
+            found = self._trainer.logprobs_under(weights, _as_batch(group, version, self._max_tokens))
             differences = [np.abs(np.asarray(ours) - member.logprob_values).max() for ours, member in zip(found, group, strict=True)]
             largest = float(max(differences))
             self.num_samples += len(group)
@@ -79,8 +81,8 @@ class Agreement:
             logger.debug("Version %d: log-probabilities differ by %.2e at most", version, largest)
 
 
-def _as_batch(group: Sequence[Trajectory], version: int) -> TrainingBatch:
-    """The group's tokens, one sample a micro-batch; nothing in it is trained."""
+def _as_batch(group: Sequence[Trajectory], version: int, max_tokens: int) -> TrainingBatch:
+    """The group's tokens; nothing in it is trained."""
     lengths = np.array([len(member.tokens) for member in group], np.int64)
     num_generated = np.array([member.num_generated for member in group], np.int64)
     generated = np.zeros(int(lengths.sum()), np.bool_)
@@ -88,6 +90,7 @@ def _as_batch(group: Sequence[Trajectory], version: int) -> TrainingBatch:
         for span in member.generated:
             generated[start + span.start : start + span.end] = True
     rows = int(num_generated.sum())
+    plan = plan_micro_batches(lengths.tolist(), [len(group)], num_updates=1, max_tokens=max_tokens)
     return TrainingBatch(
         version=version,
         tokens=np.frombuffer(b"".join(member.token_ids for member in group), TOKEN_DTYPE),
@@ -98,7 +101,7 @@ def _as_batch(group: Sequence[Trajectory], version: int) -> TrainingBatch:
         advantages=np.zeros(rows, np.float32),
         mask=np.zeros(rows, np.bool_),
         fresh=np.zeros(rows, np.bool_),
-        order=np.arange(len(group), dtype=np.int32),
-        micro_batch_sizes=np.ones(len(group), np.int32),
-        update_sizes=np.array([len(group)], np.int32),
+        order=plan.order,
+        micro_batch_sizes=plan.micro_batch_sizes,
+        update_sizes=plan.update_sizes,
     )

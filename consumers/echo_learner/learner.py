@@ -101,7 +101,9 @@ class Learner:
         self._terms: tuple[RewardTerm, ...] = state.terms
         self._outbox: list[tuple[Topic, Record]] = list(outbox)
         self._history = VersionHistory(state.version, parts.clock.time_ms())
-        self._agreement = Agreement(parts.trainer, parts.metrics, versions=self._policy.budget + 2)
+        self._agreement = Agreement(
+            parts.trainer, parts.metrics, versions=self._policy.budget + 2, max_tokens=self._settings.learner.micro_batch_tokens
+        )
         self._mark_s = parts.clock.monotonic_s()
         self._checkpoint_s = 0.0
         self._idle_s = 0.0

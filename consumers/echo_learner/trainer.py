@@ -129,13 +129,13 @@ class DeepSpeedTrainer:
     def logprobs_under(self, weights: Mapping[str, Tensor], batch: TrainingBatch) -> list[Tensor]:
         """The log-probabilities of each sample's generated tokens under `weights` (of `copy_weights`), on this rank alone."""
         arrays = _SampleRows(batch, self._engine.device)
-        found: list[Tensor] = []
+        plan = restore_plan(batch.order.tolist(), batch.micro_batch_sizes.tolist(), batch.update_sizes.tolist())
+        found: dict[int, Tensor] = {}
         with torch.no_grad():
-            for sample in range(arrays.num_samples):
-                inputs = arrays.inputs((sample,))
-                logprobs, _ = torch.func.functional_call(self._model, dict(weights), inputs)
-                found.append(logprobs.cpu())
-        return found
+            for samples in itertools.chain.from_iterable(plan.updates):
+                logprobs, _ = torch.func.functional_call(self._model, dict(weights), arrays.inputs(samples))
+                found.update(zip(samples, logprobs.cpu().split(batch.num_generated[list(samples)].tolist()), strict=True))
+        return [found[sample] for sample in range(arrays.num_samples)]
 
     def save(self, folder: Path) -> None:
         """Write model, optimizer and random state below `folder`. Not yet durable: the checkpoint store sees to that."""

@@ -45,9 +45,14 @@ _PRODUCER_BASE = _frozen(
     allow_auto_create_topics=False,
 )
 
-# Many records: fill batches, and let a full buffer hold the caller back.
+# Many records: fill batches, and let a full buffer hold the caller back. With 20 ms instead of 5 the broker handles a third fewer requests;
+# whatever lies between versions is not in that hurry.
 PRODUCER_THROUGHPUT: Properties = MappingProxyType(
-    {**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=5, batch_size=1_000_000, compression_codec="lz4", queue_buffering_max_kbytes=65_536)}
+    {
+        **FAILOVER,
+        **_PRODUCER_BASE,
+        **_frozen(linger_ms=20, batch_size=1_000_000, compression_codec="lz4", queue_buffering_max_kbytes=65_536),
+    }
 )
 # Few records that somebody waits for.
 PRODUCER_LATENCY: Properties = MappingProxyType({**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=0, queue_buffering_max_kbytes=65_536)})

@@ -55,7 +55,7 @@ def probe(version: int, *logprobs: float) -> tuple[Trajectory, ...]:
 
 def test_each_group_is_compared_under_its_own_version() -> None:
     trainer, metrics = FakeComparer(), LearnerMetrics()
-    agreement = Agreement(trainer, metrics, versions=3)
+    agreement = Agreement(trainer, metrics, versions=3, max_tokens=256)
     for version in range(3):
         trainer.now = -float(version)
         agreement.remember(version)
@@ -72,7 +72,7 @@ def test_each_group_is_compared_under_its_own_version() -> None:
 
 def test_versions_that_are_forgotten_and_groups_of_several_are_passed_over() -> None:
     trainer = FakeComparer()
-    agreement = Agreement(trainer, LearnerMetrics(), versions=2)
+    agreement = Agreement(trainer, LearnerMetrics(), versions=2, max_tokens=256)
     for version in range(4):
         agreement.remember(version)
     spans = (VersionSpan(start=1, end=2, version=2), VersionSpan(start=2, end=3, version=3))
@@ -88,7 +88,7 @@ def test_weights_above_the_memory_for_them_are_not_kept(monkeypatch: pytest.Monk
     trainer = FakeComparer()
     for bound, kept in ((39, 0), (40, 1), (119, 2)):
         monkeypatch.setattr(module, "_MAX_BYTES", bound)
-        agreement = Agreement(trainer, LearnerMetrics(), versions=5)
+        agreement = Agreement(trainer, LearnerMetrics(), versions=5, max_tokens=256)
         for version in range(5):
             agreement.remember(version)
         agreement.compare([probe(version, 0.0, 0.0) for version in range(5)])
@@ -96,7 +96,7 @@ def test_weights_above_the_memory_for_them_are_not_kept(monkeypatch: pytest.Monk
 
 
 def test_a_trainer_that_cannot_compare_is_not_asked() -> None:
-    agreement = Agreement(FakeComparer(can_compare=False), LearnerMetrics(), versions=2)
+    agreement = Agreement(FakeComparer(can_compare=False), LearnerMetrics(), versions=2, max_tokens=256)
     agreement.remember(0)
     agreement.compare([probe(0, -1.0, -1.0)])
     assert agreement.num_samples == 0
