@@ -23,7 +23,6 @@ import itertools
 import json
 import multiprocessing as mp
 import os
-import shutil
 import statistics
 import sys
 import tempfile
@@ -51,7 +50,8 @@ from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
 from echo_rollout.metrics import WorkerMetrics
-from echo_rollout.weights import LogSource, WeightWatcher, snapshot_folder
+from echo_rollout.snapshot_folders import snapshot_folder
+from echo_rollout.weights import LogSource, WeightWatcher
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import BlobRef, WeightFile, WeightKind, WeightManifest, WorkerStatus
@@ -110,29 +110,26 @@ async def _watch(bus: Bus, times: Connection) -> None:
     def acknowledge(ref: SnapshotRef) -> None:
         heartbeat.change(installed=(ref.version, ref.sha256))
 
-    folder = snapshot_folder(1 << 28)
-    reader = bus.blob_reader()
-    reader.warm(WEIGHT_CHUNKS)
-    watcher = WeightWatcher(
-        ScriptedEngine(),
-        TimedSource(reader, times),
-        newest=lambda: view.get(weights_key(RUN, None)),
-        folder=folder,
-        on_installed=acknowledge,
-        places=places,
-        metrics=WorkerMetrics(registry),
-        clock=clock,
-    )
+    with snapshot_folder(1 << 28) as folder:
+        reader = bus.blob_reader()
+        reader.warm(WEIGHT_CHUNKS)
+        watcher = WeightWatcher(
+            ScriptedEngine(),
+            TimedSource(reader, times),
+            newest=lambda: view.get(weights_key(RUN, None)),
+            folder=folder,
+            on_installed=acknowledge,
+            places=places,
+            metrics=WorkerMetrics(registry),
+            clock=clock,
+        )
 
-    def wake(key: str, manifest: WeightManifest | None) -> None:
-        del key, manifest
-        loop.call_soon_threadsafe(watcher.wake)
+        def wake(key: str, manifest: WeightManifest | None) -> None:
+            del key, manifest
+            loop.call_soon_threadsafe(watcher.wake)
 
-    view.on_change(wake)
-    try:
+        view.on_change(wake)
         await watcher.run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def bare_loop(bootstrap: str, data: bytes) -> float:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from echo_bus.clock import Deadline
@@ -25,6 +26,9 @@ from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace
 
 _log = logging.getLogger(__name__)
+# A busy machine makes no example wrong; what hangs, pytest's own time limit ends.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
 _BOOTSTRAP_VARIABLE = "ECHO_KAFKA__BOOTSTRAP"
 _REGISTRY_VARIABLE = "ECHO_REGISTRY__URL"
 _CONTAINER_IMAGE = "apache/kafka:4.3.1"

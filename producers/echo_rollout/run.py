@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -24,7 +23,8 @@ from echo_rollout.feeder_run import Feeder, FeederParts
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
 from echo_rollout.prompts import PromptCodec, vocabulary_size
-from echo_rollout.weights import LogSource, snapshot_folder
+from echo_rollout.snapshot_folders import snapshot_folder
+from echo_rollout.weights import LogSource
 from echo_rollout.worker import GROUP, Worker, WorkerParts
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import Control, Progress, WeightKind, WeightManifest
@@ -52,8 +52,7 @@ def run_worker(process: RoleProcess, *, worker_id: str) -> None:
     codec = PromptCodec(base)
     vocabulary = vocabulary_size(base)
     with ExitStack() as stack:
-        folder = snapshot_folder(_SNAPSHOT_BYTES)
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = stack.enter_context(snapshot_folder(_SNAPSHOT_BYTES))
         journal = stack.enter_context(closing(CrashJournal(journal_path(settings, worker_id))))
         reader = stack.enter_context(closing(process.bus.blob_reader()))
         reader.warm(WEIGHT_CHUNKS)

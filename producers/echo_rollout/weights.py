@@ -33,9 +33,6 @@ from echo_schemas.records import WeightManifest
 logger = logging.getLogger(__name__)
 
 _RETRY_LEAST_S, _RETRY_MOST_S = 0.2, 5.0
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  a folder of our own is made inside it
-# What a snapshot must leave free in shared memory: the old version lies there too until nothing uses it.
-_ROOM_FACTOR = 3
 
 
 class InstallOutcome(StrEnum):
@@ -175,14 +172,6 @@ class WeightWatcher:
     def _remove(self, folder: Path) -> None:
         """Soon, on the fetching thread: freeing a large snapshot's memory would hold up every group."""
         self._fetching.submit(shutil.rmtree, folder, ignore_errors=True)
-
-
-def snapshot_folder(num_bytes: int) -> Path:
-    """A new folder for snapshots of about `num_bytes`: in shared memory where there is room for several, else among temporary files."""
-    with suppress(OSError):
-        if shutil.disk_usage(_SHARED_MEMORY).free >= num_bytes * _ROOM_FACTOR:
-            return Path(tempfile.mkdtemp(prefix="echoswarm-weights-", dir=_SHARED_MEMORY))
-    return Path(tempfile.mkdtemp(prefix="echoswarm-weights-"))
 
 
 def _ref_of(manifest: WeightManifest) -> SnapshotRef:

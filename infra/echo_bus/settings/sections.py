@@ -121,8 +121,8 @@ class RolloutSettings(Section):
     """Workers that `echoswarm up` starts on this machine."""
     group_size: int = Field(default=16, ge=1)
     """Samples per prompt; advantages are relative within a group."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Softmax temperature of sampling."""
+    temperature: float = Field(default=1.0, ge=0.01)
+    """Softmax temperature of sampling; engines do not tell smaller ones from 0."""
     max_new_tokens: int = Field(default=8, ge=1)
     """Most tokens generated for one sample."""
     top_p: float = Field(default=1.0, gt=0, le=1)

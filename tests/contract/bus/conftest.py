@@ -80,6 +80,10 @@ class Kit:
         new = [NewTopic(name, num_partitions, 1, config={"cleanup.policy": "compact" if name in compacted else "delete"}) for name in names]
         for created in admin.create_topics(new).values():
             created.result(PATIENCE_S)
+        # A broker under load tells of a topic a moment after it has made it.
+        deadline = Deadline.after(PATIENCE_S)
+        while not all(name in (known := admin.list_topics(timeout=PATIENCE_S).topics) and known[name].partitions for name in names):
+            assert not deadline.expired(), f"waited for {names}"
 
     def publisher(self) -> Publisher:
         publisher = Publisher(

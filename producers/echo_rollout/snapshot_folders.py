@@ -1,0 +1,59 @@
+"""Where a worker keeps the snapshots that it has fetched: a folder of its own, in shared memory where there is room.
+
+A worker that is killed cannot tidy up, and what it leaves in shared memory is memory. So a living worker holds a lock on its folder, and
+whoever opens a folder removes those that nobody holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PREFIX = "echoswarm-weights-"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the place that is meant
+# Room for the versions in use, and for the next one beside them.
+_ROOM_FACTOR = 4
+# Between a folder's making and its lock lies a moment; no folder is taken for abandoned that young.
+_YOUNG_S = 60.0
+
+
+@contextmanager
+def snapshot_folder(num_bytes: int, *, shared_memory: Path = _SHARED_MEMORY) -> Iterator[Path]:
+    """A new folder for snapshots of about `num_bytes` each, gone afterwards: in shared memory or among temporary files."""
+    parent = _parent(num_bytes, shared_memory)
+    _remove_abandoned(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _parent(num_bytes: int, shared_memory: Path) -> Path:
+    with suppress(OSError):
+        if shutil.disk_usage(shared_memory).free >= num_bytes * _ROOM_FACTOR and os.access(shared_memory, os.W_OK):
+            return shared_memory
+    return Path(tempfile.gettempdir())
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove folders of ours whose worker is gone. Other users' stay, and so does whatever cannot be removed."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < _YOUNG_S:
+                continue
+            lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
