@@ -52,8 +52,12 @@ fmt: $(STAMP) ## Format and mend what the linter can mend
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
-bench: $(STAMP) ## Measure the data path against a bare client on this machine (about two minutes)
+bench: $(STAMP) ## Measure everything against its baseline on this machine (about twenty minutes)
 	$(BIN)/python bench/datapath.py
+	$(BIN)/python bench/weights.py
+	$(BIN)/python bench/rewards.py
+	$(BIN)/python bench/rollout.py
+	$(BIN)/python bench/overhead.py
 
 constraints: $(STAMP) ## Compile constraints.txt anew (no URLs, no hashes)
 	$(BIN)/uv pip compile pyproject.toml --extra all-cpu --group dev --python-version 3.11 \
