@@ -39,11 +39,6 @@ class RunBroker:
         (self._port,) = free_ports(1)
         self.bootstrap = f"{HOST}:{self._port}"
 
-    @property
-    def is_own(self) -> bool:
-        """Whether this run starts it."""
-        return self._port is not None
-
     def start(self) -> None:
         """Blocks until it answers; returns at once where it is not ours. Raises as `EmbeddedKafka.start`."""
         if self._port is None:

@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from echo_bus.clock import Clock, Deadline
@@ -157,8 +156,3 @@ class Crew:
         """End everything at once."""
         for child in self.children:
             child.kill()
-
-
-def read_log(path: Path, count: int = _NUM_SHOWN_LINES) -> list[str]:
-    """The last lines of a child's log."""
-    return last_lines(path, count=count)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echo_rollout.engines.answers import answer_all
 from echo_rollout.engines.engine import (
     EngineCapabilities,
     EngineConfig,
@@ -259,16 +260,4 @@ class TransformersEngine:
             raise ValueError(message)
 
     def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
-        """Resolve a future of the loop. A loop that is gone wants nothing."""
-
-        def resolve() -> None:
-            if future.done():
-                return
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(resolve)
+        answer_all(self._loop, [(future, result)])

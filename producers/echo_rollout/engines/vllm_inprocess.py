@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from echo_rollout.engines.adapters import Adapter, AdapterShelf
+from echo_rollout.engines.answers import answer_all
 from echo_rollout.engines.engine import (
     EngineCapabilities,
     EngineConfig,
@@ -216,7 +217,7 @@ class VllmInProcess:
             if asked is not None:
                 self._unload(self._adapters.give_back(asked.adapter))
                 answers.append((asked.answer, generations_of(output, asked.n, asked.sampling, asked.ref, self._decode)))
-        self._answer_all(answers)
+        answer_all(self._loop, answers)
         self._install_when_idle()
 
     def _break(self, error: Exception) -> None:
@@ -350,21 +351,4 @@ class VllmInProcess:
             self._answer(future, result)
 
     def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
-        """Resolve a future of the loop."""
-        self._answer_all([(future, result)])
-
-    def _answer_all(self, answers: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
-        """Resolve futures of the loop, waking it once: it takes the interpreter from this thread. A loop that is gone wants nothing."""
-
-        def resolve() -> None:
-            for future, result in answers:
-                if future.done():
-                    continue
-                if isinstance(result, Exception):
-                    future.set_exception(result)
-                else:
-                    future.set_result(result)
-
-        loop = self._loop
-        if answers and loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(resolve)
+        answer_all(self._loop, [(future, result)])
