@@ -17,7 +17,8 @@ from rich.markup import escape
 from echo_bus import profiles
 from echo_bus.bus import Bus
 from echo_bus.cluster import RawConsumer, RawMessage
-from echo_bus.consumer_errors import check_error
+from echo_bus.consumer_errors import END_OF_PARTITION, check_error
+from echo_bus.consumer_queries import num_partitions, watermarks
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.output import out
 from echo_schemas.errors import InvalidRecord, UserError
@@ -26,7 +27,6 @@ from echo_schemas.naming import DEAD_LETTER_SUFFIX
 from echo_schemas.records import Record
 from echo_schemas.topics import BY_NAME
 
-_METADATA_S = 10.0
 _POLL_S = 0.5
 _MAX_BYTES_SHOWN = 24
 _MAX_TEXT_SHOWN = 200
@@ -58,42 +58,31 @@ def tail(config: Path | None, topic: str, filters: Filters, *, follow: bool, las
         raise UserError(f"There is no topic {topic!r}.", hint=f"Known: {', '.join(BY_NAME)}, each also with {DEAD_LETTER_SUFFIX}.")
     bus = reach_bus(read_settings(config), all_runs=all_runs)
     physical = f"{bus.namespace.name}.{topic}"
-    consumer = bus.cluster.consumer({**profiles.READER, "client.id": bus.client_id})
+    consumer = bus.cluster.consumer({**profiles.READER, "client.id": bus.client_id, "enable.partition.eof": True})
     try:
-        ends = _position(consumer, physical, last)
-        while follow or any(_position_of(consumer, place) < end for place, end in ends.items()):
+        unread = _position(consumer, physical, last)
+        while follow or unread:
             raw = consumer.poll(_POLL_S)
             if raw is None:
-                if not follow:
-                    # Transaction markers at the end are never handed out: an idle poll is the end.
-                    return
                 continue
             if (problem := raw.error()) is not None:
-                check_error(problem, raw)
+                if problem.code() == END_OF_PARTITION:
+                    # Only the broker knows: a partition may end in a marker, which nobody is handed, and silence may be slowness.
+                    unread.discard(raw.partition())
+                else:
+                    check_error(problem, raw)
                 continue
             _show(bus, raw, filters, as_json=as_json)
     finally:
         consumer.close()
 
 
-def _position(consumer: RawConsumer, physical: str, last: int) -> dict[tuple[str, int], int]:
-    """Stand `last` records before the end of every partition; the ends, by place."""
-    found = consumer.list_topics(physical, timeout=_METADATA_S).topics.get(physical)
-    if found is None or not found.partitions:
-        raise UserError(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
-    places, ends = [], {}
-    for number in found.partitions:
-        bounds = consumer.get_watermark_offsets(TopicPartition(physical, number), timeout=_METADATA_S)
-        low, high = bounds or (0, 0)
-        ends[physical, number] = high
-        places.append(TopicPartition(physical, number, max(low, high - last)))
-    consumer.assign(places)
-    return ends
-
-
-def _position_of(consumer: RawConsumer, place: tuple[str, int]) -> int:
-    offset = consumer.position([TopicPartition(*place)])[0].offset
-    return max(offset, -1)
+def _position(consumer: RawConsumer, physical: str, last: int) -> set[int]:
+    """Stand `last` records before the end of every partition; the partitions."""
+    places = [(physical, number) for number in range(num_partitions(consumer, physical))]
+    bounds = watermarks(consumer, places)
+    consumer.assign([TopicPartition(*place, max(low, high - last)) for place, (low, high) in bounds.items()])
+    return {number for _, number in places}
 
 
 def _show(bus: Bus, raw: RawMessage, filters: Filters, *, as_json: bool) -> None:

@@ -1,0 +1,61 @@
+"""`echoswarm tail` ends where the log ends, not where the broker is slow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import NewTopic
+
+import echo_ops.cli.tail as tail_module
+from echo_bus.bus import Bus
+from echo_bus.clock import SystemClock
+from echo_bus.memory import MemoryCluster
+from echo_bus.metrics import BusMetrics
+from echo_ops.cli.tail import Filters, tail
+from echo_schemas.codec import lock_file_codec
+from echo_schemas.examples import load_examples
+from echo_schemas.naming import Namespace
+from echo_schemas.topics import TRAJECTORIES
+
+WAIT_S = 20.0
+
+
+class SlowCluster(MemoryCluster):
+    """Its consumers say nothing the first few times they are asked."""
+
+    silences = 3
+
+    def consumer(self, config: Mapping[str, Any]) -> Any:
+        inner = super().consumer(config)
+        poll, left = inner.poll, self.silences
+
+        def slow_poll(timeout: float = -1) -> Any:
+            nonlocal left
+            if left:
+                left -= 1
+                return None
+            return poll(timeout)
+
+        inner.poll = slow_poll  # type: ignore[method-assign]
+        return inner
+
+
+def test_a_silent_broker_is_not_the_end_of_the_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, namespace = SlowCluster(), Namespace("unit.tail")
+    for future in cluster.admin().create_topics([NewTopic(namespace.topic(TRAJECTORIES), num_partitions=2)]).values():
+        future.result(WAIT_S)
+    bus = Bus(cluster=cluster, namespace=namespace, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="tester")
+    publisher = bus.publisher()
+    written = next(iter(load_examples(TRAJECTORIES).values()))
+    publisher.publish(TRAJECTORIES, written).wait(WAIT_S)
+    publisher.close()
+    monkeypatch.setattr(tail_module, "reach_bus", lambda *_args, **_options: replace(bus, run_id=None))
+
+    tail(None, "trajectories", Filters(), follow=False, last=10, all_runs=True, as_json=True)
+
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["record"]["group_id"] == written.group_id  # type: ignore[attr-defined]
