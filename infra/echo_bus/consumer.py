@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -83,6 +83,7 @@ class ConsumerLoop:
         self._metrics = metrics
         self._clock = clock or SystemClock()
         self._limits = limits or LoopLimits()
+        self._on_assignment: Callable[[frozenset[PartitionKey]], None] = lambda keys: None
         self._decoder = Decoder(codec, namespace, topics, run_id=run_id)
         self._handover = Handover(max_messages=self._limits.max_queued_messages, max_bytes=self._limits.max_queued_bytes)
         self._worker = Worker(
@@ -112,6 +113,13 @@ class ConsumerLoop:
     def num_in_flight(self) -> int:
         """Messages accepted and not yet done."""
         return self._worker.in_flight.count
+
+    def on_assignment(self, listener: Callable[[frozenset[PartitionKey]], None]) -> None:
+        """Call `listener` with the physical topics and partitions of this member whenever they change, on the poll thread: keep it short.
+
+        To be said before `run`; the last listener counts.
+        """
+        self._on_assignment = listener
 
     def wait_assigned(self, timeout_s: float) -> None:
         """Wait until the group has given this member its first assignment. Raises DeadlineExceeded: a group that never assigns is
@@ -280,6 +288,7 @@ class ConsumerLoop:
             counters.assigned.inc()
         self._assignment = assignment
         self._assigned.set()
+        self._on_assignment(frozenset(assignment))
         logger.info("%s: assigned %s", self._group, [f"{p.topic}[{p.partition}]" for p in partitions])
 
     def _on_revoke(self, consumer: RawConsumer, partitions: list[TopicPartition]) -> None:
@@ -311,6 +320,7 @@ class ConsumerLoop:
             if state.paused:
                 state.counters.paused.dec()
         self._assignment = assignment
+        self._on_assignment(frozenset(assignment))
         logger.info("%s: gave up %s, %d messages unfinished", self._group, [f"{topic}[{n}]" for topic, n in keys], num_handed_back)
 
     def _learn_partition_counts(self, consumer: RawConsumer, *, must_exist: bool) -> None:

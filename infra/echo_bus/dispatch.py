@@ -1,7 +1,9 @@
 """Which partition the next request goes to: the one with the least outstanding work, none while all have enough (design 6.6).
 
 Workers share one consumer group on `requests` and commit a request when all its trajectories are acknowledged, so a partition's lag *is*
-its outstanding work. A fast worker's partitions empty sooner and are chosen more often; a slow one's are left alone.
+its outstanding work. A fast worker's partitions empty sooner and are chosen more often; a slow one's are left alone. Where it is known
+whose partitions are whose, and what each worker does per second, the lag of a worker's partitions together is bounded by its speed
+(`echo_core.work_shares`), and those that nobody works on get nothing.
 
     LeastLagChooser   pure: what was seen and what is on its way → a partition, or None
     WorkObserver      asks the cluster for committed and end offsets
@@ -12,8 +14,8 @@ Threads: `choose` and `observe` belong to the requester's thread; `acknowledged`
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from confluent_kafka import OFFSET_INVALID, KafkaException, TopicPartition
 
@@ -22,6 +24,7 @@ from echo_bus.consumer_queries import num_partitions, watermarks
 from echo_bus.kafka import translate
 from echo_bus.profiles import GROUP_CONSUMER
 from echo_bus.publisher import Receipt
+from echo_core.work_shares import WorkerLoad, next_worker
 from echo_schemas.errors import UserError
 
 
@@ -38,8 +41,19 @@ class PartitionWork:
         return max(0, self.end - self.first_open)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionOwner:
+    """A worker with the partitions that it has; see `WorkerLoad` for the numbers."""
+
+    partitions: frozenset[int]
+    groups_per_s: float
+    capacity: int
+
+
 class LeastLagChooser:
-    """Chooses partitions so that none holds more than `depth` requests that nobody has finished. Thread-safe."""
+    """Chooses partitions so that none holds more than `depth` requests that nobody has finished; with `share`, so that no worker has more
+    than its speed is worth. Thread-safe.
+    """
 
     def __init__(self, num_partitions: int, *, depth: int) -> None:
         """`depth` times the partitions is the window: what lies between the requester and the workers at most."""
@@ -53,6 +67,23 @@ class LeastLagChooser:
         self._end = [0] * num_partitions
         self._in_flight = [0] * num_partitions
         self._next = 0
+        self._owners: Sequence[PartitionOwner] = ()
+        self._horizon_s = 0.0
+        self._alone = False
+
+    def share(self, owners: Sequence[PartitionOwner], *, horizon_s: float = 0.0, alone: bool = False) -> None:
+        """From now on work goes to `owners` alone, by what each does; to all partitions alike if there are none. See `allowances`.
+
+        Where two claim a partition, the later one has it.
+        """
+        claims = {partition: owner for owner in owners for partition in owner.partitions if partition < len(self._end)}
+        with self._lock:
+            self._horizon_s, self._alone = horizon_s, alone
+            self._owners = [
+                replace(owner, partitions=mine)
+                for owner in owners
+                if (mine := frozenset(partition for partition in owner.partitions if claims.get(partition) is owner))
+            ]
 
     def observe(self, work: Mapping[int, PartitionWork]) -> None:
         """What the cluster says now. Offsets never go back: an answer older than what an acknowledgement told is not believed."""
@@ -68,10 +99,16 @@ class LeastLagChooser:
         """
         with self._lock:
             num_partitions = len(self._end)
-            order = ((self._next + step) % num_partitions for step in range(num_partitions))
-            chosen = min(order, key=self._lag)
-            if self._lag(chosen) >= self._depth:
-                return None
+            order = [(self._next + step) % num_partitions for step in range(num_partitions)]
+            if self._owners:
+                owner = self._next_owner()
+                if owner is None:
+                    return None
+                chosen = min((partition for partition in order if partition in owner.partitions), key=self._lag)
+            else:
+                chosen = min(order, key=self._lag)
+                if self._lag(chosen) >= self._depth:
+                    return None
             self._in_flight[chosen] += 1
             self._next = (chosen + 1) % num_partitions
             return chosen
@@ -103,6 +140,18 @@ class LeastLagChooser:
         """Requests that nobody has finished, those on their way included."""
         with self._lock:
             return sum(self._lag(partition) for partition in range(len(self._end)))
+
+    def _next_owner(self) -> PartitionOwner | None:
+        loads = [
+            WorkerLoad(
+                groups_per_s=owner.groups_per_s,
+                capacity=owner.capacity,
+                outstanding=sum(self._lag(partition) for partition in owner.partitions),
+            )
+            for owner in self._owners
+        ]
+        chosen = next_worker(loads, window=self._depth * len(self._end), horizon_s=self._horizon_s, alone=self._alone)
+        return None if chosen is None else self._owners[chosen]
 
     def _lag(self, partition: int) -> int:
         return max(0, self._end[partition] - self._first_open[partition]) + self._in_flight[partition]

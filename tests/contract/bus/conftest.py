@@ -30,7 +30,7 @@ from echo_schemas.records import Drop, DropReason, Progress
 from echo_schemas.topics import Topic
 
 NUM_PARTITIONS = 4
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
@@ -111,6 +111,7 @@ class Kit:
         """A loop that runs inside the block. The group learns of a departure at once, as the loop leaves it."""
         properties = group_properties(self.namespace.group(group), client_id="test", **options.pop("group_options", {}))
         dead_letters = DeadLetters(self.publisher(), namespace=self.namespace, group=group, metrics=self.metrics)
+        on_assignment = options.pop("on_assignment", None)
         loop = ConsumerLoop(
             self.cluster,
             [topic],
@@ -123,6 +124,8 @@ class Kit:
             limits=limits,
             **options,
         )
+        if on_assignment is not None:
+            loop.on_assignment(on_assignment)
 
         def run() -> None:
             try:

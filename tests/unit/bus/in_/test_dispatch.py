@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_bus.dispatch import LeastLagChooser, PartitionWork
+from echo_bus.dispatch import LeastLagChooser, PartitionOwner, PartitionWork
 from echo_bus.errors import DeliveryFailed
 from echo_bus.publisher import Receipt
 from echo_schemas.errors import UserError
@@ -95,3 +96,44 @@ def test_unequal_workers_all_stay_busy_and_none_builds_a_queue(speeds: list[int]
                 finished[worker] += 1
         chooser.observe({partition: PartitionWork(done[partition], end[partition]) for partition in range(num_partitions)})
     assert finished == [speed * rounds for speed in speeds]
+
+
+def owner(partitions: set[int], rate: float, capacity: int = 0) -> PartitionOwner:
+    return PartitionOwner(partitions=frozenset(partitions), groups_per_s=rate, capacity=capacity)
+
+
+def choices(chooser: LeastLagChooser) -> Counter[int | None]:
+    """What is chosen until nothing more is."""
+    found: Counter[int | None] = Counter()
+    while (chosen := chooser.choose()) is not None:
+        found[chosen] += 1
+    return found
+
+
+def test_work_is_shared_by_speed_over_the_partitions_that_each_worker_has() -> None:
+    chooser = LeastLagChooser(4, depth=10)
+    chooser.share([owner({0, 1}, 20.0), owner({2, 3}, 4.0)])
+    assert choices(chooser) == {0: 20, 1: 20, 2: 4, 3: 4}
+
+
+def test_partitions_that_nobody_works_on_get_nothing_and_all_do_while_no_worker_is_known() -> None:
+    chooser = LeastLagChooser(4, depth=1)
+    chooser.share([owner({1}, 5.0)], alone=True)
+    assert choices(chooser) == {1: 4}
+    chooser.share([])
+    assert choices(chooser) == {0: 1, 2: 1, 3: 1}
+
+
+def test_what_moves_to_another_worker_counts_as_its_work() -> None:
+    chooser = LeastLagChooser(2, depth=8)
+    chooser.share([owner({0, 1}, 8.0), owner(set(), 0.0)])
+    assert choices(chooser) == {0: 8, 1: 8}
+    # The newcomer has taken over what it would not have been given: it gets nothing more before that is done.
+    chooser.share([owner({0}, 8.0), owner({1}, 0.0)])
+    assert choices(chooser) == {0: 8}
+
+
+def test_of_two_that_claim_a_partition_the_later_one_has_it() -> None:
+    chooser = LeastLagChooser(2, depth=1)
+    chooser.share([owner({0, 1}, 1.0, capacity=1), owner({1}, 1.0, capacity=1)])
+    assert choices(chooser) == {0: 1, 1: 1}
