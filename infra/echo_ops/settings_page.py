@@ -13,6 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from echo_bus.settings import Settings
+from echo_bus.settings.load import repeated_section
 
 _HEAD = """\
 # Every setting
@@ -34,7 +35,10 @@ def settings_page() -> str:
 
 
 def _section(name: str, field: FieldInfo) -> str:
-    if (below := _model_of(field)) is None:
+    title = name
+    if (repeated := repeated_section(field.annotation)) is not None:
+        rows, text, title = list(_rows(repeated, "")), repeated.__doc__, f"[{name}]"
+    elif (below := _model_of(field)) is None:
         # A section whose keys are the user's own names.
         default = ", ".join(f"`{key} = {value}`" for key, value in field.get_default(call_default_factory=True).items())
         rows, text = [_ROW_OF_A_REWARD.format(default)], field.description
@@ -42,7 +46,7 @@ def _section(name: str, field: FieldInfo) -> str:
         rows, text = list(_rows(below, "")), below.__doc__
     sentence = _sentence((text or "").partition(": ")[2])
     table = "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
-    return f"## [{name}]\n\n{sentence[0].upper()}{sentence[1:]}\n\n{table}\n"
+    return f"## [{title}]\n\n{sentence[0].upper()}{sentence[1:]}\n\n{table}\n"
 
 
 def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:

@@ -66,9 +66,11 @@ def weights_key(run_id: str, version: int | None) -> str:
 
 
 def control_key(control: Control) -> str:
-    """`<run>/worker/<id>`, `<run>/rewards` or `<run>/run`."""
+    """`<run>/worker/<id>`, `<run>/rewards`, `<run>/run` or `<run>/eval/<version>/<name>`."""
     if control.worker is not None:
         return f"{control.run_id}/worker/{control.worker_id}"
+    if control.evaluation is not None:
+        return f"{control.run_id}/eval/{control.evaluation.version}/{control.evaluation.name}"
     return f"{control.run_id}/{'rewards' if control.rewards is not None else 'run'}"
 
 

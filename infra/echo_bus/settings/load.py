@@ -105,13 +105,28 @@ def _refuse_unknown(content: Mapping[str, Any], model: type[BaseModel], where: s
         below = fields[key].annotation
         if isinstance(value, dict) and isinstance(below, type) and typing.get_origin(below) is None and issubclass(below, BaseModel):
             _refuse_unknown(value, below, where, (*path, key))
+        item = repeated_section(below)
+        if item is not None and isinstance(value, dict):
+            raise UserError(f"{where}: [{key}] may stand there several times.", hint=f"Write [[{key}]], with two brackets.")
+        if item is not None and isinstance(value, list):
+            for number, each in enumerate(value):
+                if isinstance(each, dict):
+                    _refuse_unknown(each, item, where, (*path, f"{key} {each.get('name', number + 1)}"))
+
+
+def repeated_section(annotation: Any) -> type[BaseModel] | None:
+    """The model of a section that a file may hold several times, as `[[name]]`; None for any other."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is not tuple or not (isinstance(arguments[0], type) and issubclass(arguments[0], BaseModel)):
+        return None
+    return arguments[0]
 
 
 def _explain(exc: ValidationError, where: str) -> str:
     """One sentence per problem. The value is not repeated: it may be a secret."""
     problems = []
     for error in exc.errors(include_url=False, include_input=False):
-        place = [str(part) for part in error["loc"]]
+        place = [str(part + 1) if isinstance(part, int) else part for part in error["loc"]]
         key = f"[{'.'.join(place[:-1])}] {place[-1]}: " if len(place) > 1 else (f"[{place[0]}]: " if place else "")
         problems.append(f"{key}{error['msg'].removeprefix('Value error, ')}")
     return f"{where}: {'; '.join(problems)}."

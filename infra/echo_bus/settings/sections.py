@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from echo_bus.settings.evaluation import EvalSettings, check_evaluations
+from echo_bus.settings.section import Section, part_of_key
 from echo_schemas.naming import Namespace
-
-_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class Section(BaseModel):
-    """Frozen, and strict about unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class RunSettings(Section):
@@ -31,10 +24,7 @@ class RunSettings(Section):
     @field_validator("name")
     @classmethod
     def _name_is_part_of_keys(cls, name: str) -> str:
-        if not _RUN_NAME.fullmatch(name):
-            message = f"{name!r} cannot be part of a key; use letters, digits, '.', '_' and '-'"
-            raise ValueError(message)
-        return name
+        return part_of_key(name)
 
 
 class KafkaSettings(Section):
@@ -266,6 +256,7 @@ class Settings(Section):
     staleness: StalenessSettings = StalenessSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     store: StoreSettings = StoreSettings()
+    eval: tuple[EvalSettings, ...] = ()
     metrics: MetricsSettings = MetricsSettings()
 
     @property
@@ -334,4 +325,15 @@ class Settings(Section):
                 f"{self.learner.groups_per_step}: the updates must get equally many groups"
             )
             raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _evaluations_fit(self) -> Settings:
+        check_evaluations(
+            self.eval,
+            run_seed=self.run.seed,
+            kappa=self.publication_period,
+            max_length=self.policy.max_length,
+            rewards=tuple(self.rewards),
+        )
         return self

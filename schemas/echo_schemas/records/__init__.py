@@ -15,6 +15,7 @@ from echo_schemas.records.rollout import (
 )
 from echo_schemas.records.status import (
     Control,
+    EvaluationOrder,
     Mode,
     Progress,
     RewardControl,
@@ -68,6 +69,7 @@ __all__ = [
     "Drop",
     "DropReason",
     "Eval",
+    "EvaluationOrder",
     "FinishReason",
     "LogprobSource",
     "Mode",

@@ -56,7 +56,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest(Record):
-    """One prompt to be sampled `group_size` times. Exactly one of `messages` and `prompt_token_ids` is given."""
+    """One prompt to be sampled `group_size` times. Exactly one of `messages` and `prompt_token_ids` is given.
+
+    `evaluation` names the evaluation that a request of purpose `eval` belongs to.
+    """
 
     SCHEMA: ClassVar[str] = "rollout_request"
 
@@ -77,6 +80,7 @@ class RolloutRequest(Record):
     deadline_ms: int | None = None
     correlation: str | None = None
     resends: int = 0
+    evaluation: str | None = None
 
     def validate(self) -> None:
         require_not_negative(

@@ -160,8 +160,20 @@ class RunControl:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOrder:
+    """One more evaluation of a version that is kept. `section`: the [[eval]] section that describes it, as JSON."""
+
+    version: int
+    name: str
+    section: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Control(Record):
-    """An order to a worker, to the learner about rewards, or to the whole run: exactly one of the three. Lower epochs are ignored."""
+    """An order to a worker, to the learner about rewards or an evaluation, or to the whole run: one of the four.
+
+    Lower epochs are ignored, and an order that only a newer release knows: here it carries none.
+    """
 
     SCHEMA: ClassVar[str] = "control"
 
@@ -171,13 +183,15 @@ class Control(Record):
     worker: WorkerControl | None = None
     rewards: RewardControl | None = None
     run: RunControl | None = None
+    evaluation: EvaluationOrder | None = None
     issued_by: str
     time_ms: int
 
     def validate(self) -> None:
         require_not_negative(epoch=self.epoch)
-        given = sum(part is not None for part in (self.worker, self.rewards, self.run))
-        require(given == 1, InvalidReason.INCONSISTENT, f"A control record carries exactly one order, this one {given}.")
+        given = sum(part is not None for part in (self.worker, self.rewards, self.run, self.evaluation))
+        # None: an order of a newer release, which this one cannot obey.
+        require(given <= 1, InvalidReason.INCONSISTENT, f"A control record carries one order, this one {given}.")
         require(
             (self.worker is None) == (self.worker_id is None),
             InvalidReason.INCONSISTENT,

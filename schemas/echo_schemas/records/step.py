@@ -180,7 +180,10 @@ class PassAtK:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eval(Record):
-    """The result of one evaluation of one version."""
+    """The result of one evaluation of one version, over the prompts that were answered; `num_missing` more were asked.
+
+    `stderr` of a reward is the standard error of its mean over prompts, whose samples belong together.
+    """
 
     SCHEMA: ClassVar[str] = "eval"
 
@@ -194,7 +197,18 @@ class Eval(Record):
     rewards: tuple[RewardStats, ...] = ()
     sampling: Sampling
     seconds: float
+    num_missing: int = 0
+    weights_sha256: str = ""
+    seed: int = 0
+    pass_reward: str | None = None
+    pass_from: float = 1.0
     time_ms: int
 
     def validate(self) -> None:
-        require_not_negative(version=self.version, num_prompts=self.num_prompts, num_samples=self.num_samples, seconds=self.seconds)
+        require_not_negative(
+            version=self.version,
+            num_prompts=self.num_prompts,
+            num_samples=self.num_samples,
+            num_missing=self.num_missing,
+            seconds=self.seconds,
+        )

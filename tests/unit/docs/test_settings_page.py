@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from echo_bus.settings import Settings
+from echo_bus.settings.load import repeated_section
 from echo_ops.cli.main import app
 from echo_ops.settings_page import settings_page
 
@@ -21,12 +22,15 @@ def test_the_page_is_what_the_command_prints() -> None:
 
 
 def test_every_section_and_key_has_a_row_with_a_meaning() -> None:
-    sections = dict(part.split("]\n", 1) for part in settings_page().split("\n## [")[1:])
+    # A section that may stand there several times is headed `[[name]]`.
+    parts = [part.split("]\n", 1) for part in settings_page().split("\n## [")[1:]]
+    sections = {title.strip("[]"): text for title, text in parts}
     assert list(sections) == list(Settings.model_fields)
     for name, text in sections.items():
         rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
         assert all(len(row) == 4 and row[3].removesuffix(" |").endswith(".") for row in rows), name
-        expected = Settings.model_fields[name].annotation
+        annotation = Settings.model_fields[name].annotation
+        expected = repeated_section(annotation) or annotation
         if expected is not None and hasattr(expected, "model_fields"):
             assert {row[0].strip("| `").split(".")[0] for row in rows} == set(expected.model_fields)
 
