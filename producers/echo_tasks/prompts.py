@@ -1,0 +1,77 @@
+"""Text to token ids and back, with the base model's own tokenizer file; light enough for whoever asks, who need not load torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
+from echo_schemas.records import ChatMessage
+
+TokenIds = npt.NDArray[np.int32]
+
+
+class TextCodec(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> TokenIds:
+        """int32 [T], no special tokens added."""
+
+    def decode(self, token_ids: Sequence[int] | TokenIds) -> str:
+        """The text, special tokens included."""
+
+
+class PromptCodec:
+    """The tokenizer of one base model. Thread-safe: the library's encoder is."""
+
+    def __init__(self, base: Path) -> None:
+        """`base` is a model folder. Raises UserError if it has no tokenizer.json."""
+        from tokenizers import Tokenizer
+
+        file = base / "tokenizer.json"
+        if not file.is_file():
+            raise UserError(
+                f"{base} has no tokenizer.json.", hint="Save the model's fast tokenizer there: tokenizer.save_pretrained(folder)."
+            )
+        self._base = base
+        self._tokenizer = Tokenizer.from_file(str(file))
+        self._chat: Any = None
+
+    def encode(self, text: str) -> TokenIds:
+        """Token ids of `text` as it is, int32 [T]; no special tokens are added."""
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def decode(self, token_ids: Sequence[int] | TokenIds) -> str:
+        """The text of `token_ids`, special tokens included: what the policy saw."""
+        return str(self._tokenizer.decode([int(token) for token in token_ids], skip_special_tokens=False))
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The base model's chat template over `messages`, open for the answer. Loads transformers the first time.
+
+        Raises InvalidRecord for messages that the template refuses, and for a model without a template.
+        """
+        if self._chat is None:
+            from transformers import AutoTokenizer
+
+            self._chat = AutoTokenizer.from_pretrained(str(self._base))
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return str(self._chat.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except Exception as exc:  # a template is a program of the model's author and may raise anything
+            raise InvalidRecord(
+                InvalidReason.HANDLER_REFUSED, f"The chat template of {self._base.name} refused the messages: {exc}"
+            ) from exc
+
+
+def vocabulary_size(base: Path) -> int:
+    """Token ids of the model are below this. Raises UserError if its config.json does not say."""
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise UserError(f"{base / 'config.json'} does not say `vocab_size`.", hint="Use a folder that `save_pretrained` wrote.")
+    return size
