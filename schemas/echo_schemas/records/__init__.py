@@ -36,6 +36,7 @@ from echo_schemas.records.step import (
     RewardTerm,
     SessionClaim,
     StepReport,
+    WorkerShare,
 )
 from echo_schemas.records.trajectory import FinishReason, LogprobSource, Span, Trajectory, VersionSpan
 from echo_schemas.records.weights import BlobRef, Chunk, ChunkRef, WeightFile, WeightKind, WeightManifest
@@ -100,6 +101,7 @@ __all__ = [
     "WeightKind",
     "WeightManifest",
     "WorkerControl",
+    "WorkerShare",
     "WorkerState",
     "WorkerStatus",
     "group_id_of",

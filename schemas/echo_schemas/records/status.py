@@ -103,7 +103,11 @@ class Progress(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus(Record):
-    """A worker's heartbeat, and its acknowledgement of an installed version (`installed_version` with `weights_sha256`)."""
+    """A worker's heartbeat, and its acknowledgement of an installed version (`installed_version` with `weights_sha256`).
+
+    `kind` is its name among [[rollout.pool]], `partitions` those of `requests` that it has, `capacity` the groups it takes in hand at most
+    (0: not said), `rollouts` the trajectories acknowledged since it started.
+    """
 
     SCHEMA: ClassVar[str] = "worker_status"
 
@@ -120,6 +124,10 @@ class WorkerStatus(Record):
     in_flight: int = 0
     price_per_hour: float = 0.0
     capabilities: Mapping[str, str] = field(default_factory=dict)
+    kind: str = ""
+    partitions: tuple[int, ...] = ()
+    capacity: int = 0
+    rollouts: int = 0
     time_ms: int
 
     def validate(self) -> None:
@@ -127,6 +135,8 @@ class WorkerStatus(Record):
             installed_version=self.installed_version,
             busy_s=self.busy_s,
             in_flight=self.in_flight,
+            capacity=self.capacity,
+            rollouts=self.rollouts,
             price_per_hour=self.price_per_hour,
         )
         require(

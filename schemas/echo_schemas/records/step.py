@@ -123,6 +123,14 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShare:
+    """What one worker contributed to a step: entry i of `staleness` counts its samples of staleness i when the batch was formed."""
+
+    worker_id: str
+    staleness: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport(Record):
     """One training step. Together with the log it is enough to train the step again.
 
@@ -150,6 +158,7 @@ class StepReport(Record):
     staleness_in_queue: tuple[int, ...] = ()
     staleness_total: tuple[int, ...] = ()
     reward_stats: tuple[RewardStats, ...] = ()
+    workers: tuple[WorkerShare, ...] = ()
     idle_s: float = 0.0
     training_s: float = 0.0
     time_ms: int
