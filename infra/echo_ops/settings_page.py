@@ -31,7 +31,17 @@ _ROW_OF_A_REWARD = "| `<name of a reward>` | number | {} | Its weight in a sampl
 
 def settings_page() -> str:
     """The whole page: a table a section, a row a key, in the order of the models."""
-    return "\n".join([_HEAD, *(_section(name, field) for name, field in Settings.model_fields.items())])
+    return "\n".join([_HEAD, *(_section(name, field) for name, field in _sections(Settings, ""))])
+
+
+def _sections(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    """Every table of a file with its name, those that repeat within another right behind it."""
+    for name, field in model.model_fields.items():
+        if not prefix or repeated_section(field.annotation) is not None:
+            yield f"{prefix}{name}", field
+        below = _model_of(field)
+        if not prefix and below is not None:
+            yield from _sections(below, f"{name}.")
 
 
 def _section(name: str, field: FieldInfo) -> str:
@@ -54,6 +64,8 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
         below = _model_of(field)
         if below is not None:
             yield from _rows(below, f"{prefix}{key}.")
+            continue
+        if repeated_section(field.annotation) is not None:
             continue
         yield f"| `{prefix}{key}` | {_type(field)} | {_default(field)} | {_sentence(field.description)} |"
 
@@ -97,6 +109,8 @@ def _bound(constraint: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "none"

@@ -107,7 +107,8 @@ def _refuse_unknown(content: Mapping[str, Any], model: type[BaseModel], where: s
             _refuse_unknown(value, below, where, (*path, key))
         item = repeated_section(below)
         if item is not None and isinstance(value, dict):
-            raise UserError(f"{where}: [{key}] may stand there several times.", hint=f"Write [[{key}]], with two brackets.")
+            name = ".".join((*path, key))
+            raise UserError(f"{where}: [{name}] may stand there several times.", hint=f"Write [[{name}]], with two brackets.")
         if item is not None and isinstance(value, list):
             for number, each in enumerate(value):
                 if isinstance(each, dict):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from echo_bus.settings.evaluation import EvalSettings, check_evaluations
+from echo_bus.settings.pool import PoolSettings, check_pool
 from echo_bus.settings.section import Section, part_of_key
 from echo_schemas.naming import Namespace
 
@@ -137,6 +138,13 @@ class RolloutSettings(Section):
     """What one worker costs, in any currency."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Any argument of the engine, as [rollout.options]; wins over the project's own."""
+    pool: tuple[PoolSettings, ...] = ()
+    """Kinds of workers that differ from one another, each as [[rollout.pool]]; none: all workers are as [rollout] says."""
+
+    @model_validator(mode="after")
+    def _pool_is_whole(self) -> RolloutSettings:
+        check_pool(self.pool, has_workers="workers" in self.model_fields_set)
+        return self
 
 
 class ScoringSettings(Section):
