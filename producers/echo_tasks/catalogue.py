@@ -23,11 +23,12 @@ from typing import Any
 from echo_schemas.errors import UserError
 from echo_tasks.digits import ReverseDigits, SortDigits
 from echo_tasks.rewards import BUILT_IN, RewardFunction, RewardKind
+from echo_tasks.sokoban import Sokoban
 from echo_tasks.task import Task
 
 TASK_GROUP = "echoswarm.tasks"
 REWARD_GROUP = "echoswarm.rewards"
-_BUILT_IN_TASKS: Mapping[str, Callable[..., Task]] = {"reverse-digits": ReverseDigits, "sort-digits": SortDigits}
+_BUILT_IN_TASKS: Mapping[str, Callable[..., Task]] = {"reverse-digits": ReverseDigits, "sort-digits": SortDigits, "sokoban": Sokoban}
 
 
 def task_names() -> tuple[str, ...]:
