@@ -22,7 +22,7 @@ from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 _counter = itertools.count(1)
 
 MakeTopic = Callable[..., str]

@@ -17,6 +17,7 @@ from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import Coordinates, Purpose, ReplyOutcome, RolloutReply, RolloutRequest, Sampling
 from echo_schemas.records.rollout import ChatMessage
 from echo_schemas.topics import REPLIES, REQUESTS
+from tests.contract.bus.conftest import PATIENCE_S
 
 Until = Callable[[Callable[[], object], str], None]
 PARTITION = 2
@@ -76,7 +77,7 @@ def served(kit: Any, server: ReplyServer) -> Iterator[list[Message]]:
         yield seen
 
 
-def soon_ms(kit: Any, seconds: float = 30) -> int:
+def soon_ms(kit: Any, seconds: float = PATIENCE_S) -> int:
     return int(kit.clock.time_ms() + seconds * 1000)
 
 
@@ -127,8 +128,8 @@ def test_replies_of_others_are_orphans_on_our_partition_and_nothing_elsewhere(
     kit: Any, requester: Requester, server: ReplyServer, until: Until
 ) -> None:
     requester.start()
-    server.answer(ReplyAddress("else-1", PARTITION + 1, None), reply("else-1")).wait(30)
-    server.answer(ReplyAddress("else-2", PARTITION, None), reply("else-2")).wait(30)
+    server.answer(ReplyAddress("else-1", PARTITION + 1, None), reply("else-1")).wait(PATIENCE_S)
+    server.answer(ReplyAddress("else-2", PARTITION, None), reply("else-2")).wait(PATIENCE_S)
     until(lambda: kit.value("replies_total", outcome="orphan") == 1, "the orphan")
 
 
@@ -186,13 +187,13 @@ def test_lag_is_outstanding_work_and_the_chooser_waits_for_it_to_fall(kit: Any, 
         receipt = publisher.publish(REQUESTS, request(len(issued)), partition=partition)
         chooser.follow(partition, receipt)
     assert sorted(issued) == [0, 0, 1, 1, 2, 2, 3, 3]
-    publisher.flush(30)
+    publisher.flush(PATIENCE_S)
     chooser.observe(observer.observe(count))
     assert chooser.outstanding == 8
     gate = threading.Event()
 
     def handle(message: Message) -> Outcome:
-        assert gate.wait(30), "the gate never opened"
+        assert gate.wait(PATIENCE_S), "the gate never opened"
         return ACCEPTED
 
     with kit.running(REQUESTS, handle):

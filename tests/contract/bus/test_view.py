@@ -13,6 +13,7 @@ from echo_bus.view import CompactedView
 from echo_schemas.errors import UserError
 from echo_schemas.records import Drop, Progress
 from echo_schemas.topics import DROPS, PROGRESS
+from tests.contract.bus.conftest import PATIENCE_S
 
 Until = Callable[[Callable[[], object], str], None]
 
@@ -22,7 +23,7 @@ def open_view(kit: Any) -> Callable[..., CompactedView[Progress]]:
     def make(**options: Any) -> CompactedView[Progress]:
         view = CompactedView(kit.reader(PROGRESS, **options), PROGRESS, Progress, metrics=kit.metrics, **options)
         kit.opened.append(view)
-        view.open(Deadline.after(30))
+        view.open(Deadline.after(PATIENCE_S))
         return view
 
     return make
@@ -36,13 +37,13 @@ def test_a_view_is_whole_when_it_opens_and_follows(
     for version in range(5):
         publisher.publish(PROGRESS, progress(version))
     publisher.publish(PROGRESS, progress(9, "other"))
-    publisher.flush(30)
+    publisher.flush(PATIENCE_S)
     view = open_view()
     assert view.get("demo") == progress(4)
     assert view.get("nobody") is None
     assert view.items() == {"demo": progress(4), "other": progress(9, "other")}
     publisher.publish(PROGRESS, progress(7))
-    assert view.wait_for("demo", lambda seen: seen.version >= 7, Deadline.after(30)) == progress(7)
+    assert view.wait_for("demo", lambda seen: seen.version >= 7, Deadline.after(PATIENCE_S)) == progress(7)
 
 
 def test_a_tombstone_takes_an_entry_away_and_listeners_hear_it(
@@ -51,7 +52,7 @@ def test_a_tombstone_takes_an_entry_away_and_listeners_hear_it(
     kit.create(PROGRESS)
     publisher = kit.publisher()
     publisher.publish(PROGRESS, progress(1))
-    publisher.flush(30)
+    publisher.flush(PATIENCE_S)
     view = open_view()
     heard: list[tuple[str, Progress | None]] = []
     view.on_change(lambda key, record: heard.append((key, record)))
@@ -97,7 +98,7 @@ def test_a_view_that_fails_says_so_to_everybody(
     publisher = kit.publisher()
     publisher.publish(PROGRESS, progress(1))
     with pytest.raises(RuntimeError, match="refused demo"):
-        view.wait_for("demo", lambda seen: seen.version > 5, Deadline.after(30))
+        view.wait_for("demo", lambda seen: seen.version > 5, Deadline.after(PATIENCE_S))
     for call in (view.items, lambda: view.get("demo")):
         with pytest.raises(RuntimeError, match="refused demo"):
             call()

@@ -88,7 +88,7 @@ def test_a_missing_topic_is_a_failed_delivery_not_a_new_topic(cluster: Cluster, 
 
 def test_a_full_buffer_is_a_buffer_error(cluster: Cluster, make_topic: MakeTopic) -> None:
     topic = make_topic()
-    producer = cluster.producer({**profiles.PRODUCER_LATENCY, "queue.buffering.max.messages": 3, "linger.ms": 2_000})
+    producer = cluster.producer({**profiles.PRODUCER_LATENCY, "queue.buffering.max.messages": 3, "linger.ms": 60_000})
     for _ in range(3):
         producer.produce(topic, b"v")
     with pytest.raises(BufferError):

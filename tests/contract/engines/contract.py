@@ -220,7 +220,7 @@ async def close_fails_what_runs_and_may_be_repeated(case: Case) -> None:
     waiting = [asyncio.ensure_future(case.engine.generate(PROMPT, 16, LONG)) for _ in range(8)]
     await asyncio.sleep(0)
     await case.engine.close()
-    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), timeout=30)
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), timeout=120)
     assert all(isinstance(outcome, list | EngineError) for outcome in outcomes)
     await case.engine.close()
     with pytest.raises(EngineError, match="closed"):

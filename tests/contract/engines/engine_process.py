@@ -41,7 +41,7 @@ async def _run(name: str, kind: WeightKind, options: dict[str, object], folder: 
     failed = 0
     for behaviour in contract.BEHAVIOURS:
         try:
-            await asyncio.wait_for(behaviour(case), timeout=60)
+            await asyncio.wait_for(behaviour(case), timeout=300)
             sys.stdout.write(f"ok {behaviour.__name__}\n")
         except Exception:  # the next behaviour is tried too, and the parent sees which failed
             failed += 1

@@ -15,6 +15,7 @@ from echo_bus.bus import Bus
 from echo_bus.errors import BlobCorrupt
 from echo_schemas.records import BlobRef, Chunk, WeightFile
 from echo_schemas.topics import WEIGHT_CHUNKS
+from tests.contract.conftest import WAIT_S
 
 RUN = "demo"
 DATA = bytes(range(251)) * 8_000
@@ -82,7 +83,7 @@ def test_the_chunk_that_was_altered_is_named(bus: Bus, reader: BlobReader, tmp_p
             )
             for index, (piece, data) in enumerate(zip(good, [good[0], altered, *good[2:]], strict=True))
         ]
-        offsets = [receipt.wait(20).offset for receipt in receipts]
+        offsets = [receipt.wait(WAIT_S).offset for receipt in receipts]
     ref = BlobRef(
         topic=WEIGHT_CHUNKS.name,
         partition=0,
@@ -105,7 +106,7 @@ def test_a_blob_whose_last_chunks_never_came_is_given_up_long_before_the_deadlin
         for index in range(ref.num_chunks):
             piece = DATA[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
             chunk = Chunk(run_id=RUN, blob="v/1/abc", index=index, num_chunks=promised.num_chunks, sha256=sha256_of(piece), data=piece)
-            where = publisher.publish(WEIGHT_CHUNKS, chunk, partition=ref.partition).wait(20)
+            where = publisher.publish(WEIGHT_CHUNKS, chunk, partition=ref.partition).wait(WAIT_S)
             promised = dataclasses.replace(promised, first_offset=where.offset - index, last_offset=where.offset + 2)
     with pytest.raises(BlobCorrupt, match=f"Chunk {ref.num_chunks} of {promised.num_chunks} of v/1/abc is not in the log"):
         reader.read_files(promised, RUN, files_of(DATA, len(DATA)), tmp_path / "v1", timeout_s=600)

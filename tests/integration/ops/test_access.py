@@ -41,7 +41,7 @@ from echo_schemas.topic_files import TopicSpec, load_topic_specs
 from echo_schemas.topics import WEIGHT_CHUNKS
 
 pytestmark = pytest.mark.kafka
-WAIT_S = 20.0
+WAIT_S = 60.0
 NAMESPACE = Namespace("echo.access")
 SPECS = load_topic_specs()
 ROLES = list(load_roles().values())

@@ -24,7 +24,7 @@ from echo_schemas.naming import Namespace
 from echo_schemas.topics import PROGRESS, TRAJECTORIES
 
 pytestmark = pytest.mark.kafka
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Shell:

@@ -28,7 +28,7 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 PARTITIONS = 4
 # A process needs three seconds of CPU before it reads; a loaded machine has little of that to give.
-WAIT_S = 60.0
+WAIT_S = 120.0
 JUDGES = Path(__file__).with_name("judges.py")
 
 
@@ -50,7 +50,7 @@ class Child:
         if not self._announce.exists():
             return {}
         url = json.loads(self._announce.read_text(encoding="utf-8"))["metrics"]
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=WAIT_S) as page:
             text = page.read().decode()
         return {
             (sample.name, tuple(sample.labels[label] for label in sorted(sample.labels))): sample.value

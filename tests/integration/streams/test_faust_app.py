@@ -25,7 +25,7 @@ from echo_streams.processing import Outgoing
 from echo_streams.security import Login
 from tests.unit.streams.stage import sample
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 TOPIC = "unit.trajectories"
 OPTIONS = AppOptions(
     group="unit.reward.main", client_id="unit.reward", bootstrap="127.0.0.1:1", topic=TOPIC, login=Login(), inline=True, joined_within_s=0.2

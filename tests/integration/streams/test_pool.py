@@ -27,7 +27,7 @@ from echo_tasks.rewards import RewardFunction, ScoredSample, sample_of
 from tests.unit.core.records import trajectory
 from tests.unit.streams.stage import attached, judgeable, sample, values
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 FUNCTIONS = '''
 import os
 import time

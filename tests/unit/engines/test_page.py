@@ -49,7 +49,7 @@ def test_the_engine_of_the_page_keeps_the_contract(tmp_path: Path, monkeypatch: 
         await engine.start()
         case = contract.Case(engine, versions[:3], versions[3:], None, MAX_LENGTH)
         for behaviour in contract.BEHAVIOURS:
-            await asyncio.wait_for(behaviour(case), timeout=10)
+            await asyncio.wait_for(behaviour(case), timeout=60)
 
     asyncio.run(run())
 

@@ -38,7 +38,7 @@ from tests.unit.core.records import reward, trajectory
 from tests.unit.learner.crash_point import CrashPoint
 from tests.unit.learner.numpy_trainer import VOCABULARY, NumpyTrainer
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 _LOOK_S = 0.005
 NUM_PARTITIONS = 2
 GROUP_SIZE = 2

@@ -23,7 +23,7 @@ from echo_schemas.records import Coordinates, Record
 from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
 from tests.unit.core.records import EXACT, GROUP_SIZE, at, reward, trajectory
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 _PLACES = ((TRAJECTORIES.name, 0), (REWARDS.name, 0))
 POLICY = StalenessPolicy(budget=0, publication_period=1, groups_per_step=2, group_size=GROUP_SIZE)
 MAX_READY = 2 * (0 + 2) * 2

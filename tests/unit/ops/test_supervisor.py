@@ -76,7 +76,7 @@ class Scene:
         self.story.append("kafka down")
 
     def tick(self) -> None:
-        assert self._broker_error is not None or self.prepared.wait(5), "waited for the preparation"
+        assert self._broker_error is not None or self.prepared.wait(60), "waited for the preparation"
         self._ticks += 1
         self.clock.advance(1.0)
         assert self._ticks < 500, f"the run does not end: {self.story}"

@@ -21,7 +21,7 @@ from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import TRAJECTORIES
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class SlowCluster(MemoryCluster):

@@ -17,7 +17,7 @@ from echo_bus.metrics import BusMetrics
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
-from tests.unit.rollout.swarm import RUN, Swarm
+from tests.unit.rollout.swarm import RUN, WAIT_S, Swarm
 
 MakeSwarm = Callable[..., Swarm]
 
@@ -42,7 +42,7 @@ def make_swarm(cluster: MemoryCluster, tmp_path: Path, ending: list[Swarm]) -> I
     namespace = Namespace("test.rollout")
     topics = [NewTopic(f"{namespace.name}.{spec.name}", min(4, spec.partitions), 1) for spec in load_topic_specs()]
     for future in cluster.admin().create_topics(topics).values():
-        future.result(5)
+        future.result(WAIT_S)
     made: list[Swarm] = []
 
     def make(**settings: Any) -> Swarm:

@@ -53,7 +53,7 @@ from echo_schemas.records import (
 from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, TRAJECTORIES, WEIGHT_CHUNKS, WEIGHTS, WORKERS, Topic, weights_key
 from echo_tasks.task import Prompt, SingleTurn
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 RUN = "demo"
 
 

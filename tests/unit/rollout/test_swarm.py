@@ -7,10 +7,11 @@ import itertools
 import time
 from typing import Any
 
+import pytest
+
 from echo_bus.errors import DeliveryFailed
 from echo_bus.memory import MemoryCluster
 from echo_rollout.engines.scripted import ScriptedEngine
-from echo_rollout.worker import DRAIN_S
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import FinishReason, Purpose, RunState, Sampling, Span, WorkerState
 from echo_schemas.topics import REQUESTS, TRAJECTORIES
@@ -123,15 +124,15 @@ def test_an_exact_request_passes_those_that_wait_for_room_and_one_that_grew_too_
     assert swarm.metric("echo_rollout_groups_total", outcome="expired") == 1
 
 
-def test_a_worker_that_is_told_to_stop_hands_back_what_it_cannot_finish(make_swarm: MakeSwarm) -> None:
+def test_a_worker_that_is_told_to_stop_hands_back_what_it_cannot_finish(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    # If it waited for a group that nothing can finish, it would not end in time.
+    monkeypatch.setattr("echo_rollout.worker.DRAIN_S", 600.0)
     swarm = make_swarm()
     swarm.publish_version(0)
     swarm.ask(swarm.request(0, required_version=1), swarm.request(1))
     first = swarm.start_worker(ScriptedEngine())
     wait_until(lambda: set(swarm.groups()) == {f"{RUN}/1"}, "the request that needs no newer weights")
-    told_s = time.monotonic()
     first.stop()
-    assert time.monotonic() - told_s < DRAIN_S, "the worker waited for a group that nothing can finish"
     assert first.error is None
     assert swarm.statuses()[-1].state is WorkerState.GONE
     swarm.publish_version(1)

@@ -44,7 +44,7 @@ def test_a_reward_is_attached_under_the_name_that_the_settings_give_it(tmp_path:
         (("no_such_judges.py:brevity",), r"There is no Python file no_such_judges\.py\."),
         (("no_such_judges:brevity",), r"there is no module 'no_such_judges'\. Is it installed, or on PYTHONPATH\?"),
         (("echo_tasks.rewards:exakt",), r"echo_tasks\.rewards has no attribute 'exakt'\. Did you mean 'exact'\?"),
-        (("echo_tasks.rewards:BUILT_IN",), r"'echo_tasks\.rewards:BUILT_IN' is no reward function but tuple\."),
+        (("echo_tasks.catalogue:TASK_GROUP",), r"'echo_tasks\.catalogue:TASK_GROUP' is no reward function but str\."),
     ],
 )
 def test_a_reward_that_is_not_there_is_answered_with_what_is_near(names: tuple[str, ...], sentence: str) -> None:
@@ -84,7 +84,7 @@ def test_the_number_of_partitions_is_found() -> None:
 def bus_with(topics: dict[str, int]) -> Bus:
     cluster = MemoryCluster()
     for future in cluster.admin().create_topics([NewTopic(name, count, 1) for name, count in topics.items() if count]).values():
-        future.result(5)
+        future.result(60)
     return Bus(
         cluster=cluster,
         namespace=NAMESPACE,

@@ -15,7 +15,7 @@ from echo_streams.metrics import StreamsMetrics
 from echo_tasks.rewards import RewardResult, ScoredSample
 from tests.unit.streams.stage import attached, judgeable, sample, scorer, values
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 
 def number(sample: ScoredSample) -> float:

@@ -85,7 +85,7 @@ def test_another_process_finds_a_function_by_its_origin(files: Path) -> None:
     for name in ("my_rewards.py:brevity", "my_rewards.py:rank", "exact"):
         origin = load_reward(name).origin
         code = f"from echo_tasks.catalogue import load_reward; print(load_reward({origin!r}).name)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=files)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240, cwd=files)
         assert done.stdout.strip() == name.rpartition(":")[2]
 
 

@@ -47,12 +47,12 @@ def test_waiting_for_room_ends_when_the_worker_has_caught_up() -> None:
     handover.give(batch(1, 1))
     assert not handover.wait_for_room(0.001)
     found: list[bool] = []
-    waiter = threading.Thread(target=lambda: found.append(handover.wait_for_room(10)))
+    waiter = threading.Thread(target=lambda: found.append(handover.wait_for_room(60)))
     waiter.start()
     taken = handover.take(1)
     assert isinstance(taken, Batch)
     handover.finished(taken)
-    waiter.join(10)
+    waiter.join(60)
     assert found == [True]
 
 

@@ -22,6 +22,7 @@ from echo_schemas.records import Progress
 from echo_schemas.topics import PROGRESS, TOPICS
 
 NAMESPACE = Namespace("unit")
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_compaction_keeps_the_newest_of_each_key_and_no_tombstones(cluster: Memo
     producer = cluster.producer({})
     for key, value in [("a", b"1"), ("b", b"2"), ("a", b"3"), ("c", b"4"), ("c", None)]:
         producer.produce(topic, value, key=key, partition=0)
-    producer.flush(1)
+    producer.flush(WAIT_S)
     cluster.compact(topic)
     assert values(cluster, topic) == [(1, b"2"), (2, b"3")]
 
@@ -82,10 +83,10 @@ def test_a_held_topic_blocks_a_full_publisher_until_it_is_released(cluster: Memo
     thread = threading.Thread(target=publish)
     thread.start()
     for _ in range(3):
-        assert published.acquire(timeout=10), "waited for the buffer to fill"
+        assert published.acquire(timeout=WAIT_S), "waited for the buffer to fill"
     assert not published.acquire(timeout=0.2), "a full buffer did not hold the caller back"
     cluster.faults.release(topic)
-    thread.join(10)
+    thread.join(WAIT_S)
     publisher.close()
     assert len(values(cluster, topic)) == 5
 
@@ -95,16 +96,16 @@ def test_a_failed_record_is_raised_by_receipt_and_flush(cluster: MemoryCluster, 
     publisher = bus.publisher()
     receipt = publisher.publish(PROGRESS, progress())
     with pytest.raises(DeliveryFailed, match="not acknowledged"):
-        receipt.wait(10)
+        receipt.wait(WAIT_S)
     with pytest.raises(DeliveryFailed):
-        publisher.flush(1)
-    publisher.publish(PROGRESS, progress()).wait(10)
+        publisher.flush(WAIT_S)
+    publisher.publish(PROGRESS, progress()).wait(WAIT_S)
     publisher.close()
 
 
 def test_a_failed_record_rolls_its_transaction_back(cluster: MemoryCluster, bus: Bus) -> None:
     writer = bus.transactions()
-    writer.start(1)
+    writer.start(WAIT_S)
     cluster.faults.fail_next_produce(NAMESPACE.topic(PROGRESS), KafkaError._MSG_TIMED_OUT)
     with pytest.raises((DeliveryFailed, TransactionAborted)), writer.transaction():
         writer.publish(PROGRESS, progress(1), partition=0)
@@ -115,7 +116,7 @@ def test_a_failed_record_rolls_its_transaction_back(cluster: MemoryCluster, bus:
 
 def test_a_fenced_writer_is_dead(cluster: MemoryCluster, bus: Bus) -> None:
     writer = bus.transactions("learner")
-    writer.start(1)
+    writer.start(WAIT_S)
     cluster.fence(NAMESPACE.transactional_id("learner"))
     with pytest.raises(ProducerFenced, match="session claim"), writer.transaction():
         pass
@@ -128,7 +129,7 @@ class Crash(BaseException):
 @pytest.mark.parametrize("operation", ["begin_transaction", "produce", "flush", "commit_transaction"])
 def test_a_crash_at_any_call_of_a_transaction_leaves_nothing_of_it(cluster: MemoryCluster, bus: Bus, operation: str) -> None:
     writer = bus.transactions("learner")
-    writer.start(1)
+    writer.start(WAIT_S)
 
     def crash_at(called: str) -> None:
         if called == operation:
@@ -139,7 +140,7 @@ def test_a_crash_at_any_call_of_a_transaction_leaves_nothing_of_it(cluster: Memo
         writer.publish(PROGRESS, progress(1), partition=0)
     cluster.faults.before = None
     successor = bus.transactions("learner")
-    successor.start(1)
+    successor.start(WAIT_S)
     with successor.transaction():
         successor.publish(PROGRESS, progress(2), partition=0)
     assert [lock_file_codec().decode(value) for _, value in values(cluster, NAMESPACE.topic(PROGRESS))] == [progress(2)]
@@ -157,7 +158,7 @@ def test_an_expired_member_loses_its_partitions_and_joins_again(cluster: MemoryC
     second.subscribe([topic])
     second.poll(0)
     assert len(second.assignment()) == 2
-    deadline = Deadline.after(10)
+    deadline = Deadline.after(WAIT_S)
     while len(first.assignment()) != 1:
         assert not deadline.expired(), "waited for the expired member to have a share again"
         first.poll(0.01)

@@ -36,7 +36,7 @@ def leave_before_the_answer(server: MetricsServer) -> None:
 
 def get(server: MetricsServer, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(server.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(server.url + path, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
