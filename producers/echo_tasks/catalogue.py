@@ -21,14 +21,32 @@ from types import ModuleType
 from typing import Any
 
 from echo_schemas.errors import UserError
-from echo_tasks.digits import ReverseDigits, SortDigits
-from echo_tasks.rewards import BUILT_IN, RewardFunction, RewardKind
-from echo_tasks.sokoban import Sokoban
+from echo_tasks.rewards import RewardFunction, RewardKind
 from echo_tasks.task import Task
 
 TASK_GROUP = "echoswarm.tasks"
 REWARD_GROUP = "echoswarm.rewards"
-_BUILT_IN_TASKS: Mapping[str, Callable[..., Task]] = {"reverse-digits": ReverseDigits, "sort-digits": SortDigits, "sokoban": Sokoban}
+# Imported when they are asked for: some need libraries that take seconds.
+_BUILT_IN_TASKS: Mapping[str, str] = {
+    "reverse-digits": "echo_tasks.digits:ReverseDigits",
+    "sort-digits": "echo_tasks.digits:SortDigits",
+    "sokoban": "echo_tasks.sokoban:Sokoban",
+    "knights-knaves": "echo_tasks.knights_knaves:KnightsKnaves",
+    "countdown": "echo_tasks.countdown:Countdown",
+    "math": "echo_tasks.mathematics:Mathematics",
+    "reasoning-gym": "echo_tasks.reasoning:Reasoning",
+    "poker": "echo_tasks.poker:Poker",
+    "kuhn-poker": "echo_tasks.poker:KuhnPoker",
+}
+_BUILT_IN_REWARDS: Mapping[str, str] = {
+    "exact": "echo_tasks.rewards:exact",
+    "return": "echo_tasks.rewards:turn_return",
+    "answer-format": "echo_tasks.answers:answer_format",
+    "knights-knaves": "echo_tasks.knights_knaves:knights_knaves",
+    "countdown": "echo_tasks.countdown:countdown",
+    "math": "echo_tasks.math_checker:math",
+    "reasoning-gym": "echo_tasks.reasoning_scorer:reasoning_gym_score",
+}
 
 
 def task_names() -> tuple[str, ...]:
@@ -38,14 +56,14 @@ def task_names() -> tuple[str, ...]:
 
 def reward_names() -> tuple[str, ...]:
     """Every reward that has a name."""
-    return (*(function.name for function in BUILT_IN), *sorted(point.name for point in entry_points(group=REWARD_GROUP)))
+    return (*_BUILT_IN_REWARDS, *sorted(point.name for point in entry_points(group=REWARD_GROUP)))
 
 
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """The task called `name`, made with `options`. Raises UserError for an unknown name, a bad path, options it does not take, or
     whatever its constructor raises."""
-    maker = _BUILT_IN_TASKS.get(name)
-    found: Any = maker if maker is not None else _find(name, TASK_GROUP, "task", task_names())
+    built_in = _BUILT_IN_TASKS.get(name)
+    found = import_object(built_in) if built_in else _find(name, TASK_GROUP, "task", task_names())
     if not isinstance(found, type) and not inspect.isfunction(found):
         if options:
             raise UserError(f"The task {name!r} is an object, so it takes no options.", hint="Name its class, or remove [task.options].")
@@ -53,7 +71,8 @@ def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     try:
         return _checked(found(**(options or {})), name)
     except TypeError as exc:
-        raise UserError(f"The task {name!r} cannot be made with the options {sorted(options or {})}: {exc}.") from exc
+        hint = _nearest_option(found, options or {})
+        raise UserError(f"The task {name!r} cannot be made with the options {sorted(options or {})}: {exc}.", hint=hint) from exc
     except UserError:
         raise
     except Exception as exc:  # a user's constructor may raise anything
@@ -70,16 +89,26 @@ def load_reward(name: str) -> RewardFunction:
 
     Raises UserError for an unknown name, a bad path, or something that is no function.
     """
-    for function in BUILT_IN:
-        if function.name == name:
-            return function
-    found = _find(name, REWARD_GROUP, "reward", reward_names())
+    built_in = _BUILT_IN_REWARDS.get(name)
+    found = import_object(built_in) if built_in else _find(name, REWARD_GROUP, "reward", reward_names())
     if isinstance(found, RewardFunction):
         return replace(found, origin=name) if ":" in name else found
     if inspect.isfunction(found):
         kind = RewardKind.ASYNC if inspect.iscoroutinefunction(found) else RewardKind.SYNC
         return RewardFunction(name=found.__name__, version="1", kind=kind, call=found, origin=name)
     raise UserError(f"{name!r} is no reward function but {type(found).__name__}.", hint="Decorate a function with @reward(name=…).")
+
+
+def _nearest_option(maker: Callable[..., Any], options: Mapping[str, Any]) -> str:
+    """A hint if an option is none that `maker` takes; empty if all are, or if it takes any."""
+    parameters = inspect.signature(maker).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return ""
+    for option in options:
+        if option not in parameters:
+            near = difflib.get_close_matches(option, parameters, n=1, cutoff=0.4)
+            return f"Did you mean {near[0]!r}?" if near else f"It takes: {', '.join(parameters) or 'none'}."
+    return ""
 
 
 def _checked(task: Any, name: str) -> Task:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -77,7 +77,12 @@ Value = float | RewardResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunction:
-    """A reward function and what is said about it. `timeout_s` None: the application's. `origin`: where it can be imported from."""
+    """A reward function and what is said about it.
+
+    `timeout_s` None: the application's. `origin`: where it can be imported from. `isolated`: it only runs in a scoring process, where a
+    call that hangs can be ended. `at_timeout`: what a sample is worth whose call had to be ended, or whose process died of it; None: nobody
+    knows.
+    """
 
     name: str
     version: str
@@ -85,6 +90,8 @@ class RewardFunction:
     call: Callable[..., Any]
     timeout_s: float | None = None
     origin: str = ""
+    isolated: bool = False
+    at_timeout: float | None = None
 
     def __call__(self, sample: Any) -> Any:
         """The function itself, so that a decorated one is still called as before."""
@@ -92,14 +99,29 @@ class RewardFunction:
 
 
 def reward(
-    *, name: str, version: str = "1", timeout_s: float | None = None, batch: bool = False
+    *,
+    name: str,
+    version: str = "1",
+    timeout_s: float | None = None,
+    batch: bool = False,
+    isolated: bool = False,
+    at_timeout: float | None = None,
 ) -> Callable[[Callable[..., Any]], RewardFunction]:
-    """Make a reward of a function. `batch`: it takes a list of samples and gives as many values."""
+    """Make a reward of a function. `batch`: it takes a list of samples and gives as many values; the others as in `RewardFunction`."""
 
     def decorate(function: Callable[..., Any]) -> RewardFunction:
         kind = RewardKind.BATCH if batch else RewardKind.ASYNC if inspect.iscoroutinefunction(function) else RewardKind.SYNC
         origin = f"{function.__module__}:{function.__qualname__}"
-        return RewardFunction(name=name, version=version, kind=kind, call=function, timeout_s=timeout_s, origin=origin)
+        return RewardFunction(
+            name=name,
+            version=version,
+            kind=kind,
+            call=function,
+            timeout_s=timeout_s,
+            origin=origin,
+            isolated=isolated,
+            at_timeout=at_timeout,
+        )
 
     return decorate
 
@@ -114,6 +136,3 @@ def exact(sample: ScoredSample) -> float:
 def turn_return(sample: ScoredSample) -> float:
     """The sum of an episode's turn rewards; 0 for a single turn."""
     return float(sum(sample.turn_rewards))
-
-
-BUILT_IN: Sequence[RewardFunction] = (exact, turn_return)
