@@ -1,4 +1,4 @@
-"""Engines by name: `vllm`, `transformers`, or the user's own by import path. Heavy modules load when one is opened."""
+"""Engines by name: `vllm`, `transformers`, `openai`, or the user's own by import path. Heavy modules load when one is opened."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ _ENGINES = {
         "echo_rollout.engines.transformers_engine:TransformersEngine",
         ("torch", "transformers", "peft", "safetensors"),
         "pip install 'echoswarm[learner]', which has it.",
+    ),
+    "openai": _BuiltIn(
+        "echo_rollout.engines.catalogue:open_openai",
+        ("httpx", "transformers"),
+        "pip install httpx transformers; without url in [rollout.options] also 'echoswarm[rollout]' or 'echoswarm[rollout-cpu]'.",
     ),
 }
 _MEMBERS = ("capabilities", "installed", "in_use", "start", "install", "generate", "close")
@@ -88,9 +93,19 @@ def open_vllm(config: EngineConfig) -> Engine:
     return engine
 
 
+def open_openai(config: EngineConfig) -> Engine:
+    """A server that runs already (`url` in [rollout.options]), or vLLM's own as a child. Raises UserError if vLLM is not installed."""
+    if not config.options.get("url"):
+        _check_installed("openai", _BuiltIn("", ("vllm",), "pip install 'echoswarm[rollout]', or set url = \"http://host:port\"."))
+    engine: Engine = importlib.import_module("echo_rollout.engines.openai_engine").OpenAIEngine(config)
+    return engine
+
+
 def prefetch(name: str) -> None:
     """Import what the engine needs, which takes seconds, before it is opened. Unknown names are left to `open_engine`."""
     if name == "vllm":
         importlib.import_module("echo_rollout.engines.vllm_inprocess").prefetch()
+    elif name == "openai":
+        importlib.import_module("echo_rollout.engines.openai_engine")
     elif name in _ENGINES:
         importlib.import_module(_ENGINES[name].path.partition(":")[0])

@@ -2,7 +2,8 @@
 
 EchoError
 └── EngineError             this request cannot be generated; the engine goes on
-    └── SnapshotRejected    these weights cannot be served; the old version stays in force
+    ├── SnapshotRejected    these weights cannot be served; the old version stays in force
+    └── AnswerUnusable      what came back is no answer to what was asked; the group is given up, the engine goes on
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_schemas.errors import EchoError
-from echo_schemas.records import FinishReason, Sampling, VersionSpan, WeightKind
+from echo_schemas.records import FinishReason, LogprobSource, Sampling, VersionSpan, WeightKind
 
 # The members of a group count up from the seed, and a generator takes 63 bits.
 _MOST_SEED = 2**62
@@ -34,6 +35,10 @@ class SnapshotRejected(EngineError):
     """A snapshot that does not fit the base model or cannot be loaded."""
 
 
+class AnswerUnusable(EngineError):
+    """An answer that is not what was asked for: too few choices, tokens without log-probabilities, another model's."""
+
+
 class Switch(StrEnum):
     """What happens to generations under way when a version is installed: they finish under their own, are waited for, or go on mixed."""
 
@@ -42,16 +47,10 @@ class Switch(StrEnum):
     MIXES = "mixes"
 
 
-class LogprobSource(StrEnum):
-    """Who says how likely a token was: the engine that drew it, or the learner afterwards."""
-
-    SAMPLER = "sampler"
-    LEARNER = "learner"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
-    """What an engine can do. `max_tokens`: prompt and answer together."""
+    """What an engine can do. `max_tokens`: prompt and answer together. `proves_version`: what it serves is known to be what was installed.
+    `logprobs`: `recomputed` if it cannot say how likely its tokens were."""
 
     name: str
     lora: bool
@@ -69,6 +68,7 @@ class EngineCapabilities:
             "switch": self.switch.value,
             "max_tokens": str(self.max_tokens),
             "logprobs": self.logprobs.value,
+            "version": "proved" if self.proves_version else "claimed",
         }
 
 
@@ -91,7 +91,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Generation:
-    """One completion. `token_ids` int32 [G], end token included; `logprobs` float32 [G], natural, after temperature."""
+    """One completion. `token_ids` int32 [G], end token included; `logprobs` float32 [G], natural, after temperature; zeros if
+    `logprob_source` leaves them to the learner."""
 
     token_ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
@@ -99,6 +100,7 @@ class Generation:
     weights_sha256: str
     finish_reason: FinishReason
     text: str
+    logprob_source: LogprobSource = LogprobSource.SAMPLER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

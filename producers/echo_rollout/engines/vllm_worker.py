@@ -28,6 +28,10 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 class WorkerExtension:
     """Methods that `collective_rpc` calls by name, so that no code travels between processes."""
 
+    def echo_check(self) -> str:
+        """Answers that this class is mixed in."""
+        return "ok"
+
     def echo_reload(self, folder: str) -> str:
         """Load all weights in `folder`; returns what is wrong with the result, or an empty text."""
         worker: Any = self

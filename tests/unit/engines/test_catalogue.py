@@ -90,7 +90,7 @@ def test_what_is_no_engine_is_refused() -> None:
 
 
 def test_the_built_in_engines_have_names() -> None:
-    assert engine_names() == ("vllm", "transformers")
+    assert engine_names() == ("vllm", "transformers", "openai")
 
 
 def made(config: EngineConfig) -> ScriptedEngine:

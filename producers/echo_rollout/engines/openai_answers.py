@@ -1,0 +1,172 @@
+"""What a server is asked and what it answers, in its two dialects. Pure: JSON in, JSON and arrays out.
+
+    generate      POST /inference/v1/generate   token ids in, token ids out; vLLM with --enable-scale-out
+    completions   POST /v1/completions          with a prompt of token ids, `return_token_ids` and log-probabilities
+
+An answer is used only if it is wholly what was asked for: every choice once, the model that was named, a log-probability for exactly the
+tokens that are returned, each finite and at most 0. Nothing is mended: a trajectory with a guessed number would be trained like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from echo_rollout.engines.engine import AnswerUnusable, Generation, SnapshotRef
+from echo_schemas.records import FinishReason, LogprobSource, Sampling, VersionSpan
+
+_FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_ID_PREFIX = "token_id:"
+# Servers write it where a log-probability is −inf or no number.
+_NO_LOGPROB = -9999.0
+# A sampled token's log-probability may come out above 0 by as much, in numbers of low precision.
+_ROUNDING = 1e-3
+
+
+class Dialect(StrEnum):
+    """Which route generates."""
+
+    GENERATE = "/inference/v1/generate"
+    COMPLETIONS = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request asked for. `model`: the name it was asked of; `label`: what the server calls the weights in force, None if it is not
+    told; `logprobs`: whether the server gives them."""
+
+    prompt: Sequence[int]
+    num_choices: int
+    sampling: Sampling
+    model: str
+    label: str | None
+    logprobs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One checked choice: token ids, one log-probability each (none if the server gives none), and why it ended."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+
+
+def request_body(dialect: Dialect, asked: Asked) -> dict[str, Any]:
+    """The request's JSON. Every sampling field is said, because a server fills in the model's own where one is missing."""
+    sampling = asked.sampling
+    drawn: dict[str, Any] = {
+        "n": asked.num_choices,
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+    }
+    if sampling.seed is not None:
+        drawn["seed"] = sampling.seed
+    if sampling.stop:
+        drawn["stop"] = list(sampling.stop)
+    if asked.logprobs:
+        # The sampled token's own, and no other.
+        drawn["logprobs"] = 0
+    if dialect is Dialect.GENERATE:
+        drawn["detokenize"] = bool(sampling.stop)
+        return {"model": asked.model, "token_ids": list(asked.prompt), "sampling_params": drawn}
+    told = {"return_tokens_as_token_ids": True} if asked.logprobs else {}
+    return {"model": asked.model, "prompt": list(asked.prompt), "return_token_ids": True, **told, **drawn}
+
+
+def read_choices(dialect: Dialect, asked: Asked, answer: Any) -> list[Choice]:
+    """The checked choices, in order of index. Raises AnswerUnusable."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
+        raise AnswerUnusable("The server's answer has no choices.")
+    if answer.get("model") != asked.model:
+        raise AnswerUnusable(f"The server was asked for {asked.model!r} and answers for {answer.get('model')!r}.")
+    choices = {choice.get("index"): choice for choice in answer["choices"] if isinstance(choice, dict)}
+    if len(answer["choices"]) != asked.num_choices or set(choices) != set(range(asked.num_choices)):
+        raise AnswerUnusable(f"The server returned {len(answer['choices'])} choices, and {asked.num_choices} were asked for.")
+    return [_choice(dialect, asked, choices[index]) for index in range(asked.num_choices)]
+
+
+def generations_of(choices: Sequence[Choice], texts: Sequence[str], sampling: Sampling, ref: SnapshotRef) -> list[Generation]:
+    """As generations under `ref`. `texts`: of all tokens; cut here at the first stop text. Without log-probabilities they are zeros."""
+    return [
+        Generation(
+            token_ids=np.array(choice.tokens, np.int32),
+            logprobs=np.array(choice.logprobs, np.float32) if choice.logprobs else np.zeros(len(choice.tokens), np.float32),
+            version_spans=(VersionSpan(start=0, end=len(choice.tokens), version=ref.version),) if choice.tokens else (),
+            weights_sha256=ref.sha256,
+            finish_reason=choice.finish_reason,
+            text=_cut(text, sampling.stop),
+            logprob_source=LogprobSource.SAMPLER if choice.logprobs or not choice.tokens else LogprobSource.RECOMPUTED,
+        )
+        for choice, text in zip(choices, texts, strict=True)
+    ]
+
+
+def _choice(dialect: Dialect, asked: Asked, choice: dict[str, Any]) -> Choice:
+    tokens = choice.get("token_ids")
+    if not isinstance(tokens, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+        raise AnswerUnusable("The server's answer has no token ids.")
+    if len(tokens) > asked.sampling.max_new_tokens:
+        raise AnswerUnusable(f"The server returned {len(tokens)} tokens, and {asked.sampling.max_new_tokens} were asked for at most.")
+    prompt = choice.get("prompt_token_ids")
+    if prompt is not None and prompt != list(asked.prompt):
+        raise AnswerUnusable("The server answered another prompt than the one it was asked.")
+    _check_label(asked, choice)
+    finish_reason = _FINISHED.get(choice.get("finish_reason") or "")
+    if finish_reason is None:
+        raise AnswerUnusable(f"The server stopped in the middle of an answer ({choice.get('finish_reason')}).")
+    logprobs = _logprobs(dialect, tokens, choice.get("logprobs")) if asked.logprobs else []
+    return Choice(tokens=tokens, logprobs=logprobs, finish_reason=finish_reason)
+
+
+def _check_label(asked: Asked, choice: dict[str, Any]) -> None:
+    """Where the server says under which weights each token was made, all of them are the ones in force when it was asked."""
+    spans = choice.get("weight_versions")
+    if asked.label is None or not isinstance(spans, list):
+        return
+    found = {span.get("version") for span in spans if isinstance(span, dict)}
+    if found - {asked.label}:
+        raise AnswerUnusable(f"The server generated under {', '.join(sorted(map(str, found)))}, and {asked.label} was asked for.")
+
+
+def _logprobs(dialect: Dialect, tokens: list[int], given: Any) -> list[float]:
+    """One for each token, and for that very token. Raises AnswerUnusable."""
+    scored: list[int | None]
+    values: list[Any]
+    if dialect is Dialect.GENERATE:
+        content = given.get("content") if isinstance(given, dict) else None
+        entries = [entry for entry in content or [] if isinstance(entry, dict)]
+        scored, values = [entry.get("token_id") for entry in entries], [entry.get("logprob") for entry in entries]
+    else:
+        names = given.get("tokens") if isinstance(given, dict) else None
+        scored = [_token_of(name) for name in names or []]
+        values = list((given.get("token_logprobs") if isinstance(given, dict) else None) or [])
+    if len(values) != len(tokens):
+        raise AnswerUnusable(f"The server returned {len(values)} log-probabilities for {len(tokens)} tokens.")
+    if scored != tokens:
+        raise AnswerUnusable("The server scored other tokens than those that it returned.")
+    for value in values:
+        if not isinstance(value, int | float) or not math.isfinite(value) or value <= _NO_LOGPROB or value > _ROUNDING:
+            raise AnswerUnusable(f"The server returned {value!r} as a log-probability.")
+    return [min(0.0, float(value)) for value in values]
+
+
+def _token_of(name: Any) -> int | None:
+    number = str(name).removeprefix(_ID_PREFIX)
+    return int(number) if str(name).startswith(_ID_PREFIX) and number.isdecimal() else None
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    return text[: min(found)] if found else text

@@ -1,0 +1,136 @@
+"""HTTP to one server: bounded, timed, and repeated only where repeating is safe. Imports httpx.
+
+A request that got no whole answer (no connection, a connection that broke, 429, 5xx) is sent again after a growing pause, as far as its
+caller allows; one that was refused is not. A generation may be asked for twice: it changes nothing at the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from echo_rollout.engines.engine import EngineError
+from echo_rollout.engines.openai_options import ServerOptions
+from echo_schemas.errors import UserError
+
+logger = logging.getLogger(__name__)
+# It says every request at INFO.
+logging.getLogger("httpx").setLevel(logging.WARNING)
+
+_AGAIN = frozenset({429, 500, 502, 503, 504})
+_BACKOFF_S, _MOST_BACKOFF_S = 0.25, 15.0
+_MOST_SAID = 300
+
+
+class ServerUnreachable(EngineError):
+    """No whole answer came, however often it was asked."""
+
+
+class ServerRefused(EngineError):
+    """The server answered that it will not. `status`: of HTTP."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ServerClient:
+    """One server. `close` it. `has_ended()`: a sentence once a server of our own is gone, so that nobody asks it again; else empty."""
+
+    def __init__(
+        self,
+        url: str,
+        options: ServerOptions,
+        *,
+        key: str,
+        has_ended: Callable[[], str] = lambda: "",
+        transport: httpx.AsyncBaseTransport | None = None,
+        backoff_s: float = _BACKOFF_S,
+    ) -> None:
+        """`transport`: instead of the network. Raises UserError for a `ca_file` that cannot be read."""
+        self.url = url
+        self._retries = options.retries
+        self._has_ended = has_ended
+        self._backoff_s = backoff_s
+        timeout = httpx.Timeout(options.request_timeout_s, connect=options.connect_timeout_s)
+        # One more than generate at once, so that a version can be loaded while all of them run.
+        limits = httpx.Limits(max_connections=options.requests + 2, max_keepalive_connections=options.requests + 2)
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            timeout=timeout,
+            limits=limits,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            verify=_verification(options.ca_file),
+            # A proxy that the environment names is for the outside.
+            trust_env=bool(options.url),
+            transport=transport,
+        )
+
+    async def get(self, path: str) -> Any:
+        """The JSON of a GET. Raises ServerRefused, ServerUnreachable."""
+        return await self._ask("GET", path, None, self._retries)
+
+    async def post(self, path: str, body: Any, *, is_repeatable: bool = True) -> Any:
+        """The JSON (or text) of a POST. Raises ServerRefused, ServerUnreachable."""
+        return await self._ask("POST", path, body, self._retries if is_repeatable else 0)
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        await self._http.aclose()
+
+    async def _ask(self, method: str, path: str, body: Any, retries: int) -> Any:
+        for attempt in range(retries + 1):
+            try:
+                response = await self._http.request(method, path, json=body)
+                if response.status_code < 300:
+                    return _content(response)
+                failure: EngineError = ServerRefused(
+                    f"{self.url}{path} answers {response.status_code}: {_said(response)}", response.status_code
+                )
+                if response.status_code not in _AGAIN:
+                    raise failure
+            except (httpx.TransportError, httpx.DecodingError, json.JSONDecodeError) as exc:
+                failure = ServerUnreachable(f"{self.url}{path} gave no whole answer: {type(exc).__name__} {exc}".rstrip() + ".")
+                if isinstance(exc, httpx.ReadTimeout):
+                    # It was busy with it all the time, and would be again.
+                    raise failure from exc
+            if ended := self._has_ended():
+                raise ServerUnreachable(ended)
+            if attempt == retries:
+                raise failure
+            pause_s = min(_MOST_BACKOFF_S, self._backoff_s * 2**attempt) * random.uniform(0.5, 1.0)
+            logger.warning("%s It is asked again in %.1f s.", failure.message, pause_s)
+            await asyncio.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _content(response: httpx.Response) -> Any:
+    """JSON where it says so; some admin routes answer with a sentence."""
+    return json.loads(response.content) if "json" in response.headers.get("content-type", "") else response.text
+
+
+def _said(response: httpx.Response) -> str:
+    """The server's own sentence, cut to a readable length."""
+    try:
+        content = json.loads(response.content)
+    except ValueError:
+        content = None
+    error = content.get("error", content) if isinstance(content, dict) else None
+    message = error.get("message") or error.get("detail") if isinstance(error, dict) else None
+    return str(message or response.text or response.reason_phrase)[:_MOST_SAID]
+
+
+def _verification(ca_file: str) -> ssl.SSLContext | bool:
+    if not ca_file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as exc:
+        raise UserError(f"[rollout.options] ca_file {ca_file} cannot be used: {exc}.", hint="Name a PEM file.") from exc

@@ -1,0 +1,354 @@
+"""Any OpenAI-compatible server that takes and returns token ids: vLLM's, started by the user or by the worker. Imports httpx.
+
+    generate ─▶ a place among `requests` ─▶ POST, checked ─▶ generations under the version whose name was asked for
+    install  ─▶ adapter: a fresh name at the server, beside what runs; full weights: nothing runs, all are reloaded and compared
+
+Threads: none of ours; everything runs on the asyncio loop, files are copied on threads. Every version has a name of its own at the server,
+and every answer says for which name it is: that is the proof of its version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+import uuid
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from echo_rollout.engines.adapters import Adapter, AdapterShelf
+from echo_rollout.engines.drain_gate import DrainGate
+from echo_rollout.engines.engine import (
+    AnswerUnusable,
+    EngineCapabilities,
+    EngineConfig,
+    EngineError,
+    Generation,
+    Snapshot,
+    SnapshotRef,
+    SnapshotRejected,
+    Switch,
+    check_prompt,
+)
+from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
+from echo_rollout.engines.openai_answers import Asked, generations_of, read_choices, request_body
+from echo_rollout.engines.openai_client import ServerClient, ServerRefused, ServerUnreachable
+from echo_rollout.engines.openai_options import parse_options
+from echo_rollout.engines.openai_probe import ServerTraits, look_at_server
+from echo_rollout.engines.openai_server import ServerProcess
+from echo_rollout.engines.vllm_arguments import Decode, batch_decoder
+from echo_rollout.prompts import vocabulary_size
+from echo_schemas.errors import UserError
+from echo_schemas.records import LogprobSource, Sampling, WeightKind
+
+logger = logging.getLogger(__name__)
+
+_CLOSED = "The engine was closed."
+# A server that answers nothing but what cannot be used will not mend by being asked more.
+_MOST_UNUSABLE = 32
+_READY_EVERY_S = 0.25
+_FAREWELL_S = 5.0
+
+
+class OpenAIEngine:
+    """See `Engine`. `transport`: instead of the network, for tests."""
+
+    def __init__(self, config: EngineConfig, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        """Raises UserError for options that cannot be meant."""
+        self._config = config
+        self._options, arguments = parse_options(config.options)
+        self._transport = transport
+        self._server = None if self._options.url else _own_server(config, arguments)
+        self._traits: ServerTraits | None = None
+        self._client: ServerClient | None = None
+        self._base: Shapes = {}
+        self._vocabulary = 0
+        self._decode: Decode = lambda rows: [""] * len(rows)
+        self._places = asyncio.Semaphore(self._options.requests)
+        self._gate = DrainGate()
+        self._installing = asyncio.Lock()
+        self._adapters: AdapterShelf[str] = AdapterShelf()
+        self._names: dict[int, str] = {}
+        self._copies: dict[str, Path] = {}
+        self._numbers = itertools.count(1)
+        self._prefix = f"echo-{uuid.uuid4().hex[:8]}"
+        self._installed: SnapshotRef | None = None
+        self._label: str | None = None
+        self._folder = config.base
+        self._num_unusable = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._farewells: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """LoRA as the server has it; log-probabilities and proof as found at the start."""
+        is_lora, traits = self._config.kind is WeightKind.LORA, self._traits
+        return EngineCapabilities(
+            name="openai",
+            lora=is_lora,
+            full=not is_lora,
+            switch=Switch.KEEPS if is_lora else Switch.DRAINS,
+            max_tokens=self._config.max_length,
+            proves_version=not self._options.is_external,
+            logprobs=LogprobSource.SAMPLER if traits is None or traits.logprobs else LogprobSource.RECOMPUTED,
+        )
+
+    @property
+    def installed(self) -> SnapshotRef | None:
+        """What new generations run under."""
+        return self._installed
+
+    @property
+    def in_use(self) -> frozenset[int]:
+        """Versions whose files the server may read, and the one in force."""
+        return self._adapters.in_use | (frozenset() if self._installed is None else {self._installed.version})
+
+    async def start(self) -> None:
+        """Start the server if it is ours, wait until it answers, and find out what it can do."""
+        config = self._config
+        try:
+            self._base = weight_shapes(config.base)
+        except (ValueError, OSError) as exc:
+            raise UserError(f"{config.base} cannot be read: {exc}.", hint="See [policy] base.") from exc
+        self._vocabulary = vocabulary_size(config.base)
+        if self._server is not None:
+            await asyncio.to_thread(self._server.start)
+        self._client = ServerClient(
+            self._options.url.rstrip("/") if self._server is None else self._server.url,
+            self._options,
+            key=self._options.api_key() if self._server is None else self._server.key,
+            has_ended=lambda: "" if self._server is None else self._server.ended(),
+            transport=self._transport,
+        )
+        if self._server is not None:
+            await self._wait_until_it_answers(self._server)
+        self._traits = await look_at_server(self._client, self._options, config, vocabulary=self._vocabulary)
+        self._decode = await asyncio.to_thread(batch_decoder, config.base)
+        logger.info("The server at %s generates by %s", self._client.url, self._traits.dialect.value)
+
+    async def install(self, snapshot: Snapshot) -> None:
+        """An adapter beside what runs; full weights when everything under way has finished; what others load is only noted."""
+        client, _ = self._opened()
+        if snapshot.kind is not self._config.kind:
+            raise SnapshotRejected(
+                f"This engine serves {self._config.kind.value} weights, and version {snapshot.ref.version} is {snapshot.kind.value}."
+            )
+        async with self._installing:
+            is_lora = snapshot.kind is WeightKind.LORA
+            check_fit(snapshot, self._base, max_rank=self._config.lora_rank if is_lora else 0)
+            if self._options.is_external:
+                self._installed = snapshot.ref
+            elif is_lora:
+                await self._install_adapter(client, snapshot)
+            else:
+                async with self._gate.drained():
+                    await self._install_weights(client, snapshot)
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        """Ask the server. Cancelled, the connection closes, and the server drops the request. Raises AnswerUnusable too."""
+        self._opened()
+        check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
+        task = asyncio.ensure_future(self._generate(prompt, n, sampling))
+        self._tasks.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            if self._closed:
+                raise EngineError(_CLOSED) from None
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    async def close(self) -> None:
+        """Unload what this worker loaded, and end the server if it is ours."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        if self._client is not None:
+            if self._server is None:
+                for number in list(self._names):
+                    self._say_farewell(number)
+            if self._farewells:
+                await asyncio.wait(set(self._farewells), timeout=_FAREWELL_S)
+            for farewell in list(self._farewells):
+                farewell.cancel()
+            await self._client.close()
+        if self._server is not None:
+            await self._server.close()
+
+    def _opened(self) -> tuple[ServerClient, ServerTraits]:
+        if self._closed:
+            raise EngineError(_CLOSED)
+        if self._client is None or self._traits is None:
+            raise EngineError("The engine was not started.")
+        return self._client, self._traits
+
+    async def _wait_until_it_answers(self, server: ServerProcess) -> None:
+        deadline_s = asyncio.get_running_loop().time() + self._options.start_timeout_s
+        async with httpx.AsyncClient(trust_env=False) as http:
+            while True:
+                if ended := server.ended():
+                    raise UserError(ended, hint="See [rollout.options] and [policy].")
+                try:
+                    if (await http.get(f"{server.url}/health")).status_code == httpx.codes.OK:
+                        return
+                except httpx.TransportError:
+                    logger.debug("vLLM's server does not listen yet")
+                if asyncio.get_running_loop().time() > deadline_s:
+                    raise UserError(
+                        f"vLLM's server does not answer after {self._options.start_timeout_s:g} s.",
+                        hint="Raise start_timeout_s in [rollout.options], or look into this worker's log.",
+                    )
+                await asyncio.sleep(_READY_EVERY_S)
+
+    # Generations
+
+    async def _generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        client, traits = self._opened()
+        async with self._places, self._gate.admitted():
+            # No await between here and the request: the version read is the version used.
+            ref, adapter = self._installed, self._adapters.take()
+            try:
+                if ref is None:
+                    raise EngineError("No version is installed yet.")
+                asked = Asked(
+                    prompt=prompt,
+                    # At temperature 0 a group has one member many times, and vLLM takes only one.
+                    num_choices=1 if sampling.temperature == 0 else n,
+                    sampling=sampling,
+                    model=traits.model if adapter is None else adapter.request,
+                    label=self._label,
+                    logprobs=traits.logprobs,
+                )
+                answer = await client.post(traits.dialect, request_body(traits.dialect, asked))
+                choices = self._counted(lambda: read_choices(traits.dialect, asked, answer))
+            finally:
+                if adapter is not None:
+                    self._unload(self._adapters.give_back(adapter.number))
+        found = generations_of(choices, self._decode([choice.tokens for choice in choices]), sampling, ref)
+        return found * n if sampling.temperature == 0 else found
+
+    def _counted(self, read: Any) -> Any:
+        """What `read` returns. Raises AnswerUnusable, and EngineError when there were too many of them without a good one between."""
+        try:
+            found = read()
+        except AnswerUnusable as exc:
+            self._num_unusable += 1
+            if self._num_unusable >= _MOST_UNUSABLE:
+                raise EngineError(f"{_MOST_UNUSABLE} answers in a row could not be used. {exc.message}") from exc
+            raise
+        self._num_unusable = 0
+        return found
+
+    # Versions
+
+    async def _install_adapter(self, client: ServerClient, snapshot: Snapshot) -> None:
+        """A fresh name for each version and each try: a server may serve a known one from its cache."""
+        for attempt in range(self._options.retries + 1):
+            number = next(self._numbers)
+            name = f"{self._prefix}-v{snapshot.ref.version}-{number}"
+            path = await self._path_for_server(snapshot, name)
+            try:
+                await client.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, is_repeatable=False)
+                await _check_listed(client, name, path)
+                break
+            except (ServerRefused, SnapshotRejected) as exc:
+                self._remove_copy(name)
+                raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc.message}") from exc
+            except ServerUnreachable as exc:
+                self._remove_copy(name)
+                if attempt == self._options.retries or (self._server is not None and self._server.ended()):
+                    raise
+                logger.warning("%s It is loaded again.", exc.message)
+        self._names[number] = name
+        unused = self._adapters.put(Adapter(snapshot.ref, number, name))
+        self._installed = snapshot.ref
+        self._unload(unused)
+
+    async def _path_for_server(self, snapshot: Snapshot, name: str) -> str:
+        """Where the server finds the snapshot's files; they are copied if it does not see this worker's."""
+        if not self._options.adapter_folder:
+            return str(snapshot.folder)
+        copy = Path(self._options.adapter_folder).expanduser() / name
+        await asyncio.to_thread(shutil.copytree, snapshot.folder, copy)
+        self._copies[name] = copy
+        return f"{self._options.server_folder.rstrip('/')}/{name}" if self._options.server_folder else str(copy)
+
+    async def _install_weights(self, client: ServerClient, snapshot: Snapshot) -> None:
+        try:
+            await _reload(client, snapshot.folder)
+        except (ServerRefused, SnapshotRejected) as exc:
+            # The model may be half new.
+            await _reload(client, self._folder)
+            raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc.message}") from exc
+        self._label = f"{snapshot.ref.version}-{snapshot.ref.sha256[:12]}"
+        await client.post("/update_weight_version", {"new_version": self._label})
+        self._folder = snapshot.folder
+        self._installed = snapshot.ref
+
+    def _unload(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._say_farewell(number)
+
+    def _say_farewell(self, number: int) -> None:
+        """Unload an adapter that nobody uses, beside everything else."""
+        name = self._names.pop(number, None)
+        if name is not None:
+            self._spawn(self._unload_name(name))
+
+    async def _unload_name(self, name: str) -> None:
+        assert self._client is not None, "a name was loaded by it"
+        try:
+            await self._client.post("/v1/unload_lora_adapter", {"lora_name": name}, is_repeatable=False)
+        except (ServerRefused, ServerUnreachable) as exc:
+            # It costs the server some memory until it ends, and harms no version: no name is ever used again.
+            logger.warning("The adapter %s is not unloaded: %s", name, exc.message)
+        finally:
+            self._remove_copy(name)
+
+    def _remove_copy(self, name: str) -> None:
+        copy = self._copies.pop(name, None)
+        if copy is not None:
+            shutil.rmtree(copy, ignore_errors=True)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+
+async def _check_listed(client: ServerClient, name: str, path: str) -> None:
+    """The server says that it has the adapter, and from where. Raises SnapshotRejected."""
+    listed = await client.get("/v1/models")
+    card = next((card for card in listed.get("data", []) if card.get("id") == name), None)
+    if card is None:
+        raise SnapshotRejected(f"the server says that it has loaded {name}, and does not list it.")
+    if card.get("root") not in {None, path}:
+        raise SnapshotRejected(f"the server lists {name} from {card.get('root')}, and was asked to load {path}.")
+
+
+async def _reload(client: ServerClient, folder: Path) -> None:
+    """All weights, looked at after loading. Raises SnapshotRejected, ServerRefused."""
+    answer = await client.post("/collective_rpc", {"method": "echo_reload", "args": [str(folder)]}, is_repeatable=False)
+    complaints = {str(result) for result in answer.get("results", ["it says nothing"])} - {""}
+    if complaints:
+        raise SnapshotRejected(f"After loading, {min(complaints)}.")
+
+
+def _own_server(config: EngineConfig, arguments: dict[str, Any]) -> ServerProcess:
+    """vLLM's server with the arguments of the engine `vllm`, and the user's over them."""
+    from dataclasses import replace
+
+    from echo_rollout.engines.openai_server import has_token_route
+    from echo_rollout.engines.vllm_arguments import engine_arguments
+
+    token_route = {"enable_scale_out": True} if has_token_route() else {}
+    return ServerProcess(token_route | engine_arguments(replace(config, options=arguments)), config.kind)

@@ -1,0 +1,146 @@
+"""What a server can do, found out by asking it once, before the first request: nothing is believed that can be tried."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+from echo_rollout.engines.engine import AnswerUnusable, EngineConfig, EngineError
+from echo_rollout.engines.openai_answers import Asked, Dialect, read_choices, request_body
+from echo_rollout.engines.openai_client import ServerClient, ServerRefused
+from echo_rollout.engines.openai_options import ServerOptions
+from echo_schemas.errors import UserError
+from echo_schemas.records import Sampling, WeightKind
+
+logger = logging.getLogger(__name__)
+
+_ABSENT = frozenset({403, 404, 405, 501})
+# Distances between log-probabilities are multiplied by 1 / temperature where they are those that were drawn from.
+_COOL = 0.5
+_TOP = 5
+_LEAST_SPREAD, _MOST_ERROR = 0.05, 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTraits:
+    """`model`: the base model's name there; `dialect`: the route that generates; `logprobs`: whether it gives those that it drew from."""
+
+    model: str
+    dialect: Dialect
+    logprobs: bool
+
+
+async def look_at_server(client: ServerClient, options: ServerOptions, config: EngineConfig, *, vocabulary: int) -> ServerTraits:
+    """Ask for the model, for two tokens by either route, for temperature, and for the routes that load weights.
+
+    Raises UserError for a server that cannot be used at all: no such model, too short, no token ids, no way to load weights.
+    """
+    try:
+        model = await _model(client, options, config)
+        prompt = [0, min(1, vocabulary - 1)]
+        dialect, logprobs = await _dialect(client, model, prompt)
+        if logprobs and not await _are_after_temperature(client, model, prompt):
+            logprobs = False
+            logger.warning(
+                "Log-probabilities of the server at %s do not follow the temperature: they are not those that it draws from. Start it with "
+                "--logprobs-mode processed_logprobs.",
+                client.url,
+            )
+        if not options.is_external:
+            await _check_loading(client, config.kind)
+    except UserError:
+        raise
+    except EngineError as exc:
+        raise UserError(f"The server cannot be used: {exc.message}", hint="See [rollout.options] url and the server's log.") from exc
+    return ServerTraits(model=model, dialect=dialect, logprobs=logprobs)
+
+
+async def _model(client: ServerClient, options: ServerOptions, config: EngineConfig) -> str:
+    listed = await client.get("/v1/models")
+    given = listed.get("data") if isinstance(listed, dict) else None
+    cards = [card for card in given or [] if isinstance(card, dict)]
+    chosen = [card for card in cards if (card.get("id") == options.model if options.model else not card.get("parent"))]
+    if len(chosen) != 1:
+        names = ", ".join(sorted(str(card.get("id")) for card in cards)) or "none"
+        wanted = f"no model {options.model!r}" if options.model else f"{len(chosen)} base models"
+        raise UserError(f"The server at {client.url} has {wanted}.", hint=f"Set model in [rollout.options] to one of: {names}.")
+    longest = chosen[0].get("max_model_len")
+    if isinstance(longest, int) and longest < config.max_length:
+        raise UserError(
+            f"The server takes {longest} tokens of prompt and answer, and [policy] max_length is {config.max_length}.",
+            hint=f"Start it with --max-model-len {config.max_length}, or lower [policy] max_length.",
+        )
+    return str(chosen[0]["id"])
+
+
+async def _dialect(client: ServerClient, model: str, prompt: list[int]) -> tuple[Dialect, bool]:
+    """The first route that returns token ids, and whether it gives log-probabilities with them."""
+    for dialect in Dialect:
+        for logprobs in (True, False):
+            asked = Asked(prompt=prompt, num_choices=2, sampling=Sampling(max_new_tokens=2), model=model, label=None, logprobs=logprobs)
+            try:
+                answer = await client.post(dialect, request_body(dialect, asked))
+                read_choices(dialect, asked, answer)
+            except ServerRefused as exc:
+                if exc.status in _ABSENT and dialect is Dialect.GENERATE:
+                    break
+                if not logprobs:
+                    raise
+                complaint = exc.message
+            except AnswerUnusable as exc:
+                complaint = exc.message
+            else:
+                return dialect, logprobs
+            logger.warning("%s (%s with%s log-probabilities)", complaint, dialect.value, "" if logprobs else "out")
+    raise UserError(
+        f"The server at {client.url} does not return the token ids that it generates: {complaint}",
+        hint="What is trained must be what was sampled, token by token. Use a vLLM server, or another engine.",
+    )
+
+
+async def _are_after_temperature(client: ServerClient, model: str, prompt: list[int]) -> bool:
+    """Whether the distances between the likeliest tokens' log-probabilities grow as the temperature falls."""
+    plain, cool = [await _likeliest(client, model, prompt, temperature) for temperature in (1.0, _COOL)]
+    both = sorted(set(plain) & set(cool), key=lambda token: plain[token])
+    spread = plain[both[-1]] - plain[both[0]] if len(both) > 1 else 0.0
+    if spread < _LEAST_SPREAD:
+        # Nothing to be seen: the server tells of too few tokens, or this model likes all alike.
+        return False
+    found = (cool[both[-1]] - cool[both[0]]) * _COOL / spread
+    return math.isclose(found, 1.0, abs_tol=_MOST_ERROR)
+
+
+async def _likeliest(client: ServerClient, model: str, prompt: list[int], temperature: float) -> dict[str, float]:
+    """Log-probabilities of the likeliest first tokens, by what the server calls them."""
+    body = {
+        "model": model, "prompt": prompt, "max_tokens": 1, "temperature": temperature, "top_p": 1.0, "logprobs": _TOP,
+        "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    try:
+        answer = await client.post(Dialect.COMPLETIONS, body)
+        (top,) = answer["choices"][0]["logprobs"]["top_logprobs"]
+        return {str(token): float(value) for token, value in top.items() if math.isfinite(value)}
+    except (ServerRefused, KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+async def _check_loading(client: ServerClient, kind: WeightKind) -> None:
+    """Raise UserError if the server has no way to get weights of this kind from us."""
+    if kind is WeightKind.LORA:
+        path, body = "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""}
+        missing, hint = "load adapters", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"
+    else:
+        path, body = "/collective_rpc", {"method": "echo_check"}
+        missing = "load full weights"
+        hint = "VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls echo_rollout.engines.vllm_worker.WorkerExtension"
+    try:
+        await client.post(path, body, is_repeatable=False)
+    except ServerRefused as exc:
+        # An adapter without a name is refused by a server that can load one with a name.
+        if kind is WeightKind.LORA and exc.status not in _ABSENT:
+            return
+        raise UserError(
+            f"The server at {client.url} cannot {missing} ({exc.status}).",
+            hint=f"Start it with {hint}; or, if something else sees to its weights, set weights = 'external' in [rollout.options].",
+        ) from exc
