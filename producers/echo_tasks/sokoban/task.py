@@ -53,6 +53,8 @@ class Sokoban:
         self.actions_per_round = _whole("actions_per_round", actions_per_round)
         self._payoff = _PAYOFFS[_one_of("reward", reward, tuple(_PAYOFFS))]
         self._is_chat = _one_of("style", style, _STYLES) == "chat"
+        # Boards that no room has are found out here, not by the first request.
+        self.level(0, 0)
 
     def level(self, seed: int, seq: int) -> Level:
         """The board of (seed, seq) with a shortest solution; the same on every machine."""
