@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 
+from echo_bus.clock import Deadline
 from echo_bus.cluster import Cluster
+from echo_bus.errors import DeadlineExceeded
 from echo_bus.kafka import translate
 from echo_ops.topic_plan import Actual, Kind, Plan, make_plan
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
 _TIMEOUT_S = 15.0
+# How long a cluster may need until its brokers tell of what its controller has made.
+_TOLD_S = 60.0
+_ASK_AGAIN_S = 0.05
 
 
 class TopicAdmin:
@@ -52,13 +58,17 @@ class TopicAdmin:
         return sorted(name for name in names if name.startswith(f"{self._namespace.name}.") and name not in wanted)
 
     def apply(self, plan: Plan) -> None:
-        """Do every step that is not refused. Raises TransportError at the first that the cluster refuses; apply again goes on there."""
+        """Do every step that is not refused, and wait until the cluster tells of the topics made: whoever asks next finds them.
+
+        Raises TransportError at the first step that the cluster refuses; apply again goes on there. DeadlineExceeded if it tells nothing.
+        """
         created = [step.topic for step in plan.steps if step.kind is Kind.CREATE]
         if created:
             self._done(self._admin.create_topics([_new_topic(name, plan.specs[name]) for name in created], request_timeout=_TIMEOUT_S))
         grown = [NewPartitions(step.topic, int(step.after)) for step in plan.steps if step.kind is Kind.GROW]
         if grown:
             self._done(self._admin.create_partitions(grown, request_timeout=_TIMEOUT_S))
+        self._wait_told({name: plan.specs[name].partitions for name in created} | {grow.topic: grow.new_total_count for grow in grown})
         changed = {step.topic for step in plan.steps if step.kind is Kind.SETTING}
         resources = []
         for name in sorted(changed):
@@ -70,6 +80,21 @@ class TopicAdmin:
             resources.append(ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries))
         if resources:
             self._done(self._admin.incremental_alter_configs(resources, request_timeout=_TIMEOUT_S))
+
+    def _wait_told(self, counts: Mapping[str, int]) -> None:
+        """Wait until every topic is known with so many partitions, each with a leader: a broker hears of them after the controller."""
+        deadline = Deadline.after(_TOLD_S)
+        while counts:
+            known = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
+            untold = [name for name, count in counts.items() if not _is_led(known.get(name), count)]
+            if not untold:
+                return
+            if deadline.expired():
+                raise DeadlineExceeded(
+                    f"{len(untold)} topics, {untold[0]!r} for one, were made, and no broker leads all of their partitions.",
+                    hint="Do enough brokers run? `echoswarm doctor` says.",
+                )
+            time.sleep(_ASK_AGAIN_S)
 
     def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         """Each topic's own settings: those that somebody set, defaults of the cluster left out."""
@@ -92,6 +117,11 @@ class TopicAdmin:
             return question()
         except KafkaException as exc:
             raise translate(exc, "the cluster") from exc
+
+
+def _is_led(topic: Any, count: int) -> bool:
+    """Whether a topic of the metadata has so many partitions and each of them a leader."""
+    return topic is not None and len(topic.partitions) >= count and all(part.leader >= 0 for part in topic.partitions.values())
 
 
 def _new_topic(name: str, spec: TopicSpec) -> NewTopic:

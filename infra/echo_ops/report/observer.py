@@ -28,7 +28,7 @@ _TOPICS = (STEPS, DROPS, PROGRESS, WORKERS, WEIGHTS)
 _READ_S = 0.25
 # Counters and lags cost every process a few milliseconds a reading.
 _EVERY_S = 2.0
-_FINISH_S = 10.0
+_FINISH_S = 30.0
 
 
 class Observer:

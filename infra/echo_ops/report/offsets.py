@@ -10,11 +10,12 @@ from confluent_kafka.admin import OffsetSpec
 
 from echo_bus.clock import Deadline
 from echo_bus.cluster import Cluster
+from echo_bus.errors import TopicMissing
 from echo_bus.kafka import translate
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import REQUESTS, TRAJECTORIES, Topic
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 15.0
 _ASK_AGAIN_S = 0.05
 _NO_LEADER_YET = frozenset(
     {
@@ -89,9 +90,11 @@ class OffsetWatch:
         physical = self._namespace.topic(topic)
         if physical not in self._partitions:
             try:
-                found = self._admin.list_topics(physical, timeout=_TIMEOUT_S).topics[physical]
+                found = self._admin.list_topics(physical, timeout=_TIMEOUT_S).topics.get(physical)
             except KafkaException as exc:
                 raise translate(exc, "the cluster") from exc
+            if found is None or not found.partitions:
+                raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
             self._partitions[physical] = [TopicPartition(physical, partition) for partition in _ids(found.partitions)]
         return self._partitions[physical]
 

@@ -1,0 +1,62 @@
+"""Topics that were made are told of before anybody asks for them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from echo_bus.errors import DeadlineExceeded
+from echo_bus.memory import MemoryCluster
+from echo_ops import topic_admin
+from echo_ops.topic_admin import TopicAdmin
+from echo_schemas.naming import Namespace
+
+SPACE = Namespace("unit.topics")
+
+
+class HesitantCluster(MemoryCluster):
+    """Its brokers tell of a topic only after they were asked so many times; `leaderless`: of its partitions, but not who leads them."""
+
+    def __init__(self, silences: int, *, leaderless: bool = False) -> None:
+        super().__init__()
+        self.silences = silences
+        self._leaderless = leaderless
+
+    def admin(self) -> Any:
+        inner = super().admin()
+        list_topics = inner.list_topics
+
+        def tell(*arguments: Any, **options: Any) -> Any:
+            known = list_topics(*arguments, **options)
+            if not known.topics or not self.silences:
+                return known
+            self.silences -= 1
+            nobody = SimpleNamespace(leader=-1)
+            told = {
+                name: SimpleNamespace(partitions=dict.fromkeys(topic.partitions, nobody))
+                for name, topic in known.topics.items()
+                if self._leaderless
+            }
+            return SimpleNamespace(topics=told, brokers=known.brokers)
+
+        inner.list_topics = tell  # type: ignore[method-assign]
+        return inner
+
+
+@pytest.mark.parametrize("leaderless", [False, True])
+def test_topics_that_were_made_are_there_when_apply_returns(leaderless: bool) -> None:
+    cluster = HesitantCluster(3, leaderless=leaderless)
+    topics = TopicAdmin(cluster, SPACE)
+    topics.apply(topics.plan())
+    assert cluster.silences == 0
+    assert topics.plan().is_empty
+
+
+def test_topics_that_nobody_tells_of_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_admin, "_TOLD_S", 0.0)
+    topics = TopicAdmin(HesitantCluster(1_000), SPACE)
+    plan = topics.plan()
+    with pytest.raises(DeadlineExceeded, match=r"topics, 'unit\.topics\..*' for one, were made, and no broker leads"):
+        topics.apply(plan)
