@@ -41,6 +41,16 @@ PARTITION_STRUCT = struct.Struct(">i")
 _READ_S = 0.1
 
 
+def reply_headers(correlation: str, *, topic: str, partition: int, deadline_ms: int) -> tuple[tuple[str, bytes], ...]:
+    """The headers of a request that wants its reply on `partition` of `topic` (a physical name) before `deadline_ms`."""
+    return (
+        (CORRELATION_ID, correlation.encode()),
+        (REPLY_TOPIC, topic.encode()),
+        (REPLY_PARTITION, PARTITION_STRUCT.pack(partition)),
+        (DEADLINE_MS, str(deadline_ms).encode()),
+    )
+
+
 class PendingReply:
     """One request on its way."""
 
@@ -80,10 +90,7 @@ class Requester:
         self._publisher = publisher
         self._reader = reader
         self._reply_topic = reply_topic
-        self._address = (
-            (REPLY_TOPIC, namespace.topic(reply_topic).encode()),
-            (REPLY_PARTITION, PARTITION_STRUCT.pack(reply_partition)),
-        )
+        self._physical = namespace.topic(reply_topic)
         self._partition = reply_partition
         self._metrics = metrics
         self._clock = clock
@@ -121,11 +128,7 @@ class Requester:
                 raise DeadlineExceeded(f"{self._max_pending} requests already wait for replies.")
             self._raise_error()
             self._pending[correlation] = pending
-        headers = (
-            (CORRELATION_ID, correlation.encode()),
-            *self._address,
-            (DEADLINE_MS, str(deadline_ms).encode()),
-        )
+        headers = reply_headers(correlation, topic=self._physical, partition=self._partition, deadline_ms=deadline_ms)
         try:
             pending.receipt = self._publisher.publish(topic, request, partition=partition, headers=headers)
         except Exception:  # whatever it is, nothing was sent, so nothing is waited for

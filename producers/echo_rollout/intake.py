@@ -1,4 +1,4 @@
-"""What a worker does with a request that arrives: refuse it for good, put it off, or take it in hand.
+"""What a worker does with a request that arrives: refuse it for good, put it off, take it in hand, or answer it as it did before.
 
 Called by the consumer loop from its one worker thread; `ended` may come from any. Never blocks longer than a chat template takes.
 """
@@ -17,6 +17,9 @@ from echo_rollout.engines.engine import EngineError, check_prompt
 from echo_rollout.generation import GroupPrompt
 from echo_rollout.journal import ALONE_FROM, MAX_DEATHS, CrashJournal
 from echo_rollout.prompts import TextCodec
+from echo_rollout.publishing import Ending
+from echo_rollout.publishing import Outcome as GroupOutcome
+from echo_rollout.receipts import Asked, Receipts
 from echo_schemas.columns import view_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import ChatMessage, Coordinates, RolloutRequest
@@ -34,13 +37,14 @@ class ChatCodec(TextCodec, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work:
-    """A request in hand. `done` closes it: its offset may be committed."""
+    """A request in hand. `completion` closes it: its offset may be committed. `asked`: its sender wants a receipt first."""
 
     request: RolloutRequest
     where: Coordinates
     prompt: GroupPrompt
     text: str
     completion: Completion
+    asked: Asked | None = None
 
 
 class RequestIntake:
@@ -56,8 +60,9 @@ class RequestIntake:
         max_length: int,
         take: Callable[[Work], None],
         clock: Clock,
+        receipts: Receipts | None = None,
     ) -> None:
-        """`take` gets each request that is taken in hand, and must not block."""
+        """`take` gets each request that is taken in hand, and must not block. Without `receipts` nobody is answered."""
         self._codec = codec
         self._journal = journal
         self._capacity = capacity
@@ -65,6 +70,7 @@ class RequestIntake:
         self._max_length = max_length
         self._take = take
         self._clock = clock
+        self._receipts = receipts
         self._lock = threading.Lock()
         self._in_hand: set[Coordinates] = set()
         self._alone: Coordinates | None = None
@@ -79,6 +85,25 @@ class RequestIntake:
         request, where = message.record, message.coordinates
         if not isinstance(request, RolloutRequest):
             return Invalid(InvalidReason.UNEXPECTED_RECORD)
+        if self._receipts is None:
+            return self._take_in_hand(request, where, None)
+        try:
+            asked = self._receipts.asked(message, request)
+        except InvalidRecord as invalid:
+            return Invalid(invalid.reason, invalid.message)
+        if asked is None:
+            return self._take_in_hand(request, where, None)
+        if (known := self._receipts.begin(asked)) is not None:
+            return known
+        outcome = self._take_in_hand(request, where, asked)
+        if isinstance(outcome, Invalid):
+            self._receipts.send(asked, Ending(outcome=GroupOutcome.FAILED, detail=outcome.detail or outcome.reason.value), lambda: None)
+        elif outcome is BUSY:
+            self._receipts.abandon(asked)
+        return outcome
+
+    def _take_in_hand(self, request: RolloutRequest, where: Coordinates, asked: Asked | None) -> Outcome:
+        """Taken, put off or refused."""
         deaths = self._journal.deaths(where)
         if deaths >= MAX_DEATHS:
             self._journal.end(where)
@@ -93,7 +118,7 @@ class RequestIntake:
             self._in_hand.add(where)
         self._journal.begin(where)
         completion = Completion()
-        self._take(Work(request=request, where=where, prompt=prompt, text=text, completion=completion))
+        self._take(Work(request=request, where=where, prompt=prompt, text=text, completion=completion, asked=asked))
         return Accepted(completion)
 
     def ended(self, work: Work, *, done: bool) -> None:

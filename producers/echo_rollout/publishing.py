@@ -21,11 +21,12 @@ from echo_bus.errors import RecordTooLarge
 from echo_bus.places import PlaceTimes
 from echo_bus.publisher import Publisher, Receipt
 from echo_core.bottleneck import Place, Use
+from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.generation import Sample
 from echo_rollout.metrics import WorkerMetrics
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import InvalidRecord
-from echo_schemas.records import RolloutRequest, Trajectory
+from echo_schemas.records import Coordinates, RolloutRequest, Trajectory
 from echo_schemas.topics import TRAJECTORIES
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Outcome(StrEnum):
 
     PUBLISHED = "published"
     EXPIRED = "expired"
+    NOT_READY = "not_ready"
     SUPERSEDED = "superseded"
     FAILED = "failed"
     ABANDONED = "abandoned"
@@ -51,15 +53,32 @@ class Failure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a group ended, and of one that was published what and where: `where` in the order of offsets."""
+
+    outcome: Outcome
+    failure: Failure | None = None
+    detail: str = ""
+    attempt: str = ""
+    weights: SnapshotRef | None = None
+    where: tuple[Coordinates, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """In words, for whoever asked."""
+        return self.detail or (self.failure or self.outcome).value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGroup:
-    """What the engine made of one request. `ended(outcome, failure)` is called once, from any thread."""
+    """What the engine made of one request. `ended(ending)` is called once, from any thread."""
 
     request: RolloutRequest
     prompt: str
     samples: Sequence[Sample]
     started_ms: int
     finished_ms: int
-    ended: Callable[[Outcome, Failure | None], None]
+    ended: Callable[[Ending], None]
 
 
 class TrajectoryPublisher:
@@ -115,8 +134,8 @@ class TrajectoryPublisher:
 
     def _publish(self, group: FinishedGroup) -> None:
         """All members, the largest first, so that one which no record can carry is found out before anything is written."""
-        acknowledged = _Acknowledgements(group, self._metrics, self._on_error)
         records = trajectories_of(group, worker_id=self._worker_id, engine=self._engine)
+        acknowledged = _Acknowledgements(group, records[0].attempt, self._metrics, self._on_error)
         try:
             for record in records:
                 record.validate()
@@ -124,10 +143,10 @@ class TrajectoryPublisher:
                 self._publisher.publish(TRAJECTORIES, record).on_done(acknowledged)
         except RecordTooLarge as exc:
             logger.warning("Group %s is given up: %s", group.request.group_id, exc)
-            group.ended(Outcome.FAILED, Failure.OVERSIZED)
+            group.ended(Ending(outcome=Outcome.FAILED, failure=Failure.OVERSIZED, detail=exc.message))
         except InvalidRecord as exc:
             logger.warning("Group %s is given up: %s", group.request.group_id, exc)
-            group.ended(Outcome.FAILED, Failure.INVALID)
+            group.ended(Ending(outcome=Outcome.FAILED, failure=Failure.INVALID, detail=exc.message))
 
 
 def _own_bytes(record: Trajectory) -> int:
@@ -138,24 +157,34 @@ def _own_bytes(record: Trajectory) -> int:
 class _Acknowledgements:
     """Ends a group when all its records are in the log. Called from the publisher's poll thread."""
 
-    def __init__(self, group: FinishedGroup, metrics: WorkerMetrics, on_error: Callable[[BaseException], None]) -> None:
+    def __init__(self, group: FinishedGroup, attempt: str, metrics: WorkerMetrics, on_error: Callable[[BaseException], None]) -> None:
         self._group = group
+        self._attempt = attempt
         self._metrics = metrics
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._missing = len(group.samples)
+        self._where: list[Coordinates] = []
 
     def __call__(self, receipt: Receipt) -> None:
-        if receipt.error is not None:
-            self._on_error(receipt.error)
+        if receipt.where is None:
+            if receipt.error is not None:
+                self._on_error(receipt.error)
             return
+        samples = self._group.samples
         with self._lock:
-            self._missing -= 1
-            is_last = self._missing == 0
+            self._where.append(receipt.where)
+            is_last = len(self._where) == len(samples)
         if is_last:
-            self._metrics.trajectories.inc(len(self._group.samples))
-            self._metrics.tokens.inc(sum(len(sample.logprobs) for sample in self._group.samples))
-            self._group.ended(Outcome.PUBLISHED, None)
+            self._metrics.trajectories.inc(len(samples))
+            self._metrics.tokens.inc(sum(len(sample.logprobs) for sample in samples))
+            self._group.ended(
+                Ending(
+                    outcome=Outcome.PUBLISHED,
+                    attempt=self._attempt,
+                    weights=SnapshotRef(version=samples[0].version_spans[0].version, sha256=samples[0].weights_sha256),
+                    where=tuple(sorted(self._where, key=lambda where: (where.partition, where.offset))),
+                )
+            )
 
 
 def trajectories_of(group: FinishedGroup, *, worker_id: str, engine: str) -> list[Trajectory]:

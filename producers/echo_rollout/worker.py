@@ -1,7 +1,7 @@
 """A rollout worker: takes requests, holds each until its weights are installed, samples the group, publishes it.
 
     requests ──consumer loop──▶ intake ──▶ asyncio loop: wait for version → engine ──▶ publishing thread ──▶ trajectories
-                  ▲ committed when acknowledged                    ▲ weights watcher ──▶ workers (acknowledgement)
+                  ▲ committed when acknowledged                    ▲ weights watcher ──▶ workers (acknowledgement)  └▶ replies, if asked
 
 Threads: the asyncio loop owns the engine and every group; the consumer loop polls on a thread of its own and hands over by
 `call_soon_threadsafe`; publishing has its thread. `serve` runs until `stop`; then nothing more is taken, groups that end within
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing, suppress
@@ -28,18 +27,22 @@ from echo_bus.consumer_state import LoopLimits
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.publisher import Publisher
+from echo_bus.request_reply_server import ReplyServer
 from echo_bus.settings import Settings
 from echo_rollout.engines.engine import Engine, SnapshotRef
 from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, GroupSampler, Sample, UnfitGeneration
 from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
+from echo_rollout.holding import Holding
 from echo_rollout.intake import ChatCodec, RequestIntake, Work
+from echo_rollout.joining import find_others
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import WorkerMetrics
-from echo_rollout.publishing import Failure, FinishedGroup, Outcome, TrajectoryPublisher
+from echo_rollout.publishing import Ending, Failure, FinishedGroup, Outcome, TrajectoryPublisher
+from echo_rollout.receipts import Receipts
 from echo_rollout.weights import SnapshotSource, WeightWatcher
 from echo_schemas.errors import EchoError
-from echo_schemas.records import RolloutRequest, WeightManifest, WorkerState
-from echo_schemas.topics import REQUESTS, WEIGHTS, weights_key
+from echo_schemas.records import WeightManifest, WorkerState
+from echo_schemas.topics import REPLIES, REQUESTS, WEIGHTS, weights_key
 from echo_tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -48,8 +51,6 @@ DRAIN_S = 4.0
 """How long a worker that was told to stop works on what it has in hand."""
 # How long it then waits for the log to acknowledge the groups that were finished.
 _ACKNOWLEDGE_S = 2.0
-# Of each four groups that the engine works on, one more waits inside it: a place is free as soon as one sample of a group has ended.
-_WAITING_SHARE = 4
 # Groups in hand, as a multiple of those that the engine works on: the others wait for room, or for their acknowledgement.
 _IN_HAND = 2
 # A request that was put off is offered again when one in hand is done; this is for the rare case that none will be (one waits to be alone).
@@ -64,7 +65,7 @@ _FAILURES: dict[type[EchoError], Failure] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """What a worker works with. `folder` is empty and the worker's own; `vocabulary`: token ids are below it."""
+    """What a worker works with. `folder` is empty and its own; `vocabulary`: token ids are below it; `kind`: its name in [[rollout.pool]]."""
 
     settings: Settings
     worker_id: str
@@ -80,6 +81,7 @@ class WorkerParts:
     places: PlaceTimes
     metrics: WorkerMetrics
     clock: Clock
+    kind: str = ""
 
 
 class Worker:
@@ -92,9 +94,13 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._emptied = asyncio.Event()
-        self._holding: set[asyncio.Task[None]] = set()
-        in_flight = parts.settings.rollout.groups_in_flight
-        self._room = asyncio.Semaphore(in_flight + math.ceil(in_flight / _WAITING_SHARE))
+        self._holding = Holding(
+            parts.settings.rollout.groups_in_flight,
+            installed=lambda: parts.engine.installed,
+            metrics=parts.metrics,
+            clock=parts.clock,
+        )
+        self._join: Callable[[], None] | None = None
         self.is_ready = False
         """Whether weights are installed and requests are taken."""
 
@@ -103,7 +109,6 @@ class Worker:
         parts = self._parts
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        self._installed = asyncio.Event()
         with ExitStack() as stack:
             stack.callback(self._sampler.close)
             statuses = stack.enter_context(closing(parts.bus.publisher(profiles.PRODUCER_LATENCY)))
@@ -112,6 +117,8 @@ class Worker:
                 worker_id=parts.worker_id,
                 engine=parts.engine_name,
                 price_per_hour=parts.settings.rollout.price_per_hour,
+                kind=parts.kind,
+                capacity=_IN_HAND * parts.settings.rollout.groups_in_flight,
             )
             every_s = parts.settings.rollout.heartbeat_s
             self._heartbeat = stack.enter_context(closing(Heartbeat(statuses, status, self._generation, parts.clock, every_s=every_s)))
@@ -119,7 +126,10 @@ class Worker:
             publisher = stack.enter_context(closing(parts.bus.publisher()))
             self._publishing = stack.enter_context(closing(self._open_publishing(publisher)))
             self._publishing.start()
-            view = await asyncio.to_thread(parts.bus.view, WEIGHTS, WeightManifest)
+            view, joins_later = await asyncio.gather(
+                asyncio.to_thread(parts.bus.view, WEIGHTS, WeightManifest),
+                asyncio.to_thread(find_others, parts.bus, parts.worker_id, parts.clock),
+            )
             stack.enter_context(closing(view))
             key = weights_key(parts.settings.run.name, None)
             watcher = WeightWatcher(
@@ -133,13 +143,18 @@ class Worker:
                 clock=parts.clock,
             )
             view.on_change(lambda _key, _record: self._from_thread(watcher.wake))
+            self._receipts = self._open_receipts(statuses)
             self._intake = self._open_intake()
             limits = LoopLimits(drain_s=DRAIN_S + _ACKNOWLEDGE_S, busy_retry_s=_BUSY_RETRY_S)
             next_generation = parts.settings.kafka.group_protocol == "consumer"
             loop = parts.bus.consumer([REQUESTS], GROUP, self._intake, publisher, next_generation=next_generation, limits=limits)
+            loop.on_assignment(lambda keys: self._heartbeat.has(partition for _, partition in keys))
             consuming = threading.Thread(target=self._consume, args=(loop.run,), name="requests", daemon=True)
-            # Joining the group takes as long as the engine's start, and what arrives meanwhile is held.
-            consuming.start()
+            if joins_later:
+                self._join = consuming.start
+            else:
+                # Joining the group takes as long as the engine's start, and what arrives meanwhile is held.
+                consuming.start()
             watching: asyncio.Task[None] | None = None
             try:
                 await self._until_failed(parts.engine.start())
@@ -162,6 +177,13 @@ class Worker:
             on_error=self._fail,
         )
 
+    def _open_receipts(self, publisher: Publisher) -> Receipts:
+        parts, bus = self._parts, self._parts.bus
+        server = ReplyServer(publisher, REPLIES, namespace=bus.namespace, metrics=bus.metrics, clock=parts.clock)
+        return Receipts(
+            server, worker_id=parts.worker_id, installed=lambda: parts.engine.installed, clock=parts.clock, on_error=self._fail
+        )  # fmt: skip
+
     def _open_intake(self) -> RequestIntake:
         parts = self._parts
         return RequestIntake(
@@ -172,6 +194,7 @@ class Worker:
             max_length=parts.settings.policy.max_length,
             take=lambda work: self._from_thread(lambda: self._begin(work)),
             clock=parts.clock,
+            receipts=self._receipts,
         )
 
     def _consume(self, run: Callable[[], None]) -> None:
@@ -188,7 +211,7 @@ class Worker:
     def _begin(self, work: Work) -> None:
         """On the loop: a request was taken in hand."""
         if self._draining:
-            self._end(work, Outcome.ABANDONED, None)
+            self._end(work, Ending(outcome=Outcome.ABANDONED))
         else:
             self._spawn(self._group(work))
 
@@ -205,63 +228,21 @@ class Worker:
 
     async def _group(self, work: Work) -> None:
         """One request from hand-over to the publishing thread. Raises EngineError: the prompt was checked, so the engine is at fault."""
-        outcome = Outcome.ABANDONED
-        failure: Failure | None = None
+        ending = Ending(outcome=Outcome.ABANDONED)
         try:
-            closed = await self._hold(work.request)
+            closed = await self._holding.enter(work.request)
             if closed is not None:
-                outcome = closed
+                ending = closed
                 return
             try:
-                outcome, failure = await self._generate(work)
+                ending = await self._generate(work)
             finally:
-                if not work.request.exact:
-                    self._room.release()
+                self._holding.leave(work.request)
         finally:
-            if outcome is not Outcome.PUBLISHED:
-                self._end(work, outcome, failure)
+            if ending.outcome is not Outcome.PUBLISHED:
+                self._end(work, ending)
 
-    async def _hold(self, request: RolloutRequest) -> Outcome | None:
-        """Until its weights are installed and the engine has room, which is taken; None then, else how the request is closed."""
-        task = asyncio.current_task()
-        assert task is not None, "a group runs as a task"
-        self._holding.add(task)
-        try:
-            closed = await self._until_installed(request)
-            # An exact one waits for nobody: it is small, and worth nothing once the next version is there.
-            if closed is not None or request.exact:
-                return closed
-            await self._room.acquire()
-            if self._left_s(request) <= 0:
-                self._room.release()
-                return Outcome.EXPIRED
-            return None
-        finally:
-            self._holding.discard(task)
-
-    async def _until_installed(self, request: RolloutRequest) -> Outcome | None:
-        """Until the weights that the request requires are installed; None then, else how the request is closed."""
-        metrics = self._parts.metrics
-        metrics.waiting.inc()
-        try:
-            while True:
-                left_s = self._left_s(request)
-                if left_s <= 0:
-                    return Outcome.EXPIRED
-                ref = self._parts.engine.installed
-                if ref is not None and ref.version >= request.required_version:
-                    is_wrong = request.exact and ref.version != request.required_version
-                    return Outcome.SUPERSEDED if is_wrong else None
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._installed.wait(), left_s if left_s < math.inf else None)
-        finally:
-            metrics.waiting.dec()
-
-    def _left_s(self, request: RolloutRequest) -> float:
-        """Seconds until the request is too old to be started."""
-        return math.inf if request.deadline_ms is None else (request.deadline_ms - self._parts.clock.time_ms()) / 1000
-
-    async def _generate(self, work: Work) -> tuple[Outcome, Failure | None]:
+    async def _generate(self, work: Work) -> Ending:
         """Sample the group and hand it to the publishing thread, which ends it."""
         parts, request = self._parts, work.request
         started_ms, started_s = parts.clock.time_ms(), parts.clock.monotonic_s()
@@ -270,12 +251,12 @@ class Worker:
             samples = await self._sampler.sample(work.prompt)
         except (EmptyGeneration, EnvironmentFailed, UnfitGeneration) as exc:
             logger.warning("Group %s is given up: %s", request.group_id, exc)
-            return Outcome.FAILED, _FAILURES[type(exc)]
+            return Ending(outcome=Outcome.FAILED, failure=_FAILURES[type(exc)], detail=exc.message)
         finally:
             self._generation.move(generating=-1)
         parts.metrics.group_seconds.observe(parts.clock.monotonic_s() - started_s)
         if request.exact and any(span.version != request.required_version for sample in samples for span in sample.version_spans):
-            return Outcome.SUPERSEDED, None
+            return Ending(outcome=Outcome.SUPERSEDED, detail="Other weights were installed while it was generated.")
         self._generation.move(publishing=1)
         self._publishing.submit(
             FinishedGroup(
@@ -284,26 +265,35 @@ class Worker:
                 samples=samples,
                 started_ms=started_ms,
                 finished_ms=parts.clock.time_ms(),
-                ended=lambda outcome, failure: self._published(work, samples, outcome, failure),
+                ended=lambda ending: self._published(work, samples, ending),
             )
         )
-        return Outcome.PUBLISHED, None
+        return Ending(outcome=Outcome.PUBLISHED)
 
-    def _published(self, work: Work, samples: list[Sample], outcome: Outcome, failure: Failure | None) -> None:
+    def _published(self, work: Work, samples: list[Sample], ending: Ending) -> None:
         """The publishing thread is through with a group. From any thread."""
         self._generation.move(publishing=-1)
-        self._end(work, outcome, failure)
-        if outcome is Outcome.PUBLISHED:
+        self._end(work, ending)
+        if ending.outcome is Outcome.PUBLISHED:
             tokens = sum(len(sample.logprobs) for sample in samples)
             self._heartbeat.count(samples=len(samples), tokens=tokens, in_flight=self._intake.num_in_hand)
 
-    def _end(self, work: Work, outcome: Outcome, failure: Failure | None) -> None:
+    def _end(self, work: Work, ending: Ending) -> None:
+        """The group has ended; whoever wanted a receipt gets it first. From any thread."""
+        if work.asked is not None and ending.outcome is Outcome.ABANDONED:
+            self._receipts.abandon(work.asked)
+        if work.asked is None or ending.outcome is Outcome.ABANDONED:
+            self._let_go(work, ending)
+        else:
+            self._receipts.send(work.asked, ending, lambda: self._let_go(work, ending))
+
+    def _let_go(self, work: Work, ending: Ending) -> None:
         """The group is out of hand. An abandoned one is not done: its request is delivered again. From any thread."""
-        self._intake.ended(work, done=outcome is not Outcome.ABANDONED)
+        self._intake.ended(work, done=ending.outcome is not Outcome.ABANDONED)
         metrics = self._parts.metrics
-        metrics.groups.labels(outcome.value).inc()
-        if failure is not None:
-            metrics.failed.labels(failure.value).inc()
+        metrics.groups.labels(ending.outcome.value).inc()
+        if ending.failure is not None:
+            metrics.failed.labels(ending.failure.value).inc()
         num_in_hand = self._intake.num_in_hand
         metrics.in_flight.set(num_in_hand)
         if self._draining and not num_in_hand:
@@ -312,9 +302,11 @@ class Worker:
     def _on_installed(self, ref: SnapshotRef) -> None:
         """On the loop: acknowledge, and let the groups go on that waited for it."""
         self.is_ready = True
+        if self._join is not None and not self._draining:
+            self._join()
+            self._join = None
         self._heartbeat.change(state=WorkerState.READY, installed=(ref.version, ref.sha256))
-        self._installed.set()
-        self._installed = asyncio.Event()
+        self._holding.weights_changed()
 
     async def _drain(self, loop: ConsumerLoop, consuming: threading.Thread, watching: asyncio.Task[None] | None) -> None:
         """Take nothing more, finish what ends soon, hand back the rest, leave the group."""
@@ -325,8 +317,7 @@ class Worker:
             watching.cancel()
         if not self._failed.done():
             self._heartbeat.change(state=WorkerState.DRAINING)
-        for task in self._holding:
-            task.cancel()
+        self._holding.cancel()
         groups = {task for task in self._tasks if task is not watching}
         if groups and not self._failed.done():
             await asyncio.wait(groups, timeout=DRAIN_S)
@@ -341,7 +332,8 @@ class Worker:
             await asyncio.wait(either, timeout=_ACKNOWLEDGE_S, return_when=asyncio.FIRST_COMPLETED)
             emptied.cancel()
         loop.hand_back()
-        await asyncio.to_thread(consuming.join)
+        if consuming.ident is not None:
+            await asyncio.to_thread(consuming.join)
         await self._parts.engine.close()
 
     async def _until_failed(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -1,0 +1,100 @@
+"""Where a request waits before it is generated: for the weights it requires, then for room in the engine.
+
+On the worker's asyncio loop alone. `enter` waits; `weights_changed`, another request's `leave` and the deadline end the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+from echo_bus.clock import Clock
+from echo_rollout.engines.engine import SnapshotRef
+from echo_rollout.metrics import WorkerMetrics
+from echo_rollout.publishing import Ending, Outcome
+from echo_schemas.records import Purpose, RolloutRequest
+
+# Of each four groups that the engine works on, one more waits inside it: a place is free as soon as one sample of a group has ended.
+_WAITING_SHARE = 4
+# A request whose weights do not come is closed so long before its deadline that an answer is there in time; of what was left when it came,
+# at most a tenth.
+_ANSWER_BEFORE_S = 1.0
+_ANSWER_BEFORE_SHARE = 0.1
+
+
+class Holding:
+    """Holds requests back. Each that `enter` let in must `leave`."""
+
+    def __init__(self, groups_in_flight: int, *, installed: Callable[[], SnapshotRef | None], metrics: WorkerMetrics, clock: Clock) -> None:
+        """`groups_in_flight`: what the engine works on at once. `installed`: the weights in force."""
+        self._installed = installed
+        self._metrics = metrics
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._room = asyncio.Semaphore(groups_in_flight + math.ceil(groups_in_flight / _WAITING_SHARE))
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def enter(self, request: RolloutRequest) -> Ending | None:
+        """Wait until `request` may be generated; None then, else how it is closed. For a task that nobody needs if it is cancelled here."""
+        task = asyncio.current_task()
+        assert task is not None, "a group runs as a task"
+        self._waiting.add(task)
+        try:
+            closed = await self._until_installed(request)
+            if closed is not None or not _takes_room(request):
+                return closed
+            await self._room.acquire()
+            if self._left_s(request) <= 0:
+                self._room.release()
+                return Ending(outcome=Outcome.EXPIRED, detail="There was no room in the engine before the deadline.")
+            return None
+        finally:
+            self._waiting.discard(task)
+
+    def leave(self, request: RolloutRequest) -> None:
+        """The engine is through with `request`."""
+        if _takes_room(request):
+            self._room.release()
+
+    def weights_changed(self) -> None:
+        """Other weights are installed: whoever waits looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def cancel(self) -> None:
+        """Let nobody in any more: the tasks that wait are cancelled."""
+        for task in self._waiting:
+            task.cancel()
+
+    async def _until_installed(self, request: RolloutRequest) -> Ending | None:
+        required, left_s = request.required_version, self._left_s(request)
+        if left_s <= 0:
+            return Ending(outcome=Outcome.EXPIRED, detail="It came after its deadline.")
+        answer_before_s = min(_ANSWER_BEFORE_S, _ANSWER_BEFORE_SHARE * left_s)
+        self._metrics.waiting.inc()
+        try:
+            while True:
+                ref = self._installed()
+                if ref is not None and ref.version >= required:
+                    if request.exact and ref.version != required:
+                        return Ending(outcome=Outcome.SUPERSEDED, detail=f"Version {ref.version} is installed, {required} was asked for.")
+                    return None
+                left_s = self._left_s(request) - answer_before_s
+                if left_s <= 0:
+                    have = "none" if ref is None else ref.version
+                    return Ending(outcome=Outcome.NOT_READY, detail=f"Version {required} did not come before the deadline; here is {have}.")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), left_s if left_s < math.inf else None)
+        finally:
+            self._metrics.waiting.dec()
+
+    def _left_s(self, request: RolloutRequest) -> float:
+        """Seconds until the request is too old to be started."""
+        return math.inf if request.deadline_ms is None else (request.deadline_ms - self._clock.time_ms()) / 1000
+
+
+def _takes_room(request: RolloutRequest) -> bool:
+    """A probe waits for nobody: it is small, and worth nothing once the next version is there."""
+    return not (request.exact and request.purpose is Purpose.PROBE)

@@ -1,0 +1,145 @@
+"""Receipts: what became of a request whose sender wants to know (walk 2 of sequential mode, and every exact request with a reply address).
+
+    request with address ──begin──▶ new: worked on ──send──▶ replies, the partition it named
+                             ├────▶ in hand already: waits for the same end      └─ acknowledged: the request's offset may be committed
+                             ├────▶ answered before: the same answer again
+                             └────▶ past its deadline: answered as expired, not worked on
+
+So one correlation id costs one generation per worker, however often its request is delivered. Threads: any; nothing blocks but the
+publisher's full buffer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from echo_bus.clock import Clock
+from echo_bus.message import ACCEPTED, Accepted, Completion, Message
+from echo_bus.publisher import Receipt
+from echo_bus.request_reply_server import Begin, ReplyAddress, ReplyServer
+from echo_rollout.engines.engine import SnapshotRef
+from echo_rollout.publishing import Ending, Outcome
+from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.records import ReplyOutcome, RolloutReply, RolloutRequest
+
+logger = logging.getLogger(__name__)
+
+# A worker that has passed the version on is as little ready for it as one that has not come to it.
+_REPLIES = {
+    Outcome.PUBLISHED: ReplyOutcome.DONE,
+    Outcome.EXPIRED: ReplyOutcome.EXPIRED,
+    Outcome.NOT_READY: ReplyOutcome.NOT_READY,
+    Outcome.SUPERSEDED: ReplyOutcome.NOT_READY,
+    Outcome.FAILED: ReplyOutcome.FAILED,
+}
+_NOTHING = SnapshotRef(version=0, sha256="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """A request whose sender waits for a receipt: `send` one, or `abandon` it so that it may be begun again."""
+
+    request: RolloutRequest
+    address: ReplyAddress
+
+
+class Receipts:
+    """Begins each correlation id once, and answers it."""
+
+    def __init__(
+        self,
+        server: ReplyServer,
+        *,
+        worker_id: str,
+        installed: Callable[[], SnapshotRef | None],
+        clock: Clock,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """`installed`: the weights in force, for answers without trajectories. `on_error` gets a receipt that could not be delivered."""
+        self._server = server
+        self._worker_id = worker_id
+        self._installed = installed
+        self._clock = clock
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._repeats: dict[str, list[Completion]] = {}
+
+    def asked(self, message: Message, request: RolloutRequest) -> Asked | None:
+        """None for a request that nobody wants a receipt of. Raises InvalidRecord if its headers contradict themselves or the record."""
+        address = self._server.address_of(message)
+        if address is None:
+            return None
+        if request.correlation not in {None, address.correlation}:
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT,
+                f"The record's correlation id is {request.correlation!r}, the header's {address.correlation!r}.",
+            )
+        return Asked(request=request, address=address)
+
+    def begin(self, asked: Asked) -> Accepted | None:
+        """None if the request is to be worked on now; else what the consumer loop is told of it."""
+        while True:
+            begin = self._server.begin(asked.address)
+            if begin is Begin.NEW:
+                with self._lock:
+                    self._repeats[asked.address.correlation] = []
+                return None
+            if begin is Begin.ANSWERED:
+                return ACCEPTED
+            completion = Completion()
+            if begin is Begin.EXPIRED:
+                self._answer(asked, Ending(outcome=Outcome.EXPIRED, detail="It came after its deadline."), completion.done)
+                return Accepted(completion)
+            with self._lock:
+                repeats = self._repeats.get(asked.address.correlation)
+                if repeats is not None:
+                    repeats.append(completion)
+                    return Accepted(completion)
+            # It was given up between the two looks.
+
+    def send(self, asked: Asked, ending: Ending, then: Callable[[], None]) -> None:
+        """Answer with how it ended; `then()` once the log has the answer, on the publisher's poll thread."""
+
+        def answered() -> None:
+            # Only now: whoever repeats the question from here on gets the same answer.
+            with self._lock:
+                repeats = self._repeats.pop(asked.address.correlation, [])
+            then()
+            for completion in repeats:
+                completion.done()
+
+        self._answer(asked, ending, answered)
+
+    def abandon(self, asked: Asked) -> None:
+        """The work was given up without an answer; its deliveries are not done."""
+        with self._lock:
+            self._repeats.pop(asked.address.correlation, None)
+        self._server.abandon(asked.address)
+
+    def _answer(self, asked: Asked, ending: Ending, then: Callable[[], None]) -> None:
+        def settled(receipt: Receipt) -> None:
+            if receipt.error is not None:
+                self._on_error(receipt.error)
+            else:
+                then()
+
+        self._server.answer(asked.address, self._reply(asked, ending)).on_done(settled)
+
+    def _reply(self, asked: Asked, ending: Ending) -> RolloutReply:
+        outcome, weights = _REPLIES[ending.outcome], ending.weights or self._installed() or _NOTHING
+        return RolloutReply(
+            run_id=asked.request.run_id,
+            correlation=asked.address.correlation,
+            group_id=asked.request.group_id,
+            attempt=ending.attempt,
+            worker_id=self._worker_id,
+            outcome=outcome,
+            version=weights.version,
+            weights_sha256=weights.sha256,
+            where=ending.where,
+            error=None if outcome is ReplyOutcome.DONE else ending.said,
+            time_ms=self._clock.time_ms(),
+        )

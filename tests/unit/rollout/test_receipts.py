@@ -1,0 +1,205 @@
+"""Receipts of a worker: one for each correlation id, whatever became of the request, and one generation for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from echo_bus.memory import MemoryCluster
+from echo_bus.request_reply import CORRELATION_ID, reply_headers
+from echo_rollout.engines.engine import Generation
+from echo_rollout.engines.scripted import ScriptedEngine
+from echo_schemas.columns import pack_tokens
+from echo_schemas.records import Purpose, ReplyOutcome, RolloutReply, RolloutRequest, Sampling
+from echo_schemas.topics import REPLIES, REQUESTS
+from tests.unit.rollout.conftest import MakeSwarm
+from tests.unit.rollout.swarm import RUN, WAIT_S, GatedEngine, Swarm, wait_until
+from tests.unit.rollout.test_requests import committed, dead_letters
+
+PARTITION = 1
+LONG_MS = 60_000
+
+
+def ask(
+    swarm: Swarm, request: RolloutRequest, correlation: str, *, within_ms: int = LONG_MS, to: str | None = None, partition: int = 0
+) -> None:
+    """Send `request` with a reply address; `to` names another topic than the one for replies."""
+    deadline_ms = time.time_ns() // 1_000_000 + within_ms
+    headers = reply_headers(
+        correlation, topic=to or swarm.bus.namespace.topic(REPLIES), partition=PARTITION, deadline_ms=deadline_ms
+    )  # fmt: skip
+    record = swarm.request(request.seq, purpose=request.purpose, **_fields(request), correlation=correlation, deadline_ms=deadline_ms)
+    swarm.publisher.publish(REQUESTS, record, partition=partition, headers=headers).wait(WAIT_S)
+
+
+def _fields(request: RolloutRequest) -> dict[str, Any]:
+    names = ("prompt_token_ids", "required_version", "exact", "sampling", "group_size")
+    return {name: getattr(request, name) for name in names}
+
+
+def replies(swarm: Swarm, cluster: MemoryCluster) -> list[RolloutReply]:
+    """What lies on the reply partition; nothing may lie on another."""
+    logs = cluster._broker.topics[swarm.bus.namespace.topic(REPLIES)].partitions
+    for partition, log in enumerate(logs):
+        assert partition == PARTITION or not list(log.read(0, committed=True))
+    found = []
+    for record in logs[PARTITION].read(0, committed=True):
+        reply = swarm.bus.codec.decode(record.value or b"")
+        assert isinstance(reply, RolloutReply)
+        assert dict(record.headers or ())[CORRELATION_ID] == reply.correlation.encode()
+        found.append(reply)
+    return found
+
+
+def the_reply(swarm: Swarm, cluster: MemoryCluster) -> RolloutReply:
+    wait_until(lambda: replies(swarm, cluster), "the receipt")
+    (reply,) = replies(swarm, cluster)
+    return reply
+
+
+def test_a_receipt_names_version_checksum_and_every_trajectory(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    manifest = swarm.publish_version(3)
+    swarm.start_worker(ScriptedEngine())
+    ask(swarm, swarm.request(7, required_version=3, exact=True), "c-7")
+    reply = the_reply(swarm, cluster)
+    members = swarm.trajectories()
+    assert (reply.outcome, reply.version, reply.weights_sha256) == (ReplyOutcome.DONE, 3, manifest.sha256)
+    assert (reply.group_id, reply.worker_id, reply.attempt) == (f"{RUN}/7", "w0", members[0].attempt)
+    with_offsets = [(where.partition, where.offset) for where in reply.where]
+    assert len(with_offsets) == len(set(with_offsets)) == len(members) == 2
+    wait_until(lambda: committed(swarm, cluster).get(0) == 1, "the request to be committed")
+
+
+def test_a_worker_installs_the_version_that_is_asked_for_before_it_generates(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.start_worker(ScriptedEngine())
+    ask(swarm, swarm.request(0, required_version=1, exact=True), "c-0")
+    wait_until(lambda: swarm.metric("echo_rollout_groups_waiting") == 1, "the request to be held")
+    assert not replies(swarm, cluster)
+    swarm.publish_version(1)
+    assert the_reply(swarm, cluster).version == 1
+    assert {(record.min_version, record.max_version) for record in swarm.trajectories()} == {(1, 1)}
+
+
+def test_weights_that_do_not_come_are_answered_before_the_deadline(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: swarm.statuses()[-1:] and swarm.statuses()[-1].installed_version == 0, "the worker to be ready")
+    deadline_ms = time.time_ns() // 1_000_000 + 2_000
+    ask(swarm, swarm.request(0, required_version=9, exact=True), "c-0", within_ms=2_000)
+    reply = the_reply(swarm, cluster)
+    assert reply.outcome is ReplyOutcome.NOT_READY
+    assert reply.version == 0
+    assert reply.error == "Version 9 did not come before the deadline; here is 0."
+    assert reply.time_ms < deadline_ms
+    assert not swarm.trajectories()
+
+
+def test_a_version_that_was_passed_is_answered_as_not_ready(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(3)
+    swarm.start_worker(ScriptedEngine())
+    ask(swarm, swarm.request(0, required_version=2, exact=True), "c-0")
+    reply = the_reply(swarm, cluster)
+    assert (reply.outcome, reply.version) == (ReplyOutcome.NOT_READY, 3)
+    assert reply.error == "Version 3 is installed, 2 was asked for."
+
+
+def test_a_repeated_question_gets_the_same_answer_and_no_second_generation(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    engine = GatedEngine()
+    swarm.start_worker(engine)
+    ask(swarm, swarm.request(0, exact=True), "c-0")
+    wait_until(lambda: engine.num_running, "the engine to be at work")
+    ask(swarm, swarm.request(0, exact=True), "c-0")
+    ask(swarm, swarm.request(1), "c-1", partition=1)
+    wait_until(lambda: engine.num_running == 2, "the request behind them")
+    engine.gate.set()
+    wait_until(lambda: committed(swarm, cluster).get(0) == 2, "both deliveries to be committed")
+    ask(swarm, swarm.request(0, exact=True), "c-0")
+    found = wait_until(lambda: [each for each in replies(swarm, cluster) if each.correlation == "c-0"][1:], "the answer from the cache")
+    assert found == [each for each in replies(swarm, cluster) if each.correlation == "c-0"][:1]
+    assert len(swarm.groups()[f"{RUN}/0"]) == 2
+    assert engine.most_running == 2
+
+
+def test_what_comes_after_its_deadline_is_answered_and_not_generated(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    ask(swarm, swarm.request(0), "c-0", within_ms=-1)
+    swarm.start_worker(ScriptedEngine())
+    reply = the_reply(swarm, cluster)
+    assert (reply.outcome, reply.error) == (ReplyOutcome.EXPIRED, "It came after its deadline.")
+    wait_until(lambda: committed(swarm, cluster).get(0) == 1, "it to be committed")
+    assert not swarm.trajectories()
+
+
+class ForeignEngine(ScriptedEngine):
+    """Answers with a token that the model does not have."""
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        generations = await super().generate(prompt, n, sampling)
+        generations[0].token_ids[:] = np.int32(999)
+        return generations
+
+
+def test_a_group_that_fails_is_answered_with_the_cause(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.start_worker(ForeignEngine())
+    ask(swarm, swarm.request(0), "c-0")
+    reply = the_reply(swarm, cluster)
+    assert reply.outcome is ReplyOutcome.FAILED
+    assert "outside the vocabulary of 32" in str(reply.error)
+
+
+def test_a_request_that_is_refused_for_good_is_answered_too(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.start_worker(ScriptedEngine())
+    ask(swarm, swarm.request(0, prompt_token_ids=pack_tokens([999])), "c-0")
+    reply = the_reply(swarm, cluster)
+    assert reply.outcome is ReplyOutcome.FAILED
+    assert "vocabulary" in str(reply.error)
+    wait_until(lambda: dead_letters(swarm, cluster), "the dead letter")
+
+
+def test_a_reply_address_elsewhere_is_refused(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    ask(swarm, swarm.request(0), "c-0", to="somewhere.else")
+    ask(swarm, swarm.request(1), "c-1")
+    swarm.start_worker(ScriptedEngine())
+    assert the_reply(swarm, cluster).correlation == "c-1"
+    (headers,) = wait_until(lambda: dead_letters(swarm, cluster), "the dead letter")
+    assert any(b"nowhere else" in value for value in headers.values())
+
+
+def test_a_worker_that_stops_in_the_middle_answers_nothing_and_another_does(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    first = swarm.start_worker(ScriptedEngine(), "w0")
+    ask(swarm, swarm.request(0, required_version=1, exact=True), "c-0")
+    wait_until(lambda: swarm.metric("echo_rollout_groups_waiting") == 1, "the first worker to hold it")
+    first.stop()
+    assert not replies(swarm, cluster)
+    swarm.publish_version(1)
+    swarm.start_worker(ScriptedEngine(), "w1")
+    reply = the_reply(swarm, cluster)
+    assert (reply.worker_id, reply.outcome) == ("w1", ReplyOutcome.DONE)
+
+
+def test_other_purposes_are_answered_alike(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(2)
+    swarm.start_worker(ScriptedEngine())
+    ask(swarm, swarm.request(5, purpose=Purpose.EVAL, required_version=2, exact=True, group_size=3), "e-5")
+    reply = the_reply(swarm, cluster)
+    assert (reply.group_id, len(reply.where)) == (f"{RUN}/eval-5", 3)
