@@ -1,7 +1,9 @@
 """One group: `group_size` samples of one prompt, in one turn or as episodes of the task's environment.
 
 A single turn is one call of the engine for the whole group. With an environment every sample is an episode of its own: the policy acts, the
-environment answers, its answer's tokens are appended and never trained, until it is done or the tokens are used up.
+environment answers, its answer's tokens are appended and never trained, until it is done or the tokens are used up. What was said is never
+tokenised again: after a chat's prompt an observation comes as the user's next message, between the template's own markers, and only that
+part is encoded.
 
 Runs on the worker's asyncio loop; environments, which may be slow, run on threads of the sampler's own.
 """
@@ -9,8 +11,11 @@ Runs on the worker's asyncio loop; environments, which may be slow, run on threa
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -19,10 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_rollout.engines.engine import Engine, Generation
-from echo_rollout.prompts import TextCodec, TokenIds
+from echo_rollout.prompts import ChatCodec, TokenIds
 from echo_schemas.errors import EchoError
-from echo_schemas.records import FinishReason, Sampling, Span, VersionSpan
-from echo_tasks.task import Environment, Task
+from echo_schemas.records import ChatMessage, FinishReason, Sampling, Span, VersionSpan
+from echo_tasks.task import Environment, Task, Turn
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _NO_TOKENS = np.empty(0, np.int32)
@@ -54,23 +61,29 @@ class Sample:
     finish_reason: FinishReason
     completion: str
     turn_rewards: tuple[float, ...] = ()
+    prompt: str | None = None
+    """The prompt as text where the environment's first observation became part of it; None: it is the request's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPrompt:
-    """What a group starts from: token ids, the task's entry, how to sample, and how many tokens an episode may have."""
+    """What a group starts from: token ids, the task's entry, how to sample, and how many tokens an episode may have.
+
+    `messages`: the conversation that `token_ids` are, if they are one; later turns are then worded by the chat template.
+    """
 
     token_ids: TokenIds
     entry: dict[str, Any]
     sampling: Sampling
     group_size: int
     max_length: int
+    messages: tuple[ChatMessage, ...] = ()
 
 
 class GroupSampler:
     """Samples groups from one engine for one task. `close` it."""
 
-    def __init__(self, engine: Engine, task: Task, codec: TextCodec, *, vocabulary: int, on_empty: Callable[[], object]) -> None:
+    def __init__(self, engine: Engine, task: Task, codec: ChatCodec, *, vocabulary: int, on_empty: Callable[[], object]) -> None:
         """`vocabulary`: token ids are below it. `on_empty()` is called for each completion without a token."""
         self._engine = engine
         self._task = task
@@ -124,9 +137,15 @@ class GroupSampler:
 
     async def _episode(self, prompt: GroupPrompt, environment: Environment) -> Sample:
         """One episode, within `max_new_tokens` generated tokens and `max_length` tokens in all."""
-        episode = _Episode(prompt.token_ids)
-        observation = await self._on_thread(environment.reset)
-        episode.observe(observation.text, self._codec)
+        stage = _Stage(environment, self._threads)
+        try:
+            return await self._played(prompt, stage)
+        finally:
+            stage.close()
+
+    async def _played(self, prompt: GroupPrompt, stage: _Stage) -> Sample:
+        episode = _Episode(prompt, self._codec)
+        await stage.call(lambda environment: episode.begin(environment.reset().text))
         while True:
             left = min(prompt.sampling.max_new_tokens - episode.num_generated, prompt.max_length - episode.num_tokens)
             if left < 1:
@@ -134,24 +153,61 @@ class GroupSampler:
             sampling = replace(prompt.sampling, max_new_tokens=left)
             (generation,) = await self._generate(episode.tokens().tolist(), 1, sampling)
             episode.act(generation)
-            turn = await self._on_thread(partial(environment.step, generation.text))
+            turn = await stage.call(partial(_acted, generation.text, episode))
             episode.turn_rewards.append(float(turn.reward))
             if turn.done:
                 return episode.ended(FinishReason.ENVIRONMENT)
-            episode.observe(turn.observation, self._codec)
 
-    async def _on_thread(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _guarded, call)
+
+def _acted(action: str, episode: _Episode, environment: Environment) -> Turn:
+    """Act, and note what is seen next."""
+    turn = environment.step(action)
+    if not turn.done:
+        episode.observe(turn.observation)
+    return turn
+
+
+class _Stage:
+    """One environment on the sampler's threads, one call at a time. `close` it: that waits, on a thread, for a call that still runs."""
+
+    def __init__(self, environment: Environment, threads: ThreadPoolExecutor) -> None:
+        self._environment = environment
+        self._threads = threads
+        self._lock = threading.Lock()
+
+    async def call(self, use: Callable[[Environment], _T]) -> _T:
+        """What `use` makes of the environment. Raises EnvironmentFailed."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._locked, use)
+
+    def close(self) -> None:
+        """Close an environment that can be closed, however the episode ended. Waits for nothing."""
+        if callable(getattr(self._environment, "close", None)):
+            # Where the sampler is closed the process ends, and what the environment holds with it.
+            with suppress(RuntimeError):
+                self._threads.submit(self._locked_close)
+
+    def _locked(self, use: Callable[[Environment], _T]) -> _T:
+        with self._lock:
+            return _guarded(lambda: use(self._environment))
+
+    def _locked_close(self) -> None:
+        try:
+            self._locked(lambda environment: environment.close())  # type: ignore[attr-defined]
+        except EnvironmentFailed as exc:
+            logger.warning("An environment could not be closed: %s", exc)
 
 
 class _Episode:
     """What has been said so far."""
 
-    def __init__(self, prompt: TokenIds) -> None:
-        self.num_tokens = len(prompt)
+    def __init__(self, prompt: GroupPrompt, codec: ChatCodec) -> None:
+        self.num_tokens = len(prompt.token_ids)
         self.num_generated = 0
         self.turn_rewards: list[float] = []
-        self._parts: list[TokenIds] = [prompt]
+        self._messages = prompt.messages
+        self._codec = codec
+        self._prompt: str | None = None
+        self._parts: list[TokenIds] = [prompt.token_ids]
         self._logprobs: list[npt.NDArray[np.float32]] = []
         self._generated: list[Span] = []
         self._versions: list[VersionSpan] = []
@@ -162,9 +218,30 @@ class _Episode:
         """Everything, int32 [T]."""
         return np.concatenate(self._parts)
 
-    def observe(self, text: str, codec: TextCodec) -> None:
-        """Append what the environment shows."""
-        added = codec.encode(text) if text else _NO_TOKENS
+    def begin(self, text: str) -> None:
+        """The first observation: what follows a prompt of text, or the end of the last message in a conversation."""
+        if not text:
+            return
+        if not self._messages:
+            self._append(self._codec.encode(text), text)
+            return
+        self._prompt = self._codec.render(_continued(self._messages, text))
+        self._parts = [self._codec.encode(self._prompt)]
+        self.num_tokens = len(self._parts[0])
+
+    def observe(self, text: str) -> None:
+        """Append what the environment shows after a turn; in a conversation with what the template puts around it."""
+        if not self._messages:
+            self._append(self._codec.encode(text) if text else _NO_TOKENS, text)
+            return
+        reply = self._codec.render_reply(text)
+        added = self._codec.encode(reply)
+        # The policy may have ended its turn itself, with the very marker that the template would put there.
+        if len(added) and added[0] == self._parts[-1][-1]:
+            added = added[1:]
+        self._append(added, reply)
+
+    def _append(self, added: TokenIds, text: str) -> None:
         if len(added):
             self._parts.append(added)
             self._texts.append(text)
@@ -196,7 +273,16 @@ class _Episode:
             finish_reason=reason,
             completion="".join(self._texts),
             turn_rewards=tuple(self.turn_rewards),
+            prompt=self._prompt,
         )
+
+
+def _continued(messages: tuple[ChatMessage, ...], text: str) -> list[ChatMessage]:
+    """The conversation with `text` said by the user at its end. In one message with what stands there: templates refuse two in a row."""
+    *before, last = messages
+    if last.role != "user":
+        return [*messages, ChatMessage(role="user", content=text)]
+    return [*before, replace(last, content=f"{last.content}\n\n{text}")]
 
 
 def _guarded(call: Callable[[], _T]) -> _T:

@@ -7,32 +7,24 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from echo_bus.clock import Clock, Deadline
 from echo_bus.message import BUSY, Accepted, Completion, Invalid, Message, Outcome
 from echo_rollout.engines.engine import EngineError, check_prompt
 from echo_rollout.generation import GroupPrompt
 from echo_rollout.journal import ALONE_FROM, MAX_DEATHS, CrashJournal
-from echo_rollout.prompts import TextCodec
+from echo_rollout.prompts import ChatCodec
 from echo_rollout.publishing import Ending
 from echo_rollout.publishing import Outcome as GroupOutcome
 from echo_rollout.receipts import Asked, Receipts
 from echo_schemas.columns import view_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord
-from echo_schemas.records import ChatMessage, Coordinates, RolloutRequest
+from echo_schemas.records import Coordinates, RolloutRequest
 
 # How long everything else waits for a suspect that was put off until nothing is in flight; its partition may have gone to another worker.
 _SUSPECT_WAIT_S = 5.0
-
-
-class ChatCodec(TextCodec, Protocol):
-    """Text and chat messages to token ids."""
-
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The chat template over `messages`. Raises InvalidRecord."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,5 +159,6 @@ class RequestIntake:
             sampling=request.sampling,
             group_size=request.group_size,
             max_length=self._max_length,
+            messages=tuple(request.messages),
         )
         return text if request.messages else self._codec.decode(token_ids), prompt

@@ -201,7 +201,7 @@ def trajectories_of(group: FinishedGroup, *, worker_id: str, engine: str) -> lis
             purpose=request.purpose,
             task=request.task,
             entry=request.entry,
-            prompt=group.prompt,
+            prompt=group.prompt if sample.prompt is None else sample.prompt,
             completion=sample.completion,
             token_ids=pack_tokens(sample.token_ids),
             generated=sample.generated,

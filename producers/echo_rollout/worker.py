@@ -33,10 +33,11 @@ from echo_rollout.engines.engine import Engine, SnapshotRef
 from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, GroupSampler, Sample, UnfitGeneration
 from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
 from echo_rollout.holding import Holding
-from echo_rollout.intake import ChatCodec, RequestIntake, Work
+from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.joining import find_others
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import WorkerMetrics
+from echo_rollout.prompts import ChatCodec
 from echo_rollout.publishing import Ending, Failure, FinishedGroup, Outcome, TrajectoryPublisher
 from echo_rollout.receipts import Receipts
 from echo_rollout.weights import SnapshotSource, WeightWatcher

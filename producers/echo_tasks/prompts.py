@@ -14,6 +14,8 @@ from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
 from echo_schemas.records import ChatMessage
 
 TokenIds = npt.NDArray[np.int32]
+# Stands for an answer in the template, to find where it ends. Letters alone: templates cut thoughts out and trim white space.
+_ANSWER = "EchoSwarmAnswerStandsHere"
 
 
 class TextCodec(Protocol):
@@ -24,6 +26,18 @@ class TextCodec(Protocol):
 
     def decode(self, token_ids: Sequence[int] | TokenIds) -> str:
         """The text, special tokens included."""
+
+
+class ChatCodec(TextCodec, Protocol):
+    """Text and chat messages to token ids."""
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The chat template over `messages`, open for the answer. Raises InvalidRecord."""
+
+    def render_reply(self, content: str) -> str:
+        """What the chat template writes from the end of an answer, through a user's message of `content`, to where the next answer
+        begins. Raises InvalidRecord.
+        """
 
 
 class PromptCodec:
@@ -66,6 +80,21 @@ class PromptCodec:
             raise InvalidRecord(
                 InvalidReason.HANDLER_REFUSED, f"The chat template of {self._base.name} refused the messages: {exc}"
             ) from exc
+
+    def render_reply(self, content: str) -> str:
+        """What stands between two answers when the user says `content`: the marker that ends a turn comes first. What was said
+        before is not written again, so its tokens stay as they are.
+
+        Raises InvalidRecord for a template that refuses a second turn or leaves earlier answers out.
+        """
+        turns = (("user", "?"), ("assistant", _ANSWER), ("user", content))
+        text = self.render([ChatMessage(role=role, content=said) for role, said in turns])
+        _, found, reply = text.partition(_ANSWER)
+        if not found:
+            raise InvalidRecord(
+                InvalidReason.HANDLER_REFUSED, f"The chat template of {self._base.name} leaves earlier answers out: it has no second turn."
+            )
+        return reply
 
 
 def vocabulary_size(base: Path) -> int:

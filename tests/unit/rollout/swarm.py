@@ -99,6 +99,9 @@ class LetterCodec:
     def render(self, messages: Any) -> str:
         return "".join(message.content for message in messages)
 
+    def render_reply(self, content: str) -> str:
+        return content
+
 
 class GatedEngine(ScriptedEngine):
     """Generations wait until `gate` is set; `num_running` says how many do."""
