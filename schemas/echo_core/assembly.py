@@ -322,6 +322,7 @@ class GroupAssembler:
                 attempt=trajectory.attempt,
                 version=trajectory.min_version,
                 num_tokens=trajectory.num_generated,
+                worker_id=trajectory.worker_id if why is DropReason.WRONG_VERSION else None,
             )
         )
 

@@ -52,6 +52,7 @@ class DropDecision:
     version: int | None = None
     num_tokens: int = 0
     detail: str | None = None
+    worker_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

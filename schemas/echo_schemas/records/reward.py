@@ -79,7 +79,8 @@ class Reward(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop(Record):
-    """A terminal state other than `trained`: of one trajectory record (`what` given) or of a whole seq (`what` absent)."""
+    """A terminal state other than `trained`: of one trajectory record (`what` given) or of a whole seq (`what` absent). `worker_id`: who
+    sampled it, where that is why."""
 
     SCHEMA: ClassVar[str] = "drop"
 
@@ -93,6 +94,7 @@ class Drop(Record):
     learner_version: int
     num_tokens: int = 0
     detail: str | None = None
+    worker_id: str | None = None
     time_ms: int
 
     def validate(self) -> None:
