@@ -90,6 +90,11 @@ def drawn(room: Room, state: State) -> str:
     return "\n".join(line[start : start + room.width] for start in range(0, len(line), room.width))
 
 
+def inside(board: str) -> str:
+    """A drawn board without its outer walls, which say nothing."""
+    return "\n".join(row[1:-1] for row in board.split("\n")[1:-1])
+
+
 def read_board(text: str) -> tuple[Room, State]:
     """The room and the state that `drawn` drew.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from echo_schemas.errors import UserError
 from echo_schemas.records import ChatMessage, Trajectory
-from echo_tasks.sokoban.board import SYMBOLS, Move, drawn, read_board
+from echo_tasks.sokoban.board import SYMBOLS, Move, drawn, inside, read_board
 from echo_tasks.sokoban.episode import SHAPED, SUCCESS, Payoff, SokobanEpisode
 from echo_tasks.sokoban.generator import Level, Recipe, make_level
 from echo_tasks.task import ALL_TOKENS, Entry, Prompt, Signals
@@ -38,7 +38,7 @@ class Sokoban:
     ) -> None:
         """`size`: width and height, walls included. `moves`: fewest and most moves of a board's shortest solution (ECHO's search depth is
         20). `floor`: share of inner cells without a wall, from and to. `reward`: `shaped` or `success`. `style`: `chat` gives messages,
-        `board` the bare board for a model that knows nothing else. Raises UserError for options that make no board.
+        `board` the bare board within its outer walls for a model that knows nothing else. Raises UserError for options that make no board.
         """
         (width, height), (min_moves, max_moves), (low, high) = _pair("size", size), _pair("moves", moves), _pair("floor", floor)
         self.recipe = Recipe(
@@ -94,7 +94,7 @@ class Sokoban:
 
     def _shown(self, number: int, board: str) -> str:
         """What stands before answer `number`."""
-        return f"Turn {number} of {self.rounds}:\n{board}" if self._is_chat else f"{board}\n"
+        return f"Turn {number} of {self.rounds}:\n{board}" if self._is_chat else f"{inside(board)}\n"
 
 
 def _pair(name: str, value: Any) -> tuple[Any, Any]:
