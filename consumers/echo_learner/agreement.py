@@ -1,7 +1,8 @@
 """Do learner and worker mean the same by a version? Log-probabilities of probe groups, computed again under the weights that were tagged.
 
-For each published version a worker samples one small group. The learner keeps the weights of its newest published versions and compares, so
-the difference holds no staleness: what is left is the engines' own disagreement, or a wrong version tag.
+For each published version a worker samples one small group, and of each worker and version some trajectory is looked at (`trust`). The learner
+keeps the weights of its newest published versions and compares, so the difference holds no staleness: what is left is the engines' own
+disagreement, or a wrong version tag.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from echo_learner.batch import TrainingBatch
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.microbatches import plan_micro_batches
+from echo_learner.trust import is_comparable
 from echo_schemas.columns import LOGPROB_DTYPE, TOKEN_DTYPE
 from echo_schemas.records import Trajectory
 
@@ -64,21 +66,34 @@ class Agreement:
         while len(self._weights) > fitting:
             self._weights.popitem(last=False)
 
-    def compare(self, groups: Sequence[tuple[Trajectory, ...]]) -> None:
-        """Compare what can be compared; groups of versions no longer kept are passed over."""
+    def compare(self, groups: Sequence[tuple[Trajectory, ...]]) -> list[tuple[tuple[Trajectory, ...], float | None]]:
+        """Each group with its mean difference a token, in nats; None for one that cannot be compared (its weights are not kept, or it has
+        several versions, or no log-probabilities of its sampler). Groups of one version go through the model together."""
+        by_version: dict[int, list[tuple[Trajectory, ...]]] = {}
+        found: list[tuple[tuple[Trajectory, ...], float | None]] = []
         for group in groups:
             version = group[0].min_version
-            weights = self._weights.get(version)
-            if weights is None or any(member.min_version != version or member.max_version != version for member in group):
-                continue
-            found = self._trainer.logprobs_under(weights, _as_batch(group, version, self._max_tokens))
-            differences = [np.abs(np.asarray(ours) - member.logprob_values).max() for ours, member in zip(found, group, strict=True)]
-            largest = float(max(differences))
-            self.num_samples += len(group)
-            self.largest = max(self.largest, largest)
-            self._metrics.probes.inc(len(group))
-            self._metrics.probe_difference.set(largest)
-            logger.debug("Version %d: log-probabilities differ by %.2e at most", version, largest)
+            if version in self._weights and all(is_comparable(member) and member.min_version == version for member in group):
+                by_version.setdefault(version, []).append(group)
+            else:
+                found.append((group, None))
+        for version, comparable in by_version.items():
+            found += zip(comparable, self._differences(version, comparable), strict=True)
+        return found
+
+    def _differences(self, version: int, groups: Sequence[tuple[Trajectory, ...]]) -> list[float]:
+        """The mean |difference| a token of each group."""
+        members = tuple(member for group in groups for member in group)
+        logprobs = self._trainer.logprobs_under(self._weights[version], _as_batch(members, version, self._max_tokens))
+        differences = [np.abs(np.asarray(ours) - member.logprob_values) for ours, member in zip(logprobs, members, strict=True)]
+        largest = float(max(difference.max() for difference in differences))
+        self.num_samples += len(members)
+        self.largest = max(self.largest, largest)
+        self._metrics.probes.inc(len(members))
+        self._metrics.probe_difference.set(largest)
+        logger.debug("Version %d: log-probabilities differ by %.2e at most", version, largest)
+        rest = iter(differences)
+        return [float(np.concatenate([next(rest) for _ in group]).mean()) for group in groups]
 
 
 def _as_batch(group: Sequence[Trajectory], version: int, max_tokens: int) -> TrainingBatch:

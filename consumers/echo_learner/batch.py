@@ -6,7 +6,7 @@ N samples, L tokens in all (prompts and answers), G generated tokens in all; sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from echo_core.batch_choice import ChosenGroup, ChosenSample
 from echo_learner.microbatches import MicroBatchPlan, plan_micro_batches
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack
 from echo_schemas.errors import UserError
-from echo_schemas.records import Batch, RewardColumn, RewardStats, RewardTerm, Trajectory
+from echo_schemas.records import Batch, LogprobSource, RewardColumn, RewardStats, RewardTerm, Trajectory
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -39,7 +39,8 @@ class TrainingBatch:
     """One step's samples as flat arrays.
 
     `tokens` int32 [L]; `lengths` int64 [N]; `generated` bool [L]: which tokens the policy generated. Per generated token: `sampler` float32
-    [G] log-probability when sampled, `advantages` float32 [G], `mask` bool [G] trained on or not, `fresh` bool [G] sampled by `version`.
+    [G] log-probability when sampled, `advantages` float32 [G], `mask` bool [G] trained on or not, `fresh` bool [G] sampled by `version`,
+    `recomputed` bool [G] nobody said it when sampled: the trainer takes its own at the step's start (importance weight 1); empty: none.
     `num_generated` int64 [N]. `order`, `micro_batch_sizes`, `update_sizes` int32: the plan, see `microbatches`.
     """
 
@@ -55,10 +56,16 @@ class TrainingBatch:
     order: npt.NDArray[np.int32]
     micro_batch_sizes: npt.NDArray[np.int32]
     update_sizes: npt.NDArray[np.int32]
+    recomputed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+    @property
+    def recomputed_fraction(self) -> float:
+        """Share of generated tokens whose log-probability the trainer computes."""
+        return float(self.recomputed.mean()) if self.recomputed.size else 0.0
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Every array by name, for the way to another rank."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "version"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "version"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +144,8 @@ def _training_batch(
     weights = np.array([sample.weight for sample in samples], np.float32)
     advantages = np.repeat(per_sample * weights, num_generated)
     mask = np.repeat(weights > 0, num_generated)
-    fresh = np.repeat(np.array([t.min_version == version == t.max_version for t in trajectories]), num_generated)
+    unsaid = np.array([trajectory.logprob_source is LogprobSource.RECOMPUTED for trajectory in trajectories])
+    fresh = np.repeat(np.array([t.min_version == version == t.max_version for t in trajectories]) & ~unsaid, num_generated)
     _apply_signals(trajectories, num_generated, advantages, mask, task)
     return TrainingBatch(
         version=version,
@@ -152,6 +160,7 @@ def _training_batch(
         order=plan.order,
         micro_batch_sizes=plan.micro_batch_sizes,
         update_sizes=plan.update_sizes,
+        recomputed=np.repeat(unsaid, num_generated if unsaid.any() else 0),
     )
 
 

@@ -36,6 +36,8 @@ _MEANING: Mapping[str, tuple[str, ...]] = {
     ),
     "staleness": ("budget", "publication_period", "over_budget", "min_group_size"),
 }
+# Engines that serve the same weights differ by about 1e-5 in float32 and 1e-2 in bfloat16; one update of a policy moves it by more.
+_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
 
 
 def reward_terms(settings: Settings) -> tuple[RewardTerm, ...]:
@@ -51,6 +53,12 @@ def assembly_limits(settings: Settings) -> AssemblyLimits:
         group_timeout_s=settings.rollout.request_timeout_s,
         reward_timeout_s=settings.scoring.deadline_s,
     )
+
+
+def logprob_tolerance(settings: Settings) -> float:
+    """Mean difference of log-probabilities a token up to which a worker is believed, in nats."""
+    given = settings.learner.logprob_tolerance
+    return _TOLERANCE[settings.policy.dtype] if given is None else given
 
 
 def batch_rules(settings: Settings) -> BatchRules:

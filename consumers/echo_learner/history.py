@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from echo_core.staleness import age_of
 from echo_learner.step_metrics import StalenessStages
 from echo_schemas.records import Trajectory
 
@@ -38,7 +39,7 @@ class VersionHistory:
         """
         if not trajectories:
             return StalenessStages(dispatch=(), in_flight=(), in_queue=(), total=())
-        oldest = np.array([trajectory.min_version for trajectory in trajectories], np.int64)
+        oldest = np.array([version - age_of(trajectory, version) for trajectory in trajectories], np.int64)
         started = self._versions_at([trajectory.started_ms for trajectory in trajectories])
         finished = self._versions_at([trajectory.finished_ms for trajectory in trajectories])
         started = np.clip(started, oldest, version)

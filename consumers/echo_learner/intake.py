@@ -10,6 +10,7 @@ Back-pressure: above `max_ready` ready groups `trajectories` is paused; `rewards
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -25,7 +26,9 @@ from echo_core.batch_choice import ChosenGroup, choose_batch
 from echo_core.bottleneck import Place, Use
 from echo_core.groups import AssemblyState, DropDecision
 from echo_core.policy import StalenessPolicy
+from echo_learner.evaluation import Evaluations
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.trust import WorkerTrust
 from echo_schemas.records import DropReason, Purpose, Reward, RewardTerm, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
@@ -67,14 +70,19 @@ class Intake:
         *,
         policy: StalenessPolicy,
         limits: AdmissionLimits,
+        trust: WorkerTrust,
+        evaluations: Evaluations,
         places: PlaceTimes,
         metrics: LearnerMetrics,
         clock: Clock,
     ) -> None:
+        """`evaluations` gets what was sampled and judged for them."""
         self._reader = reader
         self._assembler = assembler
         self._policy = policy
         self._limits = limits
+        self._trust = trust
+        self._evaluations = evaluations
         self._places = places
         self._metrics = metrics
         self._clock = clock
@@ -128,10 +136,14 @@ class Intake:
             return self._assembler.state(), drops
 
     def take_probes(self) -> list[tuple[Trajectory, ...]]:
-        """Probe groups that are whole, oldest first."""
+        """Probe groups that are whole, oldest first, and samples of each worker's claims."""
         with self._changed:
             found, self._whole_probes = self._whole_probes, []
-            return found
+        return found + self._trust.take_samples()
+
+    def read_on(self) -> None:
+        """Nothing more will be trained: read whatever comes, for what is not to be trained."""
+        self._max_ready = sys.maxsize
 
     @property
     def num_ready(self) -> int:
@@ -166,6 +178,8 @@ class Intake:
             self._assembler.drop_group(seq, why)
         if choice.batch is None:
             return None
+        if any(self._trust.is_pending(sample.member.trajectory) for group in choice.batch for sample in group.samples):
+            return None
         if malformed := self._malformed(choice.batch):
             for seq, (why, detail) in malformed.items():
                 self._assembler.drop_group(seq, why, detail)
@@ -177,11 +191,11 @@ class Intake:
         return choice.batch
 
     def _malformed(self, groups: tuple[ChosenGroup, ...]) -> dict[int, tuple[DropReason, str]]:
-        """Groups with a sample that this model cannot take."""
+        """Groups with a sample that this model cannot take, or of a worker that is not believed."""
         found: dict[int, tuple[DropReason, str]] = {}
         for group in groups:
             for sample in group.samples:
-                if fault := self._limits.fault_of(sample.member.trajectory):
+                if fault := self._limits.fault_of(sample.member.trajectory) or self._trust.fault_of(sample.member.trajectory):
                     found[group.seq] = fault
         return found
 
@@ -228,10 +242,18 @@ class Intake:
         for message in messages:
             record = message.record
             if isinstance(record, Trajectory):
+                if record.purpose is Purpose.EVAL:
+                    self._evaluations.add_trajectory(message.coordinates, record)
+                    continue
                 if record.purpose is Purpose.PROBE:
                     self._keep_probe(record)
+                elif self._trust.wants(record) and self._limits.fault_of(record) is None:
+                    self._trust.offer(record)
                 self._assembler.add_trajectory(message.coordinates, record)
             elif isinstance(record, Reward):
+                if self._evaluations.is_judging(record):
+                    self._evaluations.add_reward(message.coordinates, record)
+                    continue
                 self._assembler.add_reward(message.coordinates, record)
 
     def _note_positions(self, positions: Mapping[ReaderPlace, int]) -> None:

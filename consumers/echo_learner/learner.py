@@ -28,6 +28,7 @@ from echo_learner.batch import FormedBatch, SignalSource, form_batch
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox, checkpoint_id
 from echo_learner.config import batch_rules, meaning_of
+from echo_learner.evaluation import Evaluations
 from echo_learner.heartbeat import Heartbeat
 from echo_learner.history import VersionHistory
 from echo_learner.intake import Intake
@@ -37,6 +38,7 @@ from echo_learner.ranks import Trainer
 from echo_learner.snapshot import SnapshotFiles
 from echo_learner.step_metrics import StepTimes, staleness_histogram, step_metrics
 from echo_learner.trainer import TrainResult
+from echo_learner.trust import WorkerTrust
 from echo_schemas.records import (
     Control,
     Drop,
@@ -48,7 +50,7 @@ from echo_schemas.records import (
     WorkerStatus,
     group_id_of,
 )
-from echo_schemas.topics import DROPS, STEPS, Topic
+from echo_schemas.topics import DROPS, EVALS, STEPS, Topic
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +67,12 @@ class LearnerParts:
     trainer: Trainer
     task: SignalSource
     intake: Intake
+    trust: WorkerTrust
     store: CheckpointStore
     publication: PublicationThread
     heartbeat: Heartbeat
     broadcast: BroadcastTimer
+    evaluations: Evaluations
     workers: CompactedView[WorkerStatus]
     control: CompactedView[Control]
     places: PlaceTimes
@@ -136,15 +140,24 @@ class Learner:
         self._mark_s = self._parts.clock.monotonic_s()
         while not stop.is_set() and not (total and self.version >= total):
             self._obey_control()
+            self._publish_evaluations()
             batch = self._next_batch(stop)
             if batch is not None:
                 self._step(batch, is_last=self.version + 1 == total)
         self._finish()
+        self._conclude_evaluations(stop)
+        logger.info("The learner ends at version %d", self.version)
 
     # One step
 
+    def _check_claims(self) -> None:
+        """Compare what has come of each worker's versions; a batch that holds a claim nobody has looked at waits for this."""
+        for group, difference in self._agreement.compare(self._parts.intake.take_probes()):
+            self._parts.trust.judge(group, difference)
+
     def _next_batch(self, stop: StopSignal) -> tuple[ChosenGroup, ...] | None:
         parts = self._parts
+        self._check_claims()
         started_s = parts.clock.monotonic_s()
         groups: tuple[ChosenGroup, ...] | None = None
         if self._is_paused():
@@ -164,7 +177,6 @@ class Learner:
         formed = form_batch(groups, self.version, self._terms, self._rules, parts.task)
         formed_s = parts.clock.monotonic_s()
         result = parts.trainer.step(formed.training)
-        self._agreement.compare(parts.intake.take_probes())
         report = self._report(formed, result)
         version = self.version + 1
         self._outbox.append((STEPS, report))
@@ -201,6 +213,7 @@ class Learner:
             "groups_without_signal": float(formed.groups_without_signal),
             "probe_logprob_diff_max": self._agreement.largest,
             "probe_samples": float(self._agreement.num_samples),
+            "recomputed_fraction": formed.training.recomputed_fraction,
         }
         seed = self._settings.run.seed
         return StepReport(
@@ -330,6 +343,7 @@ class Learner:
                 learner_version=self.version,
                 num_tokens=decision.num_tokens,
                 detail=decision.detail,
+                worker_id=decision.worker_id,
                 time_ms=now_ms,
             )
             for decision in decisions
@@ -349,7 +363,25 @@ class Learner:
         if unpublished and (is_complete or any(record.checkpoint == _PENDING for record in unpublished)):
             self._commit(self.version, publish=is_complete)
         self._parts.publication.wait()
-        logger.info("The learner ends at version %d", self.version)
+
+    def _publish_evaluations(self) -> None:
+        """Hand results over while the publication thread has nothing to do. They are in no checkpoint: what is lost is evaluated again."""
+        publication = self._parts.publication
+        if publication.is_busy or not (results := self._parts.evaluations.take()):
+            return
+        publication.wait()
+        publication.submit(Publication(version=self.version, outbox=tuple((EVALS, result) for result in results)))
+
+    def _conclude_evaluations(self, stop: StopSignal) -> None:
+        """After the last step: wait for what is due, whoever generates it. Told to stop, leave it to the next session."""
+        if 0 < self._settings.learner.steps <= self.version:
+            self._parts.intake.read_on()
+            while not stop.is_set() and not self._parts.evaluations.wait(_WAIT_S):
+                self._parts.publication.wait()
+                self._publish_evaluations()
+        self._parts.publication.wait()
+        self._publish_evaluations()
+        self._parts.publication.wait()
 
     # Orders
 

@@ -39,4 +39,8 @@ class LearnerMetrics:
         self.probe_difference = gauge("probe_logprob_difference", "Largest difference of log-probabilities on the newest probe group.")
         self.probes = counter("probe_samples", "Samples on which learner and worker were compared.")
         self.probes_refused = counter("probe_samples_refused", "Probe samples that this model cannot take.")
+        self.claims = counter("claims", "Samples on which a worker's claim of a version was looked at, by verdict.", "worker", "verdict")
         self.step = gauge("step", "The newest step's metrics; names and meanings in echo_learner.step_metrics.", "metric")
+        self.evaluations = counter("evaluations", "Evaluations that were due, by how they ended.", "name", "outcome")
+        self.evaluation_reward = gauge("evaluation_reward", "Mean of a reward in the newest evaluation.", "name", "reward")
+        self.evaluation_refused = counter("evaluation_trajectories_refused", "Answers to an evaluation that were not what was asked for.")

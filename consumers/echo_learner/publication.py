@@ -31,16 +31,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What one transaction holds. `version`: the learner's when the checkpoint was made; `snapshot` None: reports and drops only."""
+    """What one transaction holds. `version`: the learner's when the checkpoint was made; `snapshot` None: only the records of `outbox`, and
+    the rest, which a manifest says, is not needed.
+    """
 
     version: int
     outbox: Outbox
-    snapshot: SnapshotFiles | None
-    session: str
-    checkpoint: str
-    next_seq: int
-    parent: int | None
-    parent_sha256: str | None
+    snapshot: SnapshotFiles | None = None
+    session: str = ""
+    checkpoint: str = ""
+    next_seq: int = 0
+    parent: int | None = None
+    parent_sha256: str | None = None
 
 
 class SnapshotWriter:
@@ -127,6 +129,11 @@ class PublicationThread:
         if pending is not None:
             pending.result()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether what was submitted last is under way."""
+        return self._pending is not None and not self._pending.done()
+
     def close(self) -> None:
         """End the thread; a publication under way ends first."""
         self._executor.shutdown(wait=True)
@@ -144,6 +151,7 @@ class PublicationThread:
                 self._writer.publish(WEIGHTS, manifest, key=weights_key(manifest.run_id, None))
         self._ended_s = self._clock.monotonic_s()
         self._places.add(Place.PUBLISH_WEIGHTS, Use.BUSY, self._ended_s - started_s)
-        self.last_s = self._ended_s - started_s
-        self._metrics.publication_seconds.observe(self.last_s)
+        if manifest is not None:
+            self.last_s = self._ended_s - started_s
+            self._metrics.publication_seconds.observe(self.last_s)
         self._on_published(publication)

@@ -7,7 +7,7 @@ trainer up (slow: torch, model) ─▶ session: fence, claim, tip, checkpoint �
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,9 @@ from echo_core.assembly import GroupAssembler
 from echo_learner import session as sessions
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox
-from echo_learner.config import assembly_limits, changed_meaning, meaning_of, reward_terms, trainer_config
+from echo_learner.config import assembly_limits, changed_meaning, logprob_tolerance, meaning_of, reward_terms, trainer_config
+from echo_learner.evaluation import Evaluations
+from echo_learner.evaluation_setup import kept_manifests, obey_orders, open_evaluations
 from echo_learner.heartbeat import Heartbeat
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.learner import Learner, LearnerParts, Published
@@ -34,6 +36,7 @@ from echo_learner.publication import Publication, PublicationThread, SnapshotWri
 from echo_learner.ranks import Trainer, follow, is_follower, open_trainer
 from echo_learner.session import Tip
 from echo_learner.store import SnapshotStore
+from echo_learner.trust import WorkerTrust
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Progress, WeightKind, WeightManifest, WorkerStatus
 from echo_schemas.topics import CONTROL, REWARDS, TRAJECTORIES, WEIGHTS, WORKERS, weights_key
@@ -128,7 +131,17 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
         else:
             learner.resume()
             logger.info("Going on from version %d (checkpoint %s)", saved.version, saved.id)
+            _resume_evaluations(parts, bus)
         learner.run(process.stop)
+
+
+def _resume_evaluations(parts: LearnerParts, bus: Bus) -> None:
+    """What an earlier session was asked for and did not finish, of what is kept."""
+    settings = parts.settings
+    if settings.eval:
+        kept = kept_manifests(bus, settings.run.name)
+        newest = max(kept, default=0)
+        parts.evaluations.resume(newest, kept, is_complete=0 < settings.learner.steps <= newest)
 
 
 def choose_checkpoint(store: CheckpointStore, tip: Tip, settings: Settings, identities: dict[str, str]) -> LearnerState | None:
@@ -247,18 +260,34 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         broadcast = BroadcastTimer(metrics, process.clock)
         workers.on_change(broadcast.on_worker)
         heartbeat = stack.enter_context(closing(Heartbeat(publisher, _first_progress(opened), process.clock)))
-        intake = stack.enter_context(closing(_open_intake(process, trainer, metrics, state, bus.dead_letters(publisher))))
-        publication = stack.enter_context(closing(_open_publication(process, metrics, opened.writer, bus.blob_writer(chunks), heartbeat)))
+        evaluations = stack.enter_context(closing(open_evaluations(settings, bus, metrics, process.clock)))
+        trust = WorkerTrust(metrics, process.clock, tolerance=logprob_tolerance(settings))
+        dead_letters = bus.dead_letters(publisher)
+        intake = stack.enter_context(closing(_open_intake(process, trainer, trust, evaluations, metrics, state, dead_letters)))
+
+        def on_published(publication: Publication) -> None:
+            if publication.snapshot is not None:
+                metrics.published.set(publication.version)
+                heartbeat.published(publication.version)
+                evaluations.published(publication.version, is_last=0 < settings.learner.steps <= publication.version)
+
+        writer = bus.blob_writer(chunks)
+        publication = stack.enter_context(closing(_open_publication(process, metrics, opened.writer, writer, on_published)))
         heartbeat.start()
+        evaluations.start()
+        control.on_change(lambda key, order: obey_orders(evaluations, settings, {key: order} if order is not None else {}))
+        obey_orders(evaluations, settings, control.items())
         yield LearnerParts(
             settings=settings,
             trainer=trainer,
             task=load_task(settings.task.name, settings.task.options),
             intake=intake,
+            trust=trust,
             store=opened.store,
             publication=publication,
             heartbeat=heartbeat,
             broadcast=broadcast,
+            evaluations=evaluations,
             workers=workers,
             control=control,
             places=process.places,
@@ -267,14 +296,26 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         )
 
 
-def _open_intake(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, state: LearnerState, dead_letters: DeadLetters) -> Intake:
+def _open_intake(
+    process: RoleProcess,
+    trainer: Trainer,
+    trust: WorkerTrust,
+    evaluations: Evaluations,
+    metrics: LearnerMetrics,
+    state: LearnerState,
+    dead_letters: DeadLetters,
+) -> Intake:
     settings = process.settings
     saved = state.assembly if state.id else None
+    # A sequential learner has nothing to do until the last reward is there; the other one has a step to compute meanwhile.
+    profile = profiles.READER if settings.run.mode == "sequential" else profiles.GATHERING_READER
     return Intake(
-        process.bus.reader([TRAJECTORIES, REWARDS], on_invalid=dead_letters.send),
+        process.bus.reader([TRAJECTORIES, REWARDS], on_invalid=dead_letters.send, profile=profile),
         GroupAssembler(settings.run.name, state.terms, assembly_limits(settings), state=saved),
         policy=staleness_policy(settings),
         limits=AdmissionLimits(vocabulary=trainer.vocabulary, max_length=settings.policy.max_length),
+        trust=trust,
+        evaluations=evaluations,
         places=process.places,
         metrics=metrics,
         clock=process.clock,
@@ -282,15 +323,13 @@ def _open_intake(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
 
 
 def _open_publication(
-    process: RoleProcess, metrics: LearnerMetrics, writer: TransactionalWriter, blobs: BlobWriter, heartbeat: Heartbeat
+    process: RoleProcess,
+    metrics: LearnerMetrics,
+    writer: TransactionalWriter,
+    blobs: BlobWriter,
+    on_published: Callable[[Publication], None],
 ) -> PublicationThread:
     settings = process.settings
-
-    def on_published(publication: Publication) -> None:
-        if publication.snapshot is not None:
-            metrics.published.set(publication.version)
-            heartbeat.published(publication.version)
-
     store = SnapshotStore(settings.store.uri, settings.store.above_mb * _MIB) if settings.store.uri else None
     return PublicationThread(
         writer,

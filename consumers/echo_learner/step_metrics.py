@@ -63,6 +63,7 @@ METRICS: Mapping[str, str] = {
     "groups_without_signal": "Groups whose rewards were all the same: they fill their place without weight.",
     "probe_logprob_diff_max": "Largest difference of log-probabilities between learner and worker on probe groups, all versions so far.",
     "probe_samples": "Samples compared so far.",
+    "recomputed_fraction": "Generated tokens whose log-probability nobody said when they were sampled: the learner's own stands in.",
     "broadcast_s": "T_bcast: seconds from snapshot ready to enough acknowledgements, of the newest snapshot that has them.",
     "staleness_dispatch_mean": "Mean versions behind when the request was sent.",
     "staleness_dispatch_max": "Largest such number.",

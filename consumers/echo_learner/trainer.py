@@ -217,7 +217,7 @@ class DeepSpeedTrainer:
         rows = arrays.rows(samples)
         batch = LossInputs(
             learner=logprobs[kept],
-            sampler=rows.sampler,
+            sampler=self._sampler(rows, logprobs[kept], previous[samples] if previous is not None and samples else None),
             advantages=rows.advantages,
             mask=rows.mask,
             sequence_ids=rows.sequence_ids,
@@ -233,6 +233,13 @@ class DeepSpeedTrainer:
             loss = loss + 0.0 * logprobs.sum()
         self._engine.backward(loss, scale_wrt_gas=False)
         return measure_tokens(batch, outputs, entropies=entropies[kept], fresh=rows.fresh)
+
+    @staticmethod
+    def _sampler(rows: _Rows, learner: Tensor, previous: Tensor | None) -> Tensor:
+        """Log-probabilities under the sampler; where nobody said them, the step-start policy's: before the first update that is the learner."""
+        if rows.recomputed is None:
+            return rows.sampler
+        return torch.where(rows.recomputed, learner.detach() if previous is None else previous, rows.sampler)
 
     def _under_reference(self, inputs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         logprobs: Tensor
@@ -281,6 +288,7 @@ class _Rows:
     advantages: Tensor
     mask: Tensor
     fresh: Tensor
+    recomputed: Tensor | None
     sequence_ids: Tensor
     sequence_lengths: Tensor
 
@@ -326,6 +334,7 @@ class _SampleRows:
             advantages=tensor(batch.advantages[pick]),
             mask=tensor(batch.mask[pick]),
             fresh=tensor(batch.fresh[pick]),
+            recomputed=tensor(batch.recomputed[pick]) if batch.recomputed.size else None,
             sequence_ids=tensor(np.repeat(np.arange(len(samples)), lengths)),
             sequence_lengths=tensor(lengths),
         )

@@ -211,10 +211,6 @@ class EvaluationTally:
         """Prompts, by index, that are not settled."""
         return [index_of(seq) for seq in self._seqs if seq not in self._settled]
 
-    def num_unanswered(self, asked: int) -> int:
-        """Of the first `asked` prompts, those for which no attempt is whole: what workers are at."""
-        return sum(seq not in self._chosen for seq in self._seqs[:asked])
-
     def results(self) -> EvaluationResults:
         """What the settled prompts say."""
         rewards: dict[str, list[list[float]]] = {name: [] for name in self._spec.rewards}

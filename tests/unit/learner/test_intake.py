@@ -17,8 +17,10 @@ from echo_bus.reader import LogReader
 from echo_core.assembly import GroupAssembler
 from echo_core.groups import AssemblyLimits
 from echo_core.policy import StalenessPolicy
+from echo_learner.evaluation import Evaluations
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.trust import WorkerTrust
 from echo_schemas.records import Coordinates, Record
 from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
 from tests.unit.core.records import EXACT, GROUP_SIZE, at, reward, trajectory
@@ -70,6 +72,15 @@ class ScriptedReader:
         self.closed = True
 
 
+def idle_evaluations(metrics: LearnerMetrics) -> Evaluations:
+    """Of a run without any: nothing is opened, nothing is asked."""
+
+    def never() -> Any:
+        raise AssertionError("nothing is to be evaluated")
+
+    return Evaluations("demo", (), open_requests=never, recorded=never, window=1, metrics=metrics, clock=SystemClock())
+
+
 class Setup:
     """An intake and what feeds it. Group g's members lie at offsets 2g and 2g + 1, its rewards at the same of theirs."""
 
@@ -77,11 +88,14 @@ class Setup:
         self.reader = ScriptedReader()
         self.metrics = LearnerMetrics()
         clock = SystemClock()
+        self.trust = WorkerTrust(self.metrics, clock, tolerance=0.01)
         self.intake = Intake(
             cast("LogReader", self.reader),
             GroupAssembler("demo", EXACT, AssemblyLimits(max_open_groups=1_000)),
             policy=POLICY,
             limits=AdmissionLimits(vocabulary=32, max_length=64),
+            trust=self.trust,
+            evaluations=idle_evaluations(self.metrics),
             places=PlaceTimes(CollectorRegistry(), clock),
             metrics=self.metrics,
             clock=clock,
@@ -96,6 +110,10 @@ class Setup:
     def batch(self, timeout_s: float = WAIT_S) -> list[int] | None:
         """The seqs of the next batch."""
         groups = self.intake.wait_for_batch(0, EXACT, timeout_s)
+        if groups is None and (samples := self.intake.take_probes()):
+            for sample in samples:
+                self.trust.judge(sample, None)
+            groups = self.intake.wait_for_batch(0, EXACT, timeout_s)
         return None if groups is None else [group.seq for group in groups]
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:

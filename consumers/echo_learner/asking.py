@@ -1,0 +1,213 @@
+"""Where a sequential learner's batches come from: it asks for exactly what the next step needs, and waits for that.
+
+    learner's thread, while it waits:  receipts ─▶ ledger ─▶ requests, by lag       what the intake assembles ─▶ ledger, batch
+    replies thread ── wakes it ───────────┘
+
+Everything here runs on the learner's thread, inside `wait_for_batch`: while a step is trained nothing is open. What decides is
+`RequestLedger`; what is sent goes where the least work lies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from echo_bus.clock import Clock
+from echo_bus.dispatch import LeastLagChooser, PartitionWork
+from echo_bus.publisher import Publisher
+from echo_bus.request_reply import reply_headers
+from echo_core.batch_choice import ChosenGroup
+from echo_learner.intake import Intake
+from echo_learner.metrics import LearnerMetrics
+from echo_learner.replies import PARTITION, ReplyInbox
+from echo_learner.requesting import Ask, Closing, ReplyFate, RequestLedger
+from echo_schemas.errors import UserError
+from echo_schemas.records import Purpose, RewardTerm, RolloutRequest, Sampling
+from echo_schemas.topics import REQUESTS
+from echo_tasks.requests import RequestBuilder
+
+logger = logging.getLogger(__name__)
+
+# A step that has to replace so many times its groups gets no batch from these workers.
+_MOST_REPLACED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingParts:
+    """What is asked with; opened, and closed, by whoever made it. `inbox` is started; `reply_topic` is its physical name.
+
+    `share` tells the chooser who works and how fast, before each round of requests. `timeout_s`: from a request to its deadline.
+    """
+
+    builder: RequestBuilder
+    group_size: int
+    probe_size: int
+    sampling: Sampling
+    timeout_s: float
+    publisher: Publisher
+    inbox: ReplyInbox
+    reply_topic: str
+    chooser: LeastLagChooser
+    num_partitions: int
+    share: Callable[[LeastLagChooser], None]
+    intake: Intake
+    metrics: LearnerMetrics
+    clock: Clock
+
+
+class BatchRequests:
+    """Asks for batches, one after another. Used from the learner's thread."""
+
+    def __init__(self, parts: AskingParts, ledger: RequestLedger) -> None:
+        self._parts = parts
+        self._ledger = ledger
+        self._version = -1
+        self._probed = -1
+        self._last_closing: Closing | None = None
+        self._fates: Counter[ReplyFate] = Counter()
+        self._num_sent = self._num_resent = 0
+        # Requests are counted and not offsets: other writers' records lie between them.
+        self._placed: dict[str, int] = {}
+        self._written = [0] * parts.num_partitions
+        self._done = [0] * parts.num_partitions
+
+    def begin(self, version: int, sha256: str) -> None:
+        """From now on ask for samples of `version`, whose snapshot, with this checksum, is in the log or will soon be."""
+        self._parts.intake.expect_weights(sha256)
+        self._ledger.begin(version, sha256)
+        self._version = version
+
+    def on_its_way(self, ask: Ask) -> None:
+        """A request of an earlier session is waited for."""
+        self._ledger.adopt(ask)
+
+    def wait_for_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
+        """The groups of the next batch; None if they are not there within `timeout_s`.
+
+        Raises UserError if the workers fail at everything, TransportError.
+        """
+        intake, clock = self._parts.intake, self._parts.clock
+        until_s = clock.monotonic_s() + timeout_s
+        while True:
+            # Before the log was read to its end nobody knows which groups it holds already.
+            if intake.is_caught_up:
+                self._look()
+                self._take_replies()
+                self._close(self._ledger.expire(clock.time_ms()))
+                self._send()
+            groups = intake.wait_for_batch(version, terms, max(0.0, until_s - clock.monotonic_s()))
+            if groups is not None:
+                self._ledger.trained(group.seq for group in groups)
+                self._settle_places()
+                return groups
+            if clock.monotonic_s() >= until_s:
+                return None
+
+    def take_counts(self) -> dict[str, float]:
+        """For the step's report, since the last call: what was sent, and what became of the replies."""
+        counts = {"requests_sent": float(self._num_sent), "requests_resent": float(self._num_resent)}
+        counts |= {f"replies_{fate.value}": float(self._fates[fate]) for fate in ReplyFate}
+        self._num_sent = self._num_resent = 0
+        self._fates.clear()
+        return counts
+
+    def _look(self) -> None:
+        """What the assembler made of the open seqs."""
+        for seq, state in self._parts.intake.states(self._ledger.open_seqs).items():
+            self._ledger.look(seq, state)
+
+    def _take_replies(self) -> None:
+        for correlation, reply in self._parts.inbox.take():
+            verdict = self._ledger.take(correlation, reply)
+            self._fates[verdict.fate] += 1
+            self._parts.metrics.replies.labels(verdict.fate.value).inc()
+            self._finish(correlation)
+            if verdict.fate is ReplyFate.UNFULFILLED:
+                logger.warning("%s answers %s for %s: %s", reply.worker_id, reply.outcome.value, reply.group_id, reply.error)
+            if verdict.closing is not None:
+                self._close([verdict.closing])
+
+    def _close(self, closings: list[Closing]) -> None:
+        for closing in closings:
+            logger.warning("Seq %d is given up (%s): %s", closing.seq, closing.why.value, closing.detail)
+            self._parts.intake.drop(closing.seq, closing.why, closing.detail)
+            self._last_closing = closing
+        if self._ledger.num_given_up > _MOST_REPLACED * max(1, len(self._ledger.open_seqs)):
+            last = "the assembler dropped them" if self._last_closing is None else self._last_closing.detail
+            raise UserError(
+                f"No batch of version {self._version} can be filled: {self._ledger.num_given_up} groups were given up. The last: {last}",
+                hint="Read the workers' logs; the run goes on from its last step once they can answer.",
+            )
+
+    def _send(self) -> None:
+        """Everything that is wanted, as far as the workers have room."""
+        parts, ledger = self._parts, self._ledger
+        if not ledger.num_wanted:
+            return
+        self._settle_places()
+        parts.share(parts.chooser)
+        self._send_probe()
+        deadline_ms = parts.clock.time_ms() + int(parts.timeout_s * 1000)
+        while (ask := ledger.next_wanted(deadline_ms)) is not None:
+            partition = parts.chooser.choose()
+            if partition is None:
+                return
+            request = parts.builder.build(ask.seq, Purpose.TRAIN, group_size=parts.group_size, sampling=parts.sampling)
+            self._publish(
+                replace(self._exact(request, deadline_ms), correlation=ask.correlation, resends=ask.resends),
+                partition,
+                headers=reply_headers(ask.correlation, topic=parts.reply_topic, partition=PARTITION, deadline_ms=deadline_ms),
+            )
+            self._place(ask.correlation, partition)
+            ledger.sent(ask)
+            self._num_sent += 1
+            self._num_resent += ask.resends > 0
+
+    def _send_probe(self) -> None:
+        """One per version, on which log-probabilities are compared. Nobody waits for it."""
+        parts = self._parts
+        if not parts.probe_size or self._probed >= self._version:
+            return
+        self._probed = self._version
+        partition = parts.chooser.choose()
+        if partition is None:
+            return
+        request = parts.builder.build(self._version, Purpose.PROBE, group_size=parts.probe_size, sampling=parts.sampling)
+        self._publish(self._exact(request, parts.clock.time_ms() + int(parts.timeout_s * 1000)), partition)
+        parts.chooser.failed(partition)
+
+    def _exact(self, request: RolloutRequest, deadline_ms: int) -> RolloutRequest:
+        return replace(
+            request,
+            required_version=self._version,
+            exact=True,
+            learner_version=self._version,
+            issued_ms=self._parts.clock.time_ms(),
+            deadline_ms=deadline_ms,
+        )
+
+    def _publish(self, request: RolloutRequest, partition: int, headers: tuple[tuple[str, bytes], ...] = ()) -> None:
+        self._parts.publisher.publish(REQUESTS, request, partition=partition, headers=headers)
+        self._parts.metrics.requests.labels(request.purpose.value).inc()
+
+    # Who has how much to do
+
+    def _place(self, correlation: str, partition: int) -> None:
+        self._placed[correlation] = partition
+        self._parts.chooser.acknowledged(partition, self._written[partition])
+        self._written[partition] += 1
+
+    def _finish(self, correlation: str) -> None:
+        """The request is done, whatever became of it."""
+        partition = self._placed.pop(correlation, None)
+        if partition is not None:
+            self._done[partition] += 1
+            self._parts.chooser.observe({partition: PartitionWork(first_open=self._done[partition], end=self._written[partition])})
+
+    def _settle_places(self) -> None:
+        """Requests that nothing is expected of any more hold no worker's share."""
+        current = self._ledger.current
+        for correlation in [correlation for correlation in self._placed if correlation not in current]:
+            self._finish(correlation)

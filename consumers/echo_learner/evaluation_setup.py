@@ -1,0 +1,119 @@
+"""Evaluations of one run on one cluster: what they are opened with, what was evaluated already, and which versions still can be.
+
+Used by the learner's process, and by whoever evaluates where no learner is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import closing
+
+from pydantic import ValidationError
+
+from echo_bus import profiles
+from echo_bus.bus import Bus
+from echo_bus.clock import Clock, Deadline
+from echo_bus.dispatch import WorkObserver
+from echo_bus.settings import Settings
+from echo_bus.settings.evaluation import EvalSettings
+from echo_bus.settings.rules import evaluation_spec, evaluation_specs
+from echo_learner.evaluation import Evaluations
+from echo_learner.evaluation_requests import EvaluationRequests, Planned
+from echo_learner.metrics import LearnerMetrics
+from echo_learner.session import READ_S
+from echo_schemas.errors import UserError
+from echo_schemas.records import Control, Eval, EvaluationOrder, WeightManifest
+from echo_schemas.topics import EVALS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, weights_key
+from echo_tasks.base_models import resolve_base
+from echo_tasks.evaluation import load_evaluation_tasks
+from echo_tasks.prompts import PromptCodec
+
+logger = logging.getLogger(__name__)
+
+_WORKERS = "worker"
+
+
+def plan_evaluations(settings: Settings) -> tuple[Planned, ...]:
+    """The file's evaluations with their tasks. Raises UserError for a task or reward that is not there."""
+    specs = evaluation_specs(settings)
+    tasks = load_evaluation_tasks(specs)
+    return tuple(Planned(spec=spec, task=tasks[spec.name]) for spec in specs)
+
+
+def plan_section(settings: Settings, section: EvalSettings) -> Planned:
+    """One evaluation that the file need not have. Raises UserError as `plan_evaluations`."""
+    spec = evaluation_spec(settings, section)
+    return Planned(spec=spec, task=load_evaluation_tasks((spec,))[spec.name])
+
+
+def open_evaluations(settings: Settings, bus: Bus, metrics: LearnerMetrics, clock: Clock) -> Evaluations:
+    """The run's evaluations, not started. Opens clients only once there is something to ask. Raises UserError as `plan_evaluations`."""
+
+    def open_requests() -> EvaluationRequests:
+        observer = WorkObserver(
+            bus.cluster, physical=bus.namespace.topic(REQUESTS), group=bus.namespace.group(_WORKERS), client_id=bus.client_id
+        )
+        prompts = PromptCodec(resolve_base(settings.policy.base))
+        return EvaluationRequests(settings.run.name, bus.publisher(profiles.PRODUCER_LATENCY), observer, prompts, clock)
+
+    return Evaluations(
+        settings.run.name,
+        plan_evaluations(settings),
+        open_requests=open_requests,
+        recorded=lambda: {(result.version, result.name) for result in read_evaluations(bus)},
+        window=settings.rollout.groups_in_flight * max(1, settings.rollout.workers),
+        metrics=metrics,
+        clock=clock,
+    )
+
+
+def read_evaluations(bus: Bus) -> list[Eval]:
+    """All results of the run, in the order of the log, committed only. Raises DeadlineExceeded, TransportError."""
+    with closing(bus.reader([EVALS])) as reader:
+        reader.start()
+        return [
+            message.record
+            for messages in reader.read_to_end(Deadline.after(READ_S, bus.clock))
+            for message in messages
+            if isinstance(message.record, Eval)
+        ]
+
+
+def kept_manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
+    """The versions whose weights are still in the log or the store, oldest first.
+
+    A snapshot in the store is taken to be there: nothing of ours removes it. Raises DeadlineExceeded, TransportError.
+    """
+    with closing(bus.view(WEIGHTS, WeightManifest)) as view:
+        manifests = view.items()
+    lows = _first_offsets(bus)
+    found = {
+        manifest.version: manifest
+        for key, manifest in manifests.items()
+        if key == weights_key(run_id, manifest.version)
+        and (manifest.blob is None or manifest.blob.first_offset >= lows[manifest.blob.partition])
+    }
+    return dict(sorted(found.items()))
+
+
+def obey_orders(evaluations: Evaluations, settings: Settings, orders: Mapping[str, Control]) -> None:
+    """Take over those of `orders` that ask for an evaluation; one that cannot be read is passed over with a warning."""
+    for control in orders.values():
+        if control.evaluation is not None and control.run_id == settings.run.name:
+            try:
+                section = EvalSettings.model_validate_json(control.evaluation.section)
+                evaluations.order(plan_section(settings, section), control.evaluation.version)
+            except (ValidationError, UserError) as exc:
+                logger.warning("The order to evaluate %r cannot be obeyed: %s", _name_of(control.evaluation), exc)
+
+
+def _name_of(order: EvaluationOrder) -> str:
+    return f"{order.name}, version {order.version}"
+
+
+def _first_offsets(bus: Bus) -> dict[int, int]:
+    """Where each partition of `weights.chunks` begins."""
+    with closing(bus.reader([WEIGHT_CHUNKS])) as reader:
+        reader.start()
+        return {partition: low for (_, partition), low in reader.positions.items()}

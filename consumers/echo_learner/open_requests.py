@@ -1,0 +1,81 @@
+"""Requests that an earlier session, or the other mode, left in the log: which are waited for, asked again, or closed (design 7.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Deadline
+from echo_core.closed_seqs import ClosedSeqs
+from echo_learner.requesting import Ask
+from echo_learner.session import READ_S
+from echo_schemas.records import Purpose, RolloutRequest
+from echo_schemas.topics import REQUESTS
+
+# How far the clocks of two machines may differ: requests are looked for from so long before the checkpoint on.
+_CLOCKS_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOver:
+    """Every seq below `next_seq` that is not closed stands in one of the three. `other_mode`: asked for in the other mode."""
+
+    next_seq: int
+    on_their_way: tuple[Ask, ...]
+    again: tuple[int, ...]
+    other_mode: tuple[int, ...]
+
+
+def left_over(shown: Iterable[RolloutRequest], closed: ClosedSeqs, *, version: int, is_sequential: bool, now_ms: int) -> LeftOver:
+    """What `shown`, the training requests that the log holds, means for a learner at `version` with `closed` seqs.
+
+    A request is on its way if it asks for exactly `version` and its deadline has not passed; the newest of a seq counts. A seq below the
+    highest that was asked for which is neither shown nor closed was lost before it was written, and is asked again.
+    """
+    newest: dict[int, RolloutRequest] = {}
+    for request in shown:
+        known = newest.get(request.seq)
+        if known is None or (request.issued_ms, request.resends) >= (known.issued_ms, known.resends):
+            newest[request.seq] = request
+    next_seq = max((closed.floor, *(seq + 1 for seq in closed.above), *(seq + 1 for seq in newest)))
+    on_their_way, again, other_mode = [], [], []
+    for seq in range(closed.floor, next_seq):
+        if seq in closed:
+            continue
+        request = newest.get(seq)
+        if request is not None and request.exact is not is_sequential:
+            other_mode.append(seq)
+        elif request is None or not _is_on_its_way(request, version, now_ms):
+            again.append(seq)
+        else:
+            on_their_way.append(_ask_of(request))
+    return LeftOver(next_seq=next_seq, on_their_way=tuple(on_their_way), again=tuple(again), other_mode=tuple(other_mode))
+
+
+def read_requests(bus: Bus, since_ms: int | None) -> list[RolloutRequest]:
+    """The run's training requests, those written from `since_ms` on (None: all), in the order of each partition.
+
+    Raises DeadlineExceeded, TransportError.
+    """
+    with closing(bus.reader([REQUESTS])) as reader:
+        ends = reader.start()
+        if since_ms is not None:
+            ends = reader.start(reader.offsets_at(max(0, since_ms - _CLOCKS_MS)))
+        return [
+            message.record
+            for messages in reader.read_to_end(Deadline.after(READ_S, bus.clock), ends)
+            for message in messages
+            if isinstance(message.record, RolloutRequest) and message.record.purpose is Purpose.TRAIN
+        ]
+
+
+def _is_on_its_way(request: RolloutRequest, version: int, now_ms: int) -> bool:
+    return request.required_version == version and request.correlation is not None and (request.deadline_ms or 0) > now_ms
+
+
+def _ask_of(request: RolloutRequest) -> Ask:
+    return Ask(
+        seq=request.seq, correlation=request.correlation or "", deadline_ms=request.deadline_ms or 0, resends=request.resends
+    )  # fmt: skip

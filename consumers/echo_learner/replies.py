@@ -1,0 +1,75 @@
+"""The learner's partition of `replies`: read from before its first request, so that no receipt is missed.
+
+Threads: one thread of its own reads; `take` and `wake` belong to the learner's. If reading fails, the next `take` raises the cause.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from echo_bus.reader import From, LogReader
+from echo_bus.request_reply import CORRELATION_ID
+from echo_schemas.records import RolloutReply
+from echo_schemas.topics import REPLIES
+
+logger = logging.getLogger(__name__)
+
+PARTITION = 0
+"""The learner's own; other requesters of a namespace use the others."""
+
+# Receipts before the end that are read at the start: those of an earlier session's last requests are among them.
+_BACK = 2048
+_READ_S = 0.1
+
+
+class ReplyInbox:
+    """Receipts in the order of the log. `start` it, and `close` it, which closes the reader."""
+
+    def __init__(self, reader: LogReader, on_reply: Callable[[], None]) -> None:
+        """`reader` reads `replies` alone. `on_reply()` is called on the reading thread after new ones came; it must be short."""
+        self._reader = reader
+        self._on_reply = on_reply
+        self._found: deque[tuple[str, RolloutReply]] = deque()
+        self._error: BaseException | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
+
+    def start(self) -> None:
+        """Take the place in the partition; only then may requests be sent. Raises TransportError."""
+        place = (REPLIES.name, PARTITION)
+        ends = self._reader.start()
+        low = self._reader.positions[place]
+        self._reader.start({place: max(low, ends[place] - _BACK)}, otherwise=From.END)
+        self._thread.start()
+
+    def take(self) -> list[tuple[str, RolloutReply]]:
+        """Correlation ids with their receipts, since the last call. Raises what reading met."""
+        if self._error is not None:
+            raise self._error
+        return [self._found.popleft() for _ in range(len(self._found))]
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._reader.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                found = False
+                for message in self._reader.read(timeout_s=_READ_S):
+                    if message.partition == PARTITION and isinstance(message.record, RolloutReply):
+                        correlation = message.headers.get(CORRELATION_ID, b"").decode(errors="replace") or message.record.correlation
+                        self._found.append((correlation, message.record))
+                        found = True
+                if found:
+                    self._on_reply()
+        except BaseException as exc:  # the edge of the thread: the learner's thread gets it
+            logger.exception("Reading replies has failed")
+            self._error = exc
+            self._on_reply()

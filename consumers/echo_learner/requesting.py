@@ -1,0 +1,249 @@
+"""The requests of one sequential step: which seqs are wanted, sent, answered or given up. Pure: no log, no clock, no thread.
+
+    wanted ──sent──▶ on its way ── whole in the log ──▶ settled ── trained ──▶ over
+      ▲                 │  ├─ not ready, failed, expired, silent: again, `max_resends` times ──▶ wanted
+      └── replacement ──┴──┴─ false answer, or no resend left ──▶ given up: a Closing, and a new seq in its place
+
+At every moment `num_groups` seqs are open, so the batch always fills. A correlation id is taken once, a seq is settled once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from echo_schemas.records import DropReason, ReplyOutcome, RolloutReply
+
+# Correlation ids of seqs that are over, so that what comes late is known as such.
+_REMEMBERED = 4096
+_UNFULFILLED = {
+    ReplyOutcome.NOT_READY: DropReason.EXPIRED,
+    ReplyOutcome.EXPIRED: DropReason.EXPIRED,
+    ReplyOutcome.FAILED: DropReason.FAILED,
+}
+
+
+class ReplyFate(StrEnum):
+    """What became of a reply."""
+
+    ACCEPTED = "accepted"
+    UNFULFILLED = "unfulfilled"
+    REFUSED = "refused"
+    DUPLICATE = "duplicate"
+    LATE = "late"
+    UNKNOWN = "unknown"
+
+
+class SeqState(StrEnum):
+    """What the log holds of a seq. `whole`: one attempt with all its members, whose rewards may still be missing."""
+
+    MISSING = "missing"
+    WHOLE = "whole"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request to send, or on its way. Times are milliseconds since the epoch."""
+
+    seq: int
+    correlation: str
+    deadline_ms: int
+    resends: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """A seq that is given up."""
+
+    seq: int
+    why: DropReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a reply means. `seq` None: of no request of this step. `closing`: its seq is given up."""
+
+    fate: ReplyFate
+    seq: int | None = None
+    closing: Closing | None = None
+
+
+@dataclass(slots=True)
+class _OpenSeq:
+    """A seq of this step. `sent` None: wanted. `answered`: a receipt for trajectories was taken. `whole`: the log has them."""
+
+    seq: int
+    resends: int = 0
+    sent: Ask | None = None
+    answered: bool = False
+    whole: bool = False
+
+
+class RequestLedger:
+    """The requests of one run, step after step. Used from the learner's thread alone."""
+
+    def __init__(self, *, num_groups: int, group_size: int, max_resends: int, session: str, next_seq: int, again: Iterable[int] = ()) -> None:
+        """`next_seq` was never asked for; `again`: open seqs below it whose requests are nowhere. `session` makes correlation ids unique."""
+        self._num_groups = num_groups
+        self._group_size = group_size
+        self._max_resends = max_resends
+        self._session = session
+        self._next_seq = next_seq
+        self._spare: deque[int] = deque(sorted(again))
+        self._version = -1
+        self._sha256 = ""
+        self._open: dict[int, _OpenSeq] = {}
+        self._seq_of: dict[str, int] = {}
+        self._taken: set[str] = set()
+        self._over: OrderedDict[str, None] = OrderedDict()
+        self.num_given_up = 0
+        """Seqs of this step that were replaced."""
+
+    @property
+    def next_seq(self) -> int:
+        """The seq that is allocated next, where none is left over."""
+        return self._next_seq
+
+    @property
+    def open_seqs(self) -> frozenset[int]:
+        """The seqs of this step."""
+        return frozenset(self._open)
+
+    @property
+    def num_wanted(self) -> int:
+        """Seqs of this step that have no request on its way."""
+        return sum(each.sent is None and not each.whole for each in self._open.values())
+
+    @property
+    def current(self) -> frozenset[str]:
+        """Correlation ids of requests that are on their way."""
+        return frozenset(each.sent.correlation for each in self._open.values() if each.sent is not None and not each.whole)
+
+    def adopt(self, ask: Ask) -> None:
+        """A request of an earlier session that is still on its way, under the version that the next `begin` names."""
+        self._open[ask.seq] = _OpenSeq(seq=ask.seq, resends=ask.resends, sent=ask)
+        self._seq_of[ask.correlation] = ask.seq
+        self._next_seq = max(self._next_seq, ask.seq + 1)
+
+    def begin(self, version: int, sha256: str) -> None:
+        """A step at `version`, whose snapshot has `sha256`. Seqs of the step before that were not trained stay open: they are asked again."""
+        if version == self._version:
+            return
+        is_first = self._version < 0
+        self._version, self._sha256 = version, sha256
+        self.num_given_up = 0
+        if not is_first:
+            left = sorted(self._open)
+            for seq in left:
+                self._forget(seq)
+            self._spare.extendleft(reversed(left))
+        while len(self._open) < self._num_groups:
+            self._add()
+
+    def next_wanted(self, deadline_ms: int) -> Ask | None:
+        """The request to send next, to be answered before `deadline_ms`; the smallest seq first. `sent` notes it."""
+        wanted = min((seq for seq, each in self._open.items() if each.sent is None and not each.whole), default=None)
+        if wanted is None:
+            return None
+        resends = self._open[wanted].resends
+        return Ask(seq=wanted, correlation=f"{self._session}-{wanted}-{self._version}-{resends}", deadline_ms=deadline_ms, resends=resends)
+
+    def sent(self, ask: Ask) -> None:
+        """`ask` is on its way."""
+        self._open[ask.seq].sent = ask
+        self._seq_of[ask.correlation] = ask.seq
+
+    def take(self, correlation: str, reply: RolloutReply) -> Verdict:
+        """What the reply to `correlation` means."""
+        if correlation in self._over:
+            return Verdict(fate=ReplyFate.LATE)
+        seq = self._seq_of.get(correlation)
+        if seq is None:
+            return Verdict(fate=ReplyFate.UNKNOWN)
+        each = self._open[seq]
+        if correlation in self._taken or each.answered:
+            return Verdict(fate=ReplyFate.DUPLICATE, seq=seq)
+        self._taken.add(correlation)
+        if reply.outcome is ReplyOutcome.DONE:
+            closing = self._fault_of(seq, reply)
+            if closing is None:
+                each.answered = True
+                return Verdict(fate=ReplyFate.ACCEPTED, seq=seq)
+            self._give_up(seq)
+            return Verdict(fate=ReplyFate.REFUSED, seq=seq, closing=closing)
+        if each.whole or each.sent is None or each.sent.correlation != correlation:
+            # An earlier request's regret: a later one is on its way, or what came before it is enough.
+            return Verdict(fate=ReplyFate.UNFULFILLED, seq=seq)
+        said = f"{reply.worker_id}: {reply.error or reply.outcome.value}"
+        return Verdict(fate=ReplyFate.UNFULFILLED, seq=seq, closing=self._again(seq, _UNFULFILLED[reply.outcome], said))
+
+    def look(self, seq: int, state: SeqState) -> None:
+        """What the log holds of an open seq now. One that was closed without training is replaced."""
+        if state is SeqState.CLOSED:
+            self._give_up(seq)
+        else:
+            self._open[seq].whole = state is SeqState.WHOLE
+
+    def expire(self, now_ms: int) -> list[Closing]:
+        """Send again what was not answered in time, or answered and never seen; the seqs that are given up for it."""
+        silent = [each for each in self._open.values() if each.sent is not None and not each.whole and now_ms > each.sent.deadline_ms]
+        found = []
+        for each in silent:
+            said = "Its receipt came, its trajectories did not." if each.answered else "No answer came before the deadline."
+            closing = self._again(each.seq, DropReason.LOST if each.answered else DropReason.EXPIRED, said)
+            if closing is not None:
+                found.append(closing)
+        return found
+
+    def trained(self, seqs: Iterable[int]) -> None:
+        """These seqs are in the batch."""
+        for seq in seqs:
+            if seq in self._open:
+                self._forget(seq)
+
+    # Inside
+
+    def _fault_of(self, seq: int, reply: RolloutReply) -> Closing | None:
+        if reply.version != self._version or reply.weights_sha256 != self._sha256:
+            said = f"{reply.worker_id} answered under version {reply.version} ({reply.weights_sha256[:12]})"
+            return Closing(seq=seq, why=DropReason.WRONG_VERSION, detail=f"{said}; asked for was {self._version} ({self._sha256[:12]}).")
+        places = len(set(reply.where))
+        if places != self._group_size or len(reply.where) != self._group_size:
+            said = f"{reply.worker_id} names {len(reply.where)} trajectories at {places} places"
+            return Closing(seq=seq, why=DropReason.INCOMPLETE, detail=f"{said}; asked for were {self._group_size}.")
+        return None
+
+    def _again(self, seq: int, why: DropReason, said: str) -> Closing | None:
+        """Wanted once more, or given up."""
+        each = self._open[seq]
+        if each.resends >= self._max_resends:
+            self._give_up(seq)
+            return Closing(seq=seq, why=why, detail=f"Sent {each.resends + 1} times. {said}")
+        each.resends += 1
+        each.sent, each.answered = None, False
+        return None
+
+    def _give_up(self, seq: int) -> None:
+        self._forget(seq)
+        self.num_given_up += 1
+        self._add()
+
+    def _forget(self, seq: int) -> None:
+        del self._open[seq]
+        for correlation in [correlation for correlation, of in self._seq_of.items() if of == seq]:
+            del self._seq_of[correlation]
+            self._taken.discard(correlation)
+            self._over[correlation] = None
+        while len(self._over) > _REMEMBERED:
+            self._over.popitem(last=False)
+
+    def _add(self) -> None:
+        if self._spare:
+            seq = self._spare.popleft()
+        else:
+            seq, self._next_seq = self._next_seq, self._next_seq + 1
+        self._open[seq] = _OpenSeq(seq=seq)
