@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from echo_core.groups import Member, ReadyGroup
 from echo_core.policy import OverBudget, StalenessPolicy
-from echo_core.staleness import Freshness, freshness, staleness
+from echo_core.staleness import Freshness, age_of, freshness_of
 from echo_schemas.records import Coordinates, DropReason, RewardTerm
 
 _REASONS = {Freshness.STALE: DropReason.STALE, Freshness.NOT_THIS_PAST: DropReason.NOT_THIS_PAST}
@@ -64,9 +64,8 @@ def _admit(group: ReadyGroup, learner_version: int, policy: StalenessPolicy, ter
     dropped: dict[Coordinates, DropReason] = {}
     required = [term.name for term in terms if term.required]
     for member in group.members:
-        oldest = member.trajectory.min_version
-        verdict = freshness(learner_version, oldest, policy.budget)
-        age = staleness(learner_version, oldest)
+        verdict = freshness_of(member.trajectory, learner_version, policy.budget)
+        age = age_of(member.trajectory, learner_version)
         if verdict is Freshness.NOT_THIS_PAST or (verdict is Freshness.STALE and policy.over_budget is OverBudget.DROP):
             dropped[member.where] = _REASONS[verdict]
         elif any(name not in member.scores for name in required):

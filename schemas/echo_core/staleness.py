@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from echo_schemas.records import Trajectory
+
 
 class Freshness(StrEnum):
     """What a sample's age means for the learner."""
@@ -11,6 +13,16 @@ class Freshness(StrEnum):
     ADMISSIBLE = "admissible"
     STALE = "stale"
     NOT_THIS_PAST = "not_this_past"
+
+
+def age_of(trajectory: Trajectory, learner_version: int) -> int:
+    """A trajectory's staleness; 0 for one that is exempt, whatever version its spans name."""
+    return 0 if trajectory.is_exempt else staleness(learner_version, trajectory.min_version)
+
+
+def freshness_of(trajectory: Trajectory, learner_version: int, budget: int) -> Freshness:
+    """A trajectory's freshness. One that is exempt is admissible for ever: no version of this run made it, so none makes it old."""
+    return Freshness.ADMISSIBLE if trajectory.is_exempt else freshness(learner_version, trajectory.min_version, budget)
 
 
 def staleness(learner_version: int, oldest_version: int) -> int:

@@ -20,8 +20,8 @@ _SPEC_VERSION: Header = ("ce_specversion", b"1.0")
 def headers_of(record: Record, *, source: str, time_ms: int) -> list[Header]:
     """CloudEvents binary-mode headers, `echo-run`, and where they apply `echo-group` and `echo-version` (the oldest version).
 
-    A stale trajectory is recognised on `echo-version` without decoding its body. `source` is the writer's client id. Called for every
-    record, so what repeats from one record to the next is made once.
+    A stale trajectory is recognised on `echo-version` without decoding its body; one that is exempt has none, so nobody takes it for stale.
+    `source` is the writer's client id. Called for every record, so what repeats from one record to the next is made once.
     """
     seconds, millis = divmod(time_ms, 1000)
     headers = [
@@ -35,7 +35,7 @@ def headers_of(record: Record, *, source: str, time_ms: int) -> list[Header]:
     group_id = getattr(record, "group_id", None)
     if group_id is not None:
         headers.append((GROUP, group_id.encode()))
-    if isinstance(record, Trajectory):
+    if isinstance(record, Trajectory) and not record.is_exempt:
         headers.append((VERSION, b"%d" % record.min_version))
     return headers
 

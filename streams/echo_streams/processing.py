@@ -129,7 +129,8 @@ class Processor:
         if trajectory.purpose is Purpose.PROBE:
             self._metrics.passed.labels(Passed.PROBE.value).inc()
             return []
-        if trajectory.purpose is Purpose.TRAIN and self._intake.is_stale(trajectory.min_version, version):
+        bounded = trajectory.purpose is Purpose.TRAIN and not trajectory.is_exempt
+        if bounded and self._intake.is_stale(trajectory.min_version, version):
             identity = Identity(
                 group_id=trajectory.group_id,
                 seq=trajectory.seq,

@@ -38,7 +38,7 @@ from echo_schemas.records.step import (
     StepReport,
     WorkerShare,
 )
-from echo_schemas.records.trajectory import FinishReason, LogprobSource, Span, Trajectory, VersionSpan
+from echo_schemas.records.trajectory import FinishReason, LogprobSource, Span, Trajectory, TrajectorySource, VersionSpan
 from echo_schemas.records.weights import BlobRef, Chunk, ChunkRef, WeightFile, WeightKind, WeightManifest
 
 RECORDS: tuple[type[Record], ...] = (
@@ -96,6 +96,7 @@ __all__ = [
     "Span",
     "StepReport",
     "Trajectory",
+    "TrajectorySource",
     "VersionSpan",
     "WeightFile",
     "WeightKind",

@@ -27,10 +27,18 @@ class FinishReason(StrEnum):
 
 
 class LogprobSource(StrEnum):
-    """Who computed the log-probabilities: the engine while sampling, or somebody afterwards."""
+    """Who says how likely each token was: the engine that drew it; or nobody yet, so that `logprobs` holds zeros and the learner computes
+    them under its weights at the start of the step that trains them (importance weight 1)."""
 
     SAMPLER = "sampler"
     RECOMPUTED = "recomputed"
+
+
+class TrajectorySource(StrEnum):
+    """Where a trajectory comes from: sampled by a worker of this run, or an episode that was logged elsewhere (ECHO-2, appendix D)."""
+
+    LIVE = "live"
+    OFFLINE = "offline"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +64,9 @@ class Trajectory(Record):
 
     `token_ids` holds the whole episode, prompt included, as int32 [T]; `logprobs` one float32 per *generated* token, in order
     (natural log, after temperature), so its length is the sum of the spans in `generated`.
+
+    Of an offline one no version of this run made a token: its version spans name the newest published version at the time it was put into
+    the log, which orders it among others and bounds nothing; `weights_sha256` is empty, and the learner computes the log-probabilities.
     """
 
     SCHEMA: ClassVar[str] = "trajectory"
@@ -82,6 +93,7 @@ class Trajectory(Record):
     engine: str
     sampling: Sampling
     logprob_source: LogprobSource = LogprobSource.SAMPLER
+    source: TrajectorySource = TrajectorySource.LIVE
     finish_reason: FinishReason
     turn_rewards: tuple[float, ...] = ()
     requested_ms: int
@@ -93,6 +105,11 @@ class Trajectory(Record):
     def name(self) -> str:
         """`<group_id>/<attempt>/<index>`."""
         return f"{self.group_id}/{self.attempt}/{self.index}"
+
+    @property
+    def is_exempt(self) -> bool:
+        """Whether the staleness budget does not apply: whatever made it, it was no version of this run."""
+        return self.source is TrajectorySource.OFFLINE
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
@@ -124,6 +141,11 @@ class Trajectory(Record):
             )
         if not self.attempt:
             raise InvalidRecord(InvalidReason.INCONSISTENT, "attempt is empty; each start of a group makes a fresh token.")
+        if self.is_exempt and self.logprob_source is not LogprobSource.RECOMPUTED:
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT,
+                "Of an offline trajectory nobody knows the sampler's log-probabilities: the learner recomputes them.",
+            )
         num_tokens, rest = divmod(len(self.token_ids), TOKEN_BYTES)
         if rest or len(self.logprobs) % LOGPROB_BYTES:
             raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "token_ids and logprobs must hold whole 4-byte numbers.")

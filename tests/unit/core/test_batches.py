@@ -14,7 +14,7 @@ from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import Member, ReadyGroup, Score
 from echo_core.normalisation import Normalisation, sequence_scales, split_groups
 from echo_core.policy import OverBudget, StalenessPolicy
-from echo_schemas.records import DropReason, RewardTerm
+from echo_schemas.records import DropReason, LogprobSource, RewardTerm, TrajectorySource
 from tests.unit.core.records import EXACT, at, trajectory
 
 
@@ -36,6 +36,19 @@ def test_the_oldest_admissible_groups_make_the_batch() -> None:
     choice = choose_batch([group(9, 5, 5), group(2, 4, 4), group(1, 5, 5)], 5, policy())
     assert choice.batch is not None
     assert [chosen.seq for chosen in choice.batch] == [2, 1]
+    assert not choice.refused
+
+
+@pytest.mark.parametrize("version", [0, 5, 900])
+def test_an_offline_group_is_admissible_whatever_version_it_names(version: int) -> None:
+    offline = {"source": TrajectorySource.OFFLINE, "logprob_source": LogprobSource.RECOMPUTED}
+    members = tuple(
+        Member(where=at(index), trajectory=trajectory(7, index, version=version, **offline), scores={"exact": Score(value=1.0)})
+        for index in range(2)
+    )
+    choice = choose_batch([ReadyGroup(seq=7, attempt="a", members=members)], 5, policy(groups_per_step=1, budget=0))
+    assert choice.batch is not None
+    assert [(sample.staleness, sample.weight) for sample in choice.batch[0].samples] == [(0, 1.0), (0, 1.0)]
     assert not choice.refused
 
 

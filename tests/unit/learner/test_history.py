@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_learner.history import VersionHistory
-from echo_schemas.records import Trajectory, VersionSpan
+from echo_schemas.records import LogprobSource, Trajectory, TrajectorySource, VersionSpan
 from tests.unit.core.records import trajectory
 
 
@@ -71,3 +71,11 @@ def test_versions_are_taken_from_the_whole_sample() -> None:
     )
     stages = history(0, 100, 200, 300).stages([mixed], 3)
     assert stages.total == pytest.approx([2])
+
+
+def test_an_offline_sample_fell_behind_nowhere() -> None:
+    offline = trajectory(
+        version=1, started_ms=250, finished_ms=350, source=TrajectorySource.OFFLINE, logprob_source=LogprobSource.RECOMPUTED
+    )
+    stages = history(0, 100, 200, 300, 400, 500).stages([offline, answer(1, 250, 350)], 5)
+    assert (stages.dispatch, stages.in_flight, stages.in_queue, stages.total) == ([0, 1], [0, 1], [0, 2], [0, 4])

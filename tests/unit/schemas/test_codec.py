@@ -24,6 +24,7 @@ from echo_schemas.records import (
     Coordinates,
     DropReason,
     FinishReason,
+    LogprobSource,
     Progress,
     Purpose,
     Record,
@@ -234,6 +235,13 @@ def test_numbers_of_any_usual_size_are_finite() -> None:
     assert not all_finite(pack_logprobs([0.0, math.nan]))
     assert not all_finite(pack_logprobs([math.inf, 0.0]))
     assert not all_finite(pack_logprobs([-math.inf]))
+
+
+def test_an_offline_trajectory_claims_no_sampler() -> None:
+    offline = load_examples(TRAJECTORIES)["offline.json"]
+    assert isinstance(offline, Trajectory)
+    assert offline.is_exempt
+    assert refused(dataclasses.replace(offline, logprob_source=LogprobSource.SAMPLER)) == InvalidReason.INCONSISTENT
 
 
 def test_a_contradiction_on_the_wire_is_refused_too() -> None:

@@ -16,7 +16,7 @@ from echo_bus.metrics import BusMetrics
 from echo_bus.profiles import MAX_RECORD_BYTES
 from echo_schemas.headers import run_of
 from echo_schemas.partitioning import partition_of
-from echo_schemas.records import Purpose, Reward, RewardOutcome
+from echo_schemas.records import LogprobSource, Purpose, Reward, RewardOutcome, TrajectorySource
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_streams.intake import Intake
 from echo_streams.metrics import StreamsMetrics
@@ -92,6 +92,13 @@ def test_the_stale_are_answered_on_their_headers_alone() -> None:
     assert (found.seq, found.index, found.attempt, found.of.offset) == (3, 1, "a", 41)
     assert stage.seen == []
     assert sample(stage.metrics, "echo_streams_rewards_total", name="r", outcome="stale") == 1
+
+
+def test_an_offline_trajectory_is_never_stale() -> None:
+    stage = Stage(learner_version=80)
+    offline = trajectory(3, version=5, source=TrajectorySource.OFFLINE, logprob_source=LogprobSource.RECOMPUTED)
+    found = rewards(stage.process(message(offline, 41), message(offline, 42, headers=None)))
+    assert [reward.outcome for reward in found] == [RewardOutcome.SCORED] * 2
 
 
 def test_without_headers_the_body_decides_the_same() -> None:
