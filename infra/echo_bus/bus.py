@@ -94,9 +94,17 @@ class Bus:
         return DeadLetters(publisher, namespace=self.namespace, group=self.client_id, metrics=self.metrics)
 
     def reader(
-        self, topics: Sequence[Topic], *, isolation: Isolation = Isolation.COMMITTED, on_invalid: OnInvalid | None = None
+        self,
+        topics: Sequence[Topic],
+        *,
+        isolation: Isolation = Isolation.COMMITTED,
+        on_invalid: OnInvalid | None = None,
+        profile: profiles.Properties = profiles.READER,
     ) -> LogReader:
-        """A reader by position; `start` it where reading begins. `on_invalid` gets what cannot be read (`DeadLetters.send` fits)."""
+        """A reader by position; `start` it where reading begins. `on_invalid` gets what cannot be read (`DeadLetters.send` fits).
+
+        Choose GATHERING_READER for a stream that nobody waits for.
+        """
         return LogReader(
             self.cluster,
             topics,
@@ -107,6 +115,7 @@ class Bus:
             run_id=self.run_id,
             isolation=isolation,
             on_invalid=on_invalid,
+            profile=profile,
         )
 
     def view(self, topic: Topic, record: type[V], timeout_s: float = 30.0) -> CompactedView[V]:

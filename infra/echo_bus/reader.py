@@ -26,7 +26,7 @@ from echo_bus.errors import DeadlineExceeded, OffsetLost, TopicMissing
 from echo_bus.kafka import translate
 from echo_bus.message import Message
 from echo_bus.metrics import BusMetrics
-from echo_bus.profiles import READER
+from echo_bus.profiles import READER, Properties
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.naming import Namespace
@@ -75,6 +75,7 @@ class LogReader:
         isolation: Isolation = Isolation.COMMITTED,
         on_invalid: OnInvalid | None = None,
         limits: DeadLetterLimits | None = None,
+        profile: Properties = READER,
     ) -> None:
         """`on_invalid` gets every message that cannot be read (`DeadLetters.send` fits); without it they are counted and logged.
 
@@ -91,7 +92,7 @@ class LogReader:
         self._at_end: set[Place] = set()
         self._consumer = cluster.consumer(
             {
-                **READER,
+                **profile,
                 "client.id": client_id,
                 "group.id": f"{client_id}.reader",
                 "isolation.level": isolation.value,

@@ -6,7 +6,7 @@ Threads: as Faust has them. The consumer's client fetches and sends heartbeats o
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import faust
 from aiokafka import AIOKafkaConsumer
@@ -14,11 +14,12 @@ from faust.sensors import Monitor
 from faust.transport.drivers import aiokafka as driver
 from mode.services import WaitResults
 
+from echo_bus.profiles import GATHERING_WAIT_MS
 from echo_streams.eager import Ended, start
 
 # aiokafka has one fetch per broker under way, and it asks only for partitions whose records are all handed on. While it waits for one that
 # is empty, the others' new records wait too: 1.5 s in Faust's setting, which is the age of a whole batch of trajectories.
-FETCH_WAIT_MS = 50
+FETCH_WAIT_MS = GATHERING_WAIT_MS
 
 
 class ConsumerThread(driver.AIOKafkaConsumerThread):
@@ -28,6 +29,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         consumer = super()._create_worker_consumer(transport)
         # Faust has no settings for them; the fetcher that reads them is made when the consumer starts.
         consumer._fetch_max_wait_ms = FETCH_WAIT_MS  # noqa: SLF001  see above
+        consumer._fetch_min_bytes = cast("App", transport.app).fetch_min_bytes  # noqa: SLF001  see above
         consumer._isolation_level = "read_committed"  # noqa: SLF001  see above
         return consumer
 
@@ -61,6 +63,9 @@ class Transport(driver.Transport):
 
 class App(faust.App):
     """Makes no folders: they are for tables, and we have none."""
+
+    fetch_min_bytes = 1
+    """What a fetch waits for, `FETCH_WAIT_MS` at most."""
 
     def _create_directories(self) -> None:
         pass

@@ -26,6 +26,7 @@ from echo_bus.cluster import RawMessage
 from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, NotAuthorized, TransportError
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
+from echo_bus.profiles import GATHERING_MIN_BYTES
 from echo_core.bottleneck import Place, Use
 from echo_streams.batching import MAX_IN_FLIGHT, Batcher
 from echo_streams.driver import App, QuietMonitor, Transport
@@ -52,7 +53,8 @@ _TALKATIVE = ("aiokafka", "faust", "mode", "echo_streams.driver")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
     """Which group reads which topic where. `group` is Faust's app id; `joined_within_s`: how long joining it may
-    take; `inline`: no reward is waited for, so scoring holds up everything else."""
+    take; `inline`: no reward is waited for, so scoring holds up everything else; `gather`: nobody waits for the next reward, so that
+    trajectories are better fetched many at once."""
 
     group: str
     client_id: str
@@ -60,6 +62,7 @@ class AppOptions:
     topic: str
     login: Login
     inline: bool
+    gather: bool = False
     joined_within_s: float = 60.0
 
 
@@ -272,5 +275,6 @@ def _faust_app(options: AppOptions) -> Any:
         web_enabled=False,
         Monitor=QuietMonitor,
     )
+    app.fetch_min_bytes = GATHERING_MIN_BYTES if options.gather else 1
     app.transport = Transport(app.conf.broker_consumer, app)
     return app

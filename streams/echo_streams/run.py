@@ -101,6 +101,7 @@ async def _run(
         topic=bus.namespace.topic(TRAJECTORIES),
         login=login_of(settings.kafka.client),
         inline=pool is None and all(entry.function.kind is not RewardKind.ASYNC for entry in attached),
+        gather=settings.run.mode != "sequential",
     )
     try:
         if pool is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError,
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from prometheus_client import CollectorRegistry
 
+from echo_bus import profiles
 from echo_bus.clock import SystemClock
 from echo_bus.cluster import RawMessage
 from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, NotAuthorized, TooManyDeadLetters, TransportError
@@ -318,7 +319,11 @@ def test_the_client_waits_little_for_empty_partitions_and_reads_what_was_committ
 
     async def run() -> tuple[Any, Any]:
         made = RewardApp(
-            OPTIONS, answer, metrics=StreamsMetrics(), places=PlaceTimes(CollectorRegistry(), SystemClock()), clock=SystemClock()
+            replace(OPTIONS, gather=True),
+            answer,
+            metrics=StreamsMetrics(),
+            places=PlaceTimes(CollectorRegistry(), SystemClock()),
+            clock=SystemClock(),
         )
         faust = made._app
         thread = faust.consumer._thread
@@ -332,5 +337,6 @@ def test_the_client_waits_little_for_empty_partitions_and_reads_what_was_committ
 
     ours, plain = asyncio.run(run())
     assert vars(ours).keys() == vars(plain).keys()
+    assert (ours._fetch_min_bytes, plain._fetch_min_bytes) == (profiles.GATHERING_MIN_BYTES, 1)
     assert (ours._fetch_max_wait_ms, ours._isolation_level) == (driver.FETCH_WAIT_MS, "read_committed")
     assert (plain._fetch_max_wait_ms, plain._isolation_level) == (1500, "read_uncommitted")
