@@ -1,6 +1,6 @@
 """The feeder: allocates the run's seqs without end and writes a request for each, where and when a worker can use it.
 
-    progress, weights, control ──wake──▶ feeder thread: committed offsets → room → pace → one transaction of requests
+    progress, weights, workers, control ──wake──▶ feeder thread: committed offsets → room → pace → one transaction of requests
 
 One allocator per run. What must not happen is two feeders that allocate the same seqs, so every batch of requests is a small transaction
 under the transactional id `feeder`: whoever starts later takes the id over before it reads the log, and from then on the cluster refuses
@@ -32,9 +32,11 @@ from echo_bus.view import CompactedView
 from echo_core.bottleneck import Place, Use
 from echo_core.dispatch import Standing, may_issue, required_version
 from echo_core.policy import StalenessPolicy
+from echo_core.work_shares import horizon_of
 from echo_rollout.feeder import Ledger, OpenSeqs, plan_resume, standing_of
 from echo_rollout.metrics import FeederMetrics
 from echo_rollout.prompts import TextCodec
+from echo_rollout.roster import Roster, StepPace
 from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
@@ -45,6 +47,7 @@ from echo_schemas.records import (
     RunState,
     Sampling,
     WeightManifest,
+    WorkerStatus,
     group_id_of,
 )
 from echo_schemas.topics import REQUESTS, weights_key
@@ -78,7 +81,7 @@ class Hold(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederParts:
-    """What a feeder works with; opened and closed by whoever runs it. `progress`, `weights` and `control` follow the log."""
+    """What a feeder works with; opened and closed by whoever runs it. The views follow the log."""
 
     settings: Settings
     policy: StalenessPolicy
@@ -89,6 +92,7 @@ class FeederParts:
     observer: WorkObserver
     progress: CompactedView[Progress]
     weights: CompactedView[WeightManifest]
+    workers: CompactedView[WorkerStatus]
     control: CompactedView[Control]
     places: PlaceTimes
     metrics: FeederMetrics
@@ -120,8 +124,12 @@ class Feeder:
         self._ledger = Ledger(self._num_partitions)
         self._last_probe = -1
         self._full_wait_s = _FULL_LEAST_S
+        self._roster = Roster(heartbeat_s=parts.settings.rollout.heartbeat_s, group_size=parts.settings.rollout.group_size)
+        self._steps = StepPace()
         for view in (parts.progress, parts.weights, parts.control):
             view.on_change(lambda _key, _record: self._wake.set())
+        parts.workers.on_change(self._hear)
+        self._roster.found(parts.workers.items(), parts.clock.monotonic_s(), parts.clock.time_ms())
 
     def run(self, stop: StopSignal) -> None:
         """Issue until `stop` is set or the run is told to stop.
@@ -190,10 +198,12 @@ class Feeder:
         if progress is not None:
             self._open.decided_below(progress.next_seq)
             self._plan_lost()
+            self._steps.saw(progress.version, self._parts.clock.monotonic_s())
         self._plan_probe(progress)
         if not self._again and not may_issue(standing_of(progress, self._next_seq), self._parts.policy):
             return Hold.PACE
         self._observe()
+        self._share()
         batch, hold = self._choose(progress)
         if batch:
             self._full_wait_s = _FULL_LEAST_S
@@ -290,6 +300,18 @@ class Feeder:
             self._parts.metrics.reissued.labels(Why.LOST.value).inc()
             self._open.issued(seq, now_ms + int(self._parts.settings.rollout.request_timeout_s * 1000))
             self._again.append(_Issue(Purpose.TRAIN, seq, resends=1))
+
+    def _hear(self, _key: str, status: WorkerStatus | None) -> None:
+        """On the view's thread: a worker's newest word. Who works where may have changed, so the feeder looks."""
+        if status is not None:
+            self._roster.heard(status, self._parts.clock.monotonic_s())
+            self._wake.set()
+
+    def _share(self) -> None:
+        """Work goes to those who do it, by what each does."""
+        shares = self._roster.shares(self._parts.clock.monotonic_s())
+        horizon_s = horizon_of(self._parts.policy.budget, self._steps.step_s)
+        self._chooser.share(shares.owners, horizon_s=horizon_s, alone=shares.alone)
 
     def _observe(self) -> None:
         """What the workers have committed. An answer that does not come leaves the window as it was."""

@@ -1,6 +1,6 @@
 """A worker's word on `workers`: alive, installed version, measured speed. Every `heartbeat_s`, and at once when something changes.
 
-Threads: one of its own repeats; any thread may call `change`, `count` and `publish`.
+Threads: one of its own repeats; any thread may call `change`, `has`, `count` and `publish`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from echo_bus.clock import Clock
@@ -26,27 +26,40 @@ _WINDOW_S = 20.0
 
 
 class Speed:
-    """Samples and tokens per second of work, forgetting exponentially over `_WINDOW_S` busy seconds. Not thread-safe."""
+    """Samples and tokens per second of work, forgetting exponentially over `_WINDOW_S` busy seconds. Not thread-safe.
+
+    Time counts when samples come of it: of a worker whose groups take longer than the window, the last ones tell its speed. One from which
+    nothing comes for longer than that counts as slower and slower.
+    """
 
     def __init__(self) -> None:
         self._busy_s = self._samples = self._tokens = 0.0
+        self._pending_s = 0.0
 
     def add(self, *, busy_s: float, samples: int, tokens: int) -> None:
         """What was done in `busy_s` seconds of work."""
-        kept = max(0.0, 1.0 - busy_s / _WINDOW_S)
-        self._busy_s = self._busy_s * kept + busy_s
+        self._pending_s += busy_s
+        if not samples:
+            return
+        kept = max(0.0, 1.0 - self._pending_s / _WINDOW_S)
+        self._busy_s = self._busy_s * kept + self._pending_s
         self._samples = self._samples * kept + samples
         self._tokens = self._tokens * kept + tokens
+        self._pending_s = 0.0
 
     @property
     def samples_per_s(self) -> float:
         """0 before any work."""
-        return self._samples / self._busy_s if self._busy_s > 0 else 0.0
+        return self._samples / self._over_s if self._over_s > 0 else 0.0
 
     @property
     def tokens_per_s(self) -> float:
         """0 before any work."""
-        return self._tokens / self._busy_s if self._busy_s > 0 else 0.0
+        return self._tokens / self._over_s if self._over_s > 0 else 0.0
+
+    @property
+    def _over_s(self) -> float:
+        return max(self._busy_s, self._pending_s)
 
 
 class GenerationTime:
@@ -98,7 +111,8 @@ class Heartbeat:
         self._speed = Speed()
         self._samples = self._tokens = 0
         self._seen_busy_s = 0.0
-        self._stop = threading.Event()
+        self._stop = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -109,9 +123,19 @@ class Heartbeat:
     def count(self, *, samples: int, tokens: int, in_flight: int) -> None:
         """Samples and tokens that were acknowledged since; groups in flight now."""
         with self._lock:
+            is_first = not self._status.rollouts
             self._samples += samples
             self._tokens += tokens
-            self._status = _changed(self._status, in_flight=in_flight)
+            self._status = _changed(self._status, in_flight=in_flight, rollouts=self._status.rollouts + samples)
+        if is_first and samples:
+            # Whoever hands out work gives little to a worker of which nothing is known.
+            self._wake.set()
+
+    def has(self, partitions: Iterable[int]) -> None:
+        """These are the worker's partitions of `requests` from now on; said at once, by the heartbeat's own thread."""
+        with self._lock:
+            self._status = _changed(self._status, partitions=tuple(sorted(partitions)))
+        self._wake.set()
 
     def change(
         self, *, state: WorkerState | None = None, installed: tuple[int, str] | None = None, capabilities: Mapping[str, str] | None = None
@@ -145,13 +169,18 @@ class Heartbeat:
 
     def close(self) -> None:
         """Stop repeating, and say that this worker is gone."""
-        self._stop.set()
+        self._stop = True
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
         self.change(state=WorkerState.GONE)
 
     def _repeat(self) -> None:
-        while not self._stop.wait(self._every_s):
+        while True:
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+            if self._stop:
+                return
             try:
                 self.publish()
             except TransportError as exc:
@@ -163,8 +192,8 @@ def _changed(status: WorkerStatus, **changes: object) -> WorkerStatus:
     return replace(status, **changes)  # type: ignore[arg-type]  # names are checked by `replace`
 
 
-def first_status(*, run_id: str, worker_id: str, engine: str, price_per_hour: float) -> WorkerStatus:
-    """What a worker says before its engine is up."""
+def first_status(*, run_id: str, worker_id: str, engine: str, price_per_hour: float, kind: str = "", capacity: int = 0) -> WorkerStatus:
+    """What a worker says before its engine is up. `capacity`: groups that it takes in hand at most."""
     return WorkerStatus(
         run_id=run_id,
         worker_id=worker_id,
@@ -172,5 +201,7 @@ def first_status(*, run_id: str, worker_id: str, engine: str, price_per_hour: fl
         engine=engine,
         state=WorkerState.STARTING,
         price_per_hour=price_per_hour,
+        kind=kind,
+        capacity=capacity,
         time_ms=0,
     )

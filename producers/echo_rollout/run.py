@@ -27,8 +27,8 @@ from echo_rollout.snapshot_folders import snapshot_folder
 from echo_rollout.weights import LogSource
 from echo_rollout.worker import GROUP, Worker, WorkerParts
 from echo_schemas.errors import EchoError, UserError
-from echo_schemas.records import Control, Progress, WeightKind, WeightManifest
-from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS
+from echo_schemas.records import Control, Progress, WeightKind, WeightManifest, WorkerStatus
+from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 
@@ -38,8 +38,9 @@ logger = logging.getLogger(__name__)
 _SNAPSHOT_BYTES = 256 << 20
 
 
-def run_worker(process: RoleProcess, *, worker_id: str) -> None:
-    """Sample until `process.stop`. `worker_id` is unique in the run, and the same again after a restart.
+def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
+    """Sample until `process.stop`. `worker_id` is unique in the run, and the same again after a restart. The settings of `process` are
+    those of `kind`, which is what the worker says of itself.
 
     Raises UserError where the settings cannot be served here, TransportError or EngineError where it cannot go on; requests in hand
     are then delivered again.
@@ -73,6 +74,7 @@ def run_worker(process: RoleProcess, *, worker_id: str) -> None:
                 places=process.places,
                 metrics=WorkerMetrics(process.registry),
                 clock=process.clock,
+                kind=kind,
             )
         )
         process.ready_checks["weights"] = lambda: None if worker.is_ready else "No weights are installed yet."
@@ -127,6 +129,7 @@ def run_feeder(process: RoleProcess) -> None:
             ),
             progress=stack.enter_context(closing(bus.view(PROGRESS, Progress))),
             weights=stack.enter_context(closing(bus.view(WEIGHTS, WeightManifest))),
+            workers=stack.enter_context(closing(bus.view(WORKERS, WorkerStatus))),
             control=stack.enter_context(closing(bus.view(CONTROL, Control))),
             places=process.places,
             metrics=FeederMetrics(process.registry),

@@ -66,7 +66,7 @@ _FAILURES: dict[type[EchoError], Failure] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """What a worker works with. `folder` is empty and its own; `vocabulary`: token ids are below it; `kind`: its name in [[rollout.pool]]."""
+    """What a worker works with. `folder` is empty and its own; `vocabulary`: token ids are below it; `kind`: as in [[rollout.pool]]."""
 
     settings: Settings
     worker_id: str

@@ -251,7 +251,8 @@ class Swarm:
             admission=Admission(settings.staleness.admission),
         )
         progress, weights, control = bus.view(PROGRESS, Progress), bus.view(WEIGHTS, WeightManifest), bus.view(CONTROL, Control)
-        with closing(observer), closed_together(progress, weights, control), closing(bus.transactions("feeder")) as writer:
+        workers = bus.view(WORKERS, WorkerStatus)
+        with closing(observer), closed_together(progress, weights, control, workers), closing(bus.transactions("feeder")) as writer:
             parts = FeederParts(
                 settings=settings,
                 policy=policy,
@@ -262,6 +263,7 @@ class Swarm:
                 observer=observer,
                 progress=progress,
                 weights=weights,
+                workers=workers,
                 control=control,
                 places=PlaceTimes(registry, clock),
                 metrics=FeederMetrics(registry),

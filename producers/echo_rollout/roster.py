@@ -1,0 +1,94 @@
+"""Who works on a run and how fast, as the feeder knows it from the workers' own words. No Kafka, no clock.
+
+`heard` may be called from the thread that follows `workers`; the rest belongs to the feeder's thread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echo_bus.dispatch import PartitionOwner
+from echo_schemas.records import WorkerState, WorkerStatus
+
+# A worker that misses so many of its words, and at least so many seconds of them, has died without a farewell: what is handed to it now
+# would wait for the consumer group to notice.
+_MISSED_WORDS = 5
+_LEAST_PATIENCE_S = 5.0
+_NUM_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Who gets work: `owners` with their partitions; `alone` if there is nobody else, not even one that is starting."""
+
+    owners: tuple[PartitionOwner, ...]
+    alone: bool
+
+
+class Roster:
+    """The workers that were heard of lately."""
+
+    def __init__(self, *, heartbeat_s: float, group_size: int) -> None:
+        """Workers say how many samples they make; work is counted in groups of `group_size`."""
+        self._patience_s = max(_LEAST_PATIENCE_S, _MISSED_WORDS * heartbeat_s)
+        self._group_size = group_size
+        self._lock = threading.Lock()
+        self._heard: dict[str, tuple[float, WorkerStatus]] = {}
+
+    def heard(self, status: WorkerStatus, now_s: float) -> None:
+        """A worker's newest word came at `now_s`, on the feeder's monotonic clock: workers' own clocks are not compared with it."""
+        with self._lock:
+            self._heard[status.worker_id] = (now_s, status)
+
+    def found(self, statuses: Mapping[str, WorkerStatus], now_s: float, now_ms: int) -> None:
+        """What the log held before anything was heard. A word that is old by the wall clock is that of a worker long gone."""
+        for status in statuses.values():
+            self.heard(status, now_s - max(0.0, (now_ms - status.time_ms) / 1000))
+
+    def shares(self, now_s: float) -> Shares:
+        """Workers that take requests, the longest unheard first, so that of two that claim a partition the last one has it.
+
+        While none has weights yet, those that wait for them count, so that their first requests are there when the weights are.
+        """
+        with self._lock:
+            heard = sorted(self._heard.values(), key=lambda item: item[0])
+        live = [status for when_s, status in heard if status.state is not WorkerState.GONE and now_s - when_s <= self._patience_s]
+        ready = [status for status in live if status.state is WorkerState.READY]
+        working = ready or [status for status in live if status.state is WorkerState.STARTING]
+        return Shares(
+            owners=tuple(
+                PartitionOwner(
+                    partitions=frozenset(status.partitions),
+                    groups_per_s=max(0.0, status.rollouts_per_s) / self._group_size,
+                    capacity=status.capacity,
+                )
+                for status in working
+                if status.partitions
+            ),
+            alone=len(live) == 1,
+        )
+
+
+class StepPace:
+    """Seconds per training step: the median of the last five, as the feeder sees versions go by."""
+
+    def __init__(self) -> None:
+        self._version: int | None = None
+        self._since_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=_NUM_STEPS)
+
+    def saw(self, version: int, now_s: float) -> None:
+        """The learner is at `version`. The first one seen may have been reached long ago and measures nothing; nor does a lower one."""
+        if self._version is not None and version > self._version:
+            self._steps_s.append((now_s - self._since_s) / (version - self._version))
+        if version != self._version:
+            self._version, self._since_s = version, now_s
+
+    @property
+    def step_s(self) -> float | None:
+        """None before the first step was seen from its beginning to its end."""
+        return statistics.median(self._steps_s) if self._steps_s else None
