@@ -92,10 +92,13 @@ class GroupSampler:
         self._vocabulary = vocabulary
         self._on_empty = on_empty
         self._threads = ThreadPoolExecutor(_ENVIRONMENT_THREADS, "environment")
+        # Apart, so that the sampler's end cancels no closing: an environment may hold what outlives this process.
+        self._closing = ThreadPoolExecutor(_ENVIRONMENT_THREADS, "environment closing")
 
     def close(self) -> None:
-        """Wait for no environment: one that is at work ends unheard."""
+        """Wait for no environment: one that is at work ends unheard. All of them are closed."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._closing.shutdown(wait=False)
 
     async def sample(self, prompt: GroupPrompt) -> list[Sample]:
         """`group_size` samples. Raises EngineError, EmptyGeneration, UnfitGeneration, EnvironmentFailed."""
@@ -139,7 +142,7 @@ class GroupSampler:
 
     async def _episode(self, prompt: GroupPrompt, environment: Environment) -> Sample:
         """One episode, within `max_new_tokens` generated tokens and `max_length` tokens in all."""
-        stage = _Stage(environment, self._threads)
+        stage = _Stage(environment, self._threads, self._closing)
         try:
             return await self._played(prompt, stage)
         finally:
@@ -172,9 +175,10 @@ def _acted(action: str, episode: _Episode, environment: Environment) -> Turn:
 class _Stage:
     """One environment on the sampler's threads, one call at a time. `close` it: that waits, on a thread, for a call that still runs."""
 
-    def __init__(self, environment: Environment, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, environment: Environment, threads: ThreadPoolExecutor, closing: ThreadPoolExecutor) -> None:
         self._environment = environment
         self._threads = threads
+        self._closing = closing
         self._lock = threading.Lock()
 
     async def call(self, use: Callable[[Environment], _T]) -> _T:
@@ -184,9 +188,9 @@ class _Stage:
     def close(self) -> None:
         """Close an environment that can be closed, however the episode ended. Waits for nothing."""
         if callable(getattr(self._environment, "close", None)):
-            # Where the sampler is closed the process ends, and what the environment holds with it.
+            # A sampler that is closed already takes no more: its process ends.
             with suppress(RuntimeError):
-                self._threads.submit(self._locked_close)
+                self._closing.submit(self._locked_close)
 
     def _locked(self, use: Callable[[Environment], _T]) -> _T:
         with self._lock:

@@ -51,7 +51,7 @@ class Turn:
 
 
 class Environment(Protocol):
-    """One episode."""
+    """One episode. If it has a method `close`, that is called when the episode is over, however it ended."""
 
     def reset(self) -> Observation:
         """The first observation; empty text if the prompt says it all."""

@@ -195,7 +195,7 @@ def test_thoughts_stay_where_a_template_rendered_anew_would_cut_them(tmp_path: P
     thought = "<think>\nthe board\n</think>\n\nup"
     engine = Replies([([*codec.encode(thought).tolist(), *codec.encode("<|im_end|>").tolist()], thought)] * 3)
     played(codec, engine, Board())
-    assert codec.decode(engine.asked[-1]).count("<think>") == 2
+    assert codec.decode(engine.asked[-1]).count("assistant\n<think>") == 2
 
 
 def test_a_first_observation_is_part_of_what_the_user_says(tmp_path: Path) -> None:
