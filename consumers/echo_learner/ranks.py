@@ -12,9 +12,9 @@ import io
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -27,6 +27,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from echo_bus.clock import Deadline
+from echo_bus.embedded.ports import free_ports
 from echo_core.normalisation import Normalisation
 from echo_learner.batch import TrainingBatch
 from echo_learner.deepspeed_setup import OptimizerConfig, RankPlace
@@ -44,7 +46,8 @@ _PATIENCE = timedelta(days=30)
 _END_S = 30.0
 _CLOSE_S = 5.0
 # A rank that a collective misses has ended, or is about to.
-_NOTICE_S = 2.0
+_NOTICE_S = 10.0
+_LOOK_EVERY_S = 0.05
 
 
 class Trainer(Protocol):
@@ -155,22 +158,31 @@ class RankedTrainer:
         try:
             yield
         except RuntimeError as exc:
+            gone = self._gone_rank(Deadline.after(_NOTICE_S))
+            if gone is None:
+                raise
+            rank, child = gone
+            raise UserError(
+                f"Rank {rank} of the trainer (process {child.pid}) has ended with exit code {child.returncode}.",
+                hint="Its last words are in the learner's log; -9 mostly means that memory ran out. Start again: the run goes on.",
+            ) from exc
+
+    def _gone_rank(self, deadline: Deadline) -> tuple[int, subprocess.Popen[bytes]] | None:
+        """A rank that ends before the deadline; None if all of them live on."""
+        while self._children:
             for rank, child in enumerate(self._children, 1):
-                try:
-                    code = child.wait(_NOTICE_S)
-                except subprocess.TimeoutExpired:
-                    continue
-                raise UserError(
-                    f"Rank {rank} of the trainer (process {child.pid}) has ended with exit code {code}.",
-                    hint="Its last words are in the learner's log; -9 mostly means that memory ran out. Start again: the run goes on.",
-                ) from exc
-            raise
+                if child.poll() is not None:
+                    return rank, child
+            if deadline.expired():
+                break
+            time.sleep(_LOOK_EVERY_S)
+        return None
 
 
 def open_trainer(config: TrainerConfig, num_ranks: int) -> RankedTrainer:
     """The trainer on rank 0 and `num_ranks` − 1 further processes of this machine (or those of a launcher). Raises UserError."""
     launched = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    place = _launched_place() if launched else RankPlace(rank=0, world_size=num_ranks, port=_free_port())
+    place = _launched_place() if launched else RankPlace(rank=0, world_size=num_ranks, port=free_ports(1)[0])
     children = [] if launched else [_start_rank(config, place, rank) for rank in range(1, place.world_size)]
     try:
         return RankedTrainer(DeepSpeedTrainer(config, place), place, children)
@@ -270,12 +282,6 @@ def _config_from(text: str) -> TrainerConfig:
         normalisation=Normalisation(content.pop("normalisation")),
         **content,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from echo_bus.embedded.ports import free_ports
 from echo_core.normalisation import Normalisation
 from echo_learner.batch import TrainingBatch
 from echo_learner.deepspeed_setup import OptimizerConfig
@@ -187,21 +188,13 @@ def make_batch(seed: int, *, num_updates: int = 1, max_tokens: int = 40, version
 
 def _launch(config: TrainerConfig, ranks: int) -> None:
     """What torchrun does: every rank finds its place in the environment."""
-    os.environ.update(WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+    os.environ.update(WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_ports(1)[0]))
     for rank in range(1, ranks):
         if not os.fork():
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
             follow(config)
             os._exit(0)
     os.environ.update(RANK="0", LOCAL_RANK="0")
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _step(trainer: RankedTrainer, seed: int, num_updates: int = 1, max_tokens: int = 40) -> dict[str, float]:
