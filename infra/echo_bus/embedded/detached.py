@@ -27,7 +27,7 @@ from echo_schemas.errors import UserError
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.05
-_ANSWER_TIMEOUT_S = 3.0
+_ANSWER_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,9 @@ def status() -> Status | None:
         return None
     running = state.running()
     answering = brokers_answering({"bootstrap.servers": state.bootstrap}, _ANSWER_TIMEOUT_S) if running else 0
-    registry_answers = bool(running) and state.registry_url is not None and answers_http(f"{state.registry_url}/subjects")
+    registry_answers = (
+        bool(running) and state.registry_url is not None and answers_http(f"{state.registry_url}/subjects", _ANSWER_TIMEOUT_S)
+    )
     return Status(state=state, running=running, num_answering=answering, registry_answers=registry_answers)
 
 

@@ -21,6 +21,8 @@ SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
 
 _ASK_EVERY_S = 0.2
+# One answer may take so long; a broker that comes up is heard at once.
+_ANSWER_S = 1.0
 _IMPATIENT: Mapping[str, str | int] = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_level": 0}
 
 
@@ -29,7 +31,7 @@ def wait_for_brokers(
 ) -> None:
     """Block until the metadata names `num_brokers` brokers; `client` are the librdkafka properties to ask with.
 
-    Raises ClusterUnreachable at the deadline, and whatever `check_alive`, called several times a second, raises.
+    Raises ClusterUnreachable at the deadline, and whatever `check_alive`, called once a second or more often, raises.
     """
     admin = AdminClient({**_IMPATIENT, **client}, logger=SILENT)
     num_seen = 0
@@ -53,7 +55,7 @@ def brokers_answering(client: Mapping[str, str], timeout_s: float) -> int:
 
 def _ask(admin: AdminClient) -> int:
     try:
-        return len(admin.list_topics(timeout=_ASK_EVERY_S).brokers)
+        return len(admin.list_topics(timeout=_ANSWER_S).brokers)
     except KafkaException:
         return 0
 
@@ -68,7 +70,7 @@ def wait_for_http(url: str, deadline: Deadline, *, check_alive: Callable[[], Non
     raise DeadlineExceeded(f"Nothing answered at {url} in time.")
 
 
-def answers_http(url: str, timeout_s: float = 1.0) -> bool:
+def answers_http(url: str, timeout_s: float = _ANSWER_S) -> bool:
     """Whether a GET of this http:// address succeeds."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - always our own http://127.0.0.1

@@ -31,7 +31,7 @@ ADMIN = "admin"
 MECHANISM = "SCRAM-SHA-512"
 # The least that Kafka accepts (RFC 7677 names the same number): these users guard nothing.
 SCRAM_ITERATIONS = 4096
-_ADD_USER_TIMEOUT_S = 10.0
+_ADD_USER_TIMEOUT_S = 30.0
 _NODE_NAME = "embedded-broker"
 _AUTHORITY_NAME = "EchoSwarm embedded authority"
 _RSA_BITS = 2048
