@@ -28,7 +28,7 @@ FIGURES = {
 def test_a_quick_run_writes_every_figure_and_its_conditions(kafka_bootstrap: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     answer = subprocess.run(
-        [sys.executable, str(BENCH), "--quick", "--json", str(file)], capture_output=True, text=True, check=False, timeout=150
+        [sys.executable, str(BENCH), "--quick", "--json", str(file)], capture_output=True, text=True, check=False, timeout=500
     )
     assert answer.returncode == 0, answer.stderr
     figures = json.loads(file.read_text(encoding="utf-8"))

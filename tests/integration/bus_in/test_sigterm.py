@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
 
-from echo_bus.clock import SystemClock
+from echo_bus.clock import Deadline, SystemClock
 from echo_bus.dispatch import WorkObserver
 from echo_bus.kafka import KafkaCluster
 from echo_bus.metrics import BusMetrics
@@ -23,6 +23,9 @@ from echo_schemas.records import Drop, DropReason
 from echo_schemas.topics import DROPS
 
 NUM_MESSAGES = 20
+WAIT_S = 60.0
+# Half a session, at whose end it would be gone without having left.
+LEFT_S = 5.0
 WORKER = Path(__file__).with_name("draining_worker.py")
 
 
@@ -31,7 +34,7 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(kafka_bootstrap: str,
     cluster, physical = KafkaCluster(kafka_bootstrap), namespace.topic(DROPS)
     admin = cluster.admin()
     for created in admin.create_topics([NewTopic(physical, 1, 1), NewTopic(namespace.dead_letters(DROPS), 1, 1)]).values():
-        created.result(30)
+        created.result(WAIT_S)
     publisher = Publisher(
         cluster.producer(PRODUCER_LATENCY),
         namespace=namespace,
@@ -51,10 +54,10 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(kafka_bootstrap: str,
         assert worker.stdout is not None
         offered = [int(worker.stdout.readline()) for _ in range(NUM_MESSAGES)]
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0
+        assert worker.wait(WAIT_S) == 0
     finally:
         worker.kill()
-        worker.wait(30)
+        worker.wait(WAIT_S)
         worker.stdout.close()  # type: ignore[union-attr]  # a pipe was asked for
     assert offered == list(range(NUM_MESSAGES))
 
@@ -63,5 +66,6 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(kafka_bootstrap: str,
         assert observer.observe(1)[0].outstanding == 0
     finally:
         observer.close()
-    (described,) = admin.describe_consumer_groups([namespace.group("worker")]).values()
-    assert not described.result(30).members, "the worker left the group"
+    deadline = Deadline.after(LEFT_S)
+    while admin.describe_consumer_groups([group := namespace.group("worker")])[group].result(WAIT_S).members:
+        assert not deadline.expired(), "waited for the group to have no members"

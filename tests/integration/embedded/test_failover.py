@@ -16,7 +16,7 @@ from echo_bus.embedded.readiness import brokers_answering
 pytestmark = pytest.mark.kafka
 TOPIC = "survivor"
 # Two seconds until a dead broker is fenced, an election, and room for a busy machine.
-OUTAGE_S = 20.0
+OUTAGE_S = 60.0
 # A default client keeps its request with a frozen broker for a minute.
 FAILOVER_CLIENT = {"socket.timeout.ms": 3000, "request.timeout.ms": 2000, "reconnect.backoff.max.ms": 200, "retry.backoff.ms": 50}
 
@@ -26,17 +26,17 @@ def kafka() -> Iterator[EmbeddedKafka]:
     """Three brokers with one partition on all of them."""
     with EmbeddedKafka(3, jvm=Jvm(jit=Jit.QUICK)) as cluster:
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-        admin.create_topics([NewTopic(TOPIC, 1, 3)])[TOPIC].result(20)
+        admin.create_topics([NewTopic(TOPIC, 1, 3)])[TOPIC].result(OUTAGE_S)
         yield cluster
 
 
 def _leader(kafka: EmbeddedKafka) -> Node:
-    metadata = AdminClient({"bootstrap.servers": kafka.bootstrap}).list_topics(TOPIC, timeout=10)
+    metadata = AdminClient({"bootstrap.servers": kafka.bootstrap}).list_topics(TOPIC, timeout=OUTAGE_S)
     return kafka.nodes[metadata.topics[TOPIC].partitions[0].leader - 1]
 
 
 def _write(kafka: EmbeddedKafka, value: bytes) -> int:
-    """Write one record with acks=all; its offset."""
+    """Write one record with acks=all, once however often it is sent; its offset."""
     offsets: list[int] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
@@ -45,7 +45,9 @@ def _write(kafka: EmbeddedKafka, value: bytes) -> int:
         assert offset is not None
         offsets.append(offset)
 
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "acks": "all", "log_level": 0, **FAILOVER_CLIENT})
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "acks": "all", "enable.idempotence": True, "log_level": 0, **FAILOVER_CLIENT}
+    )
     producer.produce(TOPIC, value, on_delivery=delivered)
     assert producer.flush(OUTAGE_S) == 0, f"no acknowledgement within {OUTAGE_S} s"
     return offsets[0]
@@ -53,9 +55,9 @@ def _write(kafka: EmbeddedKafka, value: bytes) -> int:
 
 def _wait_for_replicas(kafka: EmbeddedKafka, count: int) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-    deadline = Deadline.after(30)
-    while len(in_sync := admin.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions[0].isrs) != count:
-        assert not deadline.expired(), f"{len(in_sync)} replicas are in sync, and not {count}, after 30 s"
+    deadline = Deadline.after(OUTAGE_S)
+    while len(in_sync := admin.list_topics(TOPIC, timeout=OUTAGE_S).topics[TOPIC].partitions[0].isrs) != count:
+        assert not deadline.expired(), f"{len(in_sync)} replicas are in sync, and not {count}, in the end"
         time.sleep(0.1)
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.kafka
 
 
 def test_the_kafka_answers(kafka_bootstrap: str) -> None:
-    assert brokers_answering({"bootstrap.servers": kafka_bootstrap}, 10) >= 1
+    assert brokers_answering({"bootstrap.servers": kafka_bootstrap}, 60) >= 1
 
 
 def test_the_registry_answers(registry_url: str) -> None:
@@ -25,7 +25,7 @@ def test_the_registry_answers(registry_url: str) -> None:
 
 def test_the_secured_kafka_answers_its_administrator(secured_kafka: EmbeddedKafka) -> None:
     client = {"bootstrap.servers": secured_kafka.bootstrap, **secured_kafka.client_properties}
-    assert brokers_answering(client, 10) == 1
+    assert brokers_answering(client, 60) == 1
 
 
 def test_a_server_that_does_not_come_up_is_named_at_the_deadline() -> None:

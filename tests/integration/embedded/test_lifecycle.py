@@ -25,9 +25,10 @@ from echo_schemas.errors import UserError
 
 pytestmark = pytest.mark.kafka
 QUICK = Jvm(jit=Jit.QUICK)
+WAIT_S = 60.0
 
 
-def _wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def _wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
     deadline = Deadline.after(timeout_s)
     while not condition():
         assert not deadline.expired(), f"{what} did not happen within {timeout_s} s"
@@ -44,20 +45,20 @@ def _exists(pid: int) -> bool:
 
 def _write(bootstrap: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(WAIT_S)
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
     producer.produce(topic, b"value", b"key")
-    assert producer.flush(10) == 0, "the record was not acknowledged in 10 s"
+    assert producer.flush(WAIT_S) == 0, "the record was not acknowledged in time"
 
 
 def _read(bootstrap: str, topic: str) -> bytes | None:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
-        message = consumer.poll(10)
+        message = consumer.poll(WAIT_S)
     finally:
         consumer.close()
-    assert message is not None, "no record arrived in 10 s"
+    assert message is not None, "no record arrived in time"
     return message.value()
 
 
@@ -168,7 +169,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_brokers_die_with_an_owner_that_is_killed() -> None:
-    done = subprocess.run([sys.executable, "-c", _OWNER], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", _OWNER], capture_output=True, text=True, timeout=180, check=False)
     pid = int(done.stdout)
     _wait_until(lambda: not _exists(pid), "the end of a broker whose owner was killed")
 
@@ -204,7 +205,7 @@ def test_an_owner_whose_guard_was_killed_lives_on(tmp_path: Path) -> None:
 def test_signals_to_a_process_that_has_ended_do_nothing(tmp_path: Path) -> None:
     process = _sleeper(tmp_path, None)
     process.terminate()
-    assert process.wait(Deadline.after(10)), "a sleeping process did not end on SIGTERM in 10 s"
+    assert process.wait(Deadline.after(WAIT_S)), "a sleeping process did not end on SIGTERM in time"
     process.resume()
     process.kill()
     with pytest.raises(ProcessDied, match="exit code -15"):
@@ -230,7 +231,7 @@ if sibling == 0:
 print(process.pid, sibling, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=180, check=False)
     protected, sibling = map(int, done.stdout.split())
     try:
         _wait_until(lambda: not _exists(protected), "the end of a process whose owner was killed beside a forked sibling")

@@ -19,12 +19,14 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from echo_bus.clock import Deadline
 from echo_bus.embedded import EmbeddedKafka, Jit, Jvm
 from echo_bus.embedded.readiness import brokers_answering
 from echo_bus.errors import TransportError
 
 pytestmark = pytest.mark.kafka
 TOPIC = "secret"
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +49,15 @@ def _admin(kafka: EmbeddedKafka) -> AdminClient:
 
 def _create_topic(kafka: EmbeddedKafka, replicas: int) -> None:
     admin = _admin(kafka)
-    admin.create_topics([NewTopic(TOPIC, 1, replicas)])[TOPIC].result(20)
+    admin.create_topics([NewTopic(TOPIC, 1, replicas)])[TOPIC].result(WAIT_S)
 
 
 def _write(bootstrap: str, client: dict[str, str]) -> KafkaError | None:
     """The error with which one record was refused; None if it was acknowledged."""
     results: list[KafkaError | None] = []
-    producer = Producer({"bootstrap.servers": bootstrap, "message.timeout.ms": 8000, "log_level": 0, **client})
+    producer = Producer({"bootstrap.servers": bootstrap, "message.timeout.ms": 50_000, "log_level": 0, **client})
     producer.produce(TOPIC, b"value", on_delivery=lambda error, _: results.append(error))
-    assert producer.flush(10) == 0, "the record was neither acknowledged nor refused in 10 s"
+    assert producer.flush(WAIT_S) == 0, "the record was neither acknowledged nor refused in time"
     return results[0]
 
 
@@ -66,8 +68,12 @@ def test_a_user_may_do_only_what_an_acl_allows(kafka: EmbeddedKafka) -> None:
     assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
     acl = AclBinding(ResourceType.TOPIC, TOPIC, ResourcePatternType.LITERAL, "User:alice", "*", AclOperation.WRITE, AclPermissionType.ALLOW)
     admin = _admin(kafka)
-    admin.create_acls([acl])[acl].result(10)
-    assert _write(kafka.bootstrap, alice) is None
+    admin.create_acls([acl])[acl].result(WAIT_S)
+    # A broker hears of a rule a moment after the controller has it.
+    deadline = Deadline.after(WAIT_S)
+    while (error := _write(kafka.bootstrap, alice)) is not None:
+        assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        assert not deadline.expired(), "waited for the rule to be known"
 
 
 def test_a_wrong_password_and_an_open_connection_are_refused(kafka: EmbeddedKafka) -> None:
@@ -76,10 +82,12 @@ def test_a_wrong_password_and_an_open_connection_are_refused(kafka: EmbeddedKafk
     client: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap, **kafka.client_properties, "log_level": 0}
     client |= {"sasl.username": "bob", "sasl.password": "another", "error_cb": errors.append}
     admin = AdminClient(client)
-    with pytest.raises(KafkaException):
-        admin.list_topics(timeout=5)
-    admin.poll(0)
-    assert KafkaError._AUTHENTICATION in [error.code() for error in errors]
+    deadline = Deadline.after(WAIT_S)
+    while KafkaError._AUTHENTICATION not in [error.code() for error in errors]:
+        assert not deadline.expired(), f"waited for the refusal: {errors}"
+        with pytest.raises(KafkaException):
+            admin.list_topics(timeout=1)
+        admin.poll(0)
     assert brokers_answering({"bootstrap.servers": kafka.bootstrap}, 1.0) == 0
 
 

@@ -13,10 +13,11 @@ from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 
 pytestmark = pytest.mark.kafka
+WAIT_S = 60.0
 
 
 def _run(name: str, *arguments: str) -> str:
-    done = subprocess.run([*tool_command(name), *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*tool_command(name), *arguments], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -24,19 +25,19 @@ def _run(name: str, *arguments: str) -> str:
 def test_the_console_consumer_shows_key_headers_and_value(kafka_bootstrap: str, namespace: Namespace) -> None:
     topic = f"{namespace.name}.echo"
     admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(WAIT_S)
     producer = Producer({"bootstrap.servers": kafka_bootstrap})
     producer.produce(topic, b"the value", b"the key", headers=[("ce_type", b"Trajectory")])
-    assert producer.flush(10) == 0, "the record was not acknowledged in 10 s"
+    assert producer.flush(WAIT_S) == 0, "the record was not acknowledged in time"
     shown = ["--formatter-property", "print.key=true", "--formatter-property", "print.headers=true"]
-    arguments = ["--topic", topic, "--from-beginning", "--max-messages", "1", "--timeout-ms", "20000", *shown]
+    arguments = ["--topic", topic, "--from-beginning", "--max-messages", "1", "--timeout-ms", "120000", *shown]
     assert _run("kafka-console-consumer", "--bootstrap-server", kafka_bootstrap, *arguments) == "ce_type:Trajectory\tthe key\tthe value\n"
     assert topic in _run("kafka-topics", "--bootstrap-server", kafka_bootstrap, "--list").splitlines()
 
 
 @pytest.mark.parametrize("name", ["kafka-acls", "kafka-configs", "kafka-transactions"])
 def test_other_tools_find_their_classes_too(name: str) -> None:
-    done = subprocess.run([*tool_command(name), "--help"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*tool_command(name), "--help"], capture_output=True, text=True, timeout=240, check=False)
     assert "ClassNotFound" not in done.stderr
     assert "NoClassDefFound" not in done.stderr
     assert "bootstrap-server" in done.stdout + done.stderr

@@ -179,7 +179,7 @@ def test_the_rendered_script_leaves_exactly_the_rendered_permissions(
     )
     environ = {**os.environ, "KAFKA_ACLS": str(tool), "COMMAND_CONFIG": str(client)}
     script = as_commands(wanted, secured_kafka.bootstrap)
-    done = subprocess.run(["sh", "-c", script], env=environ, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(["sh", "-c", script], env=environ, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     # None: any name, any host.
     anything: Any = None
@@ -188,8 +188,11 @@ def test_the_rendered_script_leaves_exactly_the_rendered_permissions(
     )
     # Kept in a variable: an admin client that is collected while its future runs cancels it.
     admin = administrator.admin()
-    found = admin.describe_acls(everything).result(WAIT_S)
-    assert {_words(binding) for binding in found} == {_words(_binding(acl)) for acl in wanted}
+    rendered = {_words(_binding(acl)) for acl in wanted}
+    # A broker hears of a rule a moment after the controller has it.
+    deadline = Deadline.after(WAIT_S)
+    while (found := {_words(binding) for binding in admin.describe_acls(everything).result(WAIT_S)}) != rendered:
+        assert not deadline.expired(), f"waited for the rendered rules: {found ^ rendered}"
 
 
 def _binding(acl: Acl) -> AclBinding:

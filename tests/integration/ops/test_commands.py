@@ -37,7 +37,7 @@ class Shell:
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "echoswarm"), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.folder, env=self.environ, timeout=90)
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.folder, env=self.environ, timeout=240)
 
 
 @pytest.fixture
@@ -95,15 +95,15 @@ def test_schemas_are_registered_and_stock_tools_read_the_topics(
 
     console = tool_command("kafka-console-consumer")
     words = ["--bootstrap-server", kafka_bootstrap, "--topic", namespace.topic(PROGRESS), "--from-beginning", "--max-messages", "1"]
-    words += ["--timeout-ms", "20000", "--formatter-property", "print.key=true", "--formatter-property", "print.headers=true"]
-    shown = subprocess.run([*console, *words], capture_output=True, check=False, timeout=60)
+    words += ["--timeout-ms", "120000", "--formatter-property", "print.key=true", "--formatter-property", "print.headers=true"]
+    shown = subprocess.run([*console, *words], capture_output=True, check=False, timeout=240)
     assert b"echo-run:demo" in shown.stdout, shown.stderr
     assert b"\tdemo\t" in shown.stdout
 
     kcat = shutil.which("kcat")
     if kcat is not None:
         words = ["-b", kafka_bootstrap, "-t", namespace.topic(PROGRESS), "-C", "-e", "-q", "-f", "%k %h %S\n"]
-        shown = subprocess.run([kcat, *words], capture_output=True, check=False, timeout=60)
+        shown = subprocess.run([kcat, *words], capture_output=True, check=False, timeout=240)
         assert b"demo ce_specversion=1.0" in shown.stdout
 
 

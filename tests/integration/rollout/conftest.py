@@ -80,11 +80,13 @@ class Fleet(Swarm):
         process.send_signal(signal.SIGKILL)
         process.wait(WAIT_S)
 
-    def end(self, name: str) -> None:
-        """SIGTERM, and a clean end."""
-        process = self.processes.pop(name)
-        process.terminate()
-        assert process.wait(WAIT_S) == 0, self.log(name)
+    def tell_to_end(self, name: str) -> None:
+        """SIGTERM."""
+        self.processes[name].terminate()
+
+    def await_end(self, name: str) -> None:
+        """A clean end."""
+        assert self.processes.pop(name).wait(WAIT_S) == 0, self.log(name)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")[-4_000:]
@@ -151,7 +153,7 @@ def fleet(kafka_bootstrap: str, namespace: Namespace, tmp_path: Path) -> Iterato
     made.close()
 
 
-def await_in(fleet: Fleet, condition: Any, what: str, timeout_s: float = 60.0) -> Any:
+def await_in(fleet: Fleet, condition: Any, what: str, timeout_s: float = 120.0) -> Any:
     """What `condition` returns once it is true; fails at once when a process ends."""
     deadline, pause = Deadline.after(timeout_s), threading.Event()
     while not (found := condition()):

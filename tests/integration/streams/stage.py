@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 
 from echo_bus import profiles
@@ -25,6 +24,7 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Reward, Trajectory
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REWARDS, TRAJECTORIES
+from tests.contract.conftest import create_topics
 
 PARTITIONS = 4
 # A process needs three seconds of CPU before it reads; a loaded machine has little of that to give.
@@ -100,10 +100,7 @@ class Stage:
         self.settings: Settings = load_settings(folder / "run.toml", {})
         kafka = self.settings.kafka.model_copy(update={"client": dict(administrator or {})})
         self.bus: Bus = open_bus(self.settings.model_copy(update={"kafka": kafka}), "tester")
-        topics = [NewTopic(f"{namespace.name}.{spec.name}", min(PARTITIONS, spec.partitions), 1) for spec in load_topic_specs()]
-        admin = self.bus.cluster.admin()
-        for created in admin.create_topics(topics).values():
-            created.result(WAIT_S)
+        create_topics(self.bus.cluster, {f"{namespace.name}.{spec.name}": min(PARTITIONS, spec.partitions) for spec in load_topic_specs()})
         self._children: list[Child] = []
         self._reader = self.bus.reader([REWARDS])
         self._reader.start()

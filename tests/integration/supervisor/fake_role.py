@@ -2,7 +2,7 @@
 
 argv: role, name, behaviour, folder, announce. Behaviours: `train` (the learner ends well after its steps), `disagree` (so too, but its
 probes differ), `die` (a reward process exits 7 after the third step), `interrupt` (the learner interrupts the supervisor after the third
-step), `freeze` (as interrupt, but nobody drains).
+step), `freeze` (as interrupt, but nobody drains), `stay` (nobody ends by itself).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from echo_schemas.records import (
 )
 from echo_schemas.topics import DROPS, PROGRESS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, Topic
 
-WAIT_S = 60.0
+WAIT_S = 150.0
 R = TypeVar("R", bound=Record)
 
 
@@ -81,6 +81,9 @@ class Role:
         dropped = replace(example(DROPS, Drop), run_id=self.run_id, group_id=group_id_of(self.run_id, 1), seq=1, time_ms=self.now_ms())
         self.publish(DROPS, dropped)
         self.wait_for("sampled")
+        # One that is told to end before it listens dies of it.
+        for name in ("feeder", "worker-0", "reward-0"):
+            self.wait_for(f"{name}.up")
         for number in range(1, self.process.settings.learner.steps + 1):
             self.publish(STEPS, self.step(number), 0)
             if number == 3:
@@ -115,6 +118,7 @@ class Role:
             signal.sigwait({signal.SIGUSR1})
 
     def run(self, role: str) -> None:
+        (self.folder / f"{self.name}.up").touch()
         if role == "learner":
             self.learner()
             return
@@ -129,7 +133,9 @@ class Role:
 
 def main() -> None:
     role, name, behaviour, folder, announce = sys.argv[1:]
-    (Path(folder) / f"{name}.pid").write_text(json.dumps({"pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0))}))
+    unfinished = Path(folder) / f"{name}.unfinished"
+    unfinished.write_text(json.dumps({"pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0))}))
+    unfinished.replace(unfinished.with_suffix(".pid"))
     with ExitStack() as stack:
         process = stack.enter_context(open_role(load_settings(None, os.environ), role, name=name, announce=Path(announce)))
         assert wait_for_topics(process.bus, process.stop, Deadline.after(WAIT_S)), "waited for the topics"
