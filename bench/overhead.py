@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_bus.settings import load_settings
-from echo_ops.supervisor.placement import placement, this_machine
+from echo_ops.supervisor.placement import WorkerNeed, placement, this_machine
 
 _PIPE = Path(__file__).with_name("pipe.py")
 _PATIENCE_S = 600
@@ -38,7 +38,7 @@ def run_pipe(demo: str, steps: int, folder: Path) -> dict[str, Any]:
     """The baseline under the environment that the supervisor gives to its worker and its learner."""
     config = folder / "run.toml"
     config.write_text(resources.files("echo_ops.demo").joinpath(f"{demo}.toml").read_text(encoding="utf-8"), encoding="utf-8")
-    places = placement(this_machine(), workers=1)
+    places = placement(this_machine(), [WorkerNeed()])
     environ = {**places.learner.environ, **places.workers[0].environ}
     return dict(json.loads(_run([sys.executable, str(_PIPE), str(config), str(steps)], folder, environ).splitlines()[-1]))
 

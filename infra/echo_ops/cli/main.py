@@ -165,6 +165,7 @@ def run(
     name: Annotated[str | None, typer.Option(help="Tells processes of one role apart in client ids and logs; a worker's id.")] = None,
     announce: Annotated[Path | None, typer.Option(help="Write a JSON file with pid and metrics address once they are known.")] = None,
     log_file: Annotated[Path | None, typer.Option("--log-file", help="Log there instead of to standard error.")] = None,
+    kind: Annotated[str | None, typer.Option(help="worker: which [[rollout.pool]] of the file it is.")] = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="learner: take the run over from a process that does not answer.")] = False,
     application: Annotated[
         str | None, typer.Option(help="reward: the name of an application beside the run's own; processes of one name share its work.")
@@ -183,6 +184,8 @@ def run(
             more = {"takeover": takeover}
         elif role == "reward":
             more = {"application": application, "names": rewards}
+        elif role == "worker":
+            more = {"kind": kind or ""}
         commands.run_role(role, config, name=name, announce=announce, log_file=log_file, **more)
 
 

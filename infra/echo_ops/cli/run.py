@@ -21,6 +21,7 @@ from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_bus.kafka import translate
 from echo_bus.process import StopSignal, open_role
 from echo_bus.settings import Settings
+from echo_bus.settings.kinds import settings_of_kind
 from echo_ops.cli.context import read_settings
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
@@ -62,7 +63,7 @@ _ENTRIES = {
 def run_role(role: str, config: Path | None, *, name: str | None, announce: Path | None, log_file: Path | None, **more: Any) -> None:
     """Import what the role needs (the slow part), wait for its topics, run it. Blocks until it ends. `more`: the role's own arguments."""
     log_to(log_file)
-    settings = read_settings(config)
+    settings = settings_of_kind(read_settings(config), more.get("kind", ""))
     entry = _ENTRIES[role]
     started_s = time.monotonic()
     function = import_entry(entry, settings)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 # From so many cores on, one is left to Kafka, the rewards and the feeder.
@@ -43,9 +44,23 @@ class Placement:
     others: Place
 
 
-def placement(machine: Machine, *, workers: int, ranks: int = 1, gpus_per_worker: int = 1) -> Placement:
-    """Share the machine out. With GPUs: the learner's ranks first, then each worker's own, if there are enough; else all see all."""
-    return _on_gpus(machine, workers, ranks, gpus_per_worker) if machine.gpus else _on_cores(machine.cores, workers)
+@dataclass(frozen=True, slots=True)
+class WorkerNeed:
+    """What a worker needs of this machine. `gpus`: where there are any; `is_elsewhere`: its engine is a server on another machine."""
+
+    gpus: int = 1
+    is_elsewhere: bool = False
+
+
+def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1) -> Placement:
+    """Share the machine out. With GPUs: the learner's ranks first, then each worker's own, if there are enough; else all see all.
+
+    Cores go to those who generate on them in equal parts; a worker whose engine is elsewhere is placed as everybody else is.
+    """
+    local = [need for need in workers if not need.is_elsewhere]
+    found = _on_gpus(machine, local, ranks) if machine.gpus else _on_cores(machine.cores, len(local))
+    places = iter(found.workers)
+    return replace(found, workers=tuple(found.others if need.is_elsewhere else next(places) for need in workers))
 
 
 def this_machine() -> Machine:
@@ -80,14 +95,16 @@ def _on_cores(cores: Sequence[int], workers: int) -> Placement:
     return Placement(bound, Place({**single, **_KEEP_MEMORY, "OMP_NUM_THREADS": str(for_learner)}, learner_cores), others)
 
 
-def _on_gpus(machine: Machine, workers: int, ranks: int, gpus_per_worker: int) -> Placement:
+def _on_gpus(machine: Machine, workers: Sequence[WorkerNeed], ranks: int) -> Placement:
     others = Place({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
-    if len(machine.gpus) < ranks + workers * gpus_per_worker:
-        return Placement((Place(),) * workers, Place(), others)
+    # A worker without a GPU beside others computes with what cores they leave.
+    on_cores = Place({"CUDA_VISIBLE_DEVICES": ""})
+    if len(machine.gpus) < ranks + sum(need.gpus for need in workers):
+        return Placement(tuple(Place() if need.gpus else on_cores for need in workers), Place(), others)
+    left = iter(machine.gpus)
 
-    def devices(start: int, count: int) -> Place:
-        return Place({"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[start : start + count])})
+    def devices(count: int) -> Place:
+        return Place({"CUDA_VISIBLE_DEVICES": ",".join(islice(left, count))}) if count else on_cores
 
-    return Placement(
-        tuple(devices(ranks + index * gpus_per_worker, gpus_per_worker) for index in range(workers)), devices(0, ranks), others
-    )
+    learner = devices(ranks)
+    return Placement(tuple(devices(need.gpus) for need in workers), learner, others)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from echo_bus.settings import Settings
-from echo_ops.supervisor.placement import Machine, Place, placement
+from echo_bus.settings.kinds import kinds_of
+from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement
 
 
 class Role(StrEnum):
@@ -42,33 +44,57 @@ def plan_children(
     settings: Settings, machine: Machine, *, config: Path | None, overrides: Mapping[str, str], folder: Path
 ) -> tuple[ChildPlan, ...]:
     """Every process of the run in the order in which they are started. `overrides` are settings as environment variables."""
-    places = placement(
-        machine,
-        workers=settings.rollout.workers,
-        ranks=settings.learner.ranks,
-        gpus_per_worker=int(settings.rollout.options.get("tensor_parallel_size", 1)),
-    )
-    wanted: dict[Role, tuple[Place, ...]] = {
-        Role.WORKER: places.workers,
-        Role.LEARNER: (places.learner,),
-        Role.REWARD: (places.others,) * settings.scoring.workers,
+    workers = [(name, kind) for name, kind in kinds_of(settings) for _ in range(kind.rollout.workers)]
+    places = placement(machine, [_need(kind) for _, kind in workers], ranks=settings.learner.ranks)
+    wanted: dict[Role, list[_Wanted]] = {
+        Role.WORKER: _numbered(Role.WORKER, zip((name for name, _ in workers), places.workers, strict=True)),
+        Role.LEARNER: [_Wanted(Role.LEARNER.value, places.learner)],
+        Role.REWARD: _numbered(Role.REWARD, [("", places.others)] * settings.scoring.workers),
         # In sequential mode the learner asks for its own batches.
-        Role.FEEDER: (places.others,) if settings.run.mode == "asynchronous" else (),
+        Role.FEEDER: [_Wanted(Role.FEEDER.value, places.others)] if settings.run.mode == "asynchronous" else [],
     }
     return tuple(
-        _child(role, index, place, config=config, overrides=overrides, folder=folder)
-        for role in _START_ORDER
-        for index, place in enumerate(wanted[role])
-    )
+        _child(role, each, config=config, overrides=overrides, folder=folder) for role in _START_ORDER for each in wanted[role]
+    )  # fmt: skip
 
 
-def _child(role: Role, index: int, place: Place, *, config: Path | None, overrides: Mapping[str, str], folder: Path) -> ChildPlan:
-    is_numbered = role in {Role.WORKER, Role.REWARD}
-    name = f"{role.value}-{index}" if is_numbered else role.value
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One process to start: its name, its place, and its kind among the workers of a pool."""
+
+    name: str
+    place: Place
+    kind: str = ""
+    is_numbered: bool = False
+
+
+def _numbered(role: Role, kinds: Iterable[tuple[str, Place]]) -> list[_Wanted]:
+    """Named by role and number, and where there are kinds by kind, each of which counts from 0."""
+    counts: Counter[str] = Counter()
+    found = []
+    for kind, place in kinds:
+        parts = (role.value, kind, str(counts[kind])) if kind else (role.value, str(counts[kind]))
+        found.append(_Wanted("-".join(parts), place, kind, is_numbered=True))
+        counts[kind] += 1
+    return found
+
+
+def _need(settings: Settings) -> WorkerNeed:
+    """What one worker of a kind needs of this machine. An engine that is told an address generates elsewhere."""
+    options = settings.rollout.options
+    return WorkerNeed(
+        gpus=0 if options.get("device") == "cpu" else int(options.get("tensor_parallel_size", 1)), is_elsewhere=bool(options.get("url"))
+    )  # fmt: skip
+
+
+def _child(role: Role, wanted: _Wanted, *, config: Path | None, overrides: Mapping[str, str], folder: Path) -> ChildPlan:
+    name, place = wanted.name, wanted.place
     announce = folder / "processes" / f"{name}.json"
     command = [sys.executable, "-m", "echo_ops.cli", "run", role.value, "--announce", str(announce)]
-    if is_numbered:
+    if wanted.is_numbered:
         command += ["--name", name]
+    if wanted.kind:
+        command += ["--kind", wanted.kind]
     if config is not None:
         command += ["--config", str(config)]
     return ChildPlan(

@@ -1,6 +1,7 @@
-"""An engine without a model, for tests of everything around engines: it answers with digits that follow from prompt, version and index.
+"""Engines without a model, for tests and rehearsals of everything around engines: digits that follow from prompt, version and index.
 
-Generations wait for `release` when `hold` is set, so that a test decides what is under way when.
+ScriptedEngine   answers at once, or waits for `release` when `hold` is set, so that a test decides what is under way when
+PacedEngine      answers as fast as it is told to: a pool can be tried without its machines
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from echo_rollout.engines.engine import (
     EngineCapabilities,
+    EngineConfig,
     EngineError,
     Generation,
     Snapshot,
@@ -21,6 +23,7 @@ from echo_rollout.engines.engine import (
     Switch,
     check_prompt,
 )
+from echo_schemas.errors import UserError
 from echo_schemas.records import FinishReason, Sampling, VersionSpan
 
 _VOCABULARY = 32
@@ -105,3 +108,27 @@ class ScriptedEngine:
             finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
             text=" ".join(map(str, ids.tolist())),
         )
+
+
+class PacedEngine(ScriptedEngine):
+    """Works on `slots` groups at once, each for `seconds`; both from [rollout.options]. More than slots / seconds groups a second it never
+    makes: what else it is given waits inside it.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises UserError for options that are no speed."""
+        super().__init__()
+        seconds, slots = config.options.get("seconds", 0.1), config.options.get("slots", 1)
+        if not isinstance(seconds, (int, float)) or not isinstance(slots, int) or seconds < 0 or slots < 1:
+            raise UserError(
+                f"[rollout.options] seconds = {seconds!r} and slots = {slots!r} are no speed.",
+                hint="Write seconds as a number of at least 0, and slots as a whole number of at least 1.",
+            )
+        self._seconds = float(seconds)
+        self._slots = asyncio.Semaphore(slots)
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        """By the script, once a slot was free for as long as a group takes."""
+        async with self._slots:
+            await asyncio.sleep(self._seconds)
+            return await super().generate(prompt, n, sampling)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from echo_bus.settings import Settings
+from echo_bus.settings.pool import PoolSettings
 from echo_bus.settings.sections import LearnerSettings, RolloutSettings, RunSettings, ScoringSettings
-from echo_ops.supervisor.placement import Machine, Place, placement
+from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement
 from echo_ops.supervisor.plan import Role, plan_children
 
 
@@ -17,7 +18,7 @@ def bound_cores(place: Place) -> list[int]:
 
 
 def test_on_two_cores_the_worker_has_the_first_and_the_learner_the_second() -> None:
-    found = placement(Machine((0, 1)), workers=1)
+    found = placement(Machine((0, 1)), [WorkerNeed()])
     assert found.workers[0].environ["VLLM_CPU_OMP_THREADS_BIND"] == "0"
     assert found.workers[0].cores == ()  # only its compute threads are bound
     assert found.learner.cores == (1,)
@@ -27,14 +28,14 @@ def test_on_two_cores_the_worker_has_the_first_and_the_learner_the_second() -> N
 
 
 def test_cores_are_those_that_the_container_lends() -> None:
-    found = placement(Machine((5, 9)), workers=1)
+    found = placement(Machine((5, 9)), [WorkerNeed()])
     assert (bound_cores(found.workers[0]), found.learner.cores) == ([5], (9,))
 
 
 @pytest.mark.parametrize("num_cores", [2, 3, 4, 8, 13])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_nobody_shares_a_core_and_threads_match_cores(num_cores: int, workers: int) -> None:
-    found = placement(Machine(tuple(range(num_cores))), workers=workers)
+    found = placement(Machine(tuple(range(num_cores))), [WorkerNeed()] * workers)
     if "VLLM_CPU_OMP_THREADS_BIND" not in found.workers[0].environ:
         assert num_cores - (num_cores >= 4) < workers + 1
         return
@@ -48,23 +49,23 @@ def test_nobody_shares_a_core_and_threads_match_cores(num_cores: int, workers: i
 
 def test_too_few_cores_pin_nobody() -> None:
     for machine, workers in ((Machine((0,)), 1), (Machine((0, 1)), 2), (Machine((0, 1)), 0)):
-        found = placement(machine, workers=workers)
+        found = placement(machine, [WorkerNeed()] * workers)
         assert len(found.workers) == workers
         assert found.learner.cores == ()
         assert all("VLLM_CPU_OMP_THREADS_BIND" not in place.environ for place in found.workers)
 
 
 def test_gpus_go_to_the_learners_ranks_first_and_then_to_each_worker() -> None:
-    found = placement(Machine((0, 1), ("0", "1", "2", "3")), workers=2, ranks=2)
+    found = placement(Machine((0, 1), ("0", "1", "2", "3")), [WorkerNeed()] * 2, ranks=2)
     assert found.learner.environ == {"CUDA_VISIBLE_DEVICES": "0,1"}
     assert [place.environ["CUDA_VISIBLE_DEVICES"] for place in found.workers] == ["2", "3"]
     assert found.others.environ["CUDA_VISIBLE_DEVICES"] == ""
-    wide = placement(Machine((0,), ("0", "1", "2")), workers=1, gpus_per_worker=2)
+    wide = placement(Machine((0,), ("0", "1", "2")), [WorkerNeed(gpus=2)])
     assert wide.workers[0].environ["CUDA_VISIBLE_DEVICES"] == "1,2"
 
 
 def test_too_few_gpus_are_shared_by_all() -> None:
-    found = placement(Machine((0, 1), ("0",)), workers=1)
+    found = placement(Machine((0, 1), ("0",)), [WorkerNeed()])
     assert found.workers == (Place(),)
     assert found.learner == Place()
 
@@ -87,3 +88,32 @@ def test_a_sequential_run_has_no_feeder(tmp_path: Path) -> None:
     settings = Settings(run=RunSettings(mode="sequential"), learner=LearnerSettings())
     plans = plan_children(settings, Machine((0,)), config=None, overrides={}, folder=tmp_path)
     assert Role.FEEDER not in {plan.role for plan in plans}
+
+
+def test_a_worker_whose_engine_is_elsewhere_takes_no_core_and_no_gpu() -> None:
+    here, there = WorkerNeed(), WorkerNeed(is_elsewhere=True)
+    found = placement(Machine((0, 1)), [there, here])
+    assert found.workers[0] == found.others
+    assert bound_cores(found.workers[1]) == [0]
+    found = placement(Machine((0, 1), ("0", "1")), [there, here])
+    assert [place.environ["CUDA_VISIBLE_DEVICES"] for place in found.workers] == ["", "1"]
+
+
+def test_workers_of_several_kinds_get_each_what_it_needs() -> None:
+    found = placement(Machine((0, 1), tuple("01234")), [WorkerNeed(gpus=2), WorkerNeed(gpus=0), WorkerNeed()])
+    assert found.learner.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    assert [place.environ["CUDA_VISIBLE_DEVICES"] for place in found.workers] == ["1,2", "", "3"]
+
+
+def test_each_kind_of_a_pool_has_its_own_processes(tmp_path: Path) -> None:
+    pool = (
+        PoolSettings(name="server", workers=2, options={"tensor_parallel_size": 2}),
+        PoolSettings(name="laptop", engine="transformers", options={"device": "cpu"}),
+        PoolSettings(name="elsewhere", workers=0),
+    )
+    machine = Machine((0, 1), tuple("01234"))
+    plans = plan_children(Settings(rollout=RolloutSettings(pool=pool)), machine, config=None, overrides={}, folder=tmp_path)
+    workers = [plan for plan in plans if plan.role is Role.WORKER]
+    assert [plan.name for plan in workers] == ["worker-server-0", "worker-server-1", "worker-laptop-0"]
+    assert [plan.command[-4:] for plan in workers] == [("--name", plan.name, "--kind", plan.name.split("-")[1]) for plan in workers]
+    assert [plan.environ["CUDA_VISIBLE_DEVICES"] for plan in workers] == ["1,2", "3,4", ""]
