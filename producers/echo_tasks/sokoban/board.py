@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = "#_O√XPS"
 SYMBOLS = {
@@ -37,6 +38,9 @@ class Move(StrEnum):
     DOWN = "Down"
     LEFT = "Left"
     RIGHT = "Right"
+
+    # An enum's own is written in Python, and moves are looked up at every step.
+    __hash__ = str.__hash__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +79,22 @@ def moved(room: Room, state: State, delta: int) -> State:
 def drawn(room: Room, state: State) -> str:
     """The board as rows of symbols, joined by newlines."""
     player, boxes = state
-    symbols = []
-    for cell in range(room.width * room.height):
-        bit = 1 << cell
-        if room.walls & bit:
-            symbols.append(WALL)
-        elif boxes & bit:
-            symbols.append(BOX_ON_TARGET if room.targets & bit else BOX)
-        elif cell == player:
-            symbols.append(PLAYER_ON_TARGET if room.targets & bit else PLAYER)
-        else:
-            symbols.append(TARGET if room.targets & bit else FLOOR)
-    line = "".join(symbols)
+    symbols = list(_empty(room))
+    width, targets = room.width, room.targets
+    symbols[player + player // width] = PLAYER_ON_TARGET if targets >> player & 1 else PLAYER
+    while boxes:
+        bit = boxes & -boxes
+        cell = bit.bit_length() - 1
+        symbols[cell + cell // width] = BOX_ON_TARGET if targets & bit else BOX
+        boxes ^= bit
+    return "".join(symbols)
+
+
+@lru_cache(maxsize=1_024)
+def _empty(room: Room) -> str:
+    """The room without player and boxes, rows joined by newlines."""
+    cells = [1 << cell for cell in range(room.width * room.height)]
+    line = "".join(WALL if room.walls & bit else TARGET if room.targets & bit else FLOOR for bit in cells)
     return "\n".join(line[start : start + room.width] for start in range(0, len(line), room.width))
 
 

@@ -14,6 +14,8 @@ from echo_tasks.task import Observation, Turn
 
 OPENING, CLOSING, SEPARATOR = "<answer>", "</answer>", "||"
 _BY_NAME = {move.value.lower(): move for move in Move}
+# As a well-formed answer has them between its separators.
+_AS_WRITTEN = {f"{before}{move}{behind}": move for move in Move for before in ("", " ") for behind in ("", " ")}
 # The longest action name with generous white space: what is longer is no action, however long.
 _MAX_NAME = 64
 
@@ -66,7 +68,9 @@ def read_answer(text: str, limit: int) -> tuple[list[Move], Verdict]:
         names.pop()
     moves = []
     for name in names:
-        move = _BY_NAME.get(name.strip().lower()) if len(name) <= _MAX_NAME else None
+        move = _AS_WRITTEN.get(name)
+        if move is None and len(name) <= _MAX_NAME:
+            move = _BY_NAME.get(name.strip().lower())
         if move is None:
             verdict = Verdict.UNKNOWN_ACTION
         else:

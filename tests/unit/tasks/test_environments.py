@@ -12,6 +12,7 @@ import pytest
 from echo_bus.settings import load_settings
 from echo_tasks.catalogue import load_task
 from echo_tasks.environments import GymEpisode, GymTask, UnknownForm
+from echo_tasks.task import Turn
 
 ROOT = Path(__file__).parents[3]
 
@@ -137,7 +138,7 @@ class Seedless:
 class Untold:
     """Its reset does not tell what it takes."""
 
-    reset = staticmethod(dict)
+    reset: Any = staticmethod(dict)
 
 
 @pytest.mark.parametrize(("environment", "seen"), [(Seedless(), "here"), (Untold(), "{}")])
@@ -183,7 +184,8 @@ def test_the_example_can_be_won(guess: GymTask) -> None:
     episode = guess.environment(guess.prompt(0, 0).entry)
     assert isinstance(episode, GymEpisode)
     assert "from 1 to 20" in episode.reset().text
-    low, high, turns = 1, 20, []
+    low, high = 1, 20
+    turns: list[Turn] = []
     while not turns or not turns[-1].done:
         middle = (low + high) // 2
         turns.append(episode.step(f"<answer>{middle}</answer>"))
