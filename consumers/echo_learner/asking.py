@@ -24,7 +24,7 @@ from echo_learner.metrics import LearnerMetrics
 from echo_learner.replies import PARTITION, ReplyInbox
 from echo_learner.requesting import Ask, Closing, ReplyFate, RequestLedger
 from echo_schemas.errors import UserError
-from echo_schemas.records import Purpose, RewardTerm, RolloutRequest, Sampling
+from echo_schemas.records import Purpose, ReplyOutcome, RewardTerm, RolloutReply, RolloutRequest, Sampling
 from echo_schemas.topics import REQUESTS
 from echo_tasks.requests import RequestBuilder
 
@@ -68,6 +68,8 @@ class BatchRequests:
         self._last_closing: Closing | None = None
         self._fates: Counter[ReplyFate] = Counter()
         self._num_sent = self._num_resent = 0
+        # Whether requests wait for room: then every receipt counts.
+        self._is_short = False
         # Requests are counted and not offsets: other writers' records lie between them.
         self._placed: dict[str, int] = {}
         self._written = [0] * parts.num_partitions
@@ -104,6 +106,12 @@ class BatchRequests:
                 return groups
             if clock.monotonic_s() >= until_s:
                 return None
+
+    def hear(self, reply: RolloutReply) -> None:
+        """A receipt came; on the replies thread. One that says what was expected wakes nobody: its group tells more."""
+        is_plain = reply.outcome is ReplyOutcome.DONE and reply.version == self._version and len(reply.where) == self._parts.group_size
+        if self._is_short or not is_plain:
+            self._parts.intake.wake()
 
     def take_counts(self) -> dict[str, float]:
         """For the step's report, since the last call: what was sent, and what became of the replies."""
@@ -152,6 +160,7 @@ class BatchRequests:
         deadline_ms = parts.clock.time_ms() + int(parts.timeout_s * 1000)
         while (ask := ledger.next_wanted(deadline_ms)) is not None:
             partition = parts.chooser.choose()
+            self._is_short = partition is None
             if partition is None:
                 return
             request = parts.builder.build(ask.seq, Purpose.TRAIN, group_size=parts.group_size, sampling=parts.sampling)

@@ -110,5 +110,10 @@ def meaning_of(settings: Settings) -> dict[str, Any]:
 
 
 def changed_meaning(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The keys that differ, in order. Keys that only one of them knows do not count: they came or went with a release."""
-    return [key for key in now if key in before and before[key] != now[key]]
+    """The keys that differ, in order. Keys that only one of them knows do not count: they came or went with a release.
+
+    Nor does the mode, in which a run may go on as it likes, and with it the staleness that belongs to the mode.
+    """
+    is_switch = before.get("run.mode") != now.get("run.mode")
+    differing = [key for key in now if key in before and before[key] != now[key]]
+    return [key for key in differing if key != "run.mode" and not (is_switch and key.startswith("staleness."))]

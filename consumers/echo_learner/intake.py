@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from echo_bus.clock import Clock
@@ -28,6 +28,7 @@ from echo_core.groups import AssemblyState, DropDecision
 from echo_core.policy import StalenessPolicy
 from echo_learner.evaluation import Evaluations
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.requesting import SeqState
 from echo_learner.trust import WorkerTrust
 from echo_schemas.records import DropReason, Purpose, Reward, RewardTerm, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
@@ -96,6 +97,8 @@ class Intake:
         self._paused = False
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
+        self._woken = False
+        self._expected_sha256: str | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
 
@@ -112,12 +115,13 @@ class Intake:
         self._thread.start()
 
     def wait_for_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
-        """The groups of the next batch, taken out and closed; None if there are not enough within `timeout_s`.
+        """The groups of the next batch, taken out and closed; None if there are not enough within `timeout_s`, or before the next `wake`.
 
         Groups that can never be trained any more are dropped on the way.
         """
         with self._changed:
-            self._changed.wait_for(self._may_choose, timeout_s)
+            self._changed.wait_for(lambda: self._woken or self._may_choose(), timeout_s)
+            self._woken = False
             self._raise_error()
             if not self._may_choose():
                 return None
@@ -127,6 +131,32 @@ class Intake:
         """Another reward specification for the batches from now on."""
         with self._changed:
             self._assembler.set_terms(terms)
+
+    def wake(self) -> None:
+        """End the learner's wait for a batch: it has something else to look at. From any thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def expect_weights(self, sha256: str) -> None:
+        """Whatever is trained from now on must have been sampled from exactly this snapshot."""
+        with self._changed:
+            self._expected_sha256 = sha256
+
+    def states(self, seqs: Iterable[int]) -> dict[int, SeqState]:
+        """What became of `seqs`, as far as the log was read."""
+        with self._changed:
+            return {seq: self._state_of(seq) for seq in seqs}
+
+    def drop(self, seq: int, why: DropReason, detail: str = "") -> None:
+        """Close a seq without training it; a closed one stays as it is."""
+        with self._changed:
+            self._assembler.drop_group(seq, why, detail)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether everything was read that the log held at the start."""
+        return self._caught_up
 
     def settle(self) -> tuple[AssemblyState, list[DropDecision]]:
         """What a checkpoint keeps, and the drops that belong into the same one."""
@@ -195,9 +225,21 @@ class Intake:
         found: dict[int, tuple[DropReason, str]] = {}
         for group in groups:
             for sample in group.samples:
-                if fault := self._limits.fault_of(sample.member.trajectory) or self._trust.fault_of(sample.member.trajectory):
+                trajectory = sample.member.trajectory
+                if fault := self._limits.fault_of(trajectory) or self._trust.fault_of(trajectory) or self._other_weights(trajectory):
                     found[group.seq] = fault
         return found
+
+    def _other_weights(self, trajectory: Trajectory) -> tuple[DropReason, str] | None:
+        expected, found = self._expected_sha256, trajectory.weights_sha256
+        if expected is None or found == expected:
+            return None
+        return DropReason.WRONG_VERSION, f"A sample comes from the weights {found[:12]}; {expected[:12]} were asked for."
+
+    def _state_of(self, seq: int) -> SeqState:
+        if self._assembler.is_closed(seq):
+            return SeqState.CLOSED
+        return SeqState.WHOLE if self._assembler.is_whole(seq) else SeqState.MISSING
 
     def _raise_error(self) -> None:
         if self._error is not None:

@@ -24,6 +24,7 @@ from echo_core.bottleneck import Place, Use
 from echo_core.groups import AssemblyState, DropDecision
 from echo_core.policy import StalenessPolicy
 from echo_learner.agreement import Agreement
+from echo_learner.asking import BatchRequests
 from echo_learner.batch import FormedBatch, SignalSource, form_batch
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox, checkpoint_id
@@ -61,12 +62,13 @@ _PENDING = "pending"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerParts:
-    """What a learner works with; all opened, and closed, by whoever made it."""
+    """What a learner works with; all opened, and closed, by whoever made it. `asking`: where batches come from in sequential mode."""
 
     settings: Settings
     trainer: Trainer
     task: SignalSource
     intake: Intake
+    asking: BatchRequests | None
     trust: WorkerTrust
     store: CheckpointStore
     publication: PublicationThread
@@ -129,6 +131,12 @@ class Learner:
             self._parts.metrics.published.set(self._published.version)
             if self._published.version == self.version:
                 self._agreement.remember(self.version)
+        if self._parts.asking is not None:
+            if self._published is not None and self._published.version == self.version:
+                self._parts.asking.begin(self.version, self._published.sha256)
+            else:
+                # The other mode need not publish each version; this one asks for exactly the newest.
+                self._commit(self.version, publish=True)
 
     def run(self, stop: StopSignal) -> None:
         """Train until the steps are done or `stop` is set, which is looked at between steps. Then everything trained is durable, and what
@@ -163,7 +171,7 @@ class Learner:
         if self._is_paused():
             stop.wait(_WAIT_S)
         else:
-            groups = parts.intake.wait_for_batch(self.version, self._terms, _WAIT_S)
+            groups = (parts.asking or parts.intake).wait_for_batch(self.version, self._terms, _WAIT_S)
         waited_s = parts.clock.monotonic_s() - started_s
         self._idle_s += waited_s
         parts.metrics.idle_seconds.inc(waited_s)
@@ -215,6 +223,8 @@ class Learner:
             "probe_samples": float(self._agreement.num_samples),
             "recomputed_fraction": formed.training.recomputed_fraction,
         }
+        if parts.asking is not None:
+            metrics |= parts.asking.take_counts()
         seed = self._settings.run.seed
         return StepReport(
             run_id=self._settings.run.name,
@@ -312,7 +322,9 @@ class Learner:
         if before is not None:
             parts.store.prune(self._session, self._settings.checkpoint.keep, before.version)
         if snapshot is not None:
-            self._published = Published(version=version, sha256=self._state.snapshot or "")
+            self._published = Published(version=version, sha256=snapshot.sha256)
+            if parts.asking is not None:
+                parts.asking.begin(version, snapshot.sha256)
         self._outbox = []
 
     def _placed(self, record: Record, name: str, assembly: AssemblyState, snapshot: SnapshotFiles | None) -> Record:

@@ -30,6 +30,8 @@ class LearnerMetrics:
         self.dropped = counter("dropped", "Trajectories and seqs that will never be trained.", "reason", "what")
         self.groups_ready = gauge("groups_ready", "Groups that wait to be trained.")
         self.groups_open = gauge("groups_open", "Groups under assembly, ready ones included.")
+        self.requests = counter("requests", "Requests written, in sequential mode.", "purpose")
+        self.replies = counter("replies", "Receipts that came, in sequential mode, by what became of them.", "fate")
         self.idle_seconds = counter("idle_seconds", "Seconds without a batch.")
         self.training_seconds = counter("training_seconds", "Seconds from a batch to a durable step.")
         self.step_seconds = histogram("step_seconds", "T_train: seconds from a batch to a durable step.")

@@ -28,8 +28,8 @@ _READ_S = 0.1
 class ReplyInbox:
     """Receipts in the order of the log. `start` it, and `close` it, which closes the reader."""
 
-    def __init__(self, reader: LogReader, on_reply: Callable[[], None]) -> None:
-        """`reader` reads `replies` alone. `on_reply()` is called on the reading thread after new ones came; it must be short."""
+    def __init__(self, reader: LogReader, on_reply: Callable[[RolloutReply], None]) -> None:
+        """`reader` reads `replies` alone. `on_reply` gets each receipt, which `take` returns, on the reading thread; it must be short."""
         self._reader = reader
         self._on_reply = on_reply
         self._found: deque[tuple[str, RolloutReply]] = deque()
@@ -61,15 +61,11 @@ class ReplyInbox:
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
-                found = False
                 for message in self._reader.read(timeout_s=_READ_S):
                     if message.partition == PARTITION and isinstance(message.record, RolloutReply):
                         correlation = message.headers.get(CORRELATION_ID, b"").decode(errors="replace") or message.record.correlation
                         self._found.append((correlation, message.record))
-                        found = True
-                if found:
-                    self._on_reply()
+                        self._on_reply(message.record)
         except BaseException as exc:  # the edge of the thread: the learner's thread gets it
             logger.exception("Reading replies has failed")
             self._error = exc
-            self._on_reply()

@@ -83,11 +83,31 @@ class _OpenSeq:
     whole: bool = False
 
 
+@dataclass(slots=True)
+class _Past:
+    """A request whose seq is over. The first receipt of a group that was trained may just be slower than the group."""
+
+    version: int
+    sha256: str
+    trained: bool
+    answered: bool
+
+    def fate_of(self, reply: RolloutReply, group_size: int) -> ReplyFate:
+        if self.answered:
+            return ReplyFate.DUPLICATE
+        self.answered = True
+        if reply.outcome is not ReplyOutcome.DONE or not self.trained:
+            return ReplyFate.LATE
+        return ReplyFate.ACCEPTED if _fault_of(reply, self.version, self.sha256, group_size) is None else ReplyFate.REFUSED
+
+
 class RequestLedger:
     """The requests of one run, step after step. Used from the learner's thread alone."""
 
-    def __init__(self, *, num_groups: int, group_size: int, max_resends: int, session: str, next_seq: int, again: Iterable[int] = ()) -> None:
-        """`next_seq` was never asked for; `again`: open seqs below it whose requests are nowhere. `session` makes correlation ids unique."""
+    def __init__(
+        self, *, num_groups: int, group_size: int, max_resends: int, session: str, next_seq: int, again: Iterable[int] = ()
+    ) -> None:
+        """`next_seq` was never asked for; `again`: open seqs below it without a request. `session` makes correlation ids unique."""
         self._num_groups = num_groups
         self._group_size = group_size
         self._max_resends = max_resends
@@ -99,7 +119,7 @@ class RequestLedger:
         self._open: dict[int, _OpenSeq] = {}
         self._seq_of: dict[str, int] = {}
         self._taken: set[str] = set()
-        self._over: OrderedDict[str, None] = OrderedDict()
+        self._over: OrderedDict[str, _Past] = OrderedDict()
         self.num_given_up = 0
         """Seqs of this step that were replaced."""
 
@@ -130,7 +150,7 @@ class RequestLedger:
         self._next_seq = max(self._next_seq, ask.seq + 1)
 
     def begin(self, version: int, sha256: str) -> None:
-        """A step at `version`, whose snapshot has `sha256`. Seqs of the step before that were not trained stay open: they are asked again."""
+        """A step at `version`, whose snapshot has `sha256`. What the step before left untrained is asked again."""
         if version == self._version:
             return
         is_first = self._version < 0
@@ -159,8 +179,8 @@ class RequestLedger:
 
     def take(self, correlation: str, reply: RolloutReply) -> Verdict:
         """What the reply to `correlation` means."""
-        if correlation in self._over:
-            return Verdict(fate=ReplyFate.LATE)
+        if (past := self._over.get(correlation)) is not None:
+            return Verdict(fate=past.fate_of(reply, self._group_size))
         seq = self._seq_of.get(correlation)
         if seq is None:
             return Verdict(fate=ReplyFate.UNKNOWN)
@@ -169,12 +189,12 @@ class RequestLedger:
             return Verdict(fate=ReplyFate.DUPLICATE, seq=seq)
         self._taken.add(correlation)
         if reply.outcome is ReplyOutcome.DONE:
-            closing = self._fault_of(seq, reply)
-            if closing is None:
+            fault = _fault_of(reply, self._version, self._sha256, self._group_size)
+            if fault is None:
                 each.answered = True
                 return Verdict(fate=ReplyFate.ACCEPTED, seq=seq)
             self._give_up(seq)
-            return Verdict(fate=ReplyFate.REFUSED, seq=seq, closing=closing)
+            return Verdict(fate=ReplyFate.REFUSED, seq=seq, closing=Closing(seq=seq, why=fault[0], detail=fault[1]))
         if each.whole or each.sent is None or each.sent.correlation != correlation:
             # An earlier request's regret: a later one is on its way, or what came before it is enough.
             return Verdict(fate=ReplyFate.UNFULFILLED, seq=seq)
@@ -203,19 +223,9 @@ class RequestLedger:
         """These seqs are in the batch."""
         for seq in seqs:
             if seq in self._open:
-                self._forget(seq)
+                self._forget(seq, trained=True)
 
     # Inside
-
-    def _fault_of(self, seq: int, reply: RolloutReply) -> Closing | None:
-        if reply.version != self._version or reply.weights_sha256 != self._sha256:
-            said = f"{reply.worker_id} answered under version {reply.version} ({reply.weights_sha256[:12]})"
-            return Closing(seq=seq, why=DropReason.WRONG_VERSION, detail=f"{said}; asked for was {self._version} ({self._sha256[:12]}).")
-        places = len(set(reply.where))
-        if places != self._group_size or len(reply.where) != self._group_size:
-            said = f"{reply.worker_id} names {len(reply.where)} trajectories at {places} places"
-            return Closing(seq=seq, why=DropReason.INCOMPLETE, detail=f"{said}; asked for were {self._group_size}.")
-        return None
 
     def _again(self, seq: int, why: DropReason, said: str) -> Closing | None:
         """Wanted once more, or given up."""
@@ -232,12 +242,12 @@ class RequestLedger:
         self.num_given_up += 1
         self._add()
 
-    def _forget(self, seq: int) -> None:
+    def _forget(self, seq: int, *, trained: bool = False) -> None:
         del self._open[seq]
         for correlation in [correlation for correlation, of in self._seq_of.items() if of == seq]:
             del self._seq_of[correlation]
+            self._over[correlation] = _Past(self._version, self._sha256, trained, answered=correlation in self._taken)
             self._taken.discard(correlation)
-            self._over[correlation] = None
         while len(self._over) > _REMEMBERED:
             self._over.popitem(last=False)
 
@@ -247,3 +257,17 @@ class RequestLedger:
         else:
             seq, self._next_seq = self._next_seq, self._next_seq + 1
         self._open[seq] = _OpenSeq(seq=seq)
+
+
+def _fault_of(reply: RolloutReply, version: int, sha256: str, group_size: int) -> tuple[DropReason, str] | None:
+    """What is false about a receipt for trajectories."""
+    if reply.version != version or reply.weights_sha256 != sha256:
+        said = f"{reply.worker_id} answered under version {reply.version} ({reply.weights_sha256[:12]})"
+        return DropReason.WRONG_VERSION, f"{said}; asked for was {version} ({sha256[:12]})."
+    places = len(set(reply.where))
+    if places != group_size or len(reply.where) != group_size:
+        return (
+            DropReason.INCOMPLETE,
+            f"{reply.worker_id} names {len(reply.where)} trajectories at {places} places; asked for were {group_size}.",
+        )
+    return None

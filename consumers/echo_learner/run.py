@@ -23,6 +23,7 @@ from echo_bus.settings.rules import staleness_policy
 from echo_bus.transactions import TransactionalWriter
 from echo_core.assembly import GroupAssembler
 from echo_learner import session as sessions
+from echo_learner.asking_setup import open_asking
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox
 from echo_learner.config import assembly_limits, changed_meaning, logprob_tolerance, meaning_of, reward_terms, trainer_config
@@ -66,11 +67,6 @@ def run_learner(process: RoleProcess, *, takeover: bool = False) -> None:
     Raises UserError where the run cannot go on as it is, with what to do; TransportError where the cluster does not let it.
     """
     settings = process.settings
-    if settings.run.mode != "asynchronous":
-        raise UserError(
-            "This learner asks for no batches of its own, so in sequential mode nobody would.",
-            hint='Set [run] mode = "asynchronous"; with [staleness] budget = 0 generation and training take turns.',
-        )
     config = trainer_config(settings, resolve_base(settings.policy.base))
     if is_follower():
         follow(config)
@@ -265,6 +261,8 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         dead_letters = bus.dead_letters(publisher)
         intake = stack.enter_context(closing(_open_intake(process, trainer, trust, evaluations, metrics, state, dead_letters)))
 
+        asking = stack.enter_context(open_asking(bus, settings, state, intake, workers, publisher, metrics, process.clock))
+
         def on_published(publication: Publication) -> None:
             if publication.snapshot is not None:
                 metrics.published.set(publication.version)
@@ -282,6 +280,7 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
             trainer=trainer,
             task=load_task(settings.task.name, settings.task.options),
             intake=intake,
+            asking=asking,
             trust=trust,
             store=opened.store,
             publication=publication,

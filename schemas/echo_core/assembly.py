@@ -165,6 +165,15 @@ class GroupAssembler:
         """Every seq below is closed: what a new allocator starts from."""
         return self._closed.floor
 
+    def is_closed(self, seq: int) -> bool:
+        """Whether the seq is trained or dropped."""
+        return seq in self._closed
+
+    def is_whole(self, seq: int) -> bool:
+        """Whether an attempt of the open seq has all its members; rewards may still be missing."""
+        group = self._open.get(seq)
+        return group is not None and group.chosen is not None
+
     def take(self, seq: int, dropped: Iterable[tuple[Coordinates, DropReason]] = ()) -> ReadyGroup:
         """Yield a ready group and close its seq. `dropped`: members that are not trained after all, and why; the others are yielded.
 

@@ -23,6 +23,19 @@ def staleness_policy(settings: Settings) -> StalenessPolicy:
     )
 
 
+def training_sampling(settings: Settings) -> Sampling:
+    """How training groups are sampled."""
+    rollout = settings.rollout
+    return Sampling(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop=rollout.stop,
+    )
+
+
 def evaluation_specs(settings: Settings) -> tuple[EvaluationSpec, ...]:
     """The evaluations of the file."""
     return tuple(evaluation_spec(settings, section) for section in settings.eval)

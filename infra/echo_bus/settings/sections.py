@@ -107,7 +107,7 @@ class RolloutSettings(Section):
     """[rollout]: how answers are sampled."""
 
     engine: str = "vllm"
-    """`vllm`, `transformers`, or `package.module:attribute`."""
+    """`vllm`, `transformers`, `openai`, or `package.module:attribute`."""
     workers: int = Field(default=1, ge=0)
     """Workers that `echoswarm up` starts on this machine."""
     group_size: int = Field(default=16, ge=1)
@@ -130,12 +130,18 @@ class RolloutSettings(Section):
     """Requests that may wait or be worked on in one partition of `requests`; times its partitions, the window of the feeder."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """From issue to the latest start; a request that is older is closed as expired."""
+    resends: int = Field(default=2, ge=0)
+    """In sequential mode: how often a request that yielded no group is sent again before its seq is given up for another."""
     probe_size: int = Field(default=4, ge=0)
     """Samples per published version on which learner and worker compare log-probabilities; 0 turns it off."""
     heartbeat_s: float = Field(default=1.0, gt=0)
     """Seconds between a worker's status records."""
     price_per_hour: float = Field(default=0.0, ge=0)
     """What one worker costs, in any currency."""
+    missing_logprobs: Literal["refuse", "recompute"] = "refuse"
+    """An engine that cannot say how likely its tokens were does not start; or the learner says it when it trains (importance weight 1)."""
+    unproved_versions: Literal["refuse", "allow"] = "refuse"
+    """An engine that cannot prove which version it serves does not start; or is believed as far as the learner's comparison goes."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Any argument of the engine, as [rollout.options]; wins over the project's own."""
     pool: tuple[PoolSettings, ...] = ()
@@ -193,6 +199,9 @@ class LearnerSettings(Section):
     """Padded tokens in one forward pass, at most; a longer sample goes alone."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
+    logprob_tolerance: float | None = Field(default=None, gt=0)
+    """Mean difference of log-probabilities a token, in nats, up to which a worker is believed to serve the version that it claims; none:
+    0.002 in float32, 0.1 in bfloat16."""
     ranks: int = Field(default=1, ge=1)
     """Processes that train together on this machine."""
     deepspeed: str = ""

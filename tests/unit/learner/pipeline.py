@@ -24,6 +24,7 @@ from echo_bus.metrics import BusMetrics
 from echo_bus.places import PlaceTimes
 from echo_bus.process import RoleProcess, StopSignal
 from echo_bus.publisher import Publisher
+from echo_bus.request_reply import CORRELATION_ID
 from echo_bus.settings import Settings
 from echo_learner.checkpoint import CheckpointStore
 from echo_learner.metrics import LearnerMetrics
@@ -31,9 +32,9 @@ from echo_learner.run import train_in_sessions
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE, pack_tokens
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Coordinates, Drop, Record, Reward, StepReport, Trajectory, WeightManifest
+from echo_schemas.records import Coordinates, Drop, Record, Reward, RolloutReply, StepReport, Trajectory, WeightManifest
 from echo_schemas.topic_files import load_topic_specs
-from echo_schemas.topics import DROPS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, Topic
+from echo_schemas.topics import DROPS, REPLIES, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, Topic
 from tests.unit.core.records import reward, trajectory
 from tests.unit.learner.crash_point import CrashPoint
 from tests.unit.learner.numpy_trainer import VOCABULARY, NumpyTrainer
@@ -178,6 +179,12 @@ class Pipeline:
         """A reward beside its trajectory; without a value, one that failed."""
         judged: Reward = reward(where, member.seq, value=value, index=member.index, attempt=member.attempt, **changes)
         self.write(REWARDS, replace(judged, run_id=member.run_id, group_id=member.group_id), partition=where.partition)
+
+    def write_reply(self, reply: RolloutReply, partition: int) -> None:
+        """A worker's receipt, with the header that names what it answers."""
+        headers = ((CORRELATION_ID, reply.correlation.encode()),)
+        self._publisher.publish(REPLIES, reply, partition=partition, headers=headers)
+        self._publisher.flush(WAIT_S)
 
     def write_bytes(self, topic: Topic, value: bytes) -> None:
         """Publish what is no record."""

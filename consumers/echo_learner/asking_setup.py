@@ -1,0 +1,130 @@
+"""What a sequential learner asks with, opened; and what the other mode left open, closed."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Clock
+from echo_bus.dispatch import LeastLagChooser, PartitionOwner
+from echo_bus.publisher import Publisher
+from echo_bus.settings import Settings
+from echo_bus.settings.rules import training_sampling
+from echo_bus.view import CompactedView
+from echo_core.closed_seqs import ClosedSeqs
+from echo_learner.asking import AskingParts, BatchRequests
+from echo_learner.checkpoint import LearnerState
+from echo_learner.intake import Intake
+from echo_learner.metrics import LearnerMetrics
+from echo_learner.open_requests import LeftOver, left_over, read_requests
+from echo_learner.replies import ReplyInbox
+from echo_learner.requesting import RequestLedger
+from echo_schemas.records import DropReason, WorkerState, WorkerStatus
+from echo_schemas.topics import REPLIES, REQUESTS
+from echo_tasks.base_models import resolve_base
+from echo_tasks.catalogue import load_task
+from echo_tasks.prompts import PromptCodec
+from echo_tasks.requests import RequestBuilder
+
+logger = logging.getLogger(__name__)
+
+_SEQUENTIAL = "sequential"
+MODE = "run.mode"
+# A worker that was not heard of for so many of its heartbeats, and at least so many seconds, gets no work.
+_MISSED = 5
+_LEAST_PATIENCE_MS = 5_000
+
+
+def close_other_mode(bus: Bus, settings: Settings, state: LearnerState, intake: Intake, clock: Clock) -> LeftOver:
+    """Drop the open seqs that were asked for in the other mode; what is left over of this one.
+
+    Reads `requests` where there may be any: after a switch, and in sequential mode after every start.
+    """
+    is_sequential = settings.run.mode == _SEQUENTIAL
+    before = state.meaning.get(MODE, settings.run.mode)
+    closed = ClosedSeqs(state.assembly.floor, state.assembly.closed)
+    if not state.id or (before == settings.run.mode and not is_sequential):
+        return LeftOver(next_seq=max((closed.floor, *(seq + 1 for seq in closed.above))), on_their_way=(), again=(), other_mode=())
+    # A sequential learner has no open seq at a checkpoint; a feeder runs ahead of it.
+    since_ms = state.created_ms if before == _SEQUENTIAL else None
+    found = left_over(
+        read_requests(bus, since_ms), closed, version=state.version, is_sequential=is_sequential, now_ms=clock.time_ms()
+    )  # fmt: skip
+    for seq in found.other_mode:
+        intake.drop(seq, DropReason.MODE_SWITCH, f"It was asked for in {'asynchronous' if is_sequential else _SEQUENTIAL} mode.")
+    if found.other_mode:
+        logger.info("The run goes on in %s mode; %d open seqs of the other are closed", settings.run.mode, len(found.other_mode))
+    return found
+
+
+@contextmanager
+def open_asking(
+    bus: Bus, settings: Settings, state: LearnerState, intake: Intake, workers: CompactedView[WorkerStatus], publisher: Publisher,
+    metrics: LearnerMetrics, clock: Clock,
+) -> Iterator[BatchRequests | None]:  # fmt: skip
+    """Who asks for the batches; None in asynchronous mode, where a feeder does. Seqs that the other mode left open are closed."""
+    found = close_other_mode(bus, settings, state, intake, clock)
+    if settings.run.mode != _SEQUENTIAL:
+        yield None
+        return
+    num_partitions = publisher.num_partitions(REQUESTS)
+    groups = settings.learner.groups_per_step
+    heard: list[BatchRequests] = []
+    inbox = ReplyInbox(bus.reader([REPLIES]), lambda reply: heard[0].hear(reply))
+    with closing(inbox):
+        asking = BatchRequests(
+            AskingParts(
+                builder=RequestBuilder(
+                    run_id=settings.run.name,
+                    task=load_task(settings.task.name, settings.task.options),
+                    seed=settings.run.seed,
+                    prompts=PromptCodec(resolve_base(settings.policy.base)),
+                ),
+                group_size=settings.rollout.group_size,
+                probe_size=settings.rollout.probe_size,
+                sampling=training_sampling(settings),
+                timeout_s=settings.rollout.request_timeout_s,
+                publisher=publisher,
+                inbox=inbox,
+                reply_topic=bus.namespace.topic(REPLIES),
+                chooser=LeastLagChooser(num_partitions, depth=max(settings.rollout.depth, math.ceil((groups + 1) / num_partitions))),
+                num_partitions=num_partitions,
+                share=lambda chooser: _share(chooser, settings, workers, clock),
+                intake=intake,
+                metrics=metrics,
+                clock=clock,
+            ),
+            RequestLedger(
+                num_groups=groups,
+                group_size=settings.rollout.group_size,
+                max_resends=settings.rollout.resends,
+                session=f"{state.session}-{clock.time_ms()}",
+                next_seq=found.next_seq,
+                again=found.again,
+            ),
+        )
+        heard.append(asking)
+        for ask in found.on_their_way:
+            asking.on_its_way(ask)
+        inbox.start()
+        yield asking
+
+
+def _share(chooser: LeastLagChooser, settings: Settings, workers: CompactedView[WorkerStatus], clock: Clock) -> None:
+    """Work goes to the workers that were heard of lately, by what each does; where none says which partitions it has, to all alike."""
+    oldest_ms = clock.time_ms() - max(_LEAST_PATIENCE_MS, int(_MISSED * 1000 * settings.rollout.heartbeat_s))
+    live = [status for status in workers.items().values() if status.state is not WorkerState.GONE and status.time_ms >= oldest_ms]
+    ready = [status for status in live if status.state is WorkerState.READY] or live
+    owners = [
+        PartitionOwner(
+            partitions=frozenset(status.partitions),
+            groups_per_s=max(0.0, status.rollouts_per_s) / settings.rollout.group_size,
+            capacity=status.capacity,
+        )
+        for status in ready
+        if status.partitions
+    ]
+    chooser.share(owners, alone=len(live) == 1)
