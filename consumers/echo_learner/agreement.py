@@ -1,8 +1,8 @@
-"""Do learner and worker mean the same by a version? Log-probabilities of probe groups, computed again under the weights that were tagged.
+"""Do learner and worker mean the same by a version? Log-probabilities of samples, computed again under the weights that were tagged.
 
-For each published version a worker samples one small group, and of each worker and version some trajectory is looked at (`trust`). The learner
-keeps the weights of its newest published versions and compares, so the difference holds no staleness: what is left is the engines' own
-disagreement, or a wrong version tag.
+For each published version a worker samples one small group, and of each worker and version some trajectory is looked at (`trust`). The
+learner keeps the weights of its newest published versions and compares, so the difference holds no staleness: what is left is the engines'
+own disagreement, or a wrong version tag.
 """
 
 from __future__ import annotations

@@ -236,7 +236,8 @@ class DeepSpeedTrainer:
 
     @staticmethod
     def _sampler(rows: _Rows, learner: Tensor, previous: Tensor | None) -> Tensor:
-        """Log-probabilities under the sampler; where nobody said them, the step-start policy's: before the first update that is the learner."""
+        """Log-probabilities under the sampler; where nobody said them, under the policy at the step's start: until the first update, the
+        learner."""
         if rows.recomputed is None:
             return rows.sampler
         return torch.where(rows.recomputed, learner.detach() if previous is None else previous, rows.sampler)

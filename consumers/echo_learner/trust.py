@@ -2,9 +2,9 @@
 
     reader thread ── first trajectory of (worker, version), and one more now and then ─▶ samples ── learner's thread ─▶ verdicts
 
-No trajectory of a (worker, version) is trained before its first sample was compared, where that version's weights are still at hand. One
-that disagrees is refused until a later sample agrees: a server that serves an older adapter for a while recovers by itself. A claim that
-cannot be compared (weights no longer kept, several versions in one answer, log-probabilities left to the learner) is let through and counted.
+No trajectory of a (worker, version) is trained before its first sample was compared, where that version's weights are at hand. One that
+disagrees is refused until a later sample agrees: a server that serves an older adapter for a while recovers by itself. A claim that cannot
+be compared (weights no longer kept, several versions in one answer, log-probabilities left to the learner) is let through and counted.
 
 Threads: the reader thread offers, the learner's thread does the rest; one lock guards the verdicts. Nothing blocks.
 """

@@ -209,6 +209,18 @@ def _bad_step(trainer: RankedTrainer, seed: int) -> dict[str, float]:
     return _numbers(trainer.step(replace(batch, sampler=sampler)))
 
 
+def _unsaid_step(trainer: RankedTrainer, seed: int, num_updates: int, *, by_hand: bool) -> dict[str, float]:
+    """Nobody said the log-probabilities of half of the samples; `by_hand`: the test computes them before, under the weights as they are."""
+    batch = make_batch(seed, num_updates=num_updates)
+    unsaid = np.repeat(np.arange(len(batch.lengths)) % 2 == 0, batch.num_generated)
+    ours = np.concatenate([np.asarray(each) for each in trainer.logprobs_under(trainer.copy_weights(), batch)])
+    fresh = batch.fresh & ~unsaid
+    if by_hand:
+        return _numbers(trainer.step(replace(batch, fresh=fresh, sampler=np.where(unsaid, ours, batch.sampler).astype(np.float32))))
+    zeros = np.where(unsaid, 0.0, batch.sampler).astype(np.float32)
+    return _numbers(trainer.step(replace(batch, fresh=fresh, sampler=zeros, recomputed=unsaid)))
+
+
 def _numbers(result: TrainResult) -> dict[str, float]:
     norms = {f"grad_norm_{number}": norm for number, norm in enumerate(result.grad_norms)}
     return {"lr": result.lr, **norms, **token_metrics(result.totals)}
@@ -241,6 +253,8 @@ def _kill_rank(trainer: RankedTrainer, rank: int) -> None:
 _OPERATIONS: Mapping[str, Any] = {
     "step": _step,
     "bad_step": _bad_step,
+    "unsaid_step": lambda trainer, seed, num_updates: _unsaid_step(trainer, seed, num_updates, by_hand=False),
+    "by_hand_step": lambda trainer, seed, num_updates: _unsaid_step(trainer, seed, num_updates, by_hand=True),
     "snapshot": _snapshot,
     "save": _save,
     "load": _load,

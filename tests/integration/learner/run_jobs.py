@@ -56,7 +56,8 @@ def run(
 def _with_base(sections: Mapping[str, Any], base: str, steps: int) -> dict[str, dict[str, Any]]:
     options: dict[str, dict[str, Any]] = {name: dict(values) for name, values in sections.items()}
     options["policy"] = {"base": base, "lora": {"r": 8, "alpha": 16}, **options.get("policy", {})}
-    options["learner"] = {"steps": steps, "lr": 1e-3, **options.get("learner", {})}
+    # What it trains on was never sampled: any log-probability will do.
+    options["learner"] = {"steps": steps, "lr": 1e-3, "logprob_tolerance": 100.0, **options.get("learner", {})}
     return options
 
 

@@ -144,3 +144,21 @@ def test_the_rate_warms_up(torch_process: TorchProcess, base: Path) -> None:
         "train", base=str(base), script=[["step", 1, 2], ["step", 2], ["step", 3]], settings={"warmup_steps": 4, "lr": 4e-3}
     )
     assert [step["lr"] for step in steps] == pytest.approx([2e-3, 3e-3, 4e-3])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_logprobs_that_nobody_said_are_the_learner_s_own_at_the_step_s_start(
+    torch_process: TorchProcess, base: Path, tmp_path: Path, ranks: int
+) -> None:
+    """The same numbers and weights as if they had been computed before, over one update and over two, on one rank and on two."""
+    found = {}
+    for name in ("unsaid_step", "by_hand_step"):
+        folder = tmp_path / name
+        script = [[name, 1, 1], [name, 2, 2], ["snapshot", str(folder)]]
+        found[name] = torch_process.run("train", base=str(base), script=script, settings={}, ranks=ranks)[:2], weights_in(folder)
+    unsaid, by_hand = found["unsaid_step"], found["by_hand_step"]
+    for one, other in zip(unsaid[0], by_hand[0], strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert value == pytest.approx(other[name], abs=1e-5), name
+    assert_close(unsaid[1], by_hand[1])

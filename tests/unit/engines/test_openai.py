@@ -378,8 +378,8 @@ def test_the_key_is_shown_to_the_server_and_to_nobody_else(
     server.key = KEY
     (tmp_path / "key").write_text(f"{KEY}\n")
     monkeypatch.setenv("SERVER_KEY", KEY)
-    for option in ({"api_key_file": str(tmp_path / "key")}, {"api_key_env": "SERVER_KEY"}):
-        use(open_engine_at(server, base, **option), lambda engine: asyncio.sleep(0))
+    use(open_engine_at(server, base, api_key_file=str(tmp_path / "key")), lambda engine: asyncio.sleep(0))
+    use(open_engine_at(server, base, api_key_env="SERVER_KEY"), lambda engine: asyncio.sleep(0))
     server.key = "another"
     with pytest.raises(UserError) as raised:
         use(open_engine_at(server, base, api_key_env="SERVER_KEY"), lambda engine: asyncio.sleep(0))

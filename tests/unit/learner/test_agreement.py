@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from echo_learner.agreement import Agreement
 from echo_learner.batch import TrainingBatch
 from echo_learner.metrics import LearnerMetrics
 from echo_schemas.columns import pack_logprobs
-from echo_schemas.records import Purpose, Trajectory, VersionSpan
+from echo_schemas.records import LogprobSource, Purpose, Trajectory, VersionSpan
 from tests.unit.core.records import trajectory
 
 
@@ -68,6 +69,18 @@ def test_each_group_is_compared_under_its_own_version() -> None:
     assert metrics.registry.get_sample_value("echo_learner_probe_logprob_difference") == 0.0
     assert metrics.registry.get_sample_value("echo_learner_probe_samples_total") == 4
     assert not trainer.compared[0].mask.any(), "a probe is never trained"
+
+
+def test_each_group_gets_its_own_mean_difference_in_one_pass() -> None:
+    trainer = FakeComparer()
+    agreement = Agreement(trainer, LearnerMetrics(), versions=3, max_tokens=256)
+    agreement.remember(0)
+    near, far, unknown = probe(0, -0.25, 0.0), probe(0, -1.0, -2.0), probe(7, 0.0)
+    unsaid = tuple(replace(member, logprob_source=LogprobSource.RECOMPUTED) for member in probe(0, 0.0))
+    found = agreement.compare([near, unknown, far, unsaid])
+    assert [(group, difference) for group, difference in found if difference is not None] == [(near, 0.125), (far, 1.5)]
+    assert [group for group, difference in found if difference is None] == [unknown, unsaid]
+    assert len(trainer.compared) == 1
 
 
 def test_versions_that_are_forgotten_and_groups_of_several_are_passed_over() -> None:
