@@ -45,6 +45,7 @@ def run_reward(process: RoleProcess, *, application: str | None = None, names: S
             hint="Add --application with a new name.",
         )
     attached = attach(names or tuple(process.settings.rewards))
+    check_isolation(attached, process.settings.scoring.processes)
     num_partitions = check_topics(process.bus)
     group = process.bus.namespace.group("reward", application or OWN_APPLICATION)
     check_group(process.bus.cluster, group)
@@ -64,6 +65,16 @@ def attach(names: Sequence[str]) -> tuple[Attached, ...]:
             "The reward application has nothing to do: no reward is named.", hint="Name one in [rewards], for example exact = 1.0."
         )
     return tuple(Attached(name=name, function=load_reward(name)) for name in names)
+
+
+def check_isolation(attached: Sequence[Attached], num_processes: int) -> None:
+    """Raises UserError if a function needs a process of its own and there are none."""
+    for entry in attached:
+        if entry.function.isolated and num_processes == 0:
+            raise UserError(
+                f"The reward {entry.name!r} computes what a model wrote, so it needs processes that can be ended when they hang.",
+                hint="Set [scoring] processes = 1, or more if scoring may use more cores.",
+            )
 
 
 async def _run(

@@ -214,10 +214,14 @@ class Scorer:
                 answer = await call()
             except CallTimedOut:
                 seconds = time.perf_counter() - started_s
+                if entry.function.at_timeout is not None:
+                    return [_ended(entry.function.at_timeout, seconds)] * count
                 text = f"No answer within {self._limit_s(entry):g} s."
                 return [Judgement(outcome=RewardOutcome.TIMED_OUT, error=text, seconds=seconds)] * count
             except ProcessDied:
                 error = "The scoring process died under the call."
+                if attempt == self._limits.retries and entry.function.at_timeout is not None:
+                    return [_ended(entry.function.at_timeout, time.perf_counter() - started_s)] * count
                 continue
             except BadValue as exc:
                 answer = Failure(str(exc), again=False)
@@ -237,6 +241,11 @@ class Scorer:
 
     def _limit_s(self, entry: Attached) -> float:
         return self._limits.timeout_s if entry.function.timeout_s is None else entry.function.timeout_s
+
+
+def _ended(value: float, seconds: float) -> Judgement:
+    """What the function itself says that a call is worth which had to be ended: the others of the group need not wait for a value."""
+    return Judgement(outcome=RewardOutcome.SCORED, value=value, components={"ended": 1.0}, seconds=seconds)
 
 
 def _identity_of(trajectory: Trajectory) -> Identity:

@@ -18,7 +18,8 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool
 from echo_streams.preflight import check_topics
-from echo_streams.run import attach
+from echo_streams.run import attach, check_isolation
+from echo_streams.scoring import Attached
 from echo_streams.security import login_of
 from echo_tasks.rewards import reward
 from tests.unit.streams.stage import CODEC, NAMESPACE
@@ -50,6 +51,18 @@ def test_a_reward_is_attached_under_the_name_that_the_settings_give_it(tmp_path:
 def test_a_reward_that_is_not_there_is_answered_with_what_is_near(names: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         attach(names)
+
+
+def test_a_reward_that_computes_what_a_model_wrote_needs_a_process_that_can_be_ended() -> None:
+    @reward(name="calculator", isolated=True)
+    def calculator(_: Any) -> float:
+        return 1.0
+
+    entries = (*attach(("exact",)), Attached(name="calculator", function=calculator))
+    with pytest.raises(UserError, match=r"The reward 'calculator' computes what a model wrote.*Set \[scoring\] processes = 1"):
+        check_isolation(entries, 0)
+    check_isolation(entries, 1)
+    check_isolation(entries[:1], 0)
 
 
 def test_a_function_that_no_other_process_could_find_is_refused() -> None:

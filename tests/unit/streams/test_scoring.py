@@ -165,6 +165,18 @@ def test_an_asynchronous_function_that_hangs_is_timed_out_and_not_tried_again(ow
     assert sample(metrics, "echo_streams_rewards_total", name="r", outcome="timed_out") == 2
 
 
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_function_may_say_what_a_call_is_worth_that_had_to_be_ended(batch: bool) -> None:
+    """The samples of one prompt wait for one another: a value now is better than none after the deadline."""
+
+    async def hangs(_: Any) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    rewards = asyncio.run(scorer(attached(hangs, batch=batch, timeout_s=0.01, at_timeout=-0.5)).score(judgeable(2)))
+    assert {(found.outcome, found.value, found.components["ended"]) for found in rewards} == {(RewardOutcome.SCORED, -0.5, 1.0)}
+
+
 def test_a_time_out_of_the_functions_own_is_a_failure() -> None:
     failing = Failing(1, TimeoutError("the judge's, not ours"))
     (found,) = asyncio.run(scorer(attached(failing.later)).score(judgeable()))
