@@ -1,4 +1,4 @@
-"""The model a run starts from: a folder as it is, or the demo's tiny one, made on the spot and kept.
+"""The model a run starts from: a folder as it is, or one of the demos' tiny ones, made on the spot and kept.
 
 Making it runs in a process of its own, so that nobody's random numbers or threads are touched, under a lock, and appears by one rename.
 """
@@ -22,10 +22,15 @@ from echo_schemas.errors import UserError
 logger = logging.getLogger(__name__)
 
 DEMO_PREFIX = "demo:"
-DEMO_MODELS = {"demo:tiny-qwen3": "reverse", "demo:tiny-qwen3-sort": "sort"}
+DEMO_MODELS = {
+    "demo:tiny-qwen3": "reverse",
+    "demo:tiny-qwen3-sort": "sort",
+    "demo:tiny-qwen3-sokoban": "sokoban",
+    "demo:tiny-qwen3-knights-knaves": "knights-knaves",
+}
 """Name to what its warm start practised."""
-# Another recipe makes another model: raise it with every change of `tiny_qwen3`.
-RECIPE = 3
+# Another recipe makes another model: raise it with every change of `tiny_qwen3` and of what a `practice` shows.
+RECIPE = 4
 _CACHE_VARIABLE = "ECHO_CACHE_FOLDER"
 _MODEL_CONFIG = "config.json"
 

@@ -1,9 +1,9 @@
-"""The demo's base model: a Qwen3 of 336,640 parameters that has practised a little, with a real tokenizer. Imports torch, transformers.
+"""The demo's base models: a Qwen3 of 336,640 parameters that has practised a little, with a real tokenizer. Imports torch, transformers.
 
-Reinforcement learning sharpens what a model already does sometimes. So supervised practice stops as soon as about one sampled answer in
-five is right: the learning curve of practice is steep, and a fixed number of steps would be a matter of luck.
+Reinforcement learning sharpens what a model already does sometimes. So supervised practice stops as soon as an answer of the practice's is
+likely enough: the learning curve of practice is steep, and a fixed number of steps would be a matter of luck.
 
-    python -m echo_tasks.tiny_qwen3 reverse|sort FOLDER
+    python -m echo_tasks.tiny_qwen3 reverse|sort|sokoban|knights-knaves FOLDER
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from echo_tasks.digits import END_OF_PROMPT, NUM_DIGITS, reversed_digits, sorted_digits
+from echo_tasks.practice import PRACTICES, Practice
 
-ANSWERS: dict[str, Callable[[str], str]] = {"reverse": reversed_digits, "sort": sorted_digits}
 VOCABULARY = 32
 PADDING, END = "<pad>", "<eos>"
-_TOKENS = [PADDING, END, *"0123456789", END_OF_PROMPT, *"+=:"]
+_PADDING_ID, _END_ID = 0, 1
 _MAX_LENGTH = 256
 _SEED = 0
 _LEARNING_RATE = 1.5e-3
 _BATCH = 64
-# Measured on sampled answers, temperature 1, which is what the run will see.
-_TARGET = 0.17
-_MEASURED = 1024
-# An answer is right with about exp(−7 · loss): above this loss it is not worth measuring.
-_MEASURE_BELOW = 0.32
-_MAX_STEPS = 2_000
+# Examples that are kept apart to measure on.
+_MEASURED = 512
+# A batch says roughly how likely its answers are; from this share of the target on it is measured properly.
+_MEASURE_FROM = 0.7
+_MAX_STEPS = 4_000
+# No target: a position that is not practised.
+_IGNORED = -100
 
 
-def make(practice: str, folder: Path) -> float:
-    """Write the model and its tokenizer into `folder`; the share of sampled answers that are right. The same bytes every time."""
+def make(name: str, folder: Path) -> float:
+    """Write the model that practised `name`, and its tokenizer, into `folder`; how likely its answers are. The same bytes every time."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    practice = PRACTICES[name]()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
     torch.manual_seed(_SEED)
@@ -55,67 +55,83 @@ def make(practice: str, folder: Path) -> float:
         # Untied: an engine that packs the head once would keep the old one after a reload of all weights.
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=_TOKENS.index(END),
-        pad_token_id=_TOKENS.index(PADDING),
+        eos_token_id=_END_ID,
+        pad_token_id=_PADDING_ID,
     )
     model = Qwen3ForCausalLM(config)
-    accuracy = _practise(model, ANSWERS[practice])
+    likelihood = practise(model, practice)
     model.save_pretrained(folder)
-    _write_tokenizer(folder)
+    _write_tokenizer(practice, folder)
     # Engines would take sampling defaults from here; requests say how they sample.
     (folder / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": _TOKENS.index(END), "pad_token_id": _TOKENS.index(PADDING)}, indent=1), encoding="utf-8"
+        json.dumps({"eos_token_id": _END_ID, "pad_token_id": _PADDING_ID}, indent=1), encoding="utf-8"
     )
-    return accuracy
+    return likelihood
 
 
-def _practise(model: torch.nn.Module, answer: Callable[[str], str]) -> float:
-    """Supervised steps on fresh examples until enough sampled answers are right."""
+def practise(model: torch.nn.Module, practice: Practice) -> float:
+    """Supervised steps on fresh examples until an answer has the wanted probability, which is what a sampled one is right with."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     rng = random.Random(_SEED)
+    held_out = _examples(random.Random(_SEED + 1), _MEASURED, practice)
     for _ in range(_MAX_STEPS):
-        ids = _examples(rng, _BATCH, answer)
-        logits = model(input_ids=ids).logits[:, NUM_DIGITS:-1]
-        loss = cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, NUM_DIGITS + 1 :].reshape(-1))
+        ids, targets = _examples(rng, _BATCH, practice)
+        losses = _losses(model, ids, targets)
+        loss = losses.sum() / (targets != _IGNORED).sum()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if loss.item() < _MEASURE_BELOW:
-            accuracy = _sampled_accuracy(model, answer)
-            if accuracy >= _TARGET:
-                return accuracy
-    message = f"After {_MAX_STEPS} steps of practice fewer than {_TARGET:.0%} of the sampled answers are right."
+        if _likelihood(losses.detach()) >= _MEASURE_FROM * practice.target:
+            with torch.no_grad():
+                likelihood = _likelihood(_losses(model, *held_out))
+            if likelihood >= practice.target:
+                return likelihood
+    message = f"After {_MAX_STEPS} steps of practice an answer is less likely than {practice.target:.0%}."
     raise RuntimeError(message)
 
 
-def _examples(rng: random.Random, count: int, answer: Callable[[str], str]) -> Tensor:
-    """Token ids [count, 14]: six digits, `>`, the answer, the end."""
+def _losses(model: torch.nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    """Minus the log-probability of each practised token, 0 elsewhere; [B, T − 1]."""
+    logits = model(input_ids=ids).logits[:, :-1]
+    return cross_entropy(logits.transpose(1, 2), targets[:, 1:], ignore_index=_IGNORED, reduction="none")
+
+
+def _likelihood(losses: Tensor) -> float:
+    """The mean probability of a whole answer."""
+    return float((-losses.sum(dim=1)).exp().mean())
+
+
+def _examples(rng: random.Random, count: int, practice: Practice) -> tuple[Tensor, Tensor]:
+    """Token ids [count, T] of examples, padded behind, and the same ids as targets where the last answer stands."""
+    numbers = {token: index for index, token in enumerate(vocabulary(practice))}
     rows = []
     for _ in range(count):
-        digits = "".join(rng.choices("0123456789", k=NUM_DIGITS))
-        rows.append([*(_TOKENS.index(token) for token in digits + END_OF_PROMPT + answer(digits)), _TOKENS.index(END)])
-    return torch.tensor(rows)
+        *before, answer = ([numbers[token] for token in practice.split(part)] for part in practice.example(rng))
+        shown = [number for index, part in enumerate(before) for number in (*part, *([_END_ID] if index % 2 else []))]
+        rows.append((shown, [*answer, _END_ID]))
+    length = max(len(shown) + len(answer) for shown, answer in rows)
+    ids = torch.full((count, length), _PADDING_ID)
+    targets = torch.full((count, length), _IGNORED)
+    for row, (shown, answer) in enumerate(rows):
+        ids[row, : len(shown) + len(answer)] = torch.tensor(shown + answer)
+        targets[row, len(shown) : len(shown) + len(answer)] = torch.tensor(answer)
+    return ids, targets
 
 
-@torch.no_grad()
-def _sampled_accuracy(model: torch.nn.Module, answer: Callable[[str], str]) -> float:
-    """Share of right answers to fresh prompts, sampled at temperature 1."""
-    examples = _examples(random.Random(_SEED + 1), _MEASURED, answer)
-    generator = torch.Generator().manual_seed(_SEED)
-    ids = examples[:, : NUM_DIGITS + 1]
-    for _ in range(NUM_DIGITS + 1):
-        probabilities = model(input_ids=ids).logits[:, -1].softmax(dim=-1)
-        ids = torch.cat([ids, torch.multinomial(probabilities, 1, generator=generator)], dim=1)
-    return float((ids == examples).all(dim=1).float().mean())
+def vocabulary(practice: Practice) -> list[str]:
+    """Every token, by its id."""
+    tokens = [PADDING, END, *practice.tokens]
+    return [*tokens, *(f"<spare{number}>" for number in range(VOCABULARY - len(tokens)))]
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(practice: Practice, folder: Path) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    spare = [f"<spare{number}>" for number in range(VOCABULARY - len(_TOKENS))]
-    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate([*_TOKENS, *spare])}, unk_token=PADDING))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    numbers = {token: index for index, token in enumerate(vocabulary(practice))}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=PADDING))
+    # The `m` of its dialect, like Python's DOTALL: a new line is a token too.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"(?m:{practice.pattern})"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, model_max_length=_MAX_LENGTH, clean_up_tokenization_spaces=False

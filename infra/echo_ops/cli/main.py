@@ -218,7 +218,10 @@ def up(
 
 @app.command("demo")
 def demo(
-    name: Annotated[Literal["reverse", "sort"], typer.Argument(help="reverse: LoRA; sort: all weights.")] = "reverse",
+    name: Annotated[Literal["reverse", "sort"] | None, typer.Argument(help="reverse (without a name): LoRA; sort: all weights.")] = None,
+    task: Annotated[
+        Literal["sokoban", "knights-knaves"] | None, typer.Option(help="One of ECHO's tasks in its smallest form, in up to ten minutes.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides the prompts.")] = 0,
     steps: Steps = None,
     plain: Plain = False,
@@ -229,7 +232,9 @@ def demo(
     from echo_ops.cli import up as commands
 
     with user_errors():
-        commands.demo(name, seed=seed, steps=steps, options=commands.Options(plain=plain, summary=summary, report=report))
+        commands.demo(
+            commands.demo_name(name, task), seed=seed, steps=steps, options=commands.Options(plain=plain, summary=summary, report=report)
+        )
 
 
 def main() -> None:

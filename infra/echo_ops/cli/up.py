@@ -38,7 +38,7 @@ from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_ops.supervisor.registration import apply_topics, software, write_run
 from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
-from echo_schemas.errors import EchoError
+from echo_schemas.errors import EchoError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,13 @@ def up(config: Path | None, *, steps: int | None, options: Options) -> None:
         options.overrides["ECHO_LEARNER__STEPS"] = str(steps)
     found = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
     _Run(found, options).execute()
+
+
+def demo_name(name: str | None, task: str | None) -> str:
+    """Which packaged run is meant. Raises UserError for a digits demo and a task at once."""
+    if name is not None and task is not None:
+        raise UserError(f"There is no demo {name} of {task}.", hint=f"Write `echoswarm demo {name}` or `echoswarm demo --task {task}`.")
+    return name or task or "reverse"
 
 
 def demo(name: str, *, seed: int, steps: int | None, options: Options) -> None:

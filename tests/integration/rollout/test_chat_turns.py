@@ -18,14 +18,11 @@ from echo_schemas.errors import InvalidRecord
 from echo_schemas.records import ChatMessage, FinishReason, Sampling, VersionSpan
 from echo_tasks.prompts import PromptCodec
 from echo_tasks.task import Observation, Prompt, SingleTurn, Turn
+from tests.integration.tasks.chat_model import CHATML, VOCABULARY, write_tokenizer
 
 pytest.importorskip("transformers", reason="chat templates are rendered by transformers: install the extra 'rollout-cpu'")
 
-# Qwen2.5's conversation part, and Llama 3's: the markers differ, and Llama's template trims.
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+# Llama 3's: its markers are others, and it trims.
 LLAMA = (
     "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
@@ -37,29 +34,6 @@ STRICT = (
     "{{ '[' + m.role + ']' + m.content + '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 LAST_ONLY = "{{ '<|im_start|>' + messages[-1].content }}"
-MARKERS = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|endoftext|>"]
-VOCABULARY = 400
-
-
-def write_base(folder: Path, template: str) -> Path:
-    """A tokenizer of bytes with merges, and a chat template, as a model folder has them."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=MARKERS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["user assistant\n\nthe answer is the answer", "board after your move: the board"] * 20, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", clean_up_tokenization_spaces=False)
-    fast.chat_template = template
-    fast.save_pretrained(folder)
-    return folder
 
 
 class Replies:
@@ -154,7 +128,7 @@ def spelled(codec: PromptCodec, text: str) -> list[int]:
     ("template", "end"), [(CHATML, "<|im_end|>"), (LLAMA, "<|eot_id|>"), (QWEN3, "<|im_end|>"), (STRICT, "<|im_end|>")]
 )
 def test_the_conversation_reads_as_the_template_writes_it_and_keeps_its_tokens(template: str, end: str, tmp_path: Path) -> None:
-    codec = PromptCodec(write_base(tmp_path, template))
+    codec = PromptCodec(write_tokenizer(tmp_path, template))
     said = ["the answer", "another", "last"]
     (marker,) = codec.encode(end).tolist()
     answers = [([*spelled(codec, text), marker], text) for text in said]
@@ -180,7 +154,7 @@ def test_the_conversation_reads_as_the_template_writes_it_and_keeps_its_tokens(t
 
 
 def test_a_turn_that_was_cut_short_is_closed_by_the_template_untrained(tmp_path: Path) -> None:
-    codec = PromptCodec(write_base(tmp_path, CHATML))
+    codec = PromptCodec(write_tokenizer(tmp_path, CHATML))
     (marker,) = codec.encode("<|im_end|>").tolist()
     engine = Replies([(spelled(codec, text), text) for text in ("cut", "cut", "end")])
     sample = played(codec, engine, Board())
@@ -191,7 +165,7 @@ def test_a_turn_that_was_cut_short_is_closed_by_the_template_untrained(tmp_path:
 
 
 def test_thoughts_stay_where_a_template_rendered_anew_would_cut_them(tmp_path: Path) -> None:
-    codec = PromptCodec(write_base(tmp_path, QWEN3))
+    codec = PromptCodec(write_tokenizer(tmp_path, QWEN3))
     thought = "<think>\nthe board\n</think>\n\nup"
     engine = Replies([([*codec.encode(thought).tolist(), *codec.encode("<|im_end|>").tolist()], thought)] * 3)
     played(codec, engine, Board())
@@ -199,7 +173,7 @@ def test_thoughts_stay_where_a_template_rendered_anew_would_cut_them(tmp_path: P
 
 
 def test_a_first_observation_is_part_of_what_the_user_says(tmp_path: Path) -> None:
-    codec = PromptCodec(write_base(tmp_path, STRICT))
+    codec = PromptCodec(write_tokenizer(tmp_path, STRICT))
     engine = Replies([(spelled(codec, text), text) for text in "abc"])
     sample = played(codec, engine, Board("it is your move"))
     assert sample.prompt == "[user]the board\n\nit is your move<|im_end|>[assistant]"
@@ -209,7 +183,7 @@ def test_a_first_observation_is_part_of_what_the_user_says(tmp_path: Path) -> No
 
 
 def test_a_first_observation_without_room_for_an_answer_costs_the_group(tmp_path: Path) -> None:
-    codec = PromptCodec(write_base(tmp_path, CHATML))
+    codec = PromptCodec(write_tokenizer(tmp_path, CHATML))
     board = Board("board " * 100)
     with pytest.raises(EmptyGeneration, match="leaves no room"):
         played(codec, Replies([]), board, max_length=60, max_new=20)
@@ -217,7 +191,7 @@ def test_a_first_observation_without_room_for_an_answer_costs_the_group(tmp_path
 
 
 def test_an_environment_that_raises_is_closed(tmp_path: Path) -> None:
-    codec = PromptCodec(write_base(tmp_path, CHATML))
+    codec = PromptCodec(write_tokenizer(tmp_path, CHATML))
     board = Board()
     with pytest.raises(EnvironmentFailed, match="ValueError: the board broke"):
         played(codec, Replies([(spelled(codec, "break"), "break")]), board)
@@ -233,7 +207,7 @@ class Stubborn(Board):
 
 
 def test_an_environment_that_cannot_be_closed_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    codec = PromptCodec(write_base(tmp_path, CHATML))
+    codec = PromptCodec(write_tokenizer(tmp_path, CHATML))
     board = Stubborn()
     sample = played(codec, Replies([(spelled(codec, text), text) for text in "abc"]), board)
     assert sample.finish_reason is FinishReason.ENVIRONMENT
@@ -244,6 +218,6 @@ def test_an_environment_that_cannot_be_closed_costs_a_warning(tmp_path: Path, ca
 
 
 def test_a_template_without_later_turns_is_named(tmp_path: Path) -> None:
-    codec = PromptCodec(write_base(tmp_path, LAST_ONLY))
+    codec = PromptCodec(write_tokenizer(tmp_path, LAST_ONLY))
     with pytest.raises(InvalidRecord, match="leaves earlier answers out"):
         codec.render_reply("more")
