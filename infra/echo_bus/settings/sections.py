@@ -92,7 +92,7 @@ class PolicySettings(Section):
     """[policy]: the model, and what of it is trained."""
 
     base: str = "demo:tiny-qwen3"
-    """A model folder, or `demo:tiny-qwen3` or `demo:tiny-qwen3-sort`, which are made on the spot."""
+    """A model folder, or one that is made on the spot: `demo:tiny-qwen3`, also with `-sort`, `-sokoban`, `-knights-knaves`."""
     update: Literal["lora", "full"] = "lora"
     """Train an adapter, or all weights."""
     lora: LoraSettings = LoraSettings()
