@@ -21,6 +21,7 @@ from echo_bus.errors import RecordTooLarge
 from echo_bus.places import PlaceTimes
 from echo_bus.publisher import Publisher, Receipt
 from echo_core.bottleneck import Place, Use
+from echo_core.evaluation import EVALUATION
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.generation import Sample
 from echo_rollout.metrics import WorkerMetrics
@@ -50,6 +51,7 @@ class Failure(StrEnum):
     OVERSIZED = "oversized"
     INVALID = "invalid"
     ENVIRONMENT = "environment"
+    UNUSABLE = "unusable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +215,10 @@ def trajectories_of(group: FinishedGroup, *, worker_id: str, engine: str) -> lis
             worker_id=worker_id,
             engine=engine,
             sampling=request.sampling,
+            logprob_source=sample.logprob_source,
             finish_reason=sample.finish_reason,
             turn_rewards=sample.turn_rewards,
+            metadata={EVALUATION: request.evaluation} if request.evaluation else {},
             requested_ms=request.issued_ms,
             started_ms=group.started_ms,
             finished_ms=group.finished_ms,

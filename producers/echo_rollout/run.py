@@ -16,7 +16,7 @@ from pathlib import Path
 from echo_bus.dispatch import WorkObserver
 from echo_bus.process import RoleProcess
 from echo_bus.settings import Settings
-from echo_bus.settings.rules import staleness_policy
+from echo_bus.settings.rules import evaluation_specs, staleness_policy
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.feeder_run import Feeder, FeederParts
@@ -31,6 +31,7 @@ from echo_schemas.records import Control, Progress, WeightKind, WeightManifest, 
 from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
+from echo_tasks.evaluation import load_evaluation_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
     importing.start()
     base = resolve_base(settings.policy.base)
     task = load_task(settings.task.name, settings.task.options)
+    evaluation_tasks = load_evaluation_tasks(evaluation_specs(settings))
     codec = PromptCodec(base)
     vocabulary = vocabulary_size(base)
     with ExitStack() as stack:
@@ -75,6 +77,7 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
                 metrics=WorkerMetrics(process.registry),
                 clock=process.clock,
                 kind=kind,
+                evaluation_tasks=evaluation_tasks,
             )
         )
         process.ready_checks["weights"] = lambda: None if worker.is_ready else "No weights are installed yet."

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,11 @@ from echo_bus.process import StopSignal
 from echo_bus.publisher import Publisher
 from echo_bus.request_reply_server import ReplyServer
 from echo_bus.settings import Settings
-from echo_rollout.engines.engine import Engine, SnapshotRef
+from echo_bus.view import CompactedView
+from echo_rollout.engines.acceptance import check_capabilities
+from echo_rollout.engines.engine import AnswerUnusable, Engine, SnapshotRef
+from echo_rollout.evaluation_sampling import EvaluationSampler
+from echo_rollout.exact_versions import ExactVersions
 from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, GroupSampler, Sample, UnfitGeneration
 from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
 from echo_rollout.holding import Holding
@@ -37,12 +41,13 @@ from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.joining import find_others
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import WorkerMetrics
+from echo_rollout.older_snapshots import VersionNotKept
 from echo_rollout.prompts import ChatCodec
 from echo_rollout.publishing import Ending, Failure, FinishedGroup, Outcome, TrajectoryPublisher
 from echo_rollout.receipts import Receipts
 from echo_rollout.weights import SnapshotSource, WeightWatcher
 from echo_schemas.errors import EchoError
-from echo_schemas.records import WeightManifest, WorkerState
+from echo_schemas.records import Purpose, WeightManifest, WorkerState
 from echo_schemas.topics import REPLIES, REQUESTS, WEIGHTS, weights_key
 from echo_tasks.task import Task
 
@@ -61,6 +66,7 @@ _FAILURES: dict[type[EchoError], Failure] = {
     EmptyGeneration: Failure.EMPTY,
     EnvironmentFailed: Failure.ENVIRONMENT,
     UnfitGeneration: Failure.INVALID,
+    AnswerUnusable: Failure.UNUSABLE,
 }
 
 
@@ -83,6 +89,8 @@ class WorkerParts:
     metrics: WorkerMetrics
     clock: Clock
     kind: str = ""
+    # By the evaluation's name; one that is not there asks `task`.
+    evaluation_tasks: Mapping[str, Task] = field(default_factory=dict)
 
 
 class Worker:
@@ -91,13 +99,14 @@ class Worker:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
         self._generation = GenerationTime(parts.places, parts.clock)
-        self._sampler = GroupSampler(parts.engine, parts.task, parts.codec, vocabulary=parts.vocabulary, on_empty=parts.metrics.empty.inc)
+        self._engine = ExactVersions(parts.engine, parts.clock)
+        self._sampler = self._open_sampler(self._engine, parts.task)
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._emptied = asyncio.Event()
         self._holding = Holding(
             parts.settings.rollout.groups_in_flight,
-            installed=lambda: parts.engine.installed,
+            installed=lambda: self._engine.installed,
             metrics=parts.metrics,
             clock=parts.clock,
         )
@@ -134,7 +143,7 @@ class Worker:
             stack.enter_context(closing(view))
             key = weights_key(parts.settings.run.name, None)
             watcher = WeightWatcher(
-                parts.engine,
+                self._engine,
                 parts.source,
                 newest=lambda: view.get(key),
                 folder=parts.folder,
@@ -144,6 +153,7 @@ class Worker:
                 clock=parts.clock,
             )
             view.on_change(lambda _key, _record: self._from_thread(watcher.wake))
+            self._evaluating = stack.enter_context(closing(self._open_evaluating(view)))
             self._receipts = self._open_receipts(statuses)
             self._intake = self._open_intake()
             limits = LoopLimits(drain_s=DRAIN_S + _ACKNOWLEDGE_S, busy_retry_s=_BUSY_RETRY_S)
@@ -158,8 +168,9 @@ class Worker:
                 consuming.start()
             watching: asyncio.Task[None] | None = None
             try:
-                await self._until_failed(parts.engine.start())
-                self._heartbeat.change(capabilities=parts.engine.capabilities.described())
+                await self._until_failed(self._engine.start())
+                check_capabilities(self._engine.capabilities, parts.settings.rollout)
+                self._heartbeat.change(capabilities=self._engine.capabilities.described())
                 watching = self._spawn(watcher.run())
                 await self._until_failed(self._stopped(stop))
             finally:
@@ -182,8 +193,24 @@ class Worker:
         parts, bus = self._parts, self._parts.bus
         server = ReplyServer(publisher, REPLIES, namespace=bus.namespace, metrics=bus.metrics, clock=parts.clock)
         return Receipts(
-            server, worker_id=parts.worker_id, installed=lambda: parts.engine.installed, clock=parts.clock, on_error=self._fail
+            server, worker_id=parts.worker_id, installed=lambda: self._engine.installed, clock=parts.clock, on_error=self._fail
         )  # fmt: skip
+
+    def _open_sampler(self, engine: Engine, task: Task) -> GroupSampler:
+        parts = self._parts
+        return GroupSampler(engine, task, parts.codec, vocabulary=parts.vocabulary, on_empty=parts.metrics.empty.inc)
+
+    def _open_evaluating(self, view: CompactedView[WeightManifest]) -> EvaluationSampler:
+        parts, run_id = self._parts, self._parts.settings.run.name
+        return EvaluationSampler(
+            self._engine,
+            parts.source,
+            parts.folder,
+            manifest_of=lambda version: view.get(weights_key(run_id, version)),
+            tasks=parts.evaluation_tasks,
+            own_task=parts.task,
+            open_sampler=lambda task: self._open_sampler(parts.engine, task),
+        )
 
     def _open_intake(self) -> RequestIntake:
         parts = self._parts
@@ -249,8 +276,14 @@ class Worker:
         started_ms, started_s = parts.clock.time_ms(), parts.clock.monotonic_s()
         self._generation.move(generating=1)
         try:
-            samples = await self._sampler.sample(work.prompt)
-        except (EmptyGeneration, EnvironmentFailed, UnfitGeneration) as exc:
+            if request.purpose is Purpose.EVAL:
+                samples = await self._evaluating.sample(request, work.prompt)
+            else:
+                samples = await self._sampler.sample(work.prompt)
+        except VersionNotKept as exc:
+            logger.warning("Group %s is not evaluated: %s", request.group_id, exc)
+            return Ending(outcome=Outcome.SUPERSEDED, detail=exc.message)
+        except (EmptyGeneration, EnvironmentFailed, UnfitGeneration, AnswerUnusable) as exc:
             logger.warning("Group %s is given up: %s", request.group_id, exc)
             return Ending(outcome=Outcome.FAILED, failure=_FAILURES[type(exc)], detail=exc.message)
         finally:
@@ -335,7 +368,7 @@ class Worker:
         loop.hand_back()
         if consuming.ident is not None:
             await asyncio.to_thread(consuming.join)
-        await self._parts.engine.close()
+        await self._engine.close()
 
     async def _until_failed(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Wait for `coroutine`, or raise what ended the worker meanwhile."""

@@ -167,6 +167,7 @@ class Swarm:
         self.publisher = bus.publisher(profiles.PRODUCER_LATENCY)
         self.threads: list[Thread] = []
         self.worker_registry = CollectorRegistry()
+        self.evaluation_tasks: dict[str, Any] = {}
         self.progress = Progress(
             run_id=RUN,
             session="s",
@@ -294,6 +295,7 @@ class Swarm:
                     places=PlaceTimes(registry, clock),
                     metrics=WorkerMetrics(registry),
                     clock=clock,
+                    evaluation_tasks=self.evaluation_tasks,
                 )
             )
             asyncio.run(worker.serve(stop))
