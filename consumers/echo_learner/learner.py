@@ -30,6 +30,7 @@ from echo_learner.broadcast import BroadcastTimer
 from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox, checkpoint_id
 from echo_learner.config import batch_rules, meaning_of
 from echo_learner.evaluation import Evaluations
+from echo_learner.fates import drops_of
 from echo_learner.heartbeat import Heartbeat
 from echo_learner.history import VersionHistory
 from echo_learner.intake import Intake
@@ -37,19 +38,17 @@ from echo_learner.metrics import LearnerMetrics
 from echo_learner.publication import Publication, PublicationThread
 from echo_learner.ranks import Trainer
 from echo_learner.snapshot import SnapshotFiles
-from echo_learner.step_metrics import StepTimes, staleness_histogram, step_metrics
+from echo_learner.step_metrics import StepTimes, staleness_histogram, step_metrics, worker_shares
 from echo_learner.trainer import TrainResult
 from echo_learner.trust import WorkerTrust
 from echo_schemas.records import (
     Control,
-    Drop,
     Position,
     Record,
     RewardTerm,
     RunState,
     StepReport,
     WorkerStatus,
-    group_id_of,
 )
 from echo_schemas.topics import DROPS, EVALS, STEPS, Topic
 
@@ -242,6 +241,7 @@ class Learner:
             staleness_in_queue=staleness_histogram(stages.in_queue),
             staleness_total=staleness_histogram(stages.total),
             reward_stats=formed.reward_stats,
+            workers=worker_shares([trajectory.worker_id for trajectory in formed.trajectories], stages.total),
             idle_s=idle_s,
             training_s=train_s,
             time_ms=parts.clock.time_ms(),
@@ -278,7 +278,8 @@ class Learner:
         self._count_drops(decisions)
         name = checkpoint_id(version, self._session)
         snapshot = parts.trainer.snapshot(version) if publish else None
-        self._outbox.extend((DROPS, drop) for drop in self._drops(decisions))
+        run_id, now_ms = self._settings.run.name, parts.clock.time_ms()
+        self._outbox.extend((DROPS, drop) for drop in drops_of(decisions, run_id=run_id, learner_version=self.version, time_ms=now_ms))
         self._outbox = [(topic, self._placed(record, name, assembly, snapshot)) for topic, record in self._outbox]
         outbox: Outbox = tuple(self._outbox)
         self._state = replace(
@@ -340,26 +341,6 @@ class Learner:
             for partition, read_to in sorted(assembly.trajectory_read_to.items())
         )
         return replace(record, checkpoint=name, positions=positions)
-
-    def _drops(self, decisions: Sequence[DropDecision]) -> list[Drop]:
-        run_id, now_ms = self._settings.run.name, self._parts.clock.time_ms()
-        return [
-            Drop(
-                run_id=run_id,
-                group_id=group_id_of(run_id, decision.seq),
-                seq=decision.seq,
-                what=decision.where,
-                attempt=decision.attempt,
-                why=decision.why,
-                version=decision.version,
-                learner_version=self.version,
-                num_tokens=decision.num_tokens,
-                detail=decision.detail,
-                worker_id=decision.worker_id,
-                time_ms=now_ms,
-            )
-            for decision in decisions
-        ]
 
     def _count_drops(self, decisions: Sequence[DropDecision]) -> None:
         for decision in decisions:

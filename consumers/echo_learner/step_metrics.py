@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from echo_schemas.records import WorkerShare
+
 METRICS: Mapping[str, str] = {
     "loss": "What the optimizer minimised: policy loss plus KL term, summed over the updates.",
     "policy_loss": "The loss without the KL term, summed over the updates.",
@@ -161,6 +163,14 @@ def staleness_histogram(values: Sequence[int]) -> tuple[int, ...]:
     for value in values:
         counts[value] += 1
     return tuple(counts)
+
+
+def worker_shares(workers: Sequence[str], staleness: Sequence[int]) -> tuple[WorkerShare, ...]:
+    """Whose the samples of a batch are and how old each worker's were, by worker id; both lists have one entry a sample."""
+    ages: dict[str, list[int]] = {}
+    for worker, age in zip(workers, staleness, strict=True):
+        ages.setdefault(worker, []).append(age)
+    return tuple(WorkerShare(worker_id=worker, staleness=staleness_histogram(values)) for worker, values in sorted(ages.items()))
 
 
 def staleness_metrics(stages: StalenessStages) -> dict[str, float]:

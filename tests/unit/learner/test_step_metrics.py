@@ -15,7 +15,9 @@ from echo_learner.step_metrics import (
     staleness_metrics,
     step_metrics,
     token_metrics,
+    worker_shares,
 )
+from echo_schemas.records import WorkerShare
 
 _TOTALS = {
     "num_tokens": 8.0,
@@ -109,6 +111,13 @@ def test_a_histogram_counts_samples_by_staleness() -> None:
 def test_a_negative_staleness_is_refused() -> None:
     with pytest.raises(ValueError, match="staleness of -1"):
         staleness_histogram([0, -1])
+
+
+def test_a_step_says_whose_samples_were_how_old() -> None:
+    assert worker_shares(["slow", "fast", "fast", "slow"], [2, 0, 1, 2]) == (
+        WorkerShare(worker_id="fast", staleness=(1, 1)),
+        WorkerShare(worker_id="slow", staleness=(0, 0, 2)),
+    )
 
 
 def test_the_four_staleness_numbers_are_kept_apart() -> None:
