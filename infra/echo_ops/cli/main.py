@@ -222,6 +222,9 @@ def demo(
     task: Annotated[
         Literal["sokoban", "knights-knaves"] | None, typer.Option(help="One of ECHO's tasks in its smallest form, in up to ten minutes.")
     ] = None,
+    mode: Annotated[
+        Literal["asynchronous", "sequential"], typer.Option(help="Generate ahead of the learner, or for each step what it asks for.")
+    ] = "asynchronous",
     seed: Annotated[int, typer.Option(help="Decides the prompts.")] = 0,
     steps: Steps = None,
     plain: Plain = False,
@@ -233,7 +236,10 @@ def demo(
 
     with user_errors():
         commands.demo(
-            commands.demo_name(name, task), seed=seed, steps=steps, options=commands.Options(plain=plain, summary=summary, report=report)
+            commands.demo_name(name, task),
+            seed=seed,
+            steps=steps,
+            options=commands.Options(plain=plain, summary=summary, report=report, overrides={"ECHO_RUN__MODE": mode}),
         )
 
 
