@@ -6,6 +6,7 @@ import hashlib
 import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _log = logging.getLogger(__name__)
 # Small files, one connection each: more threads than this do not shorten the download.
 _NUM_THREADS = 8
 _TIMEOUT_S = 30
+_TRIES = 3
+_PAUSE_S = 1.0
 _OFFLINE_HINT = (
     "The first start needs the network, later ones do not. A mirror can be named in jgo's settings. To do without, "
     "point ECHO_KAFKA__BOOTSTRAP at a cluster you have."
@@ -101,8 +104,7 @@ def download(artifacts: Sequence[Artifact], folder: Path) -> None:
 
 
 def _fetch(artifact: Artifact, context: MavenContext, folder: Path) -> None:
-    component = context.project(artifact.group, artifact.name).at_version(artifact.version)
-    path = component.artifact(classifier=artifact.classifier, packaging=artifact.packaging).resolve()
+    path = _resolve(artifact, context)
     if _sha256(path) != artifact.sha256:
         raise UserError(
             f"{artifact.file_name} from {path.parent} is not the locked file: its SHA-256 differs.",
@@ -110,6 +112,22 @@ def _fetch(artifact: Artifact, context: MavenContext, folder: Path) -> None:
         )
     shutil.copyfile(path, folder / artifact.file_name)
     _log.debug("Fetched %s", artifact.file_name)
+
+
+def _resolve(artifact: Artifact, context: MavenContext) -> Path:
+    """Where the file lies now. One that does not come is asked for again: repositories drop a connection now and then."""
+    component = context.project(artifact.group, artifact.name).at_version(artifact.version)
+    wanted = component.artifact(classifier=artifact.classifier, packaging=artifact.packaging)
+    for number in range(1, _TRIES):
+        try:
+            return wanted.resolve()
+        except (OSError, RuntimeError) as exc:
+            _log.info("%s did not come (%s); trying again", artifact.file_name, _reason(exc))
+        if wanted.cached_path is not None:
+            # Half a file would be taken for the whole one.
+            wanted.cached_path.unlink(missing_ok=True)
+        time.sleep(_PAUSE_S * number)
+    return wanted.resolve()
 
 
 def _sha256(path: Path) -> str:

@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
 from jgo.util import http
 
-from echo_bus.embedded import resolve_embedded, resolve_registry
+from echo_bus.embedded import artifacts, resolve_embedded, resolve_registry
 from echo_bus.embedded.artifacts import Artifact, download
 from echo_bus.embedded.class_cache import ready_class_cache
 from echo_bus.embedded.folders import CACHE_VARIABLE, STATE_VARIABLE, hold, staged
@@ -241,6 +242,7 @@ def local_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise requests.ConnectionError("Name or service not known")
 
     monkeypatch.setattr(http, "request", no_network)
+    monkeypatch.setattr(artifacts, "_PAUSE_S", 0.0)
     file = tmp_path / "maven" / "org" / "example" / "thing" / "1.0" / "thing-1.0.jar"
     file.parent.mkdir(parents=True)
     return file
@@ -261,6 +263,35 @@ def test_other_bytes_than_the_locked_ones_are_refused(tmp_path: Path, local_mave
     with pytest.raises(UserError, match="SHA-256 differs"):
         download([ARTIFACT], target)
     assert list(target.iterdir()) == []
+
+
+class Answer:
+    """Of a repository: the first breaks off in the middle of the file, the others are whole."""
+
+    num_asked = 0
+
+    def __init__(self, url: str) -> None:
+        self._is_file = url.endswith(".jar")
+        self.status_code = 200 if self._is_file else 404
+        self.headers: dict[str, str] = {}
+        Answer.num_asked += self._is_file
+
+    def iter_content(self, chunk_size: int) -> Iterator[bytes]:
+        yield JAR[:4]
+        if Answer.num_asked == 1:
+            raise requests.exceptions.ChunkedEncodingError("Connection broken")
+        yield JAR[4:]
+
+
+@pytest.mark.usefixtures("local_maven")
+def test_a_download_that_breaks_off_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Answer, "num_asked", 0)
+    monkeypatch.setattr(http, "request", lambda method, url, **_: Answer(url))
+    target = tmp_path / "jars"
+    target.mkdir()
+    download([ARTIFACT], target)
+    assert (target / "thing-1.0.jar").read_bytes() == JAR
+    assert Answer.num_asked == 2
 
 
 @pytest.mark.usefixtures("local_maven")
