@@ -26,7 +26,7 @@ import numpy.typing as npt
 from echo_rollout.engines.engine import Engine, Generation
 from echo_rollout.prompts import ChatCodec, TokenIds
 from echo_schemas.errors import EchoError
-from echo_schemas.records import ChatMessage, FinishReason, Sampling, Span, VersionSpan
+from echo_schemas.records import ChatMessage, FinishReason, LogprobSource, Sampling, Span, VersionSpan
 from echo_tasks.task import Environment, Task, Turn
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class Sample:
     finish_reason: FinishReason
     completion: str
     turn_rewards: tuple[float, ...] = ()
+    logprob_source: LogprobSource = LogprobSource.SAMPLER
     prompt: str | None = None
     """The prompt as text where the environment's first observation became part of it; None: it is the request's."""
 
@@ -219,6 +220,7 @@ class _Episode:
         self._versions: list[VersionSpan] = []
         self._texts: list[str] = []
         self._sha256 = ""
+        self._logprob_source = LogprobSource.SAMPLER
 
     def tokens(self) -> TokenIds:
         """Everything, int32 [T]."""
@@ -262,6 +264,9 @@ class _Episode:
         self._versions.extend(_shifted(generation.version_spans, start))
         self._texts.append(generation.text)
         self._sha256 = generation.weights_sha256
+        if generation.logprob_source is LogprobSource.RECOMPUTED:
+            # One turn without them leaves the whole episode's to the learner.
+            self._logprob_source = generation.logprob_source
         self.num_tokens += count
         self.num_generated += count
 
@@ -279,6 +284,7 @@ class _Episode:
             finish_reason=reason,
             completion="".join(self._texts),
             turn_rewards=tuple(self.turn_rewards),
+            logprob_source=self._logprob_source,
             prompt=self._prompt,
         )
 
@@ -319,6 +325,7 @@ def _single_turns(prompt: TokenIds, generations: Sequence[Generation]) -> list[S
                 weights_sha256=generation.weights_sha256,
                 finish_reason=generation.finish_reason,
                 completion=generation.text,
+                logprob_source=generation.logprob_source,
             )
         )
     return samples

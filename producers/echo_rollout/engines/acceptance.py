@@ -1,0 +1,34 @@
+"""May this engine sample for this run? Asked once it is started and has said what it can do. Nothing is let through unsaid."""
+
+from __future__ import annotations
+
+import logging
+
+from echo_bus.settings.sections import RolloutSettings
+from echo_rollout.engines.engine import EngineCapabilities
+from echo_schemas.errors import UserError
+from echo_schemas.records import LogprobSource
+
+logger = logging.getLogger(__name__)
+
+
+def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSettings) -> None:
+    """Raise UserError for an engine without log-probabilities, or without proof of its version, unless the run allows it; then log it."""
+    if capabilities.logprobs is LogprobSource.RECOMPUTED:
+        sentence = f"The engine {capabilities.name!r} cannot say how likely the tokens were that it drew."
+        if rollout.missing_logprobs == "refuse":
+            raise UserError(
+                sentence,
+                hint='Set [rollout] missing_logprobs = "recompute" to have the learner say it when it trains (importance weight 1, whatever '
+                "the staleness), or use an engine that can; see docs/engines.md.",
+            )
+        logger.warning("%s The learner computes it when it trains: importance weight 1.", sentence)
+    if not capabilities.proves_version:
+        sentence = f"The engine {capabilities.name!r} cannot prove which version it serves."
+        if rollout.unproved_versions == "refuse":
+            raise UserError(
+                sentence,
+                hint='Set [rollout] unproved_versions = "allow" to believe it as far as the comparison of log-probabilities goes, or use '
+                "an engine that can; see docs/engines.md.",
+            )
+        logger.warning("%s What it claims is believed as far as the learner's comparison of log-probabilities goes.", sentence)
