@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from echo_schemas.errors import UserError
 from echo_schemas.records import ChatMessage, Trajectory
+from echo_tasks.options import one_of, whole_number
 from echo_tasks.sokoban.board import SYMBOLS, Move, drawn, inside, read_board
 from echo_tasks.sokoban.episode import SHAPED, SUCCESS, Payoff, SokobanEpisode
 from echo_tasks.sokoban.generator import Level, Recipe, make_level
 from echo_tasks.task import ALL_TOKENS, Entry, Prompt, Signals
 
-_PAYOFFS: Mapping[str, Payoff] = {"shaped": SHAPED, "success": SUCCESS}
-_STYLES = ("chat", "board")
+
+class Pay(StrEnum):
+    """What turns earn."""
+
+    SHAPED = "shaped"
+    SUCCESS = "success"
+
+
+class Style(StrEnum):
+    """How boards are worded: as messages with the rules, or bare."""
+
+    CHAT = "chat"
+    BOARD = "board"
+
+
+_PAYOFFS: Mapping[Pay, Payoff] = {Pay.SHAPED: SHAPED, Pay.SUCCESS: SUCCESS}
 
 
 class Sokoban:
@@ -42,17 +57,17 @@ class Sokoban:
         """
         (width, height), (min_moves, max_moves), (low, high) = _pair("size", size), _pair("moves", moves), _pair("floor", floor)
         self.recipe = Recipe(
-            width=_whole("size", width),
-            height=_whole("size", height),
-            boxes=_whole("boxes", boxes),
-            min_moves=_whole("moves", min_moves),
-            max_moves=_whole("moves", max_moves),
+            width=whole_number("size", width, least=1),
+            height=whole_number("size", height, least=1),
+            boxes=whole_number("boxes", boxes, least=1),
+            min_moves=whole_number("moves", min_moves, least=1),
+            max_moves=whole_number("moves", max_moves, least=1),
             floor=(low, high),
         )
-        self.rounds = _whole("rounds", rounds)
-        self.actions_per_round = _whole("actions_per_round", actions_per_round)
-        self._payoff = _PAYOFFS[_one_of("reward", reward, tuple(_PAYOFFS))]
-        self._is_chat = _one_of("style", style, _STYLES) == "chat"
+        self.rounds = whole_number("rounds", rounds, least=1)
+        self.actions_per_round = whole_number("actions_per_round", actions_per_round, least=1)
+        self._payoff = _PAYOFFS[one_of("reward", reward, Pay)]
+        self._is_chat = one_of("style", style, Style) is Style.CHAT
         # Boards that no room has are found out here, not by the first request.
         self.level(0, 0)
 
@@ -99,18 +114,5 @@ class Sokoban:
 
 def _pair(name: str, value: Any) -> tuple[Any, Any]:
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2 or not all(isinstance(v, int | float) for v in value):
-        raise UserError(f"The option {name} is {value!r}, not two numbers.", hint=f"Write it as {name} = [from, to].")
+        raise UserError(f"[task.options] {name} = {value!r} is not two numbers.", hint=f"Write it as {name} = [a, b].")
     return value[0], value[1]
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"The option {name} has {value!r}; it takes whole numbers from 1 on.")
-    return value
-
-
-def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
-    if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)[0]
-        raise UserError(f"The option {name} is {value!r}; it can be {' or '.join(known)}.", hint=f"Did you mean {near!r}?")
-    return str(value)
