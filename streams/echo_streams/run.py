@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from echo_bus.process import RoleProcess
 from echo_bus.settings import Settings
+from echo_bus.settings.rules import evaluation_specs
 from echo_bus.view import CompactedView
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress
@@ -20,7 +21,7 @@ from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool
 from echo_streams.preflight import check_group, check_topics
 from echo_streams.processing import Processor, Wire
-from echo_streams.scoring import Attached, Scorer, ScoringLimits
+from echo_streams.scoring import Attached, Scorer, ScoringLimits, Selection
 from echo_streams.security import login_of
 from echo_tasks.catalogue import load_reward
 from echo_tasks.rewards import RewardKind
@@ -36,15 +37,16 @@ def run_reward(process: RoleProcess, *, application: str | None = None, names: S
     """Score every trajectory of the run until `process.stop`.
 
     `application`: which one this is; processes of the same one share its consumer group, and so the work. None: the run's own. `names`:
-    the rewards of another one; None: all of [rewards]. Raises UserError for a reward or topic that is not there, NotAuthorized for a
-    group that is closed to us, TooManyDeadLetters if too many trajectories cannot be read.
+    the rewards of another one; None: all of [rewards], and of each [[eval]]. Raises UserError for a reward or topic that is not there,
+    NotAuthorized for a group that is closed to us, TooManyDeadLetters if too many trajectories cannot be read.
     """
     if names and application in {None, OWN_APPLICATION}:
         raise UserError(
             "Rewards of its own need an application of its own: the run's shares its trajectories among processes with the same rewards.",
             hint="Add --application with a new name.",
         )
-    attached = attach(names or tuple(process.settings.rewards))
+    selection = None if names else selection_of(process.settings)
+    attached = attach(names or all_rewards(process.settings))
     check_isolation(attached, process.settings.scoring.processes)
     num_partitions = check_topics(process.bus)
     group = process.bus.namespace.group("reward", application or OWN_APPLICATION)
@@ -53,9 +55,21 @@ def run_reward(process: RoleProcess, *, application: str | None = None, names: S
     progress = process.bus.view(PROGRESS, Progress)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_run(process, attached, progress, group, num_partitions))
+            runner.run(_run(process, attached, selection, progress, group, num_partitions))
     finally:
         progress.close()
+
+
+def all_rewards(settings: Settings) -> tuple[str, ...]:
+    """The rewards of the run, then those that only evaluations name."""
+    return tuple(dict.fromkeys([*settings.rewards, *(name for spec in evaluation_specs(settings) for name in spec.rewards)]))
+
+
+def selection_of(settings: Settings) -> Selection | None:
+    """Which of them judge what; None if there is nothing to choose."""
+    run = frozenset(settings.rewards)
+    evaluations = {spec.name: frozenset(spec.rewards) for spec in evaluation_specs(settings)}
+    return None if all(names == run for names in evaluations.values()) else Selection(run=run, evaluations=evaluations)
 
 
 def attach(names: Sequence[str]) -> tuple[Attached, ...]:
@@ -78,7 +92,12 @@ def check_isolation(attached: Sequence[Attached], num_processes: int) -> None:
 
 
 async def _run(
-    process: RoleProcess, attached: tuple[Attached, ...], progress: CompactedView[Progress], group: str, num_partitions: int
+    process: RoleProcess,
+    attached: tuple[Attached, ...],
+    selection: Selection | None,
+    progress: CompactedView[Progress],
+    group: str,
+    num_partitions: int,
 ) -> None:
     # Faust takes seconds to import, and the checks before should not wait for it.
     from echo_streams.faust_app import AppOptions, RewardApp
@@ -96,7 +115,9 @@ async def _run(
     )
     scoring = settings.scoring
     limits = ScoringLimits(timeout_s=scoring.timeout_s, retries=scoring.retries, concurrency=scoring.concurrency)
-    scorer = Scorer(attached, run_id=wire.run_id, limits=limits, metrics=metrics, clock=process.clock, pool=pool)
+    scorer = Scorer(
+        attached, run_id=wire.run_id, limits=limits, metrics=metrics, clock=process.clock, pool=pool, selection=selection
+    )  # fmt: skip
     intake = Intake(wire.run_id, budget=settings.budget, drop_stale=settings.staleness.over_budget == "drop")
 
     def learner_version() -> int | None:

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from echo_bus.clock import Clock
-from echo_schemas.records import Coordinates, Reward, RewardOutcome, Trajectory
+from echo_core.evaluation import EVALUATION
+from echo_schemas.records import Coordinates, Purpose, Reward, RewardOutcome, Trajectory
 from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import CallTimedOut, Failure, ProcessDied, ScoringPool, described
@@ -27,6 +28,22 @@ class Attached:
 
     name: str
     function: RewardFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Whom the functions judge, by name: those of the run, and those of each evaluation. An evaluation that is not here is judged as the
+    run is.
+    """
+
+    run: frozenset[str]
+    evaluations: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def of(self, trajectory: Trajectory) -> frozenset[str]:
+        """The names of those that judge `trajectory`."""
+        if trajectory.purpose is not Purpose.EVAL:
+            return self.run
+        return self.evaluations.get(trajectory.metadata.get(EVALUATION, ""), self.run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +89,11 @@ class Scorer:
         metrics: StreamsMetrics,
         clock: Clock,
         pool: ScoringPool | None = None,
+        selection: Selection | None = None,
     ) -> None:
+        """`selection` None: every function judges everything."""
         self._attached = tuple(attached)
+        self._selection = selection
         self._run_id = run_id
         self._limits = limits
         self._metrics = metrics
@@ -86,10 +106,22 @@ class Scorer:
         self._seconds = {entry.name: metrics.call_seconds.labels(entry.name) for entry in attached}
 
     async def score(self, batch: Sequence[Judgeable]) -> list[Reward]:
-        """One reward per trajectory and function, the trajectories in order. Raises nothing that a reward function raises."""
+        """One reward per trajectory and function that judges it. Raises nothing that a reward function raises."""
+        if self._selection is None:
+            return await self._score(batch, self._attached)
+        parts: dict[frozenset[str], list[Judgeable]] = {}
+        for item in batch:
+            parts.setdefault(self._selection.of(item.trajectory), []).append(item)
+        found = await asyncio.gather(*(self._score(part, self._chosen(names)) for names, part in parts.items()))
+        return [reward for rewards in found for reward in rewards]
+
+    def _chosen(self, names: frozenset[str]) -> tuple[Attached, ...]:
+        return tuple(entry for entry in self._attached if entry.name in names)
+
+    async def _score(self, batch: Sequence[Judgeable], attached: tuple[Attached, ...]) -> list[Reward]:
         samples: list[ScoredSample] = []
         readable: list[int] = []
-        columns: list[list[Judgement]] = [[] for _ in self._attached]
+        columns: list[list[Judgement]] = [[] for _ in attached]
         unreadable: dict[int, Judgement] = {}
         for position, item in enumerate(batch):
             try:
@@ -98,22 +130,23 @@ class Scorer:
             except ValueError as exc:
                 unreadable[position] = Judgement(outcome=RewardOutcome.FAILED, error=described(exc))
         if samples:
-            columns = await asyncio.gather(*(self._judge(entry, samples) for entry in self._attached))
+            columns = await asyncio.gather(*(self._judge(entry, samples) for entry in attached))
         rewards: list[Reward] = []
         time_ms = self._clock.time_ms()
         place = dict(zip(readable, range(len(readable)), strict=True))
         for position, item in enumerate(batch):
             identity = _identity_of(item.trajectory)
-            for entry, column in zip(self._attached, columns, strict=True):
+            for entry, column in zip(attached, columns, strict=True):
                 judgement = unreadable[position] if position in unreadable else column[place[position]]
                 rewards.append(self._reward(entry, judgement, identity, item.at, time_ms))
         return rewards
 
     def stale(self, identity: Identity, at: Coordinates, why: str) -> list[Reward]:
-        """One reward per function for a trajectory that is too old to be judged."""
+        """One reward per function for a trajectory that is too old to be judged, which only one of training can be."""
+        attached = self._attached if self._selection is None else self._chosen(self._selection.run)
         judgement = Judgement(outcome=RewardOutcome.STALE, error=why)
         time_ms = self._clock.time_ms()
-        return [self._reward(entry, judgement, identity, at, time_ms) for entry in self._attached]
+        return [self._reward(entry, judgement, identity, at, time_ms) for entry in attached]
 
     def _reward(self, entry: Attached, judgement: Judgement, identity: Identity, at: Coordinates, time_ms: int) -> Reward:
         self._outcomes[entry.name, judgement.outcome].inc()
