@@ -150,7 +150,7 @@ def test_the_conversation_reads_as_the_template_writes_it_and_keeps_its_tokens(t
     assert sample.prompt is None
     assert sample.completion.startswith("the answer" + end)
     assert sample.completion.endswith("last")
-    assert board.closed.wait(20), "waited for the environment to be closed"
+    assert board.closed.wait(60), "waited for the environment to be closed"
 
 
 def test_a_turn_that_was_cut_short_is_closed_by_the_template_untrained(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_first_observation_without_room_for_an_answer_costs_the_group(tmp_path
     board = Board("board " * 100)
     with pytest.raises(EmptyGeneration, match="leaves no room"):
         played(codec, Replies([]), board, max_length=60, max_new=20)
-    assert board.closed.wait(20), "waited for the environment to be closed"
+    assert board.closed.wait(60), "waited for the environment to be closed"
 
 
 def test_an_environment_that_raises_is_closed(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_an_environment_that_raises_is_closed(tmp_path: Path) -> None:
     board = Board()
     with pytest.raises(EnvironmentFailed, match="ValueError: the board broke"):
         played(codec, Replies([(spelled(codec, "break"), "break")]), board)
-    assert board.closed.wait(20), "waited for the environment to be closed"
+    assert board.closed.wait(60), "waited for the environment to be closed"
 
 
 class Stubborn(Board):
@@ -211,7 +211,7 @@ def test_an_environment_that_cannot_be_closed_costs_a_warning(tmp_path: Path, ca
     board = Stubborn()
     sample = played(codec, Replies([(spelled(codec, text), text) for text in "abc"]), board)
     assert sample.finish_reason is FinishReason.ENVIRONMENT
-    deadline, pause = Deadline.after(20), threading.Event()
+    deadline, pause = Deadline.after(60), threading.Event()
     while "the sandbox does not answer" not in caplog.text:
         assert not deadline.expired(), "waited for the warning"
         pause.wait(0.01)
