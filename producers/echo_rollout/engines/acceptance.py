@@ -19,7 +19,7 @@ def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSetting
         if rollout.missing_logprobs == "refuse":
             raise UserError(
                 sentence,
-                hint='Set [rollout] missing_logprobs = "recompute" to have the learner say it when it trains (importance weight 1, whatever '
+                hint='Set [rollout] missing_logprobs = "recompute" to have the learner say it when it trains (importance weight 1 whatever '
                 "the staleness), or use an engine that can; see docs/engines.md.",
             )
         logger.warning("%s The learner computes it when it trains: importance weight 1.", sentence)

@@ -1,6 +1,6 @@
 """All behaviours of the contract against one engine with a model, in a process of its own.
 
-    python -m tests.contract.engines.engine_process NAME KIND [async]
+    python -m tests.contract.engines.engine_process NAME KIND [async | completions]
 
 vLLM replaces torch's thread settings and warns a lot while it is imported; neither may reach other tests. Writes `ok NAME` for each.
 """
@@ -21,6 +21,9 @@ from echo_schemas.records import Sampling, WeightKind
 from tests.contract.engines import contract, snapshots
 
 _MAX_LENGTH = 64
+_BEHAVIOUR_S = 120.0
+_OPTIONS: dict[str, dict[str, object]] = {"async": {"in_process": False}, "completions": {"enable_scale_out": False}}
+"""What makes the engine take its other way: `vllm` processes of its own, `openai` the route that every server has."""
 
 
 async def _run(name: str, kind: WeightKind, options: dict[str, object], folder: Path) -> int:
@@ -57,7 +60,7 @@ def _expected(base: Path, snapshot: Snapshot, tokens: list[int], sampling: Sampl
 def main() -> int:
     """0 if every behaviour is as it must be."""
     name, kind, *rest = sys.argv[1:]
-    options: dict[str, object] = {"in_process": False} if rest else {}
+    options = dict(_OPTIONS[rest[0]]) if rest else {}
     prefetch(name)
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_run(name, WeightKind(kind), options, Path(folder)))

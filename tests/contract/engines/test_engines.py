@@ -17,7 +17,7 @@ from echo_schemas.records import WeightKind
 from tests.contract.engines import contract
 
 _ROOT = Path(__file__).parents[3]
-# The engine in processes of its own imports vLLM three times, one after another.
+# Engines with processes of their own import vLLM three times, one after another.
 _PROCESS_S = 900.0
 
 
@@ -40,11 +40,20 @@ def test_scripted_engine_keeps_the_contract(tmp_path: Path) -> None:
 @pytest.mark.timeout(_PROCESS_S + 20)
 @pytest.mark.parametrize(
     "arguments",
-    ["transformers lora", "transformers full", "vllm lora", "vllm full", "vllm lora async"],
+    [
+        "transformers lora",
+        "transformers full",
+        "vllm lora",
+        "vllm full",
+        "vllm lora async",
+        "openai lora",
+        "openai lora completions",
+        "openai full",
+    ],
     ids=lambda arguments: arguments.replace(" ", "-"),
 )
 def test_engine_with_a_model_keeps_the_contract(arguments: str) -> None:
-    if arguments.startswith("vllm") and importlib.util.find_spec("vllm") is None:
+    if not arguments.startswith("transformers") and importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     command = [sys.executable, "-m", "tests.contract.engines.engine_process", *arguments.split()]

@@ -155,7 +155,10 @@ def test_logprobs_that_nobody_said_are_the_learner_s_own_at_the_step_s_start(
     for name in ("unsaid_step", "by_hand_step"):
         folder = tmp_path / name
         script = [[name, 1, 1], [name, 2, 2], ["snapshot", str(folder)]]
-        found[name] = torch_process.run("train", base=str(base), script=script, settings={}, ranks=ranks)[:2], weights_in(folder)
+        found[name] = (
+            torch_process.run("train", base=str(base), script=script, settings={}, ranks=ranks, launched=ranks > 1)[:2],
+            weights_in(folder),
+        )
     unsaid, by_hand = found["unsaid_step"], found["by_hand_step"]
     for one, other in zip(unsaid[0], by_hand[0], strict=True):
         assert one.keys() == other.keys()
