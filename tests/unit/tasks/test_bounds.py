@@ -46,10 +46,10 @@ def test_work_without_an_end_is_ended_also_where_everything_is_caught() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux alone")
 def test_work_that_takes_too_much_memory_is_ended() -> None:
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    with pytest.raises(OutOfBounds, match=r"More than 67108864 bytes of memory"), bounded(10.0, 1 << 26):
-        bytearray(1 << 28)
+    with pytest.raises(OutOfBounds, match=r"More than 16777216 bytes of memory"), bounded(10.0, 1 << 24):
+        bytearray(1 << 26)
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
-    bytearray(1 << 28)
+    bytearray(1 << 26)
 
 
 def test_what_the_work_raises_is_its_own() -> None:
