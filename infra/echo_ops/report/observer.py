@@ -28,6 +28,7 @@ _TOPICS = (STEPS, DROPS, PROGRESS, WORKERS, WEIGHTS)
 _READ_S = 0.25
 # Counters and lags cost every process a few milliseconds a reading.
 _EVERY_S = 2.0
+_IMPORTED = {"learner": Milestone.LEARNER_IMPORTED, "worker": Milestone.WORKER_IMPORTED}
 _FINISH_S = 30.0
 
 
@@ -81,8 +82,9 @@ class Observer:
 
     def look_for_announcements(self) -> None:
         """Note which processes have come up; for whoever waits while there is no log to read yet."""
-        for name, milestone in (("learner", Milestone.LEARNER_IMPORTED), ("worker-0", Milestone.WORKER_IMPORTED)):
-            if name in self._announced and self._announced[name].exists():
+        for name, announce in self._announced.items():
+            milestone = _IMPORTED.get(name.partition("-")[0])
+            if milestone is not None and announce.exists():
                 self.note(milestone)
 
     def _follow(self) -> None:

@@ -22,9 +22,11 @@ def report_page(
     css = resources.files("echo_ops.report").joinpath("page.css").read_text(encoding="utf-8")
     body = [f"<h1>{escape(view.run_id)}</h1>", f'<p class="soft">{escape(_subtitle(summary, config))}</p>']
     body.append(f'<p class="answer">{escape(str(summary["bottleneck"]["sentence"]))}</p>')
+    if summary["disbelief"]:
+        body.append(f'<p class="answer alarm">{escape(str(summary["disbelief"]))}</p>')
     body.append(_numbers(summary, exact=view.is_exact))
     body.append('<div class="grid">' + "".join(_cards(view, summary, spans, started_ms) if view.steps else [_no_steps()]))
-    body.append(_tables(summary) + "</div>")
+    body.append(_workers(summary) + _tables(summary) + "</div>")
     body.append(_configuration(config))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -35,8 +37,10 @@ def report_page(
 def _subtitle(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     policy, rollout, staleness = config["policy"], config["rollout"], config["staleness"]
     kind = f"LoRA r = {policy['lora']['r']}" if policy["update"] == "lora" else "all weights"
+    pool = [f"{each['workers']} {each['name']} on {each['engine'] or rollout['engine']}" for each in rollout["pool"]]
+    workers = ", ".join(pool) or f"{rollout['workers']} worker(s) on {rollout['engine']}"
     return (
-        f"{config['task']['name']} · {policy['base']} · {kind} · {rollout['workers']} worker(s) on {rollout['engine']} · "
+        f"{config['task']['name']} · {policy['base']} · {kind} · {workers} · "
         f"staleness budget {staleness['budget']} · {summary['outcome']} after {summary['wall_seconds']:.0f} s"
     )
 
@@ -103,6 +107,40 @@ def _card(title: str, text: str, svg: str, legend: Sequence[tuple[str, str]] = (
         + (f'<div class="legend">{keys}</div>' if keys else "")
         + f"{svg}</section>"
     )
+
+
+def _workers(summary: Mapping[str, Any]) -> str:
+    """A row a worker, from its first weights to its last word."""
+    heads = (
+        *("worker", "kind", "engine", "samples/s", "share", "delivered", "trained", "staleness, mean", "largest", "idle", "price per hour"),
+        "cost per 1,000",
+    )
+    rows = [
+        (
+            line["worker_id"],
+            line["kind"] or "–",
+            line["engine"],
+            _form(line["samples_per_s"], ",.1f"),
+            _form(line["share"], ".1%"),
+            f"{line['delivered']:,}",
+            f"{line['trained']:,}",
+            _form(line["staleness_mean"], ".2f"),
+            _form(line["staleness_max"], "d"),
+            _form(line["idle_share"], ".1%"),
+            f"{line['price_per_hour']:g}",
+            _form(line["cost_per_1000"], ".3g"),
+        )
+        for line in summary["workers"]
+    ]
+    if not rows:
+        return ""
+    text = "From first weights to last word. Delivered: trajectories acknowledged by the log; staleness: of those trained."
+    if summary["cost_per_1000"] is not None:
+        text += f" All workers together cost {summary['cost_per_1000']:.3g} per 1,000 trajectories."
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    cells = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    table = f'<table class="workers"><tr>{head}</tr>{cells}</table>'
+    return f'<section class="card wide"><h2>Workers</h2><p>{escape(text)}</p>{table}</section>'
 
 
 def _tables(summary: Mapping[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from echo_core.bottleneck import describe
 from echo_ops.report.run_view import Milestone, RunView, Step
@@ -43,7 +44,7 @@ def step_line(step: Step, mean: float, wanted: int) -> str:
 
 
 def closing_lines(summary: dict[str, object], reward_name: str) -> list[str]:
-    """Six to eight lines for the end."""
+    """Six to eight lines for the end, and one for each worker where there are several."""
 
     def number(key: str, form: str, missing: str = "–") -> str:
         value = summary.get(key)
@@ -67,6 +68,8 @@ def closing_lines(summary: dict[str, object], reward_name: str) -> list[str]:
         f"learner and worker differ by {number('logprob_max_diff', '.1e')} at most in log-probability "
         f"({number('logprob_samples', 'd')} samples compared)"
     )
+    workers = summary.get("workers")
+    several = workers if isinstance(workers, list) and len(workers) > 1 else []
     return [
         took,
         reward + (f"; 0.70 after {reached} s" if reached else ""),
@@ -74,6 +77,26 @@ def closing_lines(summary: dict[str, object], reward_name: str) -> list[str]:
         + (f"dropped: {why}" if why else "none dropped"),
         f"staleness: {number('staleness_mean', '.2f')} on average, {number('max_staleness', 'd')} at most",
         waits,
+        *(_worker_line(line) for line in several),
         agreement,
         str(sentence),
+        *([str(disbelief)] if (disbelief := summary.get("disbelief")) else []),
     ]
+
+
+def _worker_line(line: Mapping[str, Any]) -> str:
+    """`worker-slow-0 (slow, transformers): 18% of the work, 4.1 samples/s, staleness 1.20 on average, idle 3%, 0.12 per 1,000`."""
+    parts = [
+        f"{_form(line['share'], '.0%')} of the work",
+        f"{_form(line['samples_per_s'], '.1f')} samples/s",
+        f"staleness {_form(line['staleness_mean'], '.2f')} on average",
+        f"idle {_form(line['idle_share'], '.0%')}",
+    ]
+    if line["price_per_hour"]:
+        parts.append(f"{_form(line['cost_per_1000'], '.3g')} per 1,000 trajectories")
+    what = f"{line['kind']}, {line['engine']}" if line["kind"] else line["engine"]
+    return f"{line['worker_id']} ({what}): {', '.join(parts)}"
+
+
+def _form(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from echo_core.bottleneck import Bottleneck, Place, PlaceUse, between, find_bottleneck
+from echo_ops.report.pool import PoolView
 from echo_schemas.records import Drop, Progress, Record, SessionClaim, StepReport, WeightManifest, WorkerStatus
 
 TOTAL_REWARD = "total"
@@ -83,9 +84,10 @@ class RunView:
         self.budget = budget
         self.steps: list[Step] = []
         self.milestones: dict[Milestone, float] = {}
-        self.workers: dict[str, WorkerStatus] = {}
+        self.pool = PoolView()
         self.progress: Progress | None = None
         self.drops: Counter[str] = Counter()
+        self.disbelieved: Counter[str] = Counter()
         self.lags: dict[str, int] = {}
         self.trajectories_published = 0
         self.started_ms = started_ms
@@ -111,6 +113,8 @@ class RunView:
                 self._step(record)
             case Drop():
                 self.drops[record.why.value] += 1
+                if record.worker_id is not None:
+                    self.disbelieved[record.worker_id] += 1
             case Progress():
                 self.progress = record
             case WorkerStatus():
@@ -148,6 +152,11 @@ class RunView:
     def is_exact(self) -> bool:
         """Whether `reward` is a share of exact matches."""
         return bool(self.steps) and EXACT_REWARD in self.steps[-1].metrics
+
+    def disbelief(self) -> str:
+        """Which workers claimed weights that they did not serve, as a sentence; empty if none did."""
+        found = ", ".join(f"{worker} ({count:,} trajectories dropped)" for worker, count in self.disbelieved.most_common())
+        return f"Other weights than claimed were served by {found}." if found else ""
 
     def mean_rewards(self) -> list[float]:
         """For each step the mean reward of it and up to nine before it."""
@@ -203,10 +212,6 @@ class RunView:
             ]
         return found
 
-    def heard_s(self, status: WorkerStatus) -> float:
-        """When a worker's record was made."""
-        return self._seconds(status.time_ms)
-
     def place_totals(self) -> dict[Place, PlaceUse]:
         """All processes together, from their start."""
         total: dict[Place, PlaceUse] = {}
@@ -248,10 +253,11 @@ class RunView:
                 metrics=metrics,
             )
         )
+        self.pool.train(report.workers)
         self.note(Milestone.STEP, time_s)
 
     def _worker(self, status: WorkerStatus) -> None:
-        self.workers[status.worker_id] = status
+        self.pool.hear(status, self._seconds(status.time_ms))
         self._busy.setdefault(status.worker_id, []).append((self._seconds(status.time_ms), status.busy_s))
         if status.installed_version is None:
             return

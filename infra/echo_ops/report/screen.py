@@ -16,6 +16,7 @@ from rich.text import Text
 
 from echo_core.bottleneck import describe
 from echo_ops.report.braille import Canvas
+from echo_ops.report.pool import WorkerLine
 from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
 
 DRAW_EVERY_S = 0.75
@@ -75,7 +76,7 @@ def render(view: RunView, elapsed_s: float, width: int, height: int, where: str,
         Layout(_reward(view, width - side - 4, height - bottom - 9 - len(notes)), ratio=1), Layout(_numbers(view), size=side)
     )
     layout["bottom"].split_row(
-        Layout(_workers(view, elapsed_s), ratio=1), Layout(_queues(view) if view.steps else _startup(view), size=side)
+        Layout(_workers(view, elapsed_s, width - side, bottom), ratio=1), Layout(_queues(view) if view.steps else _startup(view), size=side)
     )
     return layout
 
@@ -140,21 +141,59 @@ def _numbers(view: RunView) -> RenderableType:
     return Panel(Group(*parts), title="learner", border_style="magenta", title_align="left")
 
 
-def _workers(view: RunView, elapsed_s: float) -> RenderableType:
+def _workers(view: RunView, elapsed_s: float, width: int, height: int) -> RenderableType:
+    """A line a worker over the last seconds, with as many columns as there is room for; the last line stands for those without one."""
+    lines = view.pool.lines(recent=True)
+    columns = _columns(width, has_kinds=any(line.kind for line in lines), has_prices=any(line.price_per_hour for line in lines))
     table = Table(expand=True, box=None, header_style="dim")
-    for name in ("worker", "state", "version", "tokens/s", "in flight", "heard"):
-        table.add_column(name, justify="left" if name in {"worker", "state"} else "right")
-    for worker, status in sorted(view.workers.items()):
-        table.add_row(
-            worker,
-            status.state.value,
-            "–" if status.installed_version is None else f"v{status.installed_version}",
-            f"{status.tokens_per_s:,.0f}",
-            str(status.in_flight),
-            f"{max(0.0, elapsed_s - view.heard_s(status)):.0f} s ago",
-        )
+    for name in columns:
+        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    room = height - _FRAME_ROWS
+    shown = lines if len(lines) <= room else lines[: room - 1]
+    for line in shown:
+        table.add_row(*(_COLUMNS[name][1](line, elapsed_s) for name in columns))
+    if len(shown) < len(lines):
+        rest = lines[len(shown) :]
+        table.add_row(f"and {len(rest)} more, {sum(line.samples_per_s or 0.0 for line in rest):,.0f} samples/s")
     published = "" if view.progress is None else f", newest weights v{view.progress.published}"
     return Panel(table, title=f"workers{published}", border_style="blue", title_align="left")
+
+
+def _columns(width: int, *, has_kinds: bool, has_prices: bool) -> list[str]:
+    """The names of the columns that fit, in their order; the most asked for are chosen first."""
+    unasked = {*(() if has_kinds else ("kind",)), *(() if has_prices else ("price/h", "per 1,000"))}
+    left, chosen = width - _FRAME_COLUMNS, set()
+    for name in _BY_IMPORTANCE:
+        if name not in unasked and _COLUMNS[name][0] <= left:
+            left -= _COLUMNS[name][0]
+            chosen.add(name)
+    return [name for name in _COLUMNS if name in chosen]
+
+
+# Of the panel: its border and the heads of the columns; its border and the space beside it.
+_FRAME_ROWS, _FRAME_COLUMNS = 3, 4
+_LEFT = {"worker", "kind", "engine", "state"}
+# Name: the width that it needs, and its text for a worker at a time.
+_COLUMNS: dict[str, tuple[int, Callable[[WorkerLine, float], str]]] = {
+    "worker": (12, lambda line, now_s: line.worker_id),
+    "kind": (9, lambda line, now_s: line.kind or "–"),
+    "engine": (13, lambda line, now_s: line.engine.rpartition(":")[2]),
+    "state": (9, lambda line, now_s: line.state.value),
+    "version": (8, lambda line, now_s: "–" if line.version is None else f"v{line.version}"),
+    "samples/s": (10, lambda line, now_s: _number(line.samples_per_s, ",.1f")),
+    "share": (6, lambda line, now_s: _number(line.share, ".0%")),
+    "idle": (5, lambda line, now_s: _number(line.idle_share, ".0%")),
+    "stale": (6, lambda line, now_s: _number(line.staleness_mean, ".1f")),
+    "price/h": (8, lambda line, now_s: f"{line.price_per_hour:g}"),
+    "per 1,000": (10, lambda line, now_s: _number(line.cost_per_1000, ".3g")),
+    "tokens/s": (10, lambda line, now_s: f"{line.tokens_per_s:,.0f}"),
+    "in flight": (10, lambda line, now_s: str(line.in_flight)),
+    "heard": (9, lambda line, now_s: f"{max(0.0, now_s - line.heard_s):.0f} s ago"),
+}
+_BY_IMPORTANCE = (
+    *("worker", "state", "version", "samples/s", "share", "stale", "idle", "kind"),
+    *("per 1,000", "engine", "price/h", "heard", "in flight", "tokens/s"),
+)
 
 
 def _queues(view: RunView) -> RenderableType:
@@ -180,6 +219,8 @@ def _startup(view: RunView) -> RenderableType:
 
 def _foot(view: RunView, where: str, notes: list[str]) -> RenderableType:
     sentence = Text(f" {describe(view.bottleneck(recent=True))}" if view.steps else " Starting.", "bold yellow", no_wrap=True)
+    if disbelief := view.disbelief():
+        sentence = Text(f" {disbelief}", "bold red", no_wrap=True)
     ending = Text(f" Logs: {where}. Ctrl-C drains, twice ends at once.", "dim", no_wrap=True)
     return Group(sentence, *(Text(f" {note}", no_wrap=True) for note in notes), ending)
 

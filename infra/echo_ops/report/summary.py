@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from echo_core.bottleneck import describe
+from echo_ops.report.pool import cost_per_1000, mean_age
 from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
 
 GOAL = 0.70
@@ -19,6 +21,7 @@ def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mappi
     staleness = view.staleness()
     last = view.steps[-1].metrics if view.steps else {}
     bottleneck = view.bottleneck()
+    lines = view.pool.lines()
     return {
         "run": view.run_id,
         "outcome": outcome,
@@ -30,6 +33,8 @@ def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mappi
         "s_per_step": view.s_per_step(),
         "max_staleness": max((age for age, count in enumerate(staleness) if count), default=None),
         "dropped": dict(sorted(view.drops.items())),
+        "disbelieved": dict(sorted(view.disbelieved.items())),
+        "disbelief": view.disbelief(),
         "trajectories_published": view.trajectories_published,
         "trajectories_trained": sum(step.samples for step in view.steps),
         "bubble_ratio": view.bubble_ratio(),
@@ -38,7 +43,7 @@ def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mappi
         "learner_outside_compute": _outside_compute(view),
         "logprob_max_diff": _logprob_difference(view),
         "logprob_samples": int(last.get("probe_samples", 0)),
-        "staleness_mean": _mean_age(staleness),
+        "staleness_mean": mean_age(staleness),
         "staleness": list(staleness),
         "samples_per_s": view.samples_per_s(len(view.steps)) if len(view.steps) > 1 else None,
         "bottleneck": {
@@ -53,6 +58,8 @@ def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mappi
             if use.observed_s > 0
         },
         "startup_s": {milestone.name.lower(): time_s for milestone, time_s in view.milestones.items()},
+        "workers": [{**asdict(line), "state": line.state.value} for line in lines],
+        "cost_per_1000": cost_per_1000(lines) if any(line.price_per_hour for line in lines) else None,
         "software": dict(software),
     }
 
@@ -88,11 +95,6 @@ def _logprob_difference(view: RunView) -> float | None:
     """Between learner and worker on the probe groups; None if none was compared."""
     compared = [step.metrics["probe_logprob_diff_max"] for step in view.steps if step.metrics.get("probe_samples", 0) > 0]
     return max(compared) if compared else None
-
-
-def _mean_age(staleness: tuple[int, ...]) -> float | None:
-    total = sum(staleness)
-    return sum(age * count for age, count in enumerate(staleness)) / total if total else None
 
 
 def _mean(values: list[float]) -> float | None:

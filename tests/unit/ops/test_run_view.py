@@ -46,7 +46,7 @@ def test_a_run_that_goes_on_is_shown_from_the_command_on() -> None:
     view.apply(replace(example(PROGRESS, Progress), version=3, time_ms=12_500))
     assert not view.steps
     assert not view.milestones
-    assert not view.workers
+    assert not view.pool.lines()
     assert not view.broadcasts()
     assert view.num_steps == 3
     for record in (step(4, 30.0, 0.2), step(5, 30.5, 0.3)):
