@@ -53,8 +53,9 @@ def close_other_mode(bus: Bus, settings: Settings, state: LearnerState, intake: 
     found = left_over(
         read_requests(bus, since_ms), closed, version=state.version, is_sequential=is_sequential, now_ms=clock.time_ms()
     )  # fmt: skip
-    for seq in found.other_mode:
-        intake.drop(seq, DropReason.MODE_SWITCH, f"It was asked for in {'asynchronous' if is_sequential else _SEQUENTIAL} mode.")
+    intake.drop_once_read(
+        found.other_mode, DropReason.MODE_SWITCH, f"It was asked for in {'asynchronous' if is_sequential else _SEQUENTIAL} mode."
+    )  # fmt: skip
     if found.other_mode:
         logger.info("The run goes on in %s mode; %d open seqs of the other are closed", settings.run.mode, len(found.other_mode))
     return found

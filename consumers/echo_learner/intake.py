@@ -98,6 +98,7 @@ class Intake:
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
         self._woken = False
+        self._to_close: tuple[tuple[int, DropReason, str], ...] = ()
         self._expected_sha256: str | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
@@ -152,6 +153,10 @@ class Intake:
         """Close a seq without training it; a closed one stays as it is."""
         with self._changed:
             self._assembler.drop_group(seq, why, detail)
+
+    def drop_once_read(self, seqs: Iterable[int], why: DropReason, detail: str) -> None:
+        """Close `seqs` when the log is read to where it ends now, so that each of their records gets its own drop. Before `start`."""
+        self._to_close += tuple((seq, why, detail) for seq in seqs)
 
     @property
     def is_caught_up(self) -> bool:
@@ -307,6 +312,8 @@ class Intake:
                 self._assembler.skip_rewards_to(partition, position)
         if not self._caught_up and self._reader.has_reached(self._goal):
             self._caught_up = True
+            for seq, why, detail in self._to_close:
+                self._assembler.drop_group(seq, why, detail)
             logger.info("The log is read to where it ended at the start; %d groups are open", self._assembler.num_open)
             self._changed.notify_all()
 

@@ -116,7 +116,7 @@ class Answerer:
         self.seen.append(request)
         if request.purpose is not Purpose.TRAIN:
             return
-        assert request.correlation == correlation
+        assert (request.correlation or "") == correlation
         assert request.group_size == GROUP_SIZE
         self._numbers[request.seq] += 1
         self._behave(Asked(request=request, correlation=correlation, number=self._numbers[request.seq], pipeline=self._pipeline))

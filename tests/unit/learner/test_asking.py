@@ -164,19 +164,16 @@ def test_two_attempts_train_once_and_a_second_answer_is_counted(pipeline: Pipeli
 def held_back(pipeline: Pipeline, faulty: Callable[[Asked], None]) -> list[list[int]]:
     """A run of two steps whose seq 0 gets a faulty answer before anything else is answered; what was trained."""
     waiting: list[Asked] = []
+    convicted: list[Asked] = []
 
     def behave(asked: Asked) -> None:
         if asked.request.seq == 0:
             faulty(asked)
-            for other in waiting:
-                other.answer()
-            waiting.clear()
-        elif asked.request.seq == 1:
-            waiting.append(asked)
-            if any(each.request.seq == 0 for each in waiting):
-                asked.answer()
+            convicted.append(asked)
         else:
-            asked.answer()
+            waiting.append(asked)
+        while convicted and waiting:
+            waiting.pop().answer()
 
     with Answerer(pipeline, behave):
         pipeline.train(NumpyTrainer(), steps=2, **SEQUENTIAL)
