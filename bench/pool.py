@@ -1,0 +1,304 @@
+"""A pool of one fast and one slower worker against the sum of what each does alone, in one run over a real Kafka.
+
+    python bench/pool.py [--seconds S] [--slower N] [--rounds N] [--json FILE]
+
+Feeder and workers are the processes that `echoswarm run` starts; the workers' engines make as many groups a second as they are told to, so
+that nothing is measured but who is given work. This process plays the learner: it publishes a version whenever a step's groups are there,
+with which `pace` lets the feeder go on. Each phase (the fast one alone, the slow one alone, both) starts its workers, waits until they are
+in step, and counts the trajectories that arrive within `--seconds`.
+
+`pool_per_s` and `sum_per_s` are groups per second. `slow_share` is the slow worker's part of the pool's groups; `*_age_s` are seconds from
+a request's issue to its last token while both work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.admin import NewTopic
+
+from echo_bus import profiles
+from echo_bus.bus import Bus, open_bus
+from echo_bus.clock import Deadline
+from echo_bus.embedded import EmbeddedKafka
+from echo_bus.kafka import KafkaCluster
+from echo_bus.settings import load_settings
+from echo_ops.report.offsets import OffsetWatch
+from echo_schemas.records import Progress, Trajectory, WeightFile, WeightKind, WeightManifest, WorkerState, WorkerStatus
+from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topics import PROGRESS, TRAJECTORIES, WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key
+from echo_tasks.base_models import resolve_base
+
+RUN, NAMESPACE = "bench", "bench.pool"
+GROUP_SIZE, GROUPS_PER_STEP = 4, 64
+SLOTS, FAST_S = 8, 0.4
+_START_S, _END_S = 120.0, 30.0
+_LOOK_S = 0.05
+_SHOWN = 1_500
+# Each phase settles for so long: workers are told apart by what they do, which takes some groups of the slowest.
+_SETTLE_S = 15.0
+
+
+def run_file(folder: Path, bootstrap: str, *, slower: float) -> Path:
+    """The run's settings: two kinds of workers, and otherwise what everybody has."""
+    content = f"""
+[run]
+name = "{RUN}"
+[kafka]
+bootstrap = "{bootstrap}"
+namespace = "{NAMESPACE}"
+[policy]
+base = {json.dumps(str(resolve_base("demo:tiny-qwen3")))}
+[rollout]
+engine = "echo_rollout.engines.scripted:PacedEngine"
+group_size = {GROUP_SIZE}
+groups_in_flight = {2 * SLOTS}
+max_new_tokens = 3
+probe_size = 0
+[[rollout.pool]]
+name = "fast"
+options = {{ seconds = {FAST_S}, slots = {SLOTS} }}
+[[rollout.pool]]
+name = "slow"
+options = {{ seconds = {FAST_S * slower}, slots = {SLOTS} }}
+[learner]
+groups_per_step = {GROUPS_PER_STEP}
+[staleness]
+budget = 3
+publication_period = 1
+"""
+    file = folder / "run.toml"
+    file.write_text(content, encoding="utf-8")
+    return file
+
+
+class PlayedLearner:
+    """Counts trajectories, and publishes a version for every step's worth of them. A thread of its own between `start` and `close`."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._publisher = bus.publisher(profiles.PRODUCER_LATENCY)
+        self._offsets = OffsetWatch(bus.cluster, bus.namespace)
+        self._progress = Progress(
+            run_id=RUN, session="bench", version=0, published=0, groups_trained=0, groups_dropped=0, groups_ready=0, next_seq=0, time_ms=0
+        )  # fmt: skip
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._follow, name="learner", daemon=True)
+        self.num_groups = 0
+
+    def start(self) -> None:
+        """Publish version 0 and go on."""
+        self._publish(0)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises what ended the thread."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Stop publishing."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._publisher.close()
+
+    def _follow(self) -> None:
+        try:
+            while not self._stop.wait(_LOOK_S):
+                self.num_groups = self._offsets.ends(TRAJECTORIES) // GROUP_SIZE
+                if self.num_groups // GROUPS_PER_STEP > self._progress.version:
+                    self._publish(self._progress.version + 1)
+        except BaseException as exc:  # the edge of the thread: `check` raises it
+            self._error = exc
+
+    def _publish(self, version: int) -> None:
+        content = f"weights of {version}".encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        num_trained = version * GROUPS_PER_STEP
+        manifest = WeightManifest(
+            run_id=RUN,
+            version=version,
+            parent=version - 1 if version else None,
+            kind=WeightKind.LORA,
+            files=(WeightFile(name="adapter_model.safetensors", num_bytes=len(content), sha256=sha256),),
+            num_bytes=len(content),
+            sha256=sha256,
+            blob=self._bus.blob_writer(self._publisher).write(WEIGHT_CHUNKS, RUN, f"v/{version}", content),
+            session="bench",
+            checkpoint="bench",
+            next_seq=0,
+            created_ms=time.time_ns() // 1_000_000,
+        )
+        for key in (weights_key(RUN, version), weights_key(RUN, None)):
+            self._publisher.publish(WEIGHTS, manifest, key=key).wait(_END_S)
+        self._progress = replace(self._progress, version=version, published=version, groups_trained=num_trained)
+        self._publisher.publish(PROGRESS, self._progress).wait(_END_S)
+
+
+@contextmanager
+def role(config: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A role as a process, ended by SIGTERM at the end of the block."""
+    log = config.parent / f"{'-'.join(arguments).replace('--', '')}.log"
+    command = [sys.executable, "-m", "echo_ops.cli", "run", *arguments, "--config", str(config), "--log-file", str(log)]
+    process = subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(config.parent / "cache")})
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What was counted while these kinds worked, and when that was (Unix milliseconds)."""
+
+    per_s: float
+    start_ms: int
+    end_ms: int
+
+
+class Bench:
+    """One run, one phase after the other."""
+
+    def __init__(self, config: Path, bus: Bus, learner: PlayedLearner, feeder: subprocess.Popen[bytes]) -> None:
+        self._config = config
+        self._bus = bus
+        self._learner = learner
+        self._feeder = feeder
+
+    def phase(self, kinds: Sequence[str], number: int, seconds: float) -> Phase:
+        """Start a worker of each of `kinds`, let them settle, count. Raises RuntimeError if one ends, TimeoutError if one gets no work."""
+        names = [f"{kind}-{number}-{len(kinds)}" for kind in kinds]
+        with ExitStack() as stack:
+            processes = [
+                stack.enter_context(role(self._config, "worker", "--kind", kind, "--name", name))
+                for kind, name in zip(kinds, names, strict=True)
+            ]
+            self._until_working(names, processes)
+            self._wait(_SETTLE_S, processes)
+            start_ms, start_s, before = time.time_ns() // 1_000_000, time.monotonic(), self._learner.num_groups
+            self._wait(seconds, processes)
+            num_groups, elapsed_s = self._learner.num_groups - before, time.monotonic() - start_s
+        return Phase(num_groups / elapsed_s, start_ms, time.time_ns() // 1_000_000)
+
+    def ages(self, phase: Phase) -> dict[str, list[float]]:
+        """By kind: for each trajectory that was finished within `phase`, seconds from its request's issue to its last token."""
+        found: dict[str, list[float]] = {}
+        with closing(self._bus.reader([TRAJECTORIES])) as reader:
+            reader.start()
+            for messages in reader.read_to_end(Deadline.after(_START_S)):
+                for message in messages:
+                    record = message.record
+                    if isinstance(record, Trajectory) and phase.start_ms <= record.finished_ms <= phase.end_ms:
+                        found.setdefault(record.worker_id.partition("-")[0], []).append((record.finished_ms - record.requested_ms) / 1000)
+        return found
+
+    def _until_working(self, names: Sequence[str], processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        deadline = Deadline.after(_START_S)
+        with closing(self._bus.view(WORKERS, WorkerStatus)) as view:
+            while True:
+                statuses = [view.get(name) for name in names]
+                if all(status is not None and status.state is WorkerState.READY and status.rollouts for status in statuses):
+                    return
+                if deadline.expired():
+                    message = f"waited for a first group of each of {', '.join(names)}.{self._logs()}"
+                    raise TimeoutError(message)
+                self._wait(_LOOK_S, processes)
+
+    def _logs(self) -> str:
+        """The ends of the roles' logs, which go with the bench."""
+        return "".join(
+            f"\n--- {log.name}\n{log.read_text(encoding='utf-8')[-_SHOWN:]}" for log in sorted(self._config.parent.glob("*.log"))
+        )
+
+    def _wait(self, seconds: float, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        deadline, nap = Deadline.after(seconds), threading.Event()
+        while not deadline.expired():
+            self._learner.check()
+            ended = [process.args for process in (*processes, self._feeder) if process.poll() is not None]
+            if ended:
+                message = f"a role ended early: {ended[0]}.{self._logs()}"
+                raise RuntimeError(message)
+            nap.wait(min(_LOOK_S, seconds))
+
+
+def measure(folder: Path, bootstrap: str, *, seconds: float, slower: float, rounds: int) -> dict[str, float]:
+    """Medians over `rounds`, each of them three phases."""
+    config = run_file(folder, bootstrap, slower=slower)
+    bus = open_bus(load_settings(config, {}), "learner")
+    fast, slow, both = [], [], []
+    with closing(PlayedLearner(bus)) as learner, role(config, "feeder") as feeder:
+        learner.start()
+        bench = Bench(config, bus, learner, feeder)
+        for number in range(rounds):
+            fast.append(bench.phase(["fast"], number, seconds))
+            slow.append(bench.phase(["slow"], number, seconds))
+            both.append(bench.phase(["fast", "slow"], number, seconds))
+        ages: dict[str, list[float]] = {"fast": [], "slow": []}
+        for phase in both:
+            for kind, values in bench.ages(phase).items():
+                ages[kind] += values
+    sums = [one.per_s + other.per_s for one, other in zip(fast, slow, strict=True)]
+    num_slow, num_fast = len(ages["slow"]), len(ages["fast"])
+    return {
+        "pool_per_s": statistics.median(phase.per_s for phase in both),
+        "sum_per_s": statistics.median(sums),
+        "ratio": statistics.median(phase.per_s / total for phase, total in zip(both, sums, strict=True)),
+        "fast_per_s": statistics.median(phase.per_s for phase in fast),
+        "slow_per_s": statistics.median(phase.per_s for phase in slow),
+        "slow_share": num_slow / max(1, num_slow + num_fast),
+        "fast_age_s": statistics.median(ages["fast"] or [0.0]),
+        "slow_age_s": statistics.median(ages["slow"] or [0.0]),
+        "slow_oldest_s": max(ages["slow"], default=0.0),
+    }
+
+
+def create_topics(bootstrap: str) -> None:
+    """All topics, on one broker."""
+    admin: Any = KafkaCluster(bootstrap).admin()
+    topics = [NewTopic(f"{NAMESPACE}.{spec.name}", spec.partitions, 1) for spec in load_topic_specs()]
+    for future in admin.create_topics(topics).values():
+        future.result(20)
+
+
+def main() -> int:
+    """Measure and print one line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each phase that count")
+    parser.add_argument("--slower", type=float, default=5.0, help="how many times as long the slow worker takes")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of three phases")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka() as kafka:
+        create_topics(kafka.bootstrap)
+        results = measure(
+            Path(folder), kafka.bootstrap, seconds=arguments.seconds, slower=arguments.slower, rounds=arguments.rounds
+        )  # fmt: skip
+    sys.stdout.write("  ".join(f"{name} {value:.3f}" for name, value in results.items()) + "\n")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
