@@ -96,7 +96,7 @@ def _knights_knaves() -> Practice:
         prompt = task.prompt(_SEED, rng.randrange(_NUM_PUZZLES))
         return prompt.text, "".join(name + role for name, role in prompt.entry["roles"].items())
 
-    return Practice(tokens=tuple("AB:;?()!&|>=+-"), pattern=".", example=example, target=0.4)
+    return Practice(tokens=tuple("AB:;?()!&|>=+-"), pattern=".", example=example, target=0.5)
 
 
 PRACTICES: Mapping[str, Callable[[], Practice]] = {

@@ -31,21 +31,22 @@ pytestmark = [
 ]
 
 STEPS_TRAINED = 6
-GROUPS_PER_STEP = 32
-GROUP_SIZE = 16
 BUDGET = 3
+DEMOS = {"reverse": ["reverse"], "sort": ["sort"], "sokoban": ["--task", "sokoban"], "knights-knaves": ["--task", "knights-knaves"]}
+"""By the name that its run gets: what somebody types."""
 WAIT_S = 1_200.0
 R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A demo that has ended: what it printed, wrote and published."""
+    """A demo that has ended: what it printed, wrote and published. `step_size`: samples of a step."""
 
     output: str
     summary: dict[str, Any]
     report: str
     bus: Bus
+    step_size: int
 
     def read(self, topic: Topic, kind: type[R]) -> list[tuple[Coordinates, R]]:
         """The run's committed records of one kind with their coordinates, in log order."""
@@ -77,7 +78,7 @@ class Ended:
         ]
 
 
-@pytest.fixture(scope="module", params=["reverse", "sort"])
+@pytest.fixture(scope="module", params=list(DEMOS))
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str) -> Ended:
     """`echoswarm demo NAME` with a few steps, in a namespace of its own, as somebody would type it."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -86,7 +87,7 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         "ECHO_KAFKA__BOOTSTRAP": kafka_bootstrap,
         "ECHO_KAFKA__NAMESPACE": namespace.name,
     }
-    command = [sys.executable, "-m", "echo_ops.cli", "demo", request.param, "--plain", "--steps", str(STEPS_TRAINED)]
+    command = [sys.executable, "-m", "echo_ops.cli", "demo", *DEMOS[request.param], "--plain", "--steps", str(STEPS_TRAINED)]
     found = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=WAIT_S, check=False)
     (run,) = (folder / "runs").iterdir()
     logs = "".join(f"\n--- {log.name}\n{log.read_text(encoding='utf-8')[-3_000:]}" for log in sorted(run.glob("logs/*.log")))
@@ -97,15 +98,16 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         summary=json.loads((run / "summary.json").read_text(encoding="utf-8")),
         report=(run / "report.html").read_text(encoding="utf-8"),
         bus=open_bus(settings, "test"),
+        step_size=settings.learner.groups_per_step * settings.rollout.group_size,
     )
 
 
 def test_it_trains_its_steps_and_says_so(ended: Ended) -> None:
     summary = ended.summary
     assert (summary["outcome"], summary["steps"]) == ("finished", STEPS_TRAINED)
-    assert summary["trajectories_trained"] == STEPS_TRAINED * GROUPS_PER_STEP * GROUP_SIZE
+    assert summary["trajectories_trained"] == STEPS_TRAINED * ended.step_size
     assert summary["trajectories_trained"] <= summary["trajectories_published"]
-    assert 0.05 < summary["reward_first"] < 0.6, "the demo's base model is meant to be right once in five"
+    assert 0.05 < summary["reward_first"] < 0.7, "the demo's base model is meant to be right sometimes, and wrong often"
     assert 0 <= summary["max_staleness"] <= BUDGET
     assert 0 < summary["t_bcast_p50_s"] < summary["wall_seconds"]
     assert f"step {STEPS_TRAINED}/{STEPS_TRAINED}" in ended.output
@@ -123,7 +125,7 @@ def test_learner_and_worker_agree_on_every_probed_version(ended: Ended) -> None:
 
 def test_every_sample_is_trained_once_from_one_attempt_within_the_budget(ended: Ended) -> None:
     everything = [where for batch in ended.trained for where in batch]
-    assert len(everything) == len(set(everything)) == STEPS_TRAINED * GROUPS_PER_STEP * GROUP_SIZE
+    assert len(everything) == len(set(everything)) == STEPS_TRAINED * ended.step_size
     attempts: dict[int, set[str]] = {}
     for version, batch in enumerate(ended.trained):
         for where in batch:
