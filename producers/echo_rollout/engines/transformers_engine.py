@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from echo_schemas.records import Sampling, WeightKind
 
 logger = logging.getLogger(__name__)
 
+AUTO = "auto"
+_DEVICE = "device"
+_DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 _CLOSE_S = 30.0
 _CLOSED = "The engine was closed."
 
@@ -56,13 +60,16 @@ class _Install:
 
 
 class TransformersEngine:
-    """See `Engine`. Uses a GPU if there is one."""
+    """See `Engine`. Uses a CUDA or Apple device if there is one, unless `device` in [rollout.options] says otherwise."""
 
     def __init__(self, config: EngineConfig) -> None:
-        if config.options:
-            name = min(config.options)
-            raise UserError(f"The engine 'transformers' has no option {name!r}.", hint="Leave [rollout.options] empty, or use vllm.")
+        """Raises UserError for options that cannot be meant."""
+        if unknown := sorted(set(config.options) - {_DEVICE}):
+            raise UserError(
+                f"The engine 'transformers' has no option {unknown[0]!r}.", hint=f"It takes {_DEVICE!r}; arguments of vLLM are for vllm."
+            )
         self._config = config
+        self._device = device_named(config.options.get(_DEVICE, AUTO))
         self._orders: queue.SimpleQueue[_Asked | _Install | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="transformers", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -209,7 +216,11 @@ class TransformersEngine:
         try:
             self._base = weight_shapes(config.base)
             model: Any = AutoModelForCausalLM.from_pretrained(config.base, dtype=getattr(torch, config.dtype), local_files_only=True)
-            self._model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+            device = choose_device(
+                self._device, num_cuda=torch.cuda.device_count() if torch.cuda.is_available() else 0, has_mps=_has_mps(torch)
+            )
+            logger.info("transformers computes on %s", device)
+            self._model = model.to(device).eval()
             loop = SamplingLoop(config.base)
         except (ValueError, OSError) as exc:
             raise UserError(f"transformers cannot serve {config.base}: {exc}", hint="See [policy] base.") from exc
@@ -261,3 +272,32 @@ class TransformersEngine:
 
     def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
         answer_all(self._loop, [(future, result)])
+
+
+def device_named(value: object) -> str:
+    """`auto`, `cpu`, `mps`, `cuda` or `cuda:<number>`. Raises UserError for anything else."""
+    if not isinstance(value, str) or not _DEVICES.fullmatch(value):
+        raise UserError(f"[rollout.options] device is {value!r}.", hint="Write auto, cpu, mps, cuda or cuda:<number>.")
+    return value
+
+
+def choose_device(wanted: str, *, num_cuda: int, has_mps: bool) -> str:
+    """The device to compute on: the wanted one, or, for `auto`, CUDA, else Apple's, else the processor.
+
+    Raises UserError for one that this machine does not have.
+    """
+    if wanted == AUTO:
+        return "cuda" if num_cuda else "mps" if has_mps else "cpu"
+    kind, _, number = wanted.partition(":")
+    if (kind == "cuda" and int(number or 0) >= num_cuda) or (kind == "mps" and not has_mps):
+        found = [*(f"cuda:{index}" for index in range(num_cuda)), *(["mps"] if has_mps else []), "cpu"]
+        raise UserError(
+            f"This machine has no device {wanted!r}.", hint=f'It has {", ".join(found)}; [rollout.options] device = "auto" takes the first.'
+        )
+    return wanted
+
+
+def _has_mps(torch: Any) -> bool:
+    """Metal on an Apple processor; older builds of torch do not know the word."""
+    mps: Any = getattr(torch.backends, "mps", None)
+    return mps is not None and bool(mps.is_available())

@@ -11,8 +11,9 @@ import pytest
 
 from echo_rollout.engines.catalogue import engine_names, open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
+from echo_rollout.engines.openai_engine import OpenAIEngine
 from echo_rollout.engines.scripted import ScriptedEngine
-from echo_rollout.engines.transformers_engine import TransformersEngine
+from echo_rollout.engines.transformers_engine import TransformersEngine, choose_device
 from echo_rollout.engines.vllm_inprocess import VllmInProcess
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
@@ -68,9 +69,49 @@ def test_vllm_runs_in_this_process_or_beside_it_as_the_option_says() -> None:
     assert "in_process is 'yes'" in refusal("vllm", in_process="yes").message
 
 
-def test_transformers_takes_no_options() -> None:
-    assert isinstance(open_engine("transformers", config()), TransformersEngine)
+def test_transformers_takes_a_device_and_nothing_else() -> None:
+    for options in ({}, {"device": "auto"}, {"device": "cuda:1"}, {"device": "mps"}):
+        assert isinstance(open_engine("transformers", config(**options)), TransformersEngine)
     assert "has no option 'max_num_seqs'" in refusal("transformers", max_num_seqs=3).message
+    for wrong in ("gpu", "cuda:", "cuda:x", 0, "mps:0"):
+        error = refusal("transformers", device=wrong)
+        assert f"device is {wrong!r}" in error.message
+        assert "cuda:<number>" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_cuda", "has_mps", "chosen"),
+    [
+        ("auto", 2, False, "cuda"),
+        ("auto", 0, True, "mps"),
+        ("auto", 0, False, "cpu"),
+        ("auto", 1, True, "cuda"),
+        ("cpu", 2, True, "cpu"),
+        ("cuda:1", 2, False, "cuda:1"),
+        ("cuda", 1, False, "cuda"),
+        ("mps", 0, True, "mps"),
+    ],
+)
+def test_the_device_is_the_wanted_one_or_the_best(wanted: str, num_cuda: int, has_mps: bool, chosen: str) -> None:
+    assert choose_device(wanted, num_cuda=num_cuda, has_mps=has_mps) == chosen
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_cuda", "has_mps", "there"),
+    [("cuda", 0, True, "mps, cpu"), ("cuda:2", 2, False, "cuda:0, cuda:1, cpu"), ("mps", 1, False, "cuda:0, cpu")],
+)
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(wanted: str, num_cuda: int, has_mps: bool, there: str) -> None:
+    with pytest.raises(UserError, match=f"no device '{wanted}'") as raised:
+        choose_device(wanted, num_cuda=num_cuda, has_mps=has_mps)
+    assert there in raised.value.hint
+
+
+def test_openai_wants_vllm_only_where_it_is_to_start_it(missing: set[str]) -> None:
+    missing.add("vllm")
+    assert isinstance(open_engine("openai", config(url="http://127.0.0.1:8000")), OpenAIEngine)
+    error = refusal("openai")
+    assert "needs the library 'vllm'" in error.message
+    assert "url = " in error.hint
 
 
 def test_one_s_own_engine_is_opened_by_path_or_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from echo_bus.settings import load_settings
 from echo_rollout.engines.catalogue import open_engine
 from echo_rollout.engines.engine import EngineConfig, Snapshot, SnapshotRef
+from echo_rollout.engines.openai_options import OWN_OPTIONS, parse_options
 from echo_schemas.records import WeightKind
 from tests.contract.engines import contract
 
@@ -31,7 +32,8 @@ def test_the_engine_of_the_page_keeps_the_contract(tmp_path: Path, monkeypatch: 
     Path(code.splitlines()[0].removeprefix("# ")).write_text(code, encoding="utf-8")
     Path("config.json").write_text(json.dumps({"vocab_size": 32, "eos_token_id": contract.END}), encoding="utf-8")
     file = Path("run.toml")
-    file.write_text(blocks("toml")[1], encoding="utf-8")
+    (own,) = [text for text in blocks("toml") if "my_engine" in text]
+    file.write_text(own, encoding="utf-8")
     config = EngineConfig(
         base=tmp_path, kind=WeightKind.LORA, dtype="float32", max_length=MAX_LENGTH, lora_rank=8, concurrency=64, options={}
     )
@@ -54,7 +56,19 @@ def test_the_engine_of_the_page_keeps_the_contract(tmp_path: Path, monkeypatch: 
     asyncio.run(run())
 
 
-def test_the_options_of_the_page_are_settings(tmp_path: Path) -> None:
+def test_every_snippet_of_the_page_is_settings_that_its_engine_takes(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text(blocks("toml")[0], encoding="utf-8")
-    assert load_settings(file, {}).rollout.options == {"gpu_memory_utilization": 0.8}
+    options = []
+    for text in blocks("toml"):
+        file.write_text(text, encoding="utf-8")
+        rollout = load_settings(file, {}).rollout
+        options.append(rollout.options)
+        if rollout.engine == "openai":
+            parse_options(rollout.options)
+    assert options[0] == {"gpu_memory_utilization": 0.8}
+    assert {"max_num_seqs": 128, "requests": 64} in options
+
+
+def test_every_option_of_a_server_stands_on_the_page() -> None:
+    table = PAGE.read_text(encoding="utf-8").partition("| option | default |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[2:]))) == set(OWN_OPTIONS)
