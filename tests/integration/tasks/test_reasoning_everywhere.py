@@ -19,6 +19,8 @@ _SAMPLED = ("knights_knaves", "sokoban")
 _PROGRAM = f"import json; from echo_tasks.procedural import item; print(json.dumps([item(name, {{}}, 1, 2) for name in {_SAMPLED}]))"
 
 
+# One of its libraries leaves files to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_every_data_set_makes_items_that_travel_as_json_and_are_rewarded() -> None:
     found = {}
     for name in dataset_names():
