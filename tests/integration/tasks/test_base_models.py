@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,7 +106,8 @@ def test_the_tasks_models_read_their_prompts_and_are_right_sometimes(tmp_path: P
     pytest.importorskip("reasoning_gym", reason="the puzzles are reasoning-gym's: install the extra 'tasks'")
     options = dict(SOKOBAN_OPTIONS if demo == "sokoban" else KNIGHTS_KNAVES_OPTIONS)
     folder, task = resolve_base(f"demo:tiny-qwen3-{demo}", tmp_path), load_task(demo, options)
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     torch.manual_seed(0)
     right = 0.0
     for seq in range(100):
@@ -114,7 +116,7 @@ def test_the_tasks_models_read_their_prompts_and_are_right_sometimes(tmp_path: P
         assert tokenizer.decode(ids[0]) == prompt.text
         with torch.no_grad():
             said = model.generate(ids, do_sample=True, top_k=0, max_new_tokens=12, attention_mask=torch.ones_like(ids))[0, ids.shape[1] :]
-        answer = tokenizer.decode(said, skip_special_tokens=True)
+        answer = str(tokenizer.decode(said, skip_special_tokens=True))
         episode = task.environment(prompt.entry)
         roles = "".join(name + role for name, role in prompt.entry.get("roles", {}).items())
         right += float(answer == roles) if episode is None else episode.step(answer).reward
