@@ -1,4 +1,4 @@
-"""Every metric of the feeder and of the workers: name, labels, and one line that says what it is."""
+"""Every metric of the feeder, the offline producer and the workers: name, labels, and one line that says what it is."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ class FeederMetrics:
         self.outstanding = Gauge("echo_rollout_requests_outstanding", "Requests that no worker has finished.", registry=registry)
         self.next_seq = Gauge("echo_rollout_next_seq", "The seq that is issued next.", registry=registry)
         self.aborted = Counter("echo_rollout_issue_aborted", "Batches of requests that the cluster rolled back.", registry=registry)
+
+
+class OfflineMetrics:
+    """The offline producer's collectors, made against the registry that is given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.groups = Counter("echo_rollout_offline_groups", "Groups of logged episodes put into the log.", registry=registry)
+        self.episodes = Counter("echo_rollout_offline_episodes", "Logged episodes put into the log.", registry=registry)
+        self.skipped = Counter(
+            "echo_rollout_offline_skipped", "Episodes of the file that cannot be trained, by reason.", ["reason"], registry=registry
+        )
+        self.next_seq = Gauge("echo_rollout_offline_next_seq", "The seq that is allocated next.", registry=registry)
+        self.aborted = Counter("echo_rollout_offline_aborted", "Batches of groups that the cluster rolled back.", registry=registry)
 
 
 class WorkerMetrics:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from echo_bus.settings.evaluation import EvalSettings, check_evaluations
+from echo_bus.settings.offline import OfflineSettings
 from echo_bus.settings.pool import PoolSettings, check_pool
 from echo_bus.settings.section import Section, part_of_key
 from echo_schemas.naming import Namespace
@@ -274,6 +275,7 @@ class Settings(Section):
     checkpoint: CheckpointSettings = CheckpointSettings()
     store: StoreSettings = StoreSettings()
     eval: tuple[EvalSettings, ...] = ()
+    offline: OfflineSettings = OfflineSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     @property
@@ -298,6 +300,9 @@ class Settings(Section):
         kappa, budget = self.publication_period, self.budget
         if self.run.mode == "sequential" and kappa != 1:
             message = "[staleness] publication_period must be 1 in sequential mode, where every step starts from the newest weights"
+            raise ValueError(message)
+        if self.run.mode == "sequential" and self.offline.episodes:
+            message = '[offline] episodes answer no request of a sequential learner; write [run] mode = "asynchronous"'
             raise ValueError(message)
         if kappa > budget + 1:
             message = (

@@ -160,12 +160,13 @@ def doctor(config: Config = None) -> None:
 
 @app.command("run")
 def run(
-    role: Annotated[Literal["worker", "feeder", "reward", "learner"], typer.Argument(help="Which role this process is.")],
+    role: Annotated[Literal["worker", "feeder", "offline", "reward", "learner"], typer.Argument(help="Which role this process is.")],
     config: Config = None,
     name: Annotated[str | None, typer.Option(help="Tells processes of one role apart in client ids and logs; a worker's id.")] = None,
     announce: Annotated[Path | None, typer.Option(help="Write a JSON file with pid and metrics address once they are known.")] = None,
     log_file: Annotated[Path | None, typer.Option("--log-file", help="Log there instead of to standard error.")] = None,
     kind: Annotated[str | None, typer.Option(help="worker: which [[rollout.pool]] of the file it is.")] = None,
+    episodes: Annotated[Path | None, typer.Option(help="offline: the file of episodes, in place of [offline] episodes.")] = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="learner: take the run over from a process that does not answer.")] = False,
     application: Annotated[
         str | None, typer.Option(help="reward: the name of an application beside the run's own; processes of one name share its work.")
@@ -186,6 +187,8 @@ def run(
             more = {"application": application, "names": rewards}
         elif role == "worker":
             more = {"kind": kind or ""}
+        elif role == "offline":
+            more = {"episodes": episodes}
         commands.run_role(role, config, name=name, announce=announce, log_file=log_file, **more)
 
 

@@ -55,6 +55,7 @@ def _prefetch_engine(settings: Settings) -> None:
 _ENTRIES = {
     "worker": _Entry("echo_rollout.run", "run_worker", "rollout", _prefetch_engine),
     "feeder": _Entry("echo_rollout.run", "run_feeder", "rollout"),
+    "offline": _Entry("echo_rollout.offline.run", "run_offline", "rollout"),
     "reward": _Entry("echo_streams.run", "run_reward", "streams"),
     "learner": _Entry("echo_learner.run", "run_learner", "learner"),
 }

@@ -43,7 +43,7 @@ class RoleDied(TransportError):
     """A role ended before its run did; the message has its last log lines."""
 
     def __init__(self, plan: ChildPlan, exit_code: int, lines: Sequence[str]) -> None:
-        how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+        how = how_ended(exit_code)
         message = (
             f"The {plan.role.value} {plan.name!r} {how}, so the run has ended."
             if plan.name != plan.role
@@ -57,6 +57,11 @@ class RoleDied(TransportError):
         super().__init__(message, hint=hint)
         self.plan = plan
         self.exit_code = exit_code
+
+
+def how_ended(exit_code: int) -> str:
+    """`was killed by SIGTERM` or `ended with exit code 1`."""
+    return f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
 
 
 class ProcessChild:
@@ -120,6 +125,8 @@ class Crew:
         self._launch = launch
         self._clock = clock
         self.children: list[Child] = []
+        self._lost: dict[str, tuple[ChildPlan, int]] = {}
+        self._told: set[str] = set()
 
     def start(self, plans: Iterable[ChildPlan]) -> None:
         """Start them all, one after the other, without waiting for any."""
@@ -127,17 +134,28 @@ class Crew:
             self.children.append(self._launch(plan))
 
     def check(self) -> bool:
-        """Whether the learner has finished its steps. Raises RoleDied if any other process ended, or the learner in any other way."""
+        """Whether the learner has finished its steps. The offline producer may end well before, and a worker while another one works: what
+        it had in hand is delivered again (`take_lost` tells of it). Raises RoleDied if any other process ended, or one of these otherwise.
+        """
         finished = False
+        works_on = any(child.plan.role is Role.WORKER and child.poll() is None for child in self.children)
         for child in self.children:
             code = child.poll()
             if code is None:
                 continue
             if child.plan.role is Role.LEARNER and code == 0:
                 finished = True
-            else:
+            elif child.plan.role is Role.WORKER and works_on:
+                self._lost.setdefault(child.plan.name, (child.plan, code))
+            elif child.plan.role is not Role.OFFLINE or code != 0:
                 raise RoleDied(child.plan, code, last_lines(child.plan.log, count=_NUM_SHOWN_LINES))
         return finished
+
+    def take_lost(self) -> list[tuple[ChildPlan, int]]:
+        """Workers that have ended since this was last asked, with their exit codes, while others work on."""
+        new = [lost for name, lost in self._lost.items() if name not in self._told]
+        self._told.update(self._lost)
+        return new
 
     def drain(self, roles: Sequence[Role], *, patience_s: float, tick: Callable[[], None]) -> list[Killed]:
         """Ask all of `roles` at once to drain and wait; who takes longer than `patience_s` is killed. `tick` is called while waiting."""

@@ -18,6 +18,7 @@ class Role(StrEnum):
     """The roles that run as processes, in the order in which they are drained: whoever makes work first, whoever needs it last."""
 
     FEEDER = "feeder"
+    OFFLINE = "offline"
     WORKER = "worker"
     REWARD = "reward"
     LEARNER = "learner"
@@ -37,7 +38,7 @@ class ChildPlan:
 
 
 # The slowest to get ready first: its imports are the critical path of a start.
-_START_ORDER = (Role.WORKER, Role.LEARNER, Role.REWARD, Role.FEEDER)
+_START_ORDER = (Role.WORKER, Role.LEARNER, Role.REWARD, Role.FEEDER, Role.OFFLINE)
 
 
 def plan_children(
@@ -46,12 +47,14 @@ def plan_children(
     """Every process of the run in the order in which they are started. `overrides` are settings as environment variables."""
     workers = [(name, kind) for name, kind in kinds_of(settings) for _ in range(kind.rollout.workers)]
     places = placement(machine, [_need(kind) for _, kind in workers], ranks=settings.learner.ranks)
+    is_asynchronous, is_logged = settings.run.mode == "asynchronous", bool(settings.offline.episodes)
     wanted: dict[Role, list[_Wanted]] = {
         Role.WORKER: _numbered(Role.WORKER, zip((name for name, _ in workers), places.workers, strict=True)),
         Role.LEARNER: [_Wanted(Role.LEARNER.value, places.learner)],
         Role.REWARD: _numbered(Role.REWARD, [("", places.others)] * settings.scoring.workers),
-        # In sequential mode the learner asks for its own batches.
-        Role.FEEDER: [_Wanted(Role.FEEDER.value, places.others)] if settings.run.mode == "asynchronous" else [],
+        # One process allocates the run's seqs; in sequential mode it is the learner.
+        Role.FEEDER: [_Wanted(Role.FEEDER.value, places.others)] if is_asynchronous and not is_logged else [],
+        Role.OFFLINE: [_Wanted(Role.OFFLINE.value, places.others)] if is_logged else [],
     }
     return tuple(
         _child(role, each, config=config, overrides=overrides, folder=folder) for role in _START_ORDER for each in wanted[role]

@@ -20,14 +20,14 @@ from types import FrameType
 from typing import Protocol
 
 from echo_bus.clock import Clock
-from echo_ops.supervisor.child import Crew
+from echo_ops.supervisor.child import Crew, how_ended
 from echo_ops.supervisor.plan import ChildPlan, Role
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.1
 # A worker abandons what it generates, a learner ends its step and its checkpoint.
-_PATIENCE_S = {Role.FEEDER: 10.0, Role.WORKER: 20.0, Role.REWARD: 15.0, Role.LEARNER: 60.0}
+_PATIENCE_S = {Role.FEEDER: 10.0, Role.OFFLINE: 10.0, Role.WORKER: 20.0, Role.REWARD: 15.0, Role.LEARNER: 60.0}
 
 
 class Outcome(StrEnum):
@@ -112,13 +112,17 @@ class Supervisor:
                 raise self._preparation_error
             if self._signals:
                 return Outcome.INTERRUPTED
-            if self._crew.check():
+            is_finished = self._crew.check()
+            for plan, exit_code in self._crew.take_lost():
+                self._watcher.say(f"{plan.name} {how_ended(exit_code)}; the run goes on with the other workers. Its log: {plan.log}")
+            if is_finished:
                 return Outcome.FINISHED
             self._tick()
 
     def _drain(self, outcome: Outcome) -> None:
         """After the last step nobody needs anybody, so all end together; else in order, so that nobody makes work for one who is gone."""
-        orders: list[tuple[Role, ...]] = [tuple(Role)] if outcome is Outcome.FINISHED else [(role,) for role in Role]
+        present = {child.plan.role for child in self._crew.children}
+        orders: list[tuple[Role, ...]] = [tuple(Role)] if outcome is Outcome.FINISHED else [(role,) for role in Role if role in present]
         seen = self._signals
         for roles in orders:
             if outcome is Outcome.INTERRUPTED:

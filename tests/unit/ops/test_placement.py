@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from echo_bus.settings import Settings
+from echo_bus.settings.offline import OfflineSettings
 from echo_bus.settings.pool import PoolSettings
 from echo_bus.settings.sections import LearnerSettings, RolloutSettings, RunSettings, ScoringSettings
 from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement
@@ -88,6 +89,12 @@ def test_a_sequential_run_has_no_feeder(tmp_path: Path) -> None:
     settings = Settings(run=RunSettings(mode="sequential"), learner=LearnerSettings())
     plans = plan_children(settings, Machine((0,)), config=None, overrides={}, folder=tmp_path)
     assert Role.FEEDER not in {plan.role for plan in plans}
+
+
+def test_logged_episodes_come_in_place_of_a_feeder(tmp_path: Path) -> None:
+    settings = Settings(offline=OfflineSettings(episodes="hands.jsonl"), rollout=RolloutSettings(workers=0))
+    plans = plan_children(settings, Machine((0,)), config=None, overrides={}, folder=tmp_path)
+    assert [plan.name for plan in plans] == ["learner", "reward-0", "offline"]
 
 
 def test_a_worker_whose_engine_is_elsewhere_takes_no_core_and_no_gpu() -> None:

@@ -45,7 +45,7 @@ class FakeChild:
 class Scene:
     """A whole run around fakes. `at` says what happens on which tick."""
 
-    def __init__(self, tmp_path: Path, *, stubborn: str = "", broker_error: Exception | None = None) -> None:
+    def __init__(self, tmp_path: Path, *, stubborn: str = "", broker_error: Exception | None = None, allocator: Role = Role.FEEDER) -> None:
         self.clock = ManualClock()
         self.story: list[str] = []
         self.said: list[str] = []
@@ -54,6 +54,7 @@ class Scene:
         self._broker_error = broker_error
         self.prepared = threading.Event()
         self._stubborn = stubborn
+        self._allocator = allocator
         self._tmp_path = tmp_path
         self.children: dict[str, FakeChild] = {}
         self.crew = Crew(self._launch, self.clock)
@@ -86,7 +87,8 @@ class Scene:
         self.said.append(line)
 
     def run(self) -> Outcome:
-        names = {Role.WORKER: ("worker-0", "worker-1"), Role.LEARNER: ("learner",), Role.REWARD: ("reward-0",), Role.FEEDER: ("feeder",)}
+        names: dict[Role, tuple[str, ...]] = {Role.WORKER: ("worker-0", "worker-1"), Role.LEARNER: ("learner",), Role.REWARD: ("reward-0",)}
+        names[self._allocator] = (self._allocator.value,)
         return self.supervisor.run([self._plan(role, name) for role, found in names.items() for name in found])
 
     def _plan(self, role: Role, name: str) -> ChildPlan:
@@ -146,11 +148,39 @@ def test_a_signal_of_the_operating_system_interrupts_and_the_handlers_come_back(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_logged_episodes_may_be_in_the_log_long_before_the_last_step(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, allocator=Role.OFFLINE)
+    scene.at[2] = scene.ends("offline", 0)
+    scene.at[6] = scene.ends("learner", 0)
+    assert scene.run() is Outcome.FINISHED
+    failing = Scene(tmp_path, allocator=Role.OFFLINE)
+    failing.at[2] = failing.ends("offline", 1)
+    with pytest.raises(RoleDied, match="The offline ended with exit code 1"):
+        failing.run()
+
+
+def test_a_run_goes_on_without_a_worker_as_long_as_another_works(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.at[3] = scene.ends("worker-1", 1)
+    scene.at[9] = scene.ends("learner", 0)
+    assert scene.run() is Outcome.FINISHED
+    (said,) = scene.said
+    assert said.startswith("worker-1 ended with exit code 1; the run goes on with the other workers")
+    assert "worker-1.log" in said
+
+
+def test_the_last_worker_that_dies_ends_the_run(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.at[3] = scene.ends("worker-1", -signal.SIGKILL)
+    scene.at[5] = scene.ends("worker-0", 0)
+    with pytest.raises(RoleDied, match="The worker 'worker-0' ended with exit code 0"):
+        scene.run()
+    assert len(scene.said) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("worker-1", 1, "The worker 'worker-1' ended with exit code 1"),
-        ("worker-0", 0, "The worker 'worker-0' ended with exit code 0"),
         ("learner", 1, "The learner ended with exit code 1"),
         ("reward-0", -signal.SIGKILL, "The reward 'reward-0' was killed by SIGKILL"),
     ],

@@ -25,7 +25,7 @@ def _bus(role: str, *, topics: set[str]) -> Bus:
     return Bus(cluster=cluster, namespace=SPACE, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role=role)
 
 
-@pytest.mark.parametrize("role", ["feeder", "worker", "reward", "learner"])
+@pytest.mark.parametrize("role", ["feeder", "offline", "worker", "reward", "learner"])
 def test_what_a_role_waits_for_is_what_its_access_lists_let_it_see(role: str) -> None:
     seen = {acl.name for acl in acls_of(SPACE) if acl.principal == f"User:{SPACE.name}.{role}" and acl.resource is Resource.TOPIC}
     assert topics_of(role, SPACE) == seen
