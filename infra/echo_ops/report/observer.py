@@ -20,11 +20,11 @@ from echo_bus.reader import LogReader
 from echo_ops.report.offsets import OffsetWatch
 from echo_ops.report.run_view import Milestone, RunView
 from echo_ops.report.scrape import announced_url, scrape_places
-from echo_schemas.topics import DROPS, PROGRESS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
+from echo_schemas.topics import DROPS, EVALS, PROGRESS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 
 logger = logging.getLogger(__name__)
 
-_TOPICS = (STEPS, DROPS, PROGRESS, WORKERS, WEIGHTS)
+_TOPICS = (STEPS, DROPS, EVALS, PROGRESS, WORKERS, WEIGHTS)
 _READ_S = 0.25
 # Counters and lags cost every process a few milliseconds a reading.
 _EVERY_S = 2.0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any
 
 from echo_ops.report import charts
+from echo_ops.report.evaluations import numbers, over_versions, pass_curves, shown_reward
 from echo_ops.report.run_view import RunView
 from echo_ops.report.spans import GenerationSpan
+from echo_schemas.records import Eval
 
 _AGES = ("--green", "--blue", "--violet", "--amber", "--red")
 
@@ -91,9 +93,21 @@ def _cards(view: RunView, summary: Mapping[str, Any], spans: Sequence[Generation
         cards.append(_card("Eight steps, close up", text, charts.close_up(view, spans, started_ms), css="card wide"))
     legend = [("busy", "--green"), ("nothing to do", "--grey"), ("nowhere to put it", "--red")]
     cards.append(_card("Where the time goes", "Each place of the pipeline, from the first step on.", charts.places(view), legend))
+    cards += [_evaluation(view.evaluations.of(name)) for name in view.evaluations.names()]
     small = "".join(charts.small(view, metric, name) for metric, name in charts.SMALL)
     cards.append(f'<section class="card wide"><h2>Learning</h2><div class="small">{small}</div></section>' if small else "")
     return cards
+
+
+def _evaluation(results: Sequence[Eval]) -> str:
+    newest = results[-1]
+    text = (
+        f"{newest.num_prompts} held-out prompts of {newest.task}, {newest.num_samples} samples, temperature "
+        f"{newest.sampling.temperature:g}. Line: mean of {shown_reward(newest).name}, with its standard error. "
+        f"Version {newest.version}: {numbers(newest)}."
+    )
+    legend = [(f"pass@{k}", f"--{css}") for k, css in pass_curves(results)]
+    return _card(f"Evaluation {newest.name}", text, over_versions(results), legend)
 
 
 def _no_steps() -> str:
@@ -160,11 +174,19 @@ def _tables(summary: Mapping[str, Any]) -> str:
 
 def _configuration(config: Mapping[str, Any]) -> str:
     sections = "".join(
-        f"<section><h3>[{escape(name)}]</h3>{_table({key: _plain(value) for key, value in values.items()})}</section>"
-        for name, values in config.items()
-        if isinstance(values, Mapping)
+        f"<section><h3>{escape(title)}</h3>{_table({key: _plain(value) for key, value in values.items()})}</section>"
+        for title, values in _sections(config)
     )
     return f'<section class="card" style="margin-top:16px"><h2>Configuration</h2><div class="columns">{sections}</div></section>'
+
+
+def _sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every section, those that stand there several times one by one."""
+    for name, content in config.items():
+        if isinstance(content, Mapping):
+            yield f"[{name}]", content
+        elif isinstance(content, list):
+            yield from ((f"[[{name}]]", each) for each in content)
 
 
 def _table(rows: Mapping[str, str]) -> str:

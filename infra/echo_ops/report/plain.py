@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from echo_core.bottleneck import describe
+from echo_ops.report.evaluations import evaluation_line
 from echo_ops.report.run_view import Milestone, RunView, Step
 
 # How often the waiting sentence is repeated, in steps.
@@ -18,6 +19,7 @@ class PlainLines:
     def __init__(self) -> None:
         self._milestones: set[Milestone] = set()
         self._steps = 0
+        self._evaluations = 0
 
     def news(self, view: RunView) -> Iterator[str]:
         """Lines for what came since the last call."""
@@ -31,6 +33,10 @@ class PlainLines:
             if step.number % _SENTENCE_EVERY == 0:
                 yield f"{'':9} {describe(view.bottleneck(recent=True))}"
         self._steps = len(view.steps)
+        results = view.evaluations.all
+        for result in results[self._evaluations :]:
+            yield f"{(result.time_ms - view.started_ms) / 1000:6.1f} s  {evaluation_line(result)}"
+        self._evaluations = len(results)
 
 
 def step_line(step: Step, mean: float, wanted: int) -> str:

@@ -12,8 +12,9 @@ from enum import StrEnum
 from itertools import pairwise
 
 from echo_core.bottleneck import Bottleneck, Place, PlaceUse, between, find_bottleneck
+from echo_ops.report.evaluations import EvaluationView
 from echo_ops.report.pool import PoolView
-from echo_schemas.records import Drop, Progress, Record, SessionClaim, StepReport, WeightManifest, WorkerStatus
+from echo_schemas.records import Drop, Eval, Progress, Record, SessionClaim, StepReport, WeightManifest, WorkerStatus
 
 TOTAL_REWARD = "total"
 EXACT_REWARD = "exact"
@@ -85,6 +86,7 @@ class RunView:
         self.steps: list[Step] = []
         self.milestones: dict[Milestone, float] = {}
         self.pool = PoolView()
+        self.evaluations = EvaluationView()
         self.progress: Progress | None = None
         self.drops: Counter[str] = Counter()
         self.disbelieved: Counter[str] = Counter()
@@ -105,7 +107,7 @@ class RunView:
         how far the learner is.
         """
         match record:
-            case StepReport() | Drop() | WorkerStatus() | SessionClaim() if record.time_ms < self.started_ms:
+            case StepReport() | Drop() | Eval() | WorkerStatus() | SessionClaim() if record.time_ms < self.started_ms:
                 pass
             case WeightManifest() if record.created_ms < self.started_ms:
                 pass
@@ -115,6 +117,8 @@ class RunView:
                 self.drops[record.why.value] += 1
                 if record.worker_id is not None:
                     self.disbelieved[record.worker_id] += 1
+            case Eval():
+                self.evaluations.add(record)
             case Progress():
                 self.progress = record
             case WorkerStatus():

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from echo_core.bottleneck import describe
 from echo_ops.report.braille import Canvas
+from echo_ops.report.evaluations import numbers
 from echo_ops.report.pool import WorkerLine
 from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
 
@@ -138,6 +139,7 @@ def _numbers(view: RunView) -> RenderableType:
     table.add_row("log-prob. difference", _number(last.get("probe_logprob_diff_max"), ".1e"))
     table.add_row("weights installed in", _number(last.get("broadcast_s"), ".3f", " s"))
     parts.append(table)
+    parts += [Text(f"{each.name} v{each.version}: {numbers(each)}", "cyan", no_wrap=True) for each in view.evaluations.newest()]
     return Panel(Group(*parts), title="learner", border_style="magenta", title_align="left")
 
 
