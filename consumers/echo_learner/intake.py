@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from echo_bus.clock import Clock
@@ -98,6 +98,7 @@ class Intake:
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
         self._woken = False
+        self._before_choice: Callable[[], object] = lambda: None
         self._to_close: tuple[tuple[int, DropReason, str], ...] = ()
         self._expected_sha256: str | None = None
         self._closed = threading.Event()
@@ -120,6 +121,7 @@ class Intake:
 
         Groups that can never be trained any more are dropped on the way.
         """
+        self._before_choice()
         with self._changed:
             self._changed.wait_for(lambda: self._woken or self._may_choose(), timeout_s)
             self._woken = False
@@ -132,6 +134,10 @@ class Intake:
         """Another reward specification for the batches from now on."""
         with self._changed:
             self._assembler.set_terms(terms)
+
+    def call_before_choice(self, call: Callable[[], object]) -> None:
+        """`call()` on the learner's thread whenever it comes for a batch: to look at claims, without which none is chosen."""
+        self._before_choice = call
 
     def wake(self) -> None:
         """End the learner's wait for a batch: it has something else to look at. From any thread."""
@@ -269,7 +275,7 @@ class Intake:
             self._apply(messages)
             self._note_positions(self._reader.positions)
             self._tick()
-            if self._may_choose():
+            if self._woken or self._may_choose():
                 self._changed.notify_all()
             num_ready, num_open, wants_pause = (
                 self._assembler.num_ready,
@@ -296,6 +302,8 @@ class Intake:
                     self._keep_probe(record)
                 elif self._trust.wants(record) and self._limits.fault_of(record) is None:
                     self._trust.offer(record)
+                    # Looked at while the learner waits, and not when it has its groups.
+                    self._woken = True
                 self._assembler.add_trajectory(message.coordinates, record)
             elif isinstance(record, Reward):
                 if self._evaluations.is_judging(record):

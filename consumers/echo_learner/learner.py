@@ -109,6 +109,7 @@ class Learner:
         self._agreement = Agreement(
             parts.trainer, parts.metrics, versions=self._policy.budget + 2, max_tokens=self._settings.learner.micro_batch_tokens
         )
+        parts.intake.call_before_choice(self._check_claims)
         self._mark_s = parts.clock.monotonic_s()
         self._checkpoint_s = 0.0
         self._idle_s = 0.0
@@ -164,7 +165,6 @@ class Learner:
 
     def _next_batch(self, stop: StopSignal) -> tuple[ChosenGroup, ...] | None:
         parts = self._parts
-        self._check_claims()
         started_s = parts.clock.monotonic_s()
         groups: tuple[ChosenGroup, ...] | None = None
         if self._is_paused():

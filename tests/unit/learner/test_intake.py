@@ -108,13 +108,14 @@ class Setup:
         self.reader.fed.put([*members, *judged])
 
     def batch(self, timeout_s: float = WAIT_S) -> list[int] | None:
-        """The seqs of the next batch."""
-        groups = self.intake.wait_for_batch(0, EXACT, timeout_s)
-        if groups is None and (samples := self.intake.take_probes()):
-            for sample in samples:
-                self.trust.judge(sample, None)
-            groups = self.intake.wait_for_batch(0, EXACT, timeout_s)
+        """The seqs of the next batch; nobody's claim is doubted."""
+        self.intake.call_before_choice(self.believe_all)
+        groups = self.intake.wait_for_batch(0, EXACT, timeout_s) or self.intake.wait_for_batch(0, EXACT, timeout_s)
         return None if groups is None else [group.seq for group in groups]
+
+    def believe_all(self) -> None:
+        for sample in self.intake.take_probes():
+            self.trust.judge(sample, None)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = Deadline.after(WAIT_S)
@@ -208,3 +209,25 @@ def test_closing_before_the_start_is_no_error() -> None:
     made = Setup()
     made.intake.close()
     assert made.reader.closed
+
+
+def test_a_batch_waits_until_somebody_has_looked_at_the_claims_in_it(setup: Setup) -> None:
+    setup.intake.start(None)
+    for number in range(POLICY.groups_per_step):
+        setup.feed_group(number, number)
+    deadline = Deadline.after(WAIT_S)
+    while setup.intake.num_ready < POLICY.groups_per_step:
+        assert setup.intake.wait_for_batch(0, EXACT, 0.01) is None, "a claim was believed unseen"
+        assert not deadline.expired(), "waited for the groups to be ready"
+    assert setup.intake.wait_for_batch(0, EXACT, WAIT_S) is None
+    assert setup.batch() == list(range(POLICY.groups_per_step))
+
+
+def test_a_claim_ends_the_learner_s_wait_so_that_it_is_looked_at_meanwhile(setup: Setup) -> None:
+    looked: list[int] = []
+    setup.intake.call_before_choice(lambda: looked.append(len(setup.intake.take_probes())))
+    setup.intake.start(None)
+    setup.feed_group(0, 0)
+    assert setup.intake.wait_for_batch(0, EXACT, WAIT_S) is None, "one group is no batch"
+    setup.intake.wait_for_batch(0, EXACT, 0.0)
+    assert sum(looked) == 1, "one sample of the worker's claim"
