@@ -123,6 +123,7 @@ class Feeder:
         self._chooser = LeastLagChooser(self._num_partitions, depth=parts.settings.rollout.depth)
         self._ledger = Ledger(self._num_partitions)
         self._last_probe = -1
+        self._resumed = False
         self._full_wait_s = _FULL_LEAST_S
         self._roster = Roster(heartbeat_s=parts.settings.rollout.heartbeat_s, group_size=parts.settings.rollout.group_size)
         self._steps = StepPace()
@@ -137,15 +138,9 @@ class Feeder:
         Raises UserError when another feeder has taken the run over, TransportError when the cluster does not let it go on.
         """
         stop.on_set(self._wake.set)
-        resumed = False
         while not stop.is_set() and self._run_state() is not RunState.STOPPING:
             started_s = self._parts.clock.monotonic_s()
-            hold: Hold | None
-            if not resumed:
-                resumed = self._take_over()
-                hold = None if resumed else Hold.UNPUBLISHED
-            else:
-                hold = self._issue()
+            hold = self.advance()
             now_s = self._parts.clock.monotonic_s()
             self._parts.places.add(Place.REQUEST, Use.BUSY, now_s - started_s)
             if hold is not None:
@@ -153,6 +148,16 @@ class Feeder:
                 use = Use.EMPTY if hold in {Hold.UNPUBLISHED, Hold.PAUSED} else Use.BLOCKED
                 self._parts.places.add(Place.REQUEST, use, self._parts.clock.monotonic_s() - now_s)
         logger.info("The feeder of %s ends before seq %d", self._run_id, self._next_seq)
+
+    def advance(self) -> Hold | None:
+        """One round, without waiting: take over, and from then on write what may be written now. Returns what holds the rest back.
+
+        For whoever waits itself; `run` is this and the waiting. Raises as `run`.
+        """
+        if not self._resumed:
+            self._resumed = self._take_over()
+            return None if self._resumed else Hold.UNPUBLISHED
+        return self._issue()
 
     def _take_over(self) -> bool:
         """Fence any predecessor, then learn from the log what it issued. False while no version is published, so nothing may be issued."""

@@ -22,8 +22,8 @@ _TOLERATED_IDLE = 0.05
 # A newcomer's share of the window, until it has shown what it does: if it is slow, this is what it keeps others waiting for.
 _NEWCOMER_SHARE = 8
 _NEWCOMER_LEAST = 2
-# Of the time within which a sample is fresh enough, the part that it may spend with a worker; the rest is for queue and training.
-_HORIZON_SHARE = 0.5
+# Of the time within which a sample is fresh enough, the part that it may spend with a worker; the rest is for its place in a batch.
+_HORIZON_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,8 +81,8 @@ def test_what_a_worker_is_allowed_is_done_in_bounded_time(rates: list[float], wi
         assert most / rate <= max(window / max(rates), horizon_s, FEEDBACK_S) + 2 / rate + 1e-6
 
 
-@pytest.mark.parametrize(("budget", "step_s", "wanted"), [(3, 2.0, 3.0), (0, 2.0, 0.0), (3, None, 0.0)])
-def test_the_horizon_is_half_of_the_time_within_which_a_sample_is_fresh(budget: int, step_s: float | None, wanted: float) -> None:
+@pytest.mark.parametrize(("budget", "step_s", "wanted"), [(3, 2.0, 4.5), (0, 2.0, 0.0), (3, None, 0.0)])
+def test_the_horizon_is_three_quarters_of_the_time_within_which_a_sample_is_fresh(budget: int, step_s: float | None, wanted: float) -> None:
     assert horizon_of(budget, step_s) == wanted
 
 
