@@ -44,13 +44,13 @@ def left_over(shown: Iterable[RolloutRequest], closed: ClosedSeqs, *, version: i
     for seq in range(closed.floor, next_seq):
         if seq in closed:
             continue
-        request = newest.get(seq)
-        if request is not None and request.exact is not is_sequential:
+        found = newest.get(seq)
+        if found is not None and found.exact is not is_sequential:
             other_mode.append(seq)
-        elif request is None or not _is_on_its_way(request, version, now_ms):
+        elif found is None or not _is_on_its_way(found, version, now_ms):
             again.append(seq)
         else:
-            on_their_way.append(_ask_of(request))
+            on_their_way.append(_ask_of(found))
     return LeftOver(next_seq=next_seq, on_their_way=tuple(on_their_way), again=tuple(again), other_mode=tuple(other_mode))
 
 

@@ -54,6 +54,8 @@ PRODUCER_THROUGHPUT: Properties = MappingProxyType(
         **_frozen(linger_ms=20, batch_size=1_000_000, compression_codec="lz4", queue_buffering_max_kbytes=65_536),
     }
 )
+# Many records the last of which somebody waits for: batches still fill while they come in a burst.
+PRODUCER_AWAITED: Properties = MappingProxyType({**PRODUCER_THROUGHPUT, **_frozen(linger_ms=2)})
 # Few records that somebody waits for.
 PRODUCER_LATENCY: Properties = MappingProxyType({**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=0, queue_buffering_max_kbytes=65_536)})
 # Large records that do not compress.

@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from echo_bus import profiles
 from echo_bus.clock import Clock
 from echo_bus.errors import RecordTooLarge
 from echo_bus.places import PlaceTimes
 from echo_bus.publisher import Publisher, Receipt
+from echo_bus.settings import Settings
 from echo_core.bottleneck import Place, Use
 from echo_core.evaluation import EVALUATION
 from echo_rollout.engines.engine import SnapshotRef
@@ -31,6 +33,11 @@ from echo_schemas.records import Coordinates, RolloutRequest, Trajectory
 from echo_schemas.topics import TRAJECTORIES
 
 logger = logging.getLogger(__name__)
+
+
+def trajectory_profile(settings: Settings) -> profiles.Properties:
+    """How trajectories are sent: a sequential learner does nothing else until it has the last sample of its batch."""
+    return profiles.PRODUCER_AWAITED if settings.run.mode == "sequential" else profiles.PRODUCER_THROUGHPUT
 
 
 class Outcome(StrEnum):

@@ -43,7 +43,7 @@ from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.older_snapshots import VersionNotKept
 from echo_rollout.prompts import ChatCodec
-from echo_rollout.publishing import Ending, Failure, FinishedGroup, Outcome, TrajectoryPublisher
+from echo_rollout.publishing import Ending, Failure, FinishedGroup, Outcome, TrajectoryPublisher, trajectory_profile
 from echo_rollout.receipts import Receipts
 from echo_rollout.weights import SnapshotSource, WeightWatcher
 from echo_schemas.errors import EchoError
@@ -133,7 +133,7 @@ class Worker:
             every_s = parts.settings.rollout.heartbeat_s
             self._heartbeat = stack.enter_context(closing(Heartbeat(statuses, status, self._generation, parts.clock, every_s=every_s)))
             self._heartbeat.start()
-            publisher = stack.enter_context(closing(parts.bus.publisher()))
+            publisher = stack.enter_context(closing(parts.bus.publisher(trajectory_profile(parts.settings))))
             self._publishing = stack.enter_context(closing(self._open_publishing(publisher)))
             self._publishing.start()
             view, joins_later = await asyncio.gather(
@@ -192,9 +192,7 @@ class Worker:
     def _open_receipts(self, publisher: Publisher) -> Receipts:
         parts, bus = self._parts, self._parts.bus
         server = ReplyServer(publisher, REPLIES, namespace=bus.namespace, metrics=bus.metrics, clock=parts.clock)
-        return Receipts(
-            server, worker_id=parts.worker_id, installed=lambda: self._engine.installed, clock=parts.clock, on_error=self._fail
-        )  # fmt: skip
+        return Receipts(server, worker_id=parts.worker_id, installed=lambda: self._engine.installed, clock=parts.clock, on_error=self._fail)
 
     def _open_sampler(self, engine: Engine, task: Task) -> GroupSampler:
         parts = self._parts

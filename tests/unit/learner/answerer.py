@@ -9,8 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from echo_bus.request_reply import CORRELATION_ID
-from echo_schemas.records import Coordinates, Purpose, ReplyOutcome, RolloutReply, RolloutRequest, WeightManifest
-from echo_schemas.topics import REQUESTS, WEIGHTS, weights_key
+from echo_schemas.records import Coordinates, Purpose, ReplyOutcome, RolloutReply, RolloutRequest
+from echo_schemas.topics import REQUESTS
 from tests.unit.learner.pipeline import GROUP_SIZE, Pipeline
 
 REPLY_PARTITION = 0
@@ -18,12 +18,13 @@ REPLY_PARTITION = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request as a worker saw it. `number`: the how-many-th of its seq, from 1."""
+    """A request as a worker saw it. `number`: the how-many-th of its seq, from 1. `known`: checksums by version."""
 
     request: RolloutRequest
     correlation: str
     number: int
     pipeline: Pipeline
+    known: dict[int, str]
 
     def publish(self, *, sha256: str | None = None, attempt: str | None = None) -> list[Coordinates]:
         """The group, with its rewards."""
@@ -60,11 +61,9 @@ class Asked:
     def sha256(self) -> str:
         """Of the version that is asked for, once it is published."""
         version = self.request.required_version
-        manifest = self.pipeline.wait_for(
-            WEIGHTS, WeightManifest, lambda found: found.version == version, f"version {version} to be published"
-        )  # fmt: skip
-        assert weights_key(manifest.run_id, version)
-        return manifest.sha256
+        if version not in self.known:
+            self.known[version] = self.pipeline.wait_for_manifest(version).sha256
+        return self.known[version]
 
 
 Behaviour = Callable[[Asked], None]
@@ -83,6 +82,7 @@ class Answerer:
         self._pipeline = pipeline
         self._behave = behave
         self._numbers: Counter[int] = Counter()
+        self._known: dict[int, str] = {}
         self._closed = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="answerer", daemon=True)
@@ -119,4 +119,12 @@ class Answerer:
         assert (request.correlation or "") == correlation
         assert request.group_size == GROUP_SIZE
         self._numbers[request.seq] += 1
-        self._behave(Asked(request=request, correlation=correlation, number=self._numbers[request.seq], pipeline=self._pipeline))
+        self._behave(
+            Asked(
+                request=request,
+                correlation=correlation,
+                number=self._numbers[request.seq],
+                pipeline=self._pipeline,
+                known=self._known,
+            )
+        )

@@ -21,7 +21,7 @@ from tests.unit.learner.crash_point import Crash
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import Pipeline, assert_books
 
-SEQUENTIAL: dict[str, dict[str, Any]] = {"run": {"mode": "sequential"}}
+SEQUENTIAL: dict[str, Any] = {"run": {"mode": "sequential"}}
 
 
 class Letters:
@@ -41,7 +41,7 @@ def _without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("echo_learner.replies._READ_S", 0.003)
 
 
-def sequential(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def sequential(**sections: dict[str, Any]) -> dict[str, Any]:
     """Settings of a sequential run, with `sections` on top."""
     return {**SEQUENTIAL, **sections}
 
@@ -135,7 +135,10 @@ def test_silence_until_the_deadline_is_asked_again(pipeline: Pipeline) -> None:
 
 
 def test_a_worker_that_dies_before_its_receipt_costs_nothing(pipeline: Pipeline) -> None:
-    with Answerer(pipeline, lambda asked: [asked.publish(), None][1]) as answerer:
+    def behave(asked: Asked) -> None:
+        asked.publish()
+
+    with Answerer(pipeline, behave) as answerer:
         pipeline.train(NumpyTrainer(), steps=2, **SEQUENTIAL)
     assert sorted(answerer.seqs()) == [0, 1, 2, 3]
     assert batch_seqs(pipeline) == [[0, 1], [2, 3]]
