@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Protocol
@@ -80,6 +81,8 @@ class HttpRegistry:
         # What stands before an @ in a URL is a password.
         self._shown = re.sub(r"//[^/@]*@", "//", url)
         self._client = _open_client(url, self._shown, properties or {})
+        # Nobody closes a codec: its connections go with the registry, and not when the garbage collector comes upon them.
+        weakref.finalize(self, self._client.close)
         self._subjects = subjects
         self._lock = threading.Lock()
         self._ids: dict[str, int] = {}

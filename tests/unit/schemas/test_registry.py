@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import json
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -33,8 +34,12 @@ class FakeClient:
         self.asked: list[str] = []
         self.levels: dict[str, str] = {}
         self.failure: Exception | None = None
+        self.closed = False
         self._ids: dict[str, int] = {}
         self._subjects: dict[str, set[int]] = {}
+
+    def close(self) -> None:
+        self.closed = True
 
     def _ask(self, question: str) -> None:
         self.asked.append(question)
@@ -171,6 +176,16 @@ def test_the_client_never_waits_for_ever_unless_told_to(monkeypatch: pytest.Monk
     monkeypatch.setattr(confluent_kafka.schema_registry, "SchemaRegistryClient", FakeClient)
     assert client_of(HttpRegistry("http://r", {})).properties["timeout"] > 0
     assert client_of(HttpRegistry("http://r", {}, {"timeout": 99})).properties["timeout"] == 99
+
+
+def test_its_connections_are_closed_when_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confluent_kafka.schema_registry, "SchemaRegistryClient", FakeClient)
+    registry = HttpRegistry("http://r", {})
+    client = client_of(registry)
+    assert not client.closed
+    del registry
+    gc.collect()
+    assert client.closed
 
 
 def test_a_password_in_the_address_is_in_no_message() -> None:
