@@ -45,12 +45,12 @@ from echo_tasks.base_models import resolve_base
 
 RUN, NAMESPACE = "bench", "bench.pool"
 GROUP_SIZE, GROUPS_PER_STEP = 4, 64
-SLOTS, FAST_S = 8, 0.4
+SLOTS, FAST_S = 8, 0.8
 _START_S, _END_S = 120.0, 30.0
 _LOOK_S = 0.05
 _SHOWN = 1_500
 # Each phase settles for so long: workers are told apart by what they do, which takes some groups of the slowest.
-_SETTLE_S = 15.0
+_SETTLE_S = 20.0
 
 
 def run_file(folder: Path, bootstrap: str, *, slower: float) -> Path:
