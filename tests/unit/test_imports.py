@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "vllm", "deepspeed", "faust", "transformers", "peft"}
+HEAVY = {"torch", "vllm", "deepspeed", "faust", "transformers", "peft", "reasoning_gym", "math_verify", "sympy", "pyspiel", "pyarrow"}
 # Everything that a process of any role may import before it knows its role.
 LIGHT = [
     "echo_schemas.codec",
@@ -24,6 +24,10 @@ LIGHT = [
     "echo_ops.cli.run",
     "echo_ops.cli.up",
     "echo_tasks.catalogue",
+    "echo_tasks.countdown",
+    "echo_tasks.knights_knaves",
+    "echo_tasks.mathematics",
+    "echo_tasks.reasoning",
     "echo_rollout.run",
     "echo_rollout.worker",
     "echo_rollout.engines.catalogue",
