@@ -11,32 +11,33 @@ class DrainGate:
     """`admitted` blocks while somebody is inside `drained`; `drained` blocks until everybody has left `admitted`."""
 
     def __init__(self) -> None:
-        self._changed = asyncio.Condition()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
         self._num_inside = 0
-        self._is_open = True
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
         """One generation."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._is_open)
-            self._num_inside += 1
+        while not self._open.is_set():
+            await self._open.wait()
+        self._num_inside += 1
+        self._empty.clear()
         try:
             yield
         finally:
+            # No await: whoever is cancelled leaves all the same.
             self._num_inside -= 1
-            async with self._changed:
-                self._changed.notify_all()
+            if not self._num_inside:
+                self._empty.set()
 
     @asynccontextmanager
     async def drained(self) -> AsyncIterator[None]:
         """Nothing runs and nothing is admitted inside. One at a time."""
-        self._is_open = False
+        self._open.clear()
         try:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._num_inside == 0)
+            await self._empty.wait()
             yield
         finally:
-            self._is_open = True
-            async with self._changed:
-                self._changed.notify_all()
+            self._open.set()

@@ -14,7 +14,8 @@ import itertools
 import logging
 import shutil
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,12 @@ from echo_rollout.engines.engine import (
     check_prompt,
 )
 from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
-from echo_rollout.engines.openai_answers import Asked, generations_of, read_choices, request_body
+from echo_rollout.engines.openai_answers import Asked, Choice, generations_of, read_choices, request_body
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused, ServerUnreachable
 from echo_rollout.engines.openai_options import parse_options
 from echo_rollout.engines.openai_probe import ServerTraits, look_at_server
-from echo_rollout.engines.openai_server import ServerProcess
-from echo_rollout.engines.vllm_arguments import Decode, batch_decoder
+from echo_rollout.engines.openai_server import ServerProcess, has_token_route
+from echo_rollout.engines.vllm_arguments import Decode, batch_decoder, engine_arguments
 from echo_rollout.prompts import vocabulary_size
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobSource, Sampling, WeightKind
@@ -236,7 +237,7 @@ class OpenAIEngine:
         found = generations_of(choices, self._decode([choice.tokens for choice in choices]), sampling, ref)
         return found * n if sampling.temperature == 0 else found
 
-    def _counted(self, read: Any) -> Any:
+    def _counted(self, read: Callable[[], list[Choice]]) -> list[Choice]:
         """What `read` returns. Raises AnswerUnusable, and EngineError when there were too many of them without a good one between."""
         try:
             found = read()
@@ -345,10 +346,5 @@ async def _reload(client: ServerClient, folder: Path) -> None:
 
 def _own_server(config: EngineConfig, arguments: dict[str, Any]) -> ServerProcess:
     """vLLM's server with the arguments of the engine `vllm`, and the user's over them."""
-    from dataclasses import replace
-
-    from echo_rollout.engines.openai_server import has_token_route
-    from echo_rollout.engines.vllm_arguments import engine_arguments
-
     token_route = {"enable_scale_out": True} if has_token_route() else {}
     return ServerProcess(token_route | engine_arguments(replace(config, options=arguments)), config.kind)
