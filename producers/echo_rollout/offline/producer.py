@@ -54,7 +54,9 @@ logger = logging.getLogger(__name__)
 
 ENGINE = "offline"
 """What a trajectory names as its engine and its worker."""
+# One transaction: small enough that a pause is obeyed at once and that its time-out is far away.
 _MAX_BATCH = 32
+_MAX_BATCH_BYTES = 8 << 20
 _IDLE_S = 0.25
 _READ_S = 300.0
 
@@ -188,7 +190,8 @@ class OfflineProducer:
         progress = self._parts.progress.get(self._run_id)
         seqs: list[int] = []
         end = self._parts.schedule.end
-        while len(seqs) < _MAX_BATCH:
+        num_bytes = 0
+        while len(seqs) < _MAX_BATCH and num_bytes < _MAX_BATCH_BYTES:
             if self._again:
                 seqs.append(self._again.popleft())
             elif (end is None or self._next_seq < end) and may_issue(standing_of(progress, self._next_seq), self._policy):
@@ -196,6 +199,7 @@ class OfflineProducer:
                 self._next_seq += 1
             else:
                 break
+            num_bytes += sum(member.num_bytes for member in self._group(seqs[-1]))
         if seqs:
             self._write(seqs, 0 if progress is None else progress.published)
         return bool(seqs)
@@ -223,7 +227,7 @@ class OfflineProducer:
 
     def _trajectories(self, seq: int, version: int) -> list[Trajectory]:
         parts, now_ms = self._parts, self._parts.clock.time_ms()
-        group = parts.groups[parts.schedule.group_of(seq)]
+        group = self._group(seq)
         return [
             Trajectory(
                 run_id=self._run_id,
@@ -259,6 +263,9 @@ class OfflineProducer:
             )
             for index, member in enumerate(group)
         ]
+
+    def _group(self, seq: int) -> Group:
+        return self._parts.groups[self._parts.schedule.group_of(seq)]
 
     def _state(self) -> RunState:
         order = self._parts.control.get(f"{self._run_id}/run")

@@ -41,6 +41,11 @@ class RenderedEpisode:
         """Tokens of answers."""
         return sum(span.end - span.start for span in self.generated)
 
+    @property
+    def num_bytes(self) -> int:
+        """About what its record takes: tokens, as many log-probabilities at most, and the texts."""
+        return 8 * len(self.token_ids) + sum(len(text.encode()) for text in (self.prompt, self.completion, self.episode.entry))
+
 
 class Wording(Protocol):
     """How messages become text around the answers."""
@@ -108,9 +113,8 @@ def render_episode(episode: Episode, wording: Wording, codec: TextCodec, limits:
         prompt=codec.decode(parts[0]),
         completion=codec.decode(np.concatenate(parts[1:])),
     )
-    size = 8 * len(token_ids) + sum(len(text.encode()) for text in (rendered.prompt, rendered.completion, episode.entry))
-    if size > _MAX_RECORD_BYTES:
-        raise EpisodeRefused(SkipReason.TOO_LONG, f"It takes {size:,} bytes, more than a record of the log holds.")
+    if rendered.num_bytes > _MAX_RECORD_BYTES:
+        raise EpisodeRefused(SkipReason.TOO_LONG, f"It takes {rendered.num_bytes:,} bytes, more than a record of the log holds.")
     return rendered
 
 
