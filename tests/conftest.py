@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,14 @@ hypothesis.settings.load_profile("project")
 _BOOTSTRAP_VARIABLE = "ECHO_KAFKA__BOOTSTRAP"
 _REGISTRY_VARIABLE = "ECHO_REGISTRY__URL"
 _CONTAINER_IMAGE = "apache/kafka:4.3.1"
+_FETCH_JARS = """
+from echo_bus.embedded.installation import install_kafka
+from echo_bus.embedded.java import find_java
+from echo_bus.embedded.registry import install_registry
+install_kafka(find_java(), report=print)
+install_registry()
+"""
+_FETCH_S = 500.0
 # Tests want little CPU and an early answer more than the last microsecond.
 _JVM = Jvm(jit=Jit.QUICK)
 _session = uuid.uuid4().hex[:8]
@@ -41,7 +50,24 @@ _counter = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def kafka_bootstrap() -> Iterator[str]:
+def jars() -> None:
+    """The embedded broker's and registry's files are in the cache, if they can be had; who needs them says why not.
+
+    Fetched by another process: where a repository drops a connection, the HTTP client leaves a socket to the garbage collector, and
+    Python complains of it in whatever test that runs.
+    """
+    if not os.environ.get(_BOOTSTRAP_VARIABLE):
+        subprocess.run([sys.executable, "-c", _FETCH_JARS], capture_output=True, timeout=_FETCH_S, check=False)
+
+
+@pytest.fixture(autouse=True)
+def _jars_of_kafka_tests(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("kafka") is not None:
+        request.getfixturevalue("jars")
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(jars: None) -> Iterator[str]:
     """A real Kafka's addresses: from ECHO_KAFKA__BOOTSTRAP, else embedded, else a container, else a skip."""
     if external := os.environ.get(_BOOTSTRAP_VARIABLE):
         yield external
@@ -82,7 +108,7 @@ def _container_bootstrap(why_not_embedded: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def secured_kafka() -> Iterator[EmbeddedKafka]:
+def secured_kafka(jars: None) -> Iterator[EmbeddedKafka]:
     """An embedded Kafka with TLS, SCRAM users and ACLs: `.client_properties` for the administrator, `.add_user` for others."""
     kafka = EmbeddedKafka(secure=True, jvm=_JVM)
     try:
@@ -94,7 +120,7 @@ def secured_kafka() -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture(scope="session")
-def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def registry_url(jars: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Confluent-compatible schema registry: from ECHO_REGISTRY__URL, else embedded, else a skip."""
     if external := os.environ.get(_REGISTRY_VARIABLE):
         yield external

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 # Small files, one connection each: more threads than this do not shorten the download.
 _NUM_THREADS = 8
 _TIMEOUT_S = 30
-_TRIES = 3
+_TRIES = 5
 _PAUSE_S = 1.0
 _OFFLINE_HINT = (
     "The first start needs the network, later ones do not. A mirror can be named in jgo's settings. To do without, "
