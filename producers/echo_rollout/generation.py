@@ -42,7 +42,7 @@ class EmptyGeneration(EchoError):
 
 
 class UnfitGeneration(EchoError):
-    """The engine returned a token that the model does not have: no trainer could say how likely it was."""
+    """The engine returned other completions than were asked for: too few or too many, or with a token that the model does not have."""
 
 
 class EnvironmentFailed(EchoError):
@@ -120,17 +120,24 @@ class GroupSampler:
 
     async def _generate(self, prompt: list[int], n: int, sampling: Sampling) -> list[Generation]:
         """`n` completions of at least one token. Empty ones are tried once more. Raises EmptyGeneration, UnfitGeneration."""
-        generations = await self._engine.generate(prompt, n, sampling)
+        generations = await self._asked(prompt, n, sampling)
         empty = [index for index, generation in enumerate(generations) if not len(generation.token_ids)]
         if empty:
             for _ in empty:
                 self._on_empty()
-            again = await self._engine.generate(prompt, len(empty), sampling)
+            again = await self._asked(prompt, len(empty), sampling)
             if not all(len(generation.token_ids) for generation in again):
                 raise EmptyGeneration("The engine returned a completion without a token, twice.")
             for index, generation in zip(empty, again, strict=True):
                 generations[index] = generation
         self._check(generations)
+        return generations
+
+    async def _asked(self, prompt: list[int], n: int, sampling: Sampling) -> list[Generation]:
+        """What the engine returns, if it is as many as were asked for: a group that lacks one is never whole. Raises UnfitGeneration."""
+        generations = await self._engine.generate(prompt, n, sampling)
+        if len(generations) != n:
+            raise UnfitGeneration(f"The engine returned {len(generations)} completions, and {n} were asked for.")
         return generations
 
     def _check(self, generations: Sequence[Generation]) -> None:

@@ -96,3 +96,24 @@ def test_an_unusable_answer_costs_its_group_and_not_the_worker(make_swarm: MakeS
     wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="unusable") == 1, "the group to be given up")
     wait_until(lambda: len(swarm.trajectories()) == 2, "the other group")
     assert worker.is_alive
+
+
+class MiscountingEngine(ScriptedEngine):
+    """One completion too few, then one too many, then as many as were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors = [-1, 1]
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        return await super().generate(prompt, n + (self.errors.pop(0) if self.errors else 0), sampling)
+
+
+def test_completions_that_are_not_as_many_as_were_asked_for_cost_their_group_at_once(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(rollout={"groups_in_flight": 1})
+    swarm.publish_version(0)
+    swarm.ask(*(swarm.request(seq) for seq in range(3)))
+    worker = swarm.start_worker(MiscountingEngine())
+    wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="invalid") == 2, "both groups to be given up")
+    wait_until(lambda: len(swarm.trajectories()) == 2, "the third group")
+    assert worker.is_alive
