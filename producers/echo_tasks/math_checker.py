@@ -7,7 +7,7 @@ answer that cannot be checked within it is wrong.
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -21,18 +21,20 @@ from echo_tasks.rewards import RewardResult, ScoredSample, reward
 # Ten times what a hard but honest comparison takes.
 CPU_S = 1.0
 _MEMORY_BYTES = 1 << 30
-# Against what hangs outside Python, where no signal is heard: then the pool kills the process.
-_TIMEOUT_S = 10.0
+# Of the wall clock, on a machine that may be busy; against what hangs outside Python, where no signal is heard.
+_TIMEOUT_S = 30.0
 # The longest answers of MATH have 160 characters.
 _MAX_LENGTH = 1_000
 # Where no form marks the answer, it is looked for in the last words.
 _TAIL = 500
-_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?", re.ASCII)
+_QUOTIENT = re.compile(r"(-?)(?:\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+))", re.ASCII)
 _MARKUP = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:!]|\\?\$")
 # Not between two words or numbers: 1 2 is not 12.
 _SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 # math-verify's own limits are alarms in whole seconds of the wall clock. Ours hold instead.
 _NO_ALARM_S = 86_400
+_KEPT = 4_096
 
 
 def stated_answer(completion: str) -> str | None:
@@ -47,31 +49,41 @@ def stated_answer(completion: str) -> str | None:
     return rest.strip().partition("\n")[0].strip() if mark else None
 
 
-def is_right(reference: str, answer: str) -> bool:
-    """Whether two answers are the same number, set, interval, expression. Raises OutOfBounds if that is not found out in time."""
+def is_right(reference: str, answer: str) -> bool | None:
+    """Whether two answers are the same number, set, interval, expression. None if that is not found out within the bounds."""
     if len(answer) > _MAX_LENGTH:
         return False
     ours, theirs = _compact(reference), _compact(answer)
     if ours == theirs:
         return bool(theirs)
-    if _NUMBER.fullmatch(ours) and _NUMBER.fullmatch(theirs):
-        if _decimal(ours) == _decimal(theirs):
+    number, other = _rational(ours), _rational(theirs)
+    if number is not None and other is not None:
+        if number == other:
             return True
+        # A decimal may be rounded, and how much is forgiven is for math-verify to say.
         if "." not in ours + theirs:
             return False
-    with bounded(CPU_S, _MEMORY_BYTES):
-        return bool(verify(_parsed_reference(reference), _parsed(f"${answer.strip().strip('$')}$"), timeout_seconds=_NO_ALARM_S))
+    return _verified(reference, _in_math(answer))
 
 
-def says(reference: str, words: str) -> bool:
-    """Whether the last formula or number in `words` is the reference. Raises OutOfBounds if that is not found out in time."""
-    with bounded(CPU_S, _MEMORY_BYTES):
-        return bool(verify(_parsed_reference(reference), _parsed(words[-_TAIL:]), timeout_seconds=_NO_ALARM_S))
+def says(reference: str, words: str) -> bool | None:
+    """Whether the last formula or number in `words` is the reference. None if that is not found out within the bounds."""
+    return _verified(reference, words[-_TAIL:])
 
 
-@lru_cache(maxsize=4_096)
+# The answers to one prompt are often the same, also the hostile ones.
+@lru_cache(maxsize=_KEPT)
+def _verified(reference: str, text: str) -> bool | None:
+    try:
+        with bounded(CPU_S, _MEMORY_BYTES):
+            return bool(verify(_parsed_reference(reference), _parsed(text), timeout_seconds=_NO_ALARM_S))
+    except (OutOfBounds, RecursionError):
+        return None
+
+
+@lru_cache(maxsize=_KEPT)
 def _parsed_reference(reference: str) -> list[Any]:
-    return _parsed(f"${reference.strip().strip('$')}$")
+    return _parsed(_in_math(reference))
 
 
 def _parsed(text: str) -> list[Any]:
@@ -79,12 +91,24 @@ def _parsed(text: str) -> list[Any]:
     return found
 
 
+def _in_math(answer: str) -> str:
+    return f"${answer.strip().strip('$')}$"
+
+
 def _compact(answer: str) -> str:
     return _SPACE.sub("", _MARKUP.sub("", answer)).removesuffix(".").replace("dfrac", "frac").replace("tfrac", "frac")
 
 
-def _decimal(number: str) -> Decimal:
-    return Decimal(number.replace(",", ""))
+def _rational(compact: str) -> Fraction | None:
+    """A number written in digits, or as a quotient of whole ones; None for anything else."""
+    if _NUMBER.fullmatch(compact):
+        return Fraction(compact.replace(",", ""))
+    found = _QUOTIENT.fullmatch(compact)
+    if found is None:
+        return None
+    sign, above, below, upper, lower = found.groups()
+    denominator = int(below or lower)
+    return Fraction(int(sign + (above or upper)), denominator) if denominator else None
 
 
 @reward(name="math", timeout_s=_TIMEOUT_S, isolated=True, at_timeout=0.0)
@@ -92,9 +116,6 @@ def math(sample: ScoredSample) -> RewardResult:
     """1 if the answer is the entry's `answer`, else 0. Components: `stated`, it is marked as one; `ended`, its check was given up."""
     reference = str(sample.entry["answer"])
     answer = stated_answer(sample.completion)
-    stated = float(answer is not None)
-    try:
-        right = says(reference, sample.completion) if answer is None else is_right(reference, answer)
-    except (OutOfBounds, RecursionError):
-        return RewardResult(value=0.0, components={"stated": stated, "ended": 1.0})
-    return RewardResult(value=float(right), components={"stated": stated, "ended": 0.0})
+    right = says(reference, sample.completion) if answer is None else is_right(reference, answer)
+    components = {"stated": float(answer is not None), "ended": float(right is None)}
+    return RewardResult(value=float(right or False), components=components)

@@ -15,7 +15,7 @@ from echo_tasks.rewards import RewardResult, ScoredSample, reward
 
 CPU_S = 1.0
 _MEMORY_BYTES = 1 << 30
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
 # The longest reference answers, grids, have some thousand characters.
 _MAX_LENGTH = 20_000
 EVALUATED = frozenset(

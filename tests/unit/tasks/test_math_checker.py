@@ -47,6 +47,8 @@ def test_the_last_marked_answer_counts(completion: str, answer: str | None) -> N
         ("1234", "\\$1,234."),
         ("\\frac12", "\\dfrac{1}{2}"),
         ("\\frac{1}{2}", "0.5"),
+        ("-\\frac{3}{4}", "-6/8"),
+        ("2", "\\frac{4}{2}"),
         ("2\\sqrt{3}", "\\sqrt{12}"),
         ("x^2+2x+1", "(x+1)^2"),
         ("\\left(1, 2\\right)", "(1,2)"),
@@ -77,6 +79,9 @@ def test_the_same_answer_in_another_form(reference: str, answer: str) -> None:
         ("(1,2)", "(2,1)"),
         ("3.14", "\\pi"),
         ("x+1", "x+2"),
+        ("\\frac{1}{2}", "2/1"),
+        ("\\frac{1}{2}", "1/0"),
+        ("\\frac{1}{2}", "-1/2"),
         ("", ""),
     ],
 )
@@ -118,6 +123,14 @@ def test_a_hostile_answer_is_wrong_within_its_bound_and_the_next_is_judged(answe
     # Once to the bound, and what the signal waits for until Python hears it.
     assert time.process_time() - started_s < 4 * bound_s
     assert judged("\\boxed{\\frac{84}{2}}") == (1.0, 1.0)
+
+
+def test_a_hostile_answer_costs_once_however_often_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_checker, "CPU_S", 0.1)
+    answers = ["\\boxed{8^{8^{8^{8}}}}"] * 100
+    started_s = time.process_time()
+    assert {math(sample(answer, {"answer": "42"})).components["ended"] for answer in answers} == {1.0}
+    assert time.process_time() - started_s < 1.0
 
 
 def test_it_runs_where_it_can_be_ended_and_an_end_is_a_wrong_answer() -> None:
