@@ -101,25 +101,29 @@ def _scan(batches: Iterable[list[Message]], run_id: str) -> tuple[StepReport | N
 
 def refuse_if_alive(bus: Bus, claim: SessionClaim | None, *, takeover: bool) -> None:
     """Raise UserError if the session that owns the namespace still heartbeats, unless it is to be taken over."""
-    if claim is None or takeover:
-        return
+    if claim is not None and not takeover and is_alive(bus, claim):
+        raise UserError(
+            f"A learner is alive in this namespace: run {claim.run_id!r}, process {claim.pid} on {claim.host}, session {claim.session}.",
+            hint="Stop it first, use another [kafka] namespace, or start this one with --takeover, which fences it.",
+        )
+
+
+def is_alive(bus: Bus, claim: SessionClaim) -> bool:
+    """Whether the session of `claim` heartbeats. Blocks for three heartbeats if it may."""
     view = _every_run(bus).view(PROGRESS, Progress)
     try:
         last = view.get(claim.run_id)
         if last is None or last.session != claim.session or bus.clock.time_ms() - last.time_ms > _FORGOTTEN_MS:
-            return
+            return False
         try:
             view.wait_for(
                 claim.run_id, lambda progress: progress.time_ms > last.time_ms, Deadline.after(_SILENCE_S, bus.clock), what="a heartbeat"
             )  # fmt: skip
         except DeadlineExceeded:
-            return
+            return False
     finally:
         view.close()
-    raise UserError(
-        f"A learner is alive in this namespace: run {claim.run_id!r}, process {claim.pid} on {claim.host}, session {claim.session}.",
-        hint="Stop it first, use another [kafka] namespace, or start this one with --takeover, which fences it.",
-    )
+    return True
 
 
 def claim_namespace(writer: TransactionalWriter, bus: Bus, tip: Tip, *, run_id: str, session: str, takeover: bool) -> None:

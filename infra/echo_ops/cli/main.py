@@ -246,6 +246,35 @@ def demo(
         )
 
 
+@app.command("eval")
+def evaluate(
+    config: Config = None,
+    version: Annotated[
+        list[int] | None, typer.Option("--version", min=0, help="A kept version; repeatable. By default the newest.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="A section [[eval]] of the file, or the name of one made of the options.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=2, help="Held-out prompts, for one that the file does not have.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples of each prompt.")] = None,
+    pass_at: Annotated[list[int] | None, typer.Option("--pass-at", min=1, help="k of a pass@k; repeatable.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="Softmax temperature; 0: the most likely token.")] = None,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for all results.")] = 3600.0,
+) -> None:
+    """Evaluate versions of a run on held-out prompts: by its learner while it trains, else with workers started for it."""
+    from echo_ops.cli import evaluate as commands
+
+    with user_errors():
+        asked = commands.Asked(
+            versions=tuple(version or ()),
+            name=name,
+            prompts=prompts,
+            samples=samples,
+            pass_at=tuple(pass_at or ()),
+            temperature=temperature,
+            timeout_s=timeout,
+        )
+        commands.evaluate(config, asked)
+
+
 def main() -> None:
     """Entry point of `echoswarm`."""
     app()

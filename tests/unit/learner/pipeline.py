@@ -84,7 +84,7 @@ class Pipeline:
     folder: Path
     cluster: MemoryCluster = field(default_factory=MemoryCluster)
     namespace: Namespace = field(default_factory=lambda: Namespace("echo.test"))
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     clock: Clock = field(default_factory=SystemClock)
     _publisher: Publisher = field(init=False)
 
@@ -107,7 +107,7 @@ class Pipeline:
 
     def settings(self, **sections: dict[str, Any]) -> Settings:
         """Two groups of two a step, S = 3, kappa = 1, ten steps; `sections` on top."""
-        content: dict[str, dict[str, Any]] = {
+        content: dict[str, Any] = {
             "kafka": {"namespace": self.namespace.name},
             "rollout": {"group_size": GROUP_SIZE, "probe_size": 0},
             "learner": {"groups_per_step": GROUPS_PER_STEP, "steps": 10},
@@ -116,7 +116,7 @@ class Pipeline:
         }
         for given in (self.options, sections):
             for section, values in given.items():
-                content[section] = {**content.get(section, {}), **values}
+                content[section] = {**content.get(section, {}), **values} if isinstance(values, dict) else values
         return Settings.model_validate(content)
 
     @property
