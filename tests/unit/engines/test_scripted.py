@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from echo_rollout.engines.engine import EngineError, Snapshot, SnapshotRef, SnapshotRejected
-from echo_rollout.engines.scripted import ScriptedEngine
+from echo_rollout.engines.engine import EngineConfig, EngineError, Snapshot, SnapshotRef, SnapshotRejected
+from echo_rollout.engines.scripted import PacedEngine, ScriptedEngine
+from echo_schemas.errors import UserError
 from echo_schemas.records import FinishReason, Sampling, WeightKind
 
 SAMPLING = Sampling(max_new_tokens=3)
@@ -75,3 +76,31 @@ def test_generations_that_are_held_go_on_one_by_one_under_their_version() -> Non
         assert engine.in_use == {1}
 
     asyncio.run(run())
+
+
+def paced(**options: object) -> PacedEngine:
+    return PacedEngine(
+        EngineConfig(
+            base=Path("nowhere"), kind=WeightKind.LORA, dtype="float32", max_length=64, lora_rank=1, concurrency=1, options=dict(options)
+        )
+    )
+
+
+@pytest.mark.parametrize(("slots", "least_s"), [(1, 0.06), (2, 0.04), (3, 0.02)])
+def test_a_paced_engine_is_no_faster_than_it_is_told_to_be_and_answers_as_the_script_does(slots: int, least_s: float) -> None:
+    async def run() -> None:
+        engine = await started(paced(seconds=0.02, slots=slots))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        groups = await asyncio.gather(*(engine.generate((5, 9), 2, SAMPLING) for _ in range(3)))
+        # The loop's clock may be a tick early.
+        assert loop.time() - began_s >= least_s - 0.005
+        assert [[generation.token_ids.tolist() for generation in group] for group in groups] == [[[6] * 3, [7] * 3]] * 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("options", [{"seconds": -1}, {"seconds": "fast"}, {"slots": 0}, {"slots": 1.5}])
+def test_what_is_no_speed_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="are no speed"):
+        paced(**options)
