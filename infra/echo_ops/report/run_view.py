@@ -158,9 +158,9 @@ class RunView:
         return bool(self.steps) and EXACT_REWARD in self.steps[-1].metrics
 
     def disbelief(self) -> str:
-        """Which workers claimed weights that they did not serve, as a sentence; empty if none did."""
+        """Which workers served other weights than they claimed or were asked for, as a sentence; empty if none did."""
         found = ", ".join(f"{worker} ({count:,} trajectories dropped)" for worker, count in self.disbelieved.most_common())
-        return f"Other weights than claimed were served by {found}." if found else ""
+        return f"Other weights than claimed, or than asked for, were served by {found}." if found else ""
 
     def mean_rewards(self) -> list[float]:
         """For each step the mean reward of it and up to nine before it."""

@@ -15,7 +15,7 @@ from echo_schemas.records import DropReason
 from tests.unit.ops.test_report_page import page_of
 from tests.unit.ops.views import drop, learning_view
 
-SENTENCE = "Other weights than claimed were served by w-2 (3 trajectories dropped), w-<1> (1 trajectories dropped)."
+SENTENCE = "Other weights than claimed, or than asked for, were served by w-2 (3 trajectories dropped), w-<1> (1 trajectories dropped)."
 
 
 def disbelieving_view() -> RunView:
