@@ -14,13 +14,15 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from confluent_kafka import KafkaException
 from pydantic import ValidationError
 
 from echo_bus import profiles
 from echo_bus.bus import Bus, open_bus
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.embedded.guard import Guard
-from echo_bus.errors import DeadlineExceeded, ProducerFenced
+from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, ProducerFenced
+from echo_bus.kafka import translate
 from echo_bus.reader import From
 from echo_bus.settings import Settings
 from echo_bus.settings.evaluation import EvalSettings, check_evaluations
@@ -228,9 +230,15 @@ def _crew(settings: Settings, config: Path | None, bus: Bus) -> Iterator[threadi
 
 
 def _has_members(bus: Bus, group: str) -> bool:
-    """Whether somebody is in a consumer group."""
-    described = bus.cluster.admin().describe_consumer_groups([group], request_timeout=_GROUPS_S)[group].result()
-    return bool(described.members)
+    """Whether somebody is in a consumer group. Raises ClusterUnreachable, NotAuthorized."""
+    # Held until the answer is there: with the client goes who would bring it.
+    admin = bus.cluster.admin()
+    try:
+        return bool(admin.describe_consumer_groups([group], request_timeout=_GROUPS_S)[group].result(_GROUPS_S).members)
+    except TimeoutError as exc:
+        raise ClusterUnreachable(f"Nobody said within {_GROUPS_S:g} s who is in the group {group!r}.") from exc
+    except KafkaException as exc:
+        raise translate(exc, group) from exc
 
 
 def _evaluate_here(
