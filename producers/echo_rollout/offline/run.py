@@ -43,7 +43,7 @@ def run_offline(process: RoleProcess, *, episodes: Path | None = None) -> None:
         )
     metrics = OfflineMetrics(process.registry)
     file = read_episodes(episodes or Path(offline.episodes))
-    groups = _load(file, settings, metrics)
+    groups = load_groups(file, settings, metrics)
     bus = process.bus
     with ExitStack() as stack:
         parts = OfflineParts(
@@ -63,7 +63,7 @@ def run_offline(process: RoleProcess, *, episodes: Path | None = None) -> None:
         OfflineProducer(parts).run(process.stop)
 
 
-def _load(file: EpisodeFile, settings: Settings, metrics: OfflineMetrics) -> list[Group]:
+def load_groups(file: EpisodeFile, settings: Settings, metrics: OfflineMetrics) -> list[Group]:
     """The groups that can be trained; the others' lines are logged and counted. Raises UserError if there is none."""
     base = resolve_base(settings.policy.base)
     codec = PromptCodec(base)
