@@ -35,6 +35,7 @@ from echo_bus import profiles
 from echo_bus.bus import Bus, open_bus
 from echo_bus.clock import Deadline
 from echo_bus.embedded import EmbeddedKafka
+from echo_bus.embedded.guard import Guard
 from echo_bus.kafka import KafkaCluster
 from echo_bus.settings import load_settings
 from echo_ops.report.offsets import OffsetWatch
@@ -152,11 +153,12 @@ class PlayedLearner:
 
 
 @contextmanager
-def role(config: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A role as a process, ended by SIGTERM at the end of the block."""
+def role(guard: Guard, config: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A role as a process with a session of its own, as the supervisor starts it; ended by SIGTERM at the end of the block."""
     log = config.parent / f"{'-'.join(arguments).replace('--', '')}.log"
     command = [sys.executable, "-m", "echo_ops.cli", "run", *arguments, "--config", str(config), "--log-file", str(log)]
-    process = subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(config.parent / "cache")})
+    process = subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(config.parent / "cache")}, start_new_session=True)
+    guard.protect(process.pid)
     try:
         yield process
     finally:
@@ -166,6 +168,7 @@ def role(config: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        guard.release(process.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,8 @@ class Phase:
 class Bench:
     """One run, one phase after the other."""
 
-    def __init__(self, config: Path, bus: Bus, learner: PlayedLearner, feeder: subprocess.Popen[bytes]) -> None:
+    def __init__(self, guard: Guard, config: Path, bus: Bus, learner: PlayedLearner, feeder: subprocess.Popen[bytes]) -> None:
+        self._guard = guard
         self._config = config
         self._bus = bus
         self._learner = learner
@@ -191,7 +195,7 @@ class Bench:
         names = [f"{kind}-{number}-{len(kinds)}" for kind in kinds]
         with ExitStack() as stack:
             processes = [
-                stack.enter_context(role(self._config, "worker", "--kind", kind, "--name", name))
+                stack.enter_context(role(self._guard, self._config, "worker", "--kind", kind, "--name", name))
                 for kind, name in zip(kinds, names, strict=True)
             ]
             self._until_working(names, processes)
@@ -202,14 +206,20 @@ class Bench:
         return Phase(num_groups / elapsed_s, start_ms, time.time_ns() // 1_000_000)
 
     def ages(self, phase: Phase) -> dict[str, list[float]]:
-        """By kind: for each trajectory that was finished within `phase`, seconds from its request's issue to its last token."""
+        """By kind: for each trajectory that was finished within `phase`, seconds from its request's issue to its last token.
+
+        Without those that the workers of the phase before handed back: they waited for these workers to start.
+        """
+        since_ms = phase.start_ms - int(_SETTLE_S * 1000)
         found: dict[str, list[float]] = {}
         with closing(self._bus.reader([TRAJECTORIES])) as reader:
             reader.start()
             for messages in reader.read_to_end(Deadline.after(_START_S)):
                 for message in messages:
                     record = message.record
-                    if isinstance(record, Trajectory) and phase.start_ms <= record.finished_ms <= phase.end_ms:
+                    if not isinstance(record, Trajectory) or record.requested_ms < since_ms:
+                        continue
+                    if phase.start_ms <= record.finished_ms <= phase.end_ms:
                         found.setdefault(record.worker_id.partition("-")[0], []).append((record.finished_ms - record.requested_ms) / 1000)
         return found
 
@@ -247,9 +257,9 @@ def measure(folder: Path, bootstrap: str, *, seconds: float, slower: float, roun
     config = run_file(folder, bootstrap, slower=slower)
     bus = open_bus(load_settings(config, {}), "learner")
     fast, slow, both = [], [], []
-    with closing(PlayedLearner(bus)) as learner, role(config, "feeder") as feeder:
+    with closing(Guard()) as guard, closing(PlayedLearner(bus)) as learner, role(guard, config, "feeder") as feeder:
         learner.start()
-        bench = Bench(config, bus, learner, feeder)
+        bench = Bench(guard, config, bus, learner, feeder)
         for number in range(rounds):
             fast.append(bench.phase(["fast"], number, seconds))
             slow.append(bench.phase(["slow"], number, seconds))

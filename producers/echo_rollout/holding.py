@@ -27,9 +27,18 @@ _ANSWER_BEFORE_SHARE = 0.1
 class Holding:
     """Holds requests back. Each that `enter` let in must `leave`."""
 
-    def __init__(self, groups_in_flight: int, *, installed: Callable[[], SnapshotRef | None], metrics: WorkerMetrics, clock: Clock) -> None:
-        """`groups_in_flight`: what the engine works on at once. `installed`: the weights in force."""
+    def __init__(
+        self,
+        groups_in_flight: int,
+        *,
+        installed: Callable[[], SnapshotRef | None],
+        floor: Callable[[], int],
+        metrics: WorkerMetrics,
+        clock: Clock,
+    ) -> None:
+        """`groups_in_flight`: what the engine works on at once. `installed`: the weights in force. `floor`: seqs below it are decided."""
         self._installed = installed
+        self._floor = floor
         self._metrics = metrics
         self._clock = clock
         self._changed = asyncio.Event()
@@ -49,6 +58,10 @@ class Holding:
             if self._left_s(request) <= 0:
                 self._room.release()
                 return Ending(outcome=Outcome.EXPIRED, detail="There was no room in the engine before the deadline.")
+            if request.purpose is Purpose.TRAIN and request.seq < self._floor():
+                # It came with a partition of another worker, which has done it meanwhile.
+                self._room.release()
+                return Ending(outcome=Outcome.SUPERSEDED, detail=f"Seq {request.seq} is trained or dropped already.")
             return None
         finally:
             self._waiting.discard(task)

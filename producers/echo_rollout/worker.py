@@ -104,9 +104,11 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._emptied = asyncio.Event()
+        self._newest: Callable[[], WeightManifest | None] = lambda: None
         self._holding = Holding(
             parts.settings.rollout.groups_in_flight,
             installed=lambda: self._engine.installed,
+            floor=lambda: 0 if (newest := self._newest()) is None else newest.next_seq,
             metrics=parts.metrics,
             clock=parts.clock,
         )
@@ -142,10 +144,11 @@ class Worker:
             )
             stack.enter_context(closing(view))
             key = weights_key(parts.settings.run.name, None)
+            self._newest = lambda: view.get(key)
             watcher = WeightWatcher(
                 self._engine,
                 parts.source,
-                newest=lambda: view.get(key),
+                newest=self._newest,
                 folder=parts.folder,
                 on_installed=self._on_installed,
                 places=parts.places,
@@ -161,9 +164,8 @@ class Worker:
             loop = parts.bus.consumer([REQUESTS], GROUP, self._intake, publisher, next_generation=next_generation, limits=limits)
             loop.on_assignment(lambda keys: self._heartbeat.has(partition for _, partition in keys))
             consuming = threading.Thread(target=self._consume, args=(loop.run,), name="requests", daemon=True)
-            if joins_later:
-                self._join = consuming.start
-            else:
+            self._join = consuming.start if joins_later else None
+            if not joins_later:
                 # Joining the group takes as long as the engine's start, and what arrives meanwhile is held.
                 consuming.start()
             watching: asyncio.Task[None] | None = None

@@ -83,6 +83,16 @@ def test_a_request_past_its_deadline_is_closed_and_counted(make_swarm: MakeSwarm
     wait_until(lambda: set(swarm.groups()) == {f"{RUN}/2"}, "the one that is in time")
 
 
+def test_a_request_whose_seq_is_decided_already_is_not_worked_on(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0, next_seq=2)
+    swarm.ask(swarm.request(1), swarm.request(2), swarm.request(0, purpose=Purpose.PROBE, exact=True))
+    swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: swarm.metric("echo_rollout_groups_total", outcome="superseded") == 1, "the decided one to be closed")
+    wait_until(lambda: len(swarm.groups()) == 2, "the others")
+    assert {(record.purpose, record.seq) for record in swarm.trajectories()} == {(Purpose.TRAIN, 2), (Purpose.PROBE, 0)}
+
+
 def test_a_request_that_no_engine_can_serve_is_a_dead_letter(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm()
     swarm.publish_version(0)
@@ -229,7 +239,9 @@ def test_a_worker_that_was_killed_leaves_its_requests_to_the_next(make_swarm: Ma
     wait_until(lambda: not first.is_alive, "the worker to end by the lost trajectory")
     assert isinstance(first.error, DeliveryFailed)
     swarm.start_worker(ScriptedEngine(), "w1")
-    wait_until(lambda: len([group for group in swarm.groups()[f"{RUN}/0"] if group.worker_id == "w1"]) == 2, "the group, again and whole")
+    wait_until(
+        lambda: len([group for group in swarm.groups().get(f"{RUN}/0", []) if group.worker_id == "w1"]) == 2, "the group, again and whole"
+    )
 
 
 def test_what_an_empty_generation_leads_to(make_swarm: MakeSwarm) -> None:
