@@ -4,6 +4,7 @@
 
 Requester and server are processes of their own, as learner and worker are: `Requester`, the broker with acks=all, a `ConsumerLoop` of the
 workers' group, `ReplyServer`, the broker again. The server answers at once, so what is measured is the way there and back. One at a time.
+In turn with it, "bare": the same bytes between two plain clients without group, codec, headers or cache.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from echo_bus import profiles
@@ -39,6 +42,10 @@ _CONTEXT = mp.get_context("spawn")
 _WAIT_S = 120.0
 _NAMESPACE = "bench.requestreply"
 _DEADLINE_MS = 60_000
+_GROUP_PARTITIONS = 4
+_BARE_REQUESTS, _BARE_REPLIES = f"{_NAMESPACE}.bare-requests", f"{_NAMESPACE}.bare-replies"
+# Requests of one kind before it is the other's turn.
+_TURN = 50
 
 
 def bus_of(bootstrap: str, role: str) -> Bus:
@@ -72,6 +79,44 @@ def serve(bootstrap: str, stop: Any) -> None:
         stop.wait(_WAIT_S)
         loop.stop()
         thread.join()
+
+
+def serve_bare(bootstrap: str, stop: Any) -> None:
+    """The least that answers."""
+    consumer, producer = bare_clients(bootstrap, _BARE_REQUESTS)
+    answer = lock_file_codec().encode(receipt(request_of(0), "0" * 32))
+    while not stop.is_set():
+        message = consumer.poll(0.2)
+        if message is not None and message.error() is None:
+            producer.produce(_BARE_REPLIES, answer, partition=0)
+            producer.poll(0)
+    producer.flush(_WAIT_S)
+    consumer.close()
+
+
+def bare_clients(bootstrap: str, topic: str) -> tuple[Consumer, Producer]:
+    """A consumer at the end of a topic, and a producer, with the project's own properties."""
+    consumer = Consumer({**profiles.READER, "group.id": "bare", "bootstrap.servers": bootstrap, "auto.offset.reset": "latest"})
+    consumer.assign([TopicPartition(topic, 0, OFFSET_END)])
+    return consumer, Producer({**profiles.PRODUCER_LATENCY, "bootstrap.servers": bootstrap})
+
+
+class BareRequester:
+    """Asks the bare server."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._consumer, self._producer = bare_clients(bootstrap, _BARE_REPLIES)
+        self._value = lock_file_codec().encode(request_of(0))
+
+    def ask(self) -> None:
+        """There and back. Asked again each second, for the server may read from after the first request on."""
+        for _ in range(int(_WAIT_S)):
+            self._producer.produce(_BARE_REQUESTS, self._value, partition=0)
+            self._producer.poll(0)
+            message = self._consumer.poll(1.0)
+            if message is not None and message.error() is None:
+                return
+        raise TimeoutError("The bare server did not answer.")
 
 
 def receipt(request: RolloutRequest, correlation: str) -> RolloutReply:
@@ -108,35 +153,55 @@ def request_of(seq: int) -> RolloutRequest:
     )
 
 
-def measure(bootstrap: str, *, num_requests: int, warm_up: int) -> list[float]:
-    """Milliseconds of each request after the warm-up."""
+def measure(bootstrap: str, *, num_requests: int, warm_up: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of each request after the warm-up: ours, and bare."""
     stop = _CONTEXT.Event()
-    server = _CONTEXT.Process(target=serve, args=(bootstrap, stop), daemon=True)
-    server.start()
-    bus = bus_of(bootstrap, "learner")
-    times_ms = []
+    servers = [_CONTEXT.Process(target=target, args=(bootstrap, stop), daemon=True) for target in (serve, serve_bare)]
+    for server in servers:
+        server.start()
+    bus, bare = bus_of(bootstrap, "learner"), BareRequester(bootstrap)
+    ours_ms: list[float] = []
+    bare_ms: list[float] = []
     with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher, closing(bus.requester(publisher, 0)) as requester:
         requester.start()
-        for seq in range(warm_up + num_requests):
-            started_s = time.perf_counter()
-            pending = requester.send(REQUESTS, request_of(seq), deadline_ms=bus.clock.time_ms() + _DEADLINE_MS, partition=seq % 4)
-            pending.wait()
-            if seq >= warm_up:
-                times_ms.append((time.perf_counter() - started_s) * 1000)
+
+        def ask(seq: int) -> None:
+            deadline_ms = bus.clock.time_ms() + _DEADLINE_MS
+            requester.send(REQUESTS, request_of(seq), deadline_ms=deadline_ms, partition=seq % _GROUP_PARTITIONS).wait()
+
+        # The first answers say that both read.
+        ask(0)
+        bare.ask()
+        for start in range(0, warm_up + num_requests, _TURN):
+            seqs = range(start, start + _TURN)
+            ours = [timed_ms(lambda: ask(seq)) for seq in seqs]  # noqa: B023  called at once
+            plain = [timed_ms(bare.ask) for _ in seqs]
+            if start >= warm_up:
+                ours_ms += ours
+                bare_ms += plain
     stop.set()
-    server.join(_WAIT_S)
-    return times_ms
+    for server in servers:
+        server.join(_WAIT_S)
+    return ours_ms, bare_ms
+
+
+def timed_ms(call: Callable[[], None]) -> float:
+    """How long `call` took."""
+    started_s = time.perf_counter()
+    call()
+    return (time.perf_counter() - started_s) * 1000
 
 
 def create_topics(bootstrap: str) -> None:
-    """Four partitions of requests, two of replies, and where bad letters go."""
+    """Partitions for both kinds, and where bad letters go."""
     namespace = Namespace(_NAMESPACE)
 
     def topics(topic: Topic, count: int) -> list[NewTopic]:
         return [NewTopic(name, count, 1) for name in (namespace.topic(topic), namespace.dead_letters(topic))]
 
     admin = KafkaCluster(bootstrap).admin()
-    for future in admin.create_topics([*topics(REQUESTS, 4), *topics(REPLIES, 2)]).values():
+    wanted = [*topics(REQUESTS, _GROUP_PARTITIONS), *topics(REPLIES, 1), NewTopic(_BARE_REQUESTS, 1, 1), NewTopic(_BARE_REPLIES, 1, 1)]
+    for future in admin.create_topics(wanted).values():
         future.result(_WAIT_S)
 
 
@@ -149,14 +214,14 @@ def main() -> None:
     arguments = parser.parse_args()
     with EmbeddedKafka() as kafka:
         create_topics(kafka.bootstrap)
-        times_ms = measure(kafka.bootstrap, num_requests=arguments.requests, warm_up=arguments.warm_up)
-    cuts = statistics.quantiles(times_ms, n=100)
+        ours_ms, bare_ms = measure(kafka.bootstrap, num_requests=arguments.requests, warm_up=arguments.warm_up)
+    ours, bare = statistics.quantiles(ours_ms, n=100), statistics.quantiles(bare_ms, n=100)
     figures = {
-        "p50_ms": round(cuts[49], 3),
-        "p95_ms": round(cuts[94], 3),
-        "p99_ms": round(cuts[98], 3),
-        "max_ms": round(max(times_ms), 3),
-        "conditions": {"cores": len(os.sched_getaffinity(0)), "requests": len(times_ms), "load": round(os.getloadavg()[0], 1)},
+        "p50_ms": round(ours[49], 3),
+        "p99_ms": round(ours[98], 3),
+        "bare_p50_ms": round(bare[49], 3),
+        "bare_p99_ms": round(bare[98], 3),
+        "conditions": {"cores": len(os.sched_getaffinity(0)), "requests": len(ours_ms), "load": round(os.getloadavg()[0], 1)},
     }
     sys.stdout.write(f"{json.dumps(figures)}\n")
     if arguments.json is not None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +21,21 @@ from echo_bus.clock import Deadline
 from echo_bus.settings import load_settings
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Coordinates, Drop, Purpose, Record, Reward, StepReport, Trajectory, WeightManifest, WorkerStatus
-from echo_schemas.topics import DROPS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, Topic
+from echo_schemas.records import (
+    Coordinates,
+    Drop,
+    Purpose,
+    Record,
+    ReplyOutcome,
+    Reward,
+    RolloutReply,
+    RolloutRequest,
+    StepReport,
+    Trajectory,
+    WeightManifest,
+    WorkerStatus,
+)
+from echo_schemas.topics import DROPS, REPLIES, REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, Topic
 
 _MISSING = [package for package in ("vllm", "faust", "deepspeed") if find_spec(package) is None]
 pytestmark = [
@@ -31,22 +45,29 @@ pytestmark = [
 ]
 
 STEPS_TRAINED = 6
-BUDGET = 3
-DEMOS = {"reverse": ["reverse"], "sort": ["sort"], "sokoban": ["--task", "sokoban"], "knights-knaves": ["--task", "knights-knaves"]}
-"""By the name that its run gets: what somebody types."""
+DEMOS = {
+    "reverse": ["reverse"],
+    "sequential": ["reverse", "--mode", "sequential"],
+    "sort": ["sort"],
+    "sokoban": ["--task", "sokoban"],
+    "knights-knaves": ["--task", "knights-knaves"],
+}
+"""By a name of their own: what somebody types."""
 WAIT_S = 1_200.0
 R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A demo that has ended: what it printed, wrote and published. `step_size`: samples of a step."""
+    """A demo that has ended: what it printed, wrote and published. `step_size`: samples of a step. `budget`: the staleness allowed."""
 
     output: str
     summary: dict[str, Any]
     report: str
     bus: Bus
     step_size: int
+    budget: int
+    is_sequential: bool
 
     def read(self, topic: Topic, kind: type[R]) -> list[tuple[Coordinates, R]]:
         """The run's committed records of one kind with their coordinates, in log order."""
@@ -87,18 +108,23 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         "ECHO_KAFKA__BOOTSTRAP": kafka_bootstrap,
         "ECHO_KAFKA__NAMESPACE": namespace.name,
     }
+    is_sequential = "sequential" in DEMOS[request.param]
     command = [sys.executable, "-m", "echo_ops.cli", "demo", *DEMOS[request.param], "--plain", "--steps", str(STEPS_TRAINED)]
     found = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=WAIT_S, check=False)
     (run,) = (folder / "runs").iterdir()
     logs = "".join(f"\n--- {log.name}\n{log.read_text(encoding='utf-8')[-3_000:]}" for log in sorted(run.glob("logs/*.log")))
     assert found.returncode == 0, f"{found.stdout}{found.stderr}{logs}"
-    settings = load_settings(run / "run.toml", {**environ, "ECHO_RUN__NAME": run.name})
+    settings = load_settings(
+        run / "run.toml", {**environ, "ECHO_RUN__NAME": run.name, "ECHO_RUN__MODE": "sequential" if is_sequential else "asynchronous"}
+    )
     return Ended(
         output=found.stdout,
         summary=json.loads((run / "summary.json").read_text(encoding="utf-8")),
         report=(run / "report.html").read_text(encoding="utf-8"),
         bus=open_bus(settings, "test"),
         step_size=settings.learner.groups_per_step * settings.rollout.group_size,
+        budget=settings.budget,
+        is_sequential=is_sequential,
     )
 
 
@@ -108,7 +134,7 @@ def test_it_trains_its_steps_and_says_so(ended: Ended) -> None:
     assert summary["trajectories_trained"] == STEPS_TRAINED * ended.step_size
     assert summary["trajectories_trained"] <= summary["trajectories_published"]
     assert 0.05 < summary["reward_first"] < 0.7, "the demo's base model is meant to be right sometimes, and wrong often"
-    assert 0 <= summary["max_staleness"] <= BUDGET
+    assert 0 <= summary["max_staleness"] <= ended.budget
     assert 0 < summary["t_bcast_p50_s"] < summary["wall_seconds"]
     assert f"step {STEPS_TRAINED}/{STEPS_TRAINED}" in ended.output
     assert f"finished: {STEPS_TRAINED} steps" in ended.output
@@ -131,7 +157,7 @@ def test_every_sample_is_trained_once_from_one_attempt_within_the_budget(ended: 
         for where in batch:
             sample = ended.samples[where]
             assert sample.purpose is Purpose.TRAIN
-            assert 0 <= version - sample.min_version <= BUDGET
+            assert 0 <= version - sample.min_version <= ended.budget
             attempts.setdefault(sample.seq, set()).add(sample.attempt)
     assert all(len(found) == 1 for found in attempts.values())
     dropped = {drop.seq for _, drop in ended.read(DROPS, Drop) if drop.what is None}
@@ -144,6 +170,25 @@ def test_every_trained_sample_was_scored_where_it_lies(ended: Ended) -> None:
         values.setdefault(reward.of, set()).add(reward.value)
     # At least once, and whatever comes again says the same.
     assert all(len(values[where]) == 1 for batch in ended.trained for where in batch)
+
+
+def test_a_sequential_learner_asks_for_exactly_its_batches_and_is_answered_each_time(ended: Ended) -> None:
+    asked = [request for _, request in ended.read(REQUESTS, RolloutRequest) if request.purpose is Purpose.TRAIN]
+    assert asked
+    if not ended.is_sequential:
+        assert not any(request.exact or request.correlation for request in asked)
+        return
+    assert Counter(request.required_version for request in asked) == dict.fromkeys(range(STEPS_TRAINED), len(asked) // STEPS_TRAINED)
+    assert sum(request.group_size for request in asked) == STEPS_TRAINED * ended.step_size
+    receipts = {reply.correlation: reply for _, reply in ended.read(REPLIES, RolloutReply)}
+    shas = {manifest.version: manifest.sha256 for _, manifest in ended.read(WEIGHTS, WeightManifest)}
+    for request in asked:
+        assert request.exact
+        receipt = receipts[request.correlation or ""]
+        assert (receipt.outcome, receipt.version) == (ReplyOutcome.DONE, request.required_version)
+        assert receipt.weights_sha256 == shas[request.required_version]
+        assert [ended.samples[where].group_id for where in receipt.where] == [request.group_id] * request.group_size
+    assert {report.staleness_total for report in ended.steps} == {(ended.step_size,)}
 
 
 def test_versions_form_one_line_and_reach_the_worker(ended: Ended) -> None:
