@@ -162,6 +162,7 @@ def _tables(summary: Mapping[str, Any]) -> str:
         "trajectories published": f"{summary['trajectories_published']:,}",
         "trajectories trained": f"{summary['trajectories_trained']:,}",
         **{f"dropped: {reason}": f"{count:,}" for reason, count in summary["dropped"].items()},
+        **{name.replace("_", " "): f"{count:,}" for name, count in summary["asked"].items()},
         "samples compared by log-probability": f"{summary['logprob_samples']:,}",
         "learner outside forward, backward and optimizer": _form(summary["learner_outside_compute"], ".1%"),
     }

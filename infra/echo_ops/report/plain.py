@@ -49,6 +49,14 @@ def step_line(step: Step, mean: float, wanted: int) -> str:
     )
 
 
+def _asked_line(asked: Mapping[str, int]) -> str:
+    """A sequential learner's requests and what became of their answers; only the accepted where there were no others."""
+    fates = {name.removeprefix("replies_"): count for name, count in asked.items() if name.startswith("replies_") and count}
+    said = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items())) or "none"
+    again = f", {asked['requests_resent']} of them again" if asked.get("requests_resent") else ""
+    return f"requests: {asked.get('requests_sent', 0)}{again}; receipts: {said}"
+
+
 def closing_lines(summary: dict[str, object], reward_name: str) -> list[str]:
     """Six to eight lines for the end, and one for each worker where there are several."""
 
@@ -74,6 +82,7 @@ def closing_lines(summary: dict[str, object], reward_name: str) -> list[str]:
         f"learner and worker differ by {number('logprob_max_diff', '.1e')} at most in log-probability "
         f"({number('logprob_samples', 'd')} samples compared)"
     )
+    asked = summary.get("asked")
     workers = summary.get("workers")
     several = workers if isinstance(workers, list) and len(workers) > 1 else []
     return [
@@ -82,6 +91,7 @@ def closing_lines(summary: dict[str, object], reward_name: str) -> list[str]:
         f"trajectories: {summary['trajectories_published']} published, {summary['trajectories_trained']} trained; "
         + (f"dropped: {why}" if why else "none dropped"),
         f"staleness: {number('staleness_mean', '.2f')} on average, {number('max_staleness', 'd')} at most",
+        *([_asked_line(asked)] if isinstance(asked, dict) and asked else []),
         waits,
         *(_worker_line(line) for line in several),
         agreement,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -34,6 +35,7 @@ def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mappi
         "s_per_step": view.s_per_step(),
         "max_staleness": max((age for age, count in enumerate(staleness) if count), default=None),
         "dropped": dict(sorted(view.drops.items())),
+        "asked": _asked(view),
         "disbelieved": dict(sorted(view.disbelieved.items())),
         "disbelief": view.disbelief(),
         "trajectories_published": view.trajectories_published,
@@ -72,6 +74,14 @@ def seconds_to(view: RunView, goal: float) -> float | None:
         if index + 1 >= MEAN_OVER and mean >= goal:
             return view.steps[index].time_s
     return None
+
+
+def _asked(view: RunView) -> dict[str, int]:
+    """What a sequential learner sent and was answered, by the step metrics' names; empty in asynchronous mode."""
+    counts: Counter[str] = Counter()
+    for step in view.steps:
+        counts.update({name: int(value) for name, value in step.metrics.items() if name.startswith(("requests_", "replies_"))})
+    return dict(sorted(counts.items()))
 
 
 def _broadcast_p50_s(view: RunView) -> float | None:
