@@ -14,7 +14,7 @@ from echo_bus.metrics import BusMetrics
 from echo_bus.places import PlaceTimes
 from echo_core.bottleneck import Bottleneck, Place, describe
 from echo_learner.metrics import LearnerMetrics
-from echo_rollout.metrics import FeederMetrics, WorkerMetrics
+from echo_rollout.metrics import FeederMetrics, OfflineMetrics, WorkerMetrics
 from echo_rollout.publishing import Failure, Outcome
 from echo_rollout.weights import InstallOutcome
 from echo_schemas.records import DropReason
@@ -24,6 +24,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding
 CLASSES = {
     "All roles: the bus": BusMetrics,
     "Feeder": FeederMetrics,
+    "Offline producer": OfflineMetrics,
     "Workers": WorkerMetrics,
     "Reward processes": StreamsMetrics,
     "Learner": LearnerMetrics,
