@@ -95,3 +95,8 @@ def test_what_does_not_fit_is_refused_with_what_to_write(tmp_path: Path, content
 def test_the_environment_describes_a_pool_as_json(tmp_path: Path) -> None:
     environ = {"ECHO_ROLLOUT__POOL": '[{"name": "a", "workers": 4}]'}
     assert [kind.workers for kind in load_settings(write(tmp_path, ""), environ).rollout.pool] == [4]
+
+
+def test_the_example_is_a_run_of_two_engines() -> None:
+    settings = load_settings(Path(__file__).parents[4] / "examples" / "pool.toml", {})
+    assert [(name, kind.rollout.engine) for name, kind in kinds_of(settings)] == [("server", "vllm"), ("laptop", "transformers")]
