@@ -54,6 +54,8 @@ class ExampleRun:
             "ECHO_LEARNER__GROUPS_PER_STEP": str(GROUPS_PER_STEP),
             "ECHO_SCORING__TIMEOUT_S": "200",
             "XDG_CACHE_HOME": str(folder / "cache"),
+            # reasoning-gym imports matplotlib, which would look at every font again for an empty cache.
+            "MPLCONFIGDIR": str(Path.home() / ".cache" / "matplotlib"),
             TABLE_VARIABLE: str(folder / "table.json"),
         }
         settings = load_settings(self._config, self._environ)
