@@ -245,9 +245,8 @@ class Bench:
         deadline, nap = Deadline.after(seconds), threading.Event()
         while not deadline.expired():
             self._learner.check()
-            ended = [process.args for process in (*processes, self._feeder) if process.poll() is not None]
-            if ended:
-                message = f"a role ended early: {ended[0]}.{self._logs()}"
+            if any(process.poll() is not None for process in (*processes, self._feeder)):
+                message = f"a role ended early.{self._logs()}"
                 raise RuntimeError(message)
             nap.wait(min(_LOOK_S, seconds))
 

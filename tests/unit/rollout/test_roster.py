@@ -79,9 +79,9 @@ def test_the_last_to_claim_a_partition_comes_last() -> None:
 
 
 def test_a_step_takes_the_median_of_the_last_five_and_the_first_version_seen_measures_nothing() -> None:
+    assert StepPace().step_s is None
     pace = StepPace()
     pace.saw(7, 100.0)
-    assert pace.step_s is None
     for version, now_s in ((7, 150.0), (8, 160.0), (10, 164.0), (11, 165.0)):
         pace.saw(version, now_s)
     assert pace.step_s == 2.0
