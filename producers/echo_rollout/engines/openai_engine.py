@@ -40,8 +40,8 @@ from echo_rollout.engines.openai_answers import Asked, Choice, generations_of, r
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused, ServerUnreachable
 from echo_rollout.engines.openai_options import parse_options
 from echo_rollout.engines.openai_probe import ServerTraits, look_at_server
-from echo_rollout.engines.openai_server import ServerProcess, has_token_route
-from echo_rollout.engines.vllm_arguments import Decode, batch_decoder, engine_arguments
+from echo_rollout.engines.openai_server import EXECUTOR, IN_ENGINE, ServerProcess, has_token_route
+from echo_rollout.engines.vllm_arguments import Decode, batch_decoder, engine_arguments, has_gpu
 from echo_rollout.prompts import vocabulary_size
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobSource, Sampling, WeightKind
@@ -346,5 +346,7 @@ async def _reload(client: ServerClient, folder: Path) -> None:
 
 def _own_server(config: EngineConfig, arguments: dict[str, Any]) -> ServerProcess:
     """vLLM's server with the arguments of the engine `vllm`, and the user's over them."""
-    token_route = {"enable_scale_out": True} if has_token_route() else {}
-    return ServerProcess(token_route | engine_arguments(replace(config, options=arguments)), config.kind)
+    defaults: dict[str, Any] = {"enable_scale_out": True} if has_token_route() else {}
+    if not has_gpu():
+        defaults[EXECUTOR] = IN_ENGINE
+    return ServerProcess(defaults | engine_arguments(replace(config, options=arguments)), config.kind)

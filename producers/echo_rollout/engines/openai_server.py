@@ -27,6 +27,8 @@ from echo_schemas.records import WeightKind
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+EXECUTOR, IN_ENGINE = "distributed_executor_backend", "uni"
+"""The argument by which the model runs in the engine's own process: one import of vLLM less, which on a CPU is a third of the start."""
 # The console script asks for a distribution named `vllm`, which the one for CPUs is not.
 _MODULE = "vllm.entrypoints.openai.api_server"
 _END_S = 15.0
@@ -64,7 +66,7 @@ class ServerProcess:
         (self._port,) = free_ports(1)
         self._guard = Guard()
         command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", _MODULE, *command_line(self._arguments, port=self._port)]
-        self._popen = subprocess.Popen(command, env=server_environment(self._kind, self._key), process_group=0)
+        self._popen = subprocess.Popen(command, env=server_environment(self._arguments, self._kind, self._key), process_group=0)
         # Its group, which vLLM's own processes belong to.
         self._guard.protect(-self._popen.pid)
         logger.info("vLLM's server starts as process %d on %s", self._popen.pid, self.url)
@@ -113,9 +115,11 @@ def command_line(arguments: Mapping[str, Any], *, port: int) -> list[str]:
     return line
 
 
-def server_environment(kind: WeightKind, key: str) -> dict[str, str]:
+def server_environment(arguments: Mapping[str, Any], kind: WeightKind, key: str) -> dict[str, str]:
     """This process's environment with what vLLM's server reads from it."""
-    environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    # On a CPU vLLM believes that it wants its worker in this process only if it is told so twice.
+    is_in_engine = arguments.get(EXECUTOR) == IN_ENGINE
+    environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if is_in_engine else "1"}
     environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     environment.setdefault("VLLM_NO_USAGE_STATS", "1")
     # The routes by which weights arrive; everything else of theirs stays off.

@@ -67,7 +67,13 @@ def test_arguments_become_flags() -> None:
 def test_only_the_routes_that_the_kind_of_weights_needs_are_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_SERVER_DEV_MODE"):
         monkeypatch.delenv(name, raising=False)
-    lora, full = server_environment(WeightKind.LORA, "key"), server_environment(WeightKind.FULL, "key")
+    lora, full = (server_environment({}, kind, "key") for kind in (WeightKind.LORA, WeightKind.FULL))
     assert "VLLM_SERVER_DEV_MODE" not in lora
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in full
     assert lora["VLLM_API_KEY"] == "key"
+
+
+def test_the_model_runs_in_the_engine_s_process_only_where_both_switches_say_so() -> None:
+    for executor, switch in (("uni", "0"), ("mp", "1"), (None, "1")):
+        environment = server_environment({"distributed_executor_backend": executor}, WeightKind.LORA, "key")
+        assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == switch
