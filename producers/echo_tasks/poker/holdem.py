@@ -82,12 +82,12 @@ class Poker(AllTokens):
         is_hand = (
             isinstance(cards, Sequence)
             and len(cards) == 2 * num + _NUM_BOARD
-            and set(cards) <= set(range(NUM_CARDS))
+            and all(card in range(NUM_CARDS) for card in cards)
             and len(set(cards)) == len(cards)
             and seat in range(num)
             and isinstance(opponents, Sequence)
             and len(opponents) == num
-            and set(opponents) <= set(OPPONENTS)
+            and all(name in tuple(OPPONENTS) for name in opponents)
         )
         if not is_hand:
             message = f"No hand of hold'em for {num} players: {dict(entry)}"

@@ -79,7 +79,7 @@ class KuhnPoker(AllTokens):
 
     def _hand(self, entry: Entry) -> KuhnHand:
         cards, seat, opponent = entry.get("cards"), entry.get("seat"), OPPONENTS.get(str(entry.get("opponent")))
-        is_deal = isinstance(cards, Sequence) and len(cards) == 2 and set(cards) < {0, 1, 2} and cards[0] != cards[1]
+        is_deal = isinstance(cards, Sequence) and len(cards) == 2 and all(card in (0, 1, 2) for card in cards) and cards[0] != cards[1]
         if not isinstance(cards, Sequence) or not is_deal or seat not in (0, 1) or opponent is None:
             message = f"No hand of Kuhn poker: {dict(entry)}"
             raise ValueError(message)

@@ -196,7 +196,8 @@ def test_options_that_make_no_game_are_refused(options: dict[str, object], words
 
 
 @pytest.mark.parametrize(
-    "broken", [{}, {"cards": [0, 0]}, {"cards": [0, 7]}, {"cards": "01"}, {"cards": [0]}, {"seat": 2}, {"opponent": "nobody"}]
+    "broken",
+    [{}, {"cards": [0, 0]}, {"cards": [0, 7]}, {"cards": "01"}, {"cards": [[0], 1]}, {"cards": [0]}, {"seat": 2}, {"opponent": "nobody"}],
 )
 def test_an_entry_that_is_no_hand_is_refused(broken: dict[str, object]) -> None:
     whole = entry((0, 1), 0, "random")

@@ -243,7 +243,18 @@ def test_options_that_make_no_game_are_refused(options: dict[str, Any], words: s
     assert words in f"{caught.value} {caught.value.hint}"
 
 
-@pytest.mark.parametrize("broken", [{"cards": [1, 2, 3]}, {"cards": [0] * 9}, {"seat": 2}, {"opponents": ["tight"]}, {"opponents": None}])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"cards": [1, 2, 3]},
+        {"cards": [0] * 9},
+        {"cards": [[0]] * 9},
+        {"opponents": [{}, "tight"]},
+        {"seat": 2},
+        {"opponents": ["tight"]},
+        {"opponents": None},
+    ],
+)
 def test_an_entry_that_is_no_hand_of_this_table_is_refused(broken: dict[str, object]) -> None:
     whole = {"cards": list(range(9)), "seat": 0, "opponents": ["tight", "tight"], "seed": "x"}
     with pytest.raises(ValueError, match="No hand of hold'em"):
