@@ -165,6 +165,9 @@ class Learner:
 
     def _next_batch(self, stop: StopSignal) -> tuple[ChosenGroup, ...] | None:
         parts = self._parts
+        if not parts.publication.is_busy:
+            # What failed is raised here: nobody samples a version that did not get out, and so no batch would ever come.
+            parts.publication.wait()
         started_s = parts.clock.monotonic_s()
         groups: tuple[ChosenGroup, ...] | None = None
         if self._is_paused():
