@@ -15,10 +15,12 @@ from echo_bus.cluster import RawConsumer
 from echo_bus.errors import NotAuthorized, TopicMissing
 from echo_bus.kafka import translate
 
-QUERY_S = 10.0
+QUERY_S = 30.0
 _AGAIN_S = 0.05
+_CONNECTION_LOST = KafkaError._TRANSPORT  # noqa: SLF001  public in librdkafka, underscored in Python
 _PASSING = frozenset(
     {
+        _CONNECTION_LOST,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.FENCED_LEADER_EPOCH,
@@ -30,10 +32,16 @@ _PASSING = frozenset(
 
 def num_partitions(consumer: RawConsumer, physical: str, timeout_s: float = QUERY_S) -> int:
     """How many partitions a topic has. Raises TopicMissing, ClusterUnreachable, NotAuthorized."""
-    try:
-        found = consumer.list_topics(physical, timeout=timeout_s).topics.get(physical)
-    except KafkaException as exc:
-        raise translate(exc, physical) from exc
+    deadline = Deadline.after(timeout_s)
+    while True:
+        try:
+            found = consumer.list_topics(physical, timeout=max(_AGAIN_S, deadline.remaining_s())).topics.get(physical)
+            break
+        except KafkaException as exc:
+            # A connection that is not set up in time is dropped, and what was asked on it with it; the client makes another.
+            if exc.args[0].code() != _CONNECTION_LOST or deadline.expired():
+                raise translate(exc, physical) from exc
+            time.sleep(_AGAIN_S)
     if found is not None and found.error is not None and found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         raise NotAuthorized(f"This client may not see the topic {physical}.", hint="Compare with `echoswarm acls render`.")
     if found is None or not found.partitions:

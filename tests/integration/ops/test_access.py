@@ -174,7 +174,9 @@ def test_the_rendered_script_leaves_exactly_the_rendered_permissions(
     client.write_text(
         "security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nssl.truststore.type=PEM\n"
         f"ssl.truststore.location={properties['ssl.ca.location']}\n"
-        f"sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required {login};\n",
+        f"sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required {login};\n"
+        # Its own minute is too short for a machine that is busy with something else.
+        "default.api.timeout.ms=300000\nrequest.timeout.ms=120000\n",
         encoding="utf-8",
     )
     environ = {**os.environ, "KAFKA_ACLS": str(tool), "COMMAND_CONFIG": str(client)}

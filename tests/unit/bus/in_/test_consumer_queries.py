@@ -1,0 +1,47 @@
+"""What a consumer asks of the cluster is asked again when a connection broke, and not for ever."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from echo_bus.consumer_queries import num_partitions
+from echo_bus.errors import ClusterUnreachable, NotAuthorized
+
+TOPIC = "unit.drops"
+
+
+class Client:
+    """Fails so many times, then names three partitions."""
+
+    def __init__(self, failures: int, code: int = KafkaError._TRANSPORT) -> None:
+        self.failures = failures
+        self._code = code
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise KafkaException(KafkaError(self._code))
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None, 2: None}, error=None)})
+
+
+def test_a_question_whose_connection_broke_is_asked_again() -> None:
+    client: Any = Client(2)
+    assert num_partitions(client, TOPIC) == 3
+    assert client.failures == 0
+
+
+def test_a_cluster_that_never_answers_is_named_at_the_deadline() -> None:
+    client: Any = Client(1_000)
+    with pytest.raises(ClusterUnreachable):
+        num_partitions(client, TOPIC, 0.0)
+
+
+def test_a_refusal_is_not_asked_again() -> None:
+    client: Any = Client(2, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(NotAuthorized):
+        num_partitions(client, TOPIC)
+    assert client.failures == 1
