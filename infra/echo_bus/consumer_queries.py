@@ -1,6 +1,7 @@
-"""What a consumer can ask of the cluster: how many partitions a topic has, where a partition begins and ends.
+"""What a consumer can ask of the cluster: how many partitions a topic has, where a partition begins and ends, what a group has done of it.
 
-Leaders move, and are unknown for a moment after a topic was made: such answers are asked for again until the time is up.
+Leaders and coordinators move, and are unknown for a moment after a topic or a group was made: such answers are asked for again until the
+time is up.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from echo_bus.clock import Deadline
 from echo_bus.cluster import RawConsumer
-from echo_bus.errors import NotAuthorized, TopicMissing
+from echo_bus.errors import ClusterUnreachable, NotAuthorized, TopicMissing
 from echo_bus.kafka import translate
 
 QUERY_S = 30.0
@@ -26,6 +27,14 @@ _PASSING = frozenset(
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+_COORDINATOR_MOVES = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError._WAIT_COORD,  # noqa: SLF001  public in librdkafka, underscored in Python
     }
 )
 
@@ -66,6 +75,28 @@ def watermarks(
 def end_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> dict[tuple[str, int], int]:
     """The offset after the last one of each (topic, partition); as `watermarks`."""
     return _offsets(consumer, places, OFFSET_END, Deadline.after(timeout_s))
+
+
+def committed_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> dict[tuple[str, int], int]:
+    """What the consumer's group has committed, without the places in which it committed nothing. One request to the group's coordinator.
+
+    Raises ClusterUnreachable, also where no coordinator was found in time, and NotAuthorized.
+    """
+    deadline = Deadline.after(timeout_s)
+    while True:
+        try:
+            found = consumer.committed([TopicPartition(*place) for place in places], timeout=max(_AGAIN_S, deadline.remaining_s()))
+            return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+        except KafkaException as exc:
+            where = ", ".join(sorted({physical for physical, _ in places}))
+            if exc.args[0].code() not in _COORDINATOR_MOVES:
+                raise translate(exc, where) from exc
+            if deadline.expired():
+                raise ClusterUnreachable(
+                    f"The coordinator of the group that reads {where} has not been found for {timeout_s:g} s: {exc.args[0].str()}.",
+                    hint="It moves while a broker starts or stops; ask again.",
+                ) from exc
+            time.sleep(_AGAIN_S)
 
 
 def _offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], which: int, deadline: Deadline) -> dict[tuple[str, int], int]:

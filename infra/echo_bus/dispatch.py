@@ -17,11 +17,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from confluent_kafka import OFFSET_INVALID, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID
 
 from echo_bus.cluster import Cluster
-from echo_bus.consumer_queries import num_partitions, watermarks
-from echo_bus.kafka import translate
+from echo_bus.consumer_queries import committed_offsets, num_partitions, watermarks
 from echo_bus.profiles import GROUP_CONSUMER
 from echo_bus.publisher import Receipt
 from echo_core.work_shares import WorkerLoad, next_worker
@@ -196,12 +195,8 @@ class WorkObserver:
 
         One request to the group's coordinator. Raises ClusterUnreachable, NotAuthorized.
         """
-        partitions = [TopicPartition(self._physical, partition) for partition in range(count)]
-        try:
-            found = self._consumer.committed(partitions, timeout=timeout_s)
-        except KafkaException as exc:
-            raise translate(exc, self._physical) from exc
-        return {place.partition: place.offset for place in found if place.offset >= 0}
+        places = [(self._physical, partition) for partition in range(count)]
+        return {partition: offset for (_, partition), offset in committed_offsets(self._consumer, places, timeout_s).items()}
 
     def close(self) -> None:
         """Close the client."""

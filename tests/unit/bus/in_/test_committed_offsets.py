@@ -1,0 +1,54 @@
+"""What a group has committed is asked for again while its coordinator moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from echo_bus.consumer_queries import committed_offsets
+from echo_bus.errors import ClusterUnreachable, NotAuthorized
+
+PLACES = [("t", 0), ("t", 1)]
+
+
+class Coordinated:
+    """A consumer whose coordinator answers with `errors`, one after another, and then with what was committed."""
+
+    def __init__(self, errors: Sequence[int]) -> None:
+        self.errors = list(errors)
+        self.repeats = False
+
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        assert timeout > 0
+        if self.errors:
+            raise KafkaException(KafkaError(self.errors[0] if self.repeats else self.errors.pop(0)))
+        return [TopicPartition(place.topic, place.partition, 7 if place.partition == 0 else -1001) for place in partitions]
+
+
+def ask(consumer: Any, timeout_s: float = 20.0) -> dict[tuple[str, int], int]:
+    return committed_offsets(consumer, PLACES, timeout_s)
+
+
+def test_a_coordinator_that_moves_is_asked_again() -> None:
+    moving = (
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError._WAIT_COORD,
+    )
+    assert ask(Coordinated(moving)) == {("t", 0): 7}
+
+
+def test_one_that_is_not_found_in_time_is_unreachable() -> None:
+    lost = Coordinated([KafkaError.NOT_COORDINATOR])
+    lost.repeats = True
+    with pytest.raises(ClusterUnreachable, match="coordinator of the group that reads t"):
+        ask(lost, timeout_s=0.2)
+
+
+def test_a_refusal_is_final() -> None:
+    with pytest.raises(NotAuthorized):
+        ask(Coordinated([KafkaError.GROUP_AUTHORIZATION_FAILED]))
