@@ -155,7 +155,6 @@ def test_what_an_engine_says_of_its_tokens_is_what_the_version_that_it_names_say
     assert found, f"{engine} delivered nothing under one version"
     for version in {min(found), max(found)}:
         folder = tmp_path / f"v{version}"
-        folder.mkdir()
         with closing(ended.bus.blob_reader()) as reader:
             LogSource(reader).fetch(ended.manifests[version], folder)
         base = AutoModelForCausalLM.from_pretrained(Path(resolve_base(ended.base)), dtype=torch.float32)
