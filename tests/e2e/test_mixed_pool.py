@@ -138,6 +138,8 @@ def test_every_trajectory_names_the_version_and_the_weights_that_made_it(ended: 
     assert ended.summary["max_staleness"] <= 3
 
 
+# peft says so of every configuration that it has written itself.
+@pytest.mark.filterwarnings("ignore:The configuration file contains a `runtime_config` key:UserWarning")
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
 def test_what_an_engine_says_of_its_tokens_is_what_the_version_that_it_names_says(ended: Ended, engine: str, tmp_path: Path) -> None:
     """The version's own files, from the log, loaded by a third implementation."""
