@@ -79,7 +79,7 @@ def practise(model: torch.nn.Module, practice: Practice) -> float:
         losses = _losses(model, ids, targets)
         loss = losses.sum() / (targets != _IGNORED).sum()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         if _likelihood(losses.detach()) >= _MEASURE_FROM * practice.target:
             with torch.no_grad():

@@ -67,7 +67,7 @@ def use(engine: OpenAIEngine, work: Callable[[OpenAIEngine], Awaitable[Any]]) ->
         finally:
             await engine.close()
 
-    return asyncio.run(asyncio.wait_for(run(), timeout=20))
+    return asyncio.run(asyncio.wait_for(run(), timeout=60))
 
 
 @pytest.mark.parametrize("has_token_route", [True, False])
