@@ -52,12 +52,16 @@ fmt: $(STAMP) ## Format and mend what the linter can mend
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
-bench: $(STAMP) ## Measure everything against its baseline on this machine (about twenty minutes)
+bench: $(STAMP) ## Measure everything against its baseline on this machine (about forty minutes)
 	$(BIN)/python bench/datapath.py
 	$(BIN)/python bench/weights.py
 	$(BIN)/python bench/rewards.py
 	$(BIN)/python bench/rollout.py
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/requestreply.py
+	$(BIN)/python bench/modes.py --seeds 1
+	$(BIN)/python bench/pool.py
+	$(BIN)/python bench/tasks.py
 
 constraints: $(STAMP) ## Compile constraints.txt anew (no URLs, no hashes)
 	$(BIN)/uv pip compile pyproject.toml --extra all-cpu --group dev --python-version 3.11 \

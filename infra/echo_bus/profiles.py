@@ -103,7 +103,7 @@ NEXT_GENERATION_GROUP: Properties = MappingProxyType(
 # No group: positions are the caller's, and one that the log no longer holds is an error, never a silent jump.
 READER: Properties = MappingProxyType({**FAILOVER, **_CONSUMER_BASE, **_frozen(auto_offset_reset="error")})
 # A reader of a stream that always flows and is waited for by nobody: fetches come back full, or after a moment, instead of once for every
-# few records. With one step's trajectories and rewards that is a fifth of the requests that a broker answers (docs/kafka.md).
+# few records; each is a request that the broker and both clients pay for.
 GATHERING_MIN_BYTES, GATHERING_WAIT_MS = 1_000_000, 50
 GATHERING_READER: Properties = MappingProxyType(
     {**READER, **_frozen(fetch_min_bytes=GATHERING_MIN_BYTES, fetch_wait_max_ms=GATHERING_WAIT_MS)}

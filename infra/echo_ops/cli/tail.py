@@ -20,7 +20,7 @@ from echo_bus.cluster import RawConsumer, RawMessage
 from echo_bus.consumer_errors import END_OF_PARTITION, check_error
 from echo_bus.consumer_queries import num_partitions, watermarks
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.output import out
+from echo_ops.cli.output import err, out
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.headers import run_of
 from echo_schemas.naming import DEAD_LETTER_SUFFIX
@@ -28,6 +28,7 @@ from echo_schemas.records import Record
 from echo_schemas.topics import BY_NAME
 
 _POLL_S = 0.5
+_SILENT_S = 10.0
 _MAX_BYTES_SHOWN = 24
 _MAX_TEXT_SHOWN = 200
 
@@ -60,11 +61,16 @@ def tail(config: Path | None, topic: str, filters: Filters, *, follow: bool, las
     physical = f"{bus.namespace.name}.{topic}"
     consumer = bus.cluster.consumer({**profiles.READER, "client.id": bus.client_id, "enable.partition.eof": True})
     try:
-        unread = _position(consumer, physical, last)
+        unread, silent_s = _position(consumer, physical, last), 0.0
         while follow or unread:
             raw = consumer.poll(_POLL_S)
             if raw is None:
+                silent_s += _POLL_S
+                if unread and silent_s == _SILENT_S:
+                    places = ", ".join(map(str, sorted(unread)))
+                    err.print(f"Waiting for the brokers: nothing of partitions {places} has come for {_SILENT_S:g} s. Ctrl-C ends.")
                 continue
+            silent_s = 0.0
             if (problem := raw.error()) is not None:
                 if problem.code() == END_OF_PARTITION:
                     # Only the broker knows: a partition may end in a marker, which nobody is handed, and silence may be slowness.
