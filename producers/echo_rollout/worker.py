@@ -13,22 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from echo_bus import profiles
-from echo_bus.bus import Bus
-from echo_bus.clock import Clock
 from echo_bus.consumer import ConsumerLoop
 from echo_bus.consumer_state import LoopLimits
-from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.publisher import Publisher
 from echo_bus.request_reply_server import ReplyServer
-from echo_bus.settings import Settings
 from echo_bus.view import CompactedView
 from echo_rollout.engines.acceptance import check_capabilities
 from echo_rollout.engines.engine import AnswerUnusable, Engine, SnapshotRef
@@ -39,13 +33,11 @@ from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
 from echo_rollout.holding import Holding
 from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.joining import find_others
-from echo_rollout.journal import CrashJournal
-from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.older_snapshots import VersionNotKept
-from echo_rollout.prompts import ChatCodec
 from echo_rollout.publishing import Ending, Failure, FinishedGroup, Outcome, TrajectoryPublisher, trajectory_profile
 from echo_rollout.receipts import Receipts
-from echo_rollout.weights import SnapshotSource, WeightWatcher
+from echo_rollout.weights import WeightWatcher
+from echo_rollout.worker_parts import WorkerParts
 from echo_schemas.errors import EchoError
 from echo_schemas.records import Purpose, WeightManifest, WorkerState
 from echo_schemas.topics import REPLIES, REQUESTS, WEIGHTS, weights_key
@@ -68,29 +60,6 @@ _FAILURES: dict[type[EchoError], Failure] = {
     UnfitGeneration: Failure.INVALID,
     AnswerUnusable: Failure.UNUSABLE,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerParts:
-    """What a worker works with. `folder` is empty and its own; `vocabulary`: token ids are below it; `kind`: as in [[rollout.pool]]."""
-
-    settings: Settings
-    worker_id: str
-    engine_name: str
-    bus: Bus
-    engine: Engine
-    task: Task
-    codec: ChatCodec
-    vocabulary: int
-    source: SnapshotSource
-    journal: CrashJournal
-    folder: Path
-    places: PlaceTimes
-    metrics: WorkerMetrics
-    clock: Clock
-    kind: str = ""
-    # By the evaluation's name; one that is not there asks `task`.
-    evaluation_tasks: Mapping[str, Task] = field(default_factory=dict)
 
 
 class Worker:
@@ -124,16 +93,7 @@ class Worker:
         with ExitStack() as stack:
             stack.callback(self._sampler.close)
             statuses = stack.enter_context(closing(parts.bus.publisher(profiles.PRODUCER_LATENCY)))
-            status = first_status(
-                run_id=parts.settings.run.name,
-                worker_id=parts.worker_id,
-                engine=parts.engine_name,
-                price_per_hour=parts.settings.rollout.price_per_hour,
-                kind=parts.kind,
-                capacity=_IN_HAND * parts.settings.rollout.groups_in_flight,
-            )
-            every_s = parts.settings.rollout.heartbeat_s
-            self._heartbeat = stack.enter_context(closing(Heartbeat(statuses, status, self._generation, parts.clock, every_s=every_s)))
+            self._heartbeat = stack.enter_context(closing(self._open_heartbeat(statuses)))
             self._heartbeat.start()
             publisher = stack.enter_context(closing(parts.bus.publisher(trajectory_profile(parts.settings))))
             self._publishing = stack.enter_context(closing(self._open_publishing(publisher)))
@@ -178,6 +138,18 @@ class Worker:
             finally:
                 await self._drain(loop, consuming, watching)
         self._raise_failure()
+
+    def _open_heartbeat(self, publisher: Publisher) -> Heartbeat:
+        parts, rollout = self._parts, self._parts.settings.rollout
+        status = first_status(
+            run_id=parts.settings.run.name,
+            worker_id=parts.worker_id,
+            engine=parts.engine_name,
+            price_per_hour=rollout.price_per_hour,
+            kind=parts.kind,
+            capacity=_IN_HAND * rollout.groups_in_flight,
+        )
+        return Heartbeat(publisher, status, self._generation, parts.clock, every_s=rollout.heartbeat_s)
 
     def _open_publishing(self, publisher: Publisher) -> TrajectoryPublisher:
         parts = self._parts

@@ -1,0 +1,41 @@
+"""What a worker is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Clock
+from echo_bus.places import PlaceTimes
+from echo_bus.settings import Settings
+from echo_rollout.engines.engine import Engine
+from echo_rollout.journal import CrashJournal
+from echo_rollout.metrics import WorkerMetrics
+from echo_rollout.prompts import ChatCodec
+from echo_rollout.weights import SnapshotSource
+from echo_tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerParts:
+    """What a worker works with. `folder` is empty and its own; `vocabulary`: token ids are below it; `kind`: as in [[rollout.pool]]."""
+
+    settings: Settings
+    worker_id: str
+    engine_name: str
+    bus: Bus
+    engine: Engine
+    task: Task
+    codec: ChatCodec
+    vocabulary: int
+    source: SnapshotSource
+    journal: CrashJournal
+    folder: Path
+    places: PlaceTimes
+    metrics: WorkerMetrics
+    clock: Clock
+    kind: str = ""
+    # By the evaluation's name; one that is not there asks `task`.
+    evaluation_tasks: Mapping[str, Task] = field(default_factory=dict)
