@@ -172,7 +172,10 @@ def test_a_paused_run_gets_nothing_and_a_stopping_one_ends_the_producer(make_swa
     stopping = offline(swarm, epochs=0)
     swarm.order(RunState.STOPPING)
     assert ended(stopping) is None
-    assert seqs(swarm) == list(range(len(GROUPS)))
+    # The endless one may have begun its next epoch before it was told to end.
+    written = seqs(swarm)
+    assert len(written) >= len(GROUPS)
+    assert written == list(range(len(written)))
 
 
 def test_a_first_seq_that_leaves_a_gap_is_refused(make_swarm: MakeSwarm) -> None:
