@@ -12,6 +12,8 @@ import pytest
 from echo_tasks.bounds import OutOfBounds, bounded
 
 PLENTY = 1 << 30
+# What the signal raises may be raised in a callback of the garbage collector (hypothesis has one) and be lost there; it comes again.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def test_work_within_its_bounds_is_done_and_leaves_nothing_behind() -> None:
