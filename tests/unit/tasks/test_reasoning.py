@@ -161,6 +161,8 @@ def test_the_guarded_scorers_are_those_that_evaluate_answers() -> None:
     assert evaluating == EVALUATED
 
 
+# The signal that ends it may be heard in a callback of the garbage collector, which loses what it raises; the next one is not lost.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_hostile_answers_cost_their_bound_and_do_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = load_task("reasoning-gym", {"dataset": "countdown"}).prompt(0, 0).entry
     victim = tmp_path / "victim"
