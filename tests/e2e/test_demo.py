@@ -10,7 +10,6 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,8 +35,9 @@ from echo_schemas.records import (
     WorkerStatus,
 )
 from echo_schemas.topics import DROPS, REPLIES, REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, Topic
+from tests.installed import missing
 
-_MISSING = [package for package in ("vllm", "faust", "deepspeed") if find_spec(package) is None]
+_MISSING = missing("vllm", "faust", "deepspeed")
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,

@@ -11,7 +11,6 @@ import threading
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from echo_rollout.weights import LogSource
 from echo_schemas.naming import Namespace
 from echo_schemas.records import StepReport, Trajectory, WeightManifest, WorkerStatus
 from echo_schemas.topics import STEPS, TRAJECTORIES, WEIGHTS, WORKERS
+from tests.installed import missing
 
-_MISSING = [package for package in ("vllm", "faust", "deepspeed") if find_spec(package) is None]
+_MISSING = missing("vllm", "faust", "deepspeed")
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,

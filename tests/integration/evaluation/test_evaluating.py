@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,9 @@ from echo_learner.evaluation_setup import read_evaluations
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Eval, Purpose, StepReport, Trajectory
 from echo_schemas.topics import STEPS, TRAJECTORIES, Topic
+from tests.installed import missing
 
-_MISSING = [package for package in ("torch", "transformers", "peft", "faust", "deepspeed") if find_spec(package) is None]
+_MISSING = missing("torch", "transformers", "peft", "faust", "deepspeed")
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.installed import missing
 from tests.integration.learner.torch_process import TorchProcess
 
 
 @pytest.fixture(scope="session")
 def torch_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchProcess]:
     """Where jobs run."""
-    if missing := [name for name in ("torch", "deepspeed", "peft", "transformers") if find_spec(name) is None]:
-        pytest.skip(f"{', '.join(missing)} is not installed: install the extra 'learner'")
+    if absent := missing("torch", "deepspeed", "peft", "transformers"):
+        pytest.skip(f"{', '.join(absent)} is not installed: install the extra 'learner'")
     process = TorchProcess(tmp_path_factory.mktemp("torch"))
     yield process
     process.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ import pytest
 
 from echo_schemas.naming import Namespace
 from echo_schemas.records import RewardOutcome
+from tests.installed import missing
 from tests.integration.tasks.example_run import WAIT_S, ExampleRun, in_tags, roles_in_words
 
-_MISSING = [package for package in ("faust", "transformers", "reasoning_gym", "math_verify") if find_spec(package) is None]
+_MISSING = missing("faust", "transformers", "reasoning_gym", "math_verify")
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,

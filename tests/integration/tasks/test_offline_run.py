@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,11 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import LogprobSource, Reward, StepReport, Trajectory, TrajectorySource
 from echo_schemas.topics import REWARDS, STEPS, TRAJECTORIES
 from echo_tasks.poker import KuhnPoker
+from tests.installed import missing
 from tests.integration.tasks.chat_model import write_model
 from tests.integration.tasks.toy_runs import RUN_S, run_to_end
 
-_MISSING = [package for package in ("torch", "transformers", "faust", "deepspeed", "pyspiel") if find_spec(package) is None]
+_MISSING = missing("torch", "transformers", "faust", "deepspeed", "pyspiel")
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,

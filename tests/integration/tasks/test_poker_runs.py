@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,11 @@ import pytest
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Reward, StepReport, Trajectory
 from echo_schemas.topics import REWARDS, STEPS, TRAJECTORIES
+from tests.installed import missing
 from tests.integration.tasks.chat_model import write_model
 from tests.integration.tasks.toy_runs import ROOT, RUN_S, ToyRun, run_to_end
 
-_MISSING = [package for package in ("torch", "transformers", "faust", "deepspeed", "pyspiel") if find_spec(package) is None]
+_MISSING = missing("torch", "transformers", "faust", "deepspeed", "pyspiel")
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,

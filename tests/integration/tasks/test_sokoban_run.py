@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import defaultdict
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,9 +20,10 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Record, Reward, StepReport, Trajectory
 from echo_schemas.topics import REWARDS, STEPS, TRAJECTORIES, Topic
 from echo_tasks.prompts import PromptCodec
+from tests.installed import missing
 from tests.integration.tasks.chat_model import write_model
 
-_MISSING = [package for package in ("torch", "transformers", "faust", "deepspeed") if find_spec(package) is None]
+_MISSING = missing("torch", "transformers", "faust", "deepspeed")
 RUN_S = 1_500
 pytestmark = [
     pytest.mark.kafka,
