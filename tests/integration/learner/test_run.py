@@ -88,7 +88,8 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_published(run: Run) ->
 
 def test_probes_of_a_worker_agree_with_the_learner(run: Run) -> None:
     (metrics,) = run(1, probes=True)["metrics"]
-    assert metrics["probe_samples"] == 2
+    # Two of the probe, and one on which the worker's claim to serve this version was looked at (again after ten seconds).
+    assert metrics["probe_samples"] >= 3
     assert metrics["probe_logprob_diff_max"] < 1e-5
 
 
