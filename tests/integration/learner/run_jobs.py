@@ -26,15 +26,17 @@ def run(
     """Groups for so many steps, a learner until it ends, and what it left in the log.
 
     `dies_at_commit`: the transactional producer of that commit is dead, without a successor. `probes`: one probe group of version 0,
-    sampled by plain transformers.
+    and the log-probabilities of everything are those of plain transformers.
     """
     if python_path:
         sys.path.insert(0, python_path)
     pipeline = Pipeline(Path(folder), options=_with_base(sections, base, steps))
+    model = _load(base) if probes else None
     for seq in range(steps * GROUPS_PER_STEP):
-        _write_group(pipeline, seq)
-    if probes:
-        _write_probes(pipeline, base)
+        _write_group(pipeline, seq, model)
+    if model is not None:
+        answer = _random_answer(77, model)
+        pipeline.write(TRAJECTORIES, *(sample(0, index, purpose=Purpose.PROBE, **answer) for index in range(GROUP_SIZE)))
     if dies_at_commit:
         _kill_producer(pipeline, dies_at_commit)
     refused = ""
@@ -61,36 +63,37 @@ def _with_base(sections: Mapping[str, Any], base: str, steps: int) -> dict[str, 
     return options
 
 
-def _write_group(pipeline: Pipeline, seq: int) -> None:
-    members = [sample(seq, index, **_random_answer(GROUP_SIZE * seq + index)) for index in range(GROUP_SIZE)]
+def _load(base: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(base)
+
+
+def _write_group(pipeline: Pipeline, seq: int, model: Any) -> None:
+    members = [sample(seq, index, **_random_answer(GROUP_SIZE * seq + index, model)) for index in range(GROUP_SIZE)]
     for member, where in zip(members, pipeline.write(TRAJECTORIES, *members), strict=True):
         pipeline.write_reward(member, where, float(member.index))
 
 
-def _random_answer(seed: int) -> dict[str, Any]:
+def _random_answer(seed: int, model: Any) -> dict[str, Any]:
+    """Random tokens, with the log-probabilities that `model` gives them; without a model, some."""
     random = np.random.default_rng(seed)
     end = NUM_PROMPT + NUM_GENERATED
+    tokens = random.integers(2, VOCABULARY, end).tolist()
     return {
-        "token_ids": pack_tokens(random.integers(2, VOCABULARY, end).tolist()),
+        "token_ids": pack_tokens(tokens),
         "generated": (Span(start=NUM_PROMPT, end=end),),
         "version_spans": (VersionSpan(start=NUM_PROMPT, end=end, version=0),),
-        "logprobs": pack_logprobs((-3 - random.random(NUM_GENERATED)).tolist()),
+        "logprobs": pack_logprobs((-3 - random.random(NUM_GENERATED)).tolist() if model is None else _logprobs(model, tokens)),
     }
 
 
-def _write_probes(pipeline: Pipeline, base: str) -> None:
+def _logprobs(model: Any, tokens: Sequence[int]) -> list[float]:
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(base)
-    answer = _random_answer(77)
-    tokens = np.frombuffer(answer["token_ids"], np.int32)
     with torch.inference_mode():
-        logprobs = model(input_ids=torch.tensor([tokens.tolist()])).logits[0].log_softmax(-1)
-    values: Sequence[float] = [float(logprobs[place - 1, tokens[place]]) for place in range(NUM_PROMPT, len(tokens))]
-    answer["logprobs"] = pack_logprobs(list(values))
-    members = [sample(0, index, purpose=Purpose.PROBE, **answer) for index in range(GROUP_SIZE)]
-    pipeline.write(TRAJECTORIES, *members)
+        logprobs = model(input_ids=torch.tensor([list(tokens)])).logits[0].log_softmax(-1)
+    return [float(logprobs[place - 1, tokens[place]]) for place in range(NUM_PROMPT, len(tokens))]
 
 
 def _kill_producer(pipeline: Pipeline, number: int) -> None:
