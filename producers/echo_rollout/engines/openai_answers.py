@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from echo_rollout.engines.engine import AnswerUnusable, Generation, SnapshotRef
+from echo_rollout.engines.engine import AnswerUnusable, EngineError, Generation, SnapshotRef
 from echo_schemas.records import FinishReason, LogprobSource, Sampling, VersionSpan
 
+# The OpenAI interface's own limit, which vLLM's completions route checks.
+_MOST_STOPS = 4
 _FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _ID_PREFIX = "token_id:"
 # Servers write it where a log-probability is −inf or no number.
@@ -55,6 +57,15 @@ class Choice:
     tokens: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
+
+
+def check_stops(dialect: Dialect, sampling: Sampling) -> None:
+    """Raise EngineError if the server would refuse so many stop texts: OpenAI's route takes four."""
+    if dialect is Dialect.COMPLETIONS and len(sampling.stop) > _MOST_STOPS:
+        raise EngineError(
+            f"This server's completions route takes at most {_MOST_STOPS} stop texts, and {len(sampling.stop)} are asked for. "
+            "Shorten [rollout] stop, or use a server with the route of token ids."
+        )
 
 
 def request_body(dialect: Dialect, asked: Asked) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from echo_rollout.engines.engine import (
     check_prompt,
 )
 from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
-from echo_rollout.engines.openai_answers import Asked, Choice, generations_of, read_choices, request_body
+from echo_rollout.engines.openai_answers import Asked, Choice, check_stops, generations_of, read_choices, request_body
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused, ServerUnreachable
 from echo_rollout.engines.openai_options import parse_options
 from echo_rollout.engines.openai_probe import ServerTraits, look_at_server
@@ -152,7 +152,8 @@ class OpenAIEngine:
 
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
         """Ask the server. Cancelled, the connection closes, and the server drops the request. Raises AnswerUnusable too."""
-        self._opened()
+        _, traits = self._opened()
+        check_stops(traits.dialect, sampling)
         check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
         task = asyncio.ensure_future(self._generate(prompt, n, sampling))
         self._tasks.add(task)

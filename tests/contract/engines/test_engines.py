@@ -48,13 +48,7 @@ def test_scripted_engine_keeps_the_contract(tmp_path: Path) -> None:
         "vllm lora async",
         "openai lora",
         "openai full",
-        pytest.param(
-            "openai lora completions",
-            marks=pytest.mark.skipif(
-                "ECHO_TEST_OPENAI_COMPLETIONS" not in os.environ,
-                reason="failed in a full run, for a reason not found yet: set ECHO_TEST_OPENAI_COMPLETIONS to run it",
-            ),
-        ),
+        "openai lora completions",
     ],
     ids=lambda arguments: arguments.replace(" ", "-"),
 )

@@ -241,6 +241,24 @@ def test_what_would_fail_again_is_not_asked_again(
     use(open_engine_at(server, base), work)
 
 
+@pytest.mark.parametrize("has_token_route", [True, False])
+def test_more_stop_texts_than_the_completions_route_takes_are_not_sent_to_it(
+    server: FakeServer, base: Path, tmp_path: Path, has_token_route: bool
+) -> None:
+    server.has_token_route = has_token_route
+
+    async def work(engine: OpenAIEngine) -> None:
+        await engine.install(adapters(tmp_path, 1)[0])
+        five = replace(FOUR, stop=("a", "b", "c", "d", "e"))
+        if has_token_route:
+            assert len(await engine.generate(PROMPT, 2, five)) == 2
+        else:
+            with pytest.raises(EngineError, match="at most 4 stop texts, and 5 are asked for"):
+                await engine.generate(PROMPT, 2, five)
+
+    use(open_engine_at(server, base), work)
+
+
 def test_no_more_requests_run_at_once_than_the_options_say(server: FakeServer, base: Path, tmp_path: Path) -> None:
     async def work(engine: OpenAIEngine) -> None:
         await engine.install(adapters(tmp_path, 1)[0])
