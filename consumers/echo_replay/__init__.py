@@ -1,1 +1,1 @@
-"""Reading the log again: replay, export, rescore, retrain, view."""
+"""Reading what runs have left in the log: proof of what was promised, and training again from it."""

@@ -49,6 +49,11 @@ class Codec:
         self._writers: dict[type[Record], tuple[bytes, Any, Converter, str | None]] = {}
         self._readers: dict[int, _Reader] = {}
 
+    @property
+    def ids(self) -> SchemaIds:
+        """Where schema ids come from."""
+        return self._ids
+
     def encode(self, record: Record) -> bytes:
         """The bytes of `record`. Raises InvalidRecord if it contradicts itself, RegistryError if its schema has no id."""
         writer = self._writers.get(type(record))

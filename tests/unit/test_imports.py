@@ -34,6 +34,7 @@ LIGHT = [
     "echo_streams.run",
     "echo_learner.losses.config",
     "echo_learner.microbatches",
+    "echo_replay.audit",
 ]
 
 

@@ -275,6 +275,22 @@ def evaluate(
         commands.evaluate(config, asked)
 
 
+@app.command("audit")
+def audit(
+    config: Config = None,
+    run: Annotated[list[str] | None, typer.Option("--run", metavar="NAME", help="A run of the namespace; repeatable.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything that was found there.")] = None,
+    allow_unproved: Annotated[
+        bool, typer.Option("--allow-unproved", help="Exit 0 also where retention has removed what a proof needs.")
+    ] = False,
+) -> None:
+    """Prove from the log what was promised of a run, or show the counter-example: exit 0 proved, 4 broken, 5 unproved."""
+    from echo_ops.cli import audit as commands
+
+    with user_errors():
+        commands.audit(config, tuple(run or ()), json_file=json_file, allow_unproved=allow_unproved)
+
+
 def main() -> None:
     """Entry point of `echoswarm`."""
     app()

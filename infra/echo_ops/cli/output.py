@@ -19,6 +19,8 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     DRIFT = 3
+    BROKEN = 4
+    UNPROVED = 5
 
 
 def fail(message: str, hint: str = "", code: int = ExitCode.FAILED) -> None:

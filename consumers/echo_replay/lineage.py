@@ -1,0 +1,163 @@
+"""Seqs, steps and requests of one run: nothing twice, nothing left out, each step from the one before. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import numpy as np
+
+from echo_replay.books import Samples, has_all_reports
+from echo_replay.run_log import RunLog, Step
+from echo_replay.verdicts import Finding, Promise
+
+# Seqs named in one counter-example.
+_NAMED = 8
+
+
+def check_seqs(log: RunLog, samples: Samples) -> Finding:
+    """No seq trained twice, none trained and dropped, and every one below the floor closed."""
+    trained = _versions_of_seqs(samples)
+    finding = Finding(Promise.SEQS, num_looked_at=len(trained))
+    for seq, versions in trained.items():
+        if len(versions) > 1:
+            finding.broken("A seq was trained in several steps.", seq=seq, versions=versions)
+    dropped = Counter(drop.seq for drop in log.drops if drop.what is None)
+    for drop in log.drops:
+        if drop.what is None and drop.seq in trained:
+            finding.broken("A seq was trained and dropped.", seq=drop.seq, versions=trained[drop.seq], why=drop.why.value)
+    for seq, times in dropped.items():
+        if times > 1:
+            finding.broken("A seq was dropped more than once.", seq=seq, times=times)
+    _check_floors(finding, log, set(trained), set(dropped))
+    return finding
+
+
+def check_chain(log: RunLog) -> Finding:
+    """One report of each version, each trained from its predecessor's checkpoint."""
+    finding = Finding(Promise.CHAIN, num_looked_at=len(log.steps))
+    times = Counter(step.version for step in log.steps)
+    for version, count in times.items():
+        if count > 1:
+            checkpoints = [step.report.checkpoint for step in log.steps if step.version == version]
+            finding.broken("A version has several reports.", version=version, checkpoints=checkpoints)
+    for before, after in pairwise(log.steps):
+        if after.version > before.version + 1:
+            finding.broken("Versions are missing between two reports.", version=after.version, predecessor=before.version)
+        elif after.version <= before.version and times[after.version] == 1:
+            finding.broken("A report stands behind a newer one.", version=after.version, newer=before.version)
+        elif after.version == before.version + 1 and not _is_linked(log, before, after):
+            finding.broken(
+                "A step was not trained from its predecessor's checkpoint.",
+                version=after.version,
+                parent=after.report.parent,
+                predecessor=before.report.checkpoint,
+            )
+    if log.steps:
+        _check_first(finding, log)
+    if number := log.unreadable.get("steps"):
+        finding.gap(f"{number} messages on steps are no records")
+    return finding
+
+
+def check_requests(log: RunLog, samples: Samples) -> Finding:
+    """Of each request one answer is taken: a group is one attempt, and of a correlation id one attempt at most was trained."""
+    finding = Finding(Promise.REQUESTS, num_looked_at=len(log.issued))
+    trained: set[tuple[int, str]] = set()
+    for step in log.steps:
+        _check_groups(finding, step)
+        trained.update((int(step.seqs[np.argmax(step.groups == group)]), token) for group, token in enumerate(step.tokens))
+        taken = step.report.metrics.get("replies_accepted", 0.0)
+        if step.is_sequential and taken > len(step.tokens) and not step.missing:
+            finding.broken(
+                "A step took more receipts than it has groups.", version=step.version, receipts=int(taken), groups=len(step.tokens)
+            )
+    answers: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    for reply in log.replies:
+        seq = reply.group_id.rpartition("/")[2]
+        if seq.isdecimal():
+            answers[reply.correlation].add((int(seq), reply.attempt))
+    for correlation, given in answers.items():
+        accepted = sorted(given & trained)
+        if len(accepted) > 1:
+            finding.broken("Two answers to one request were trained.", correlation=correlation, attempts=[token for _, token in accepted])
+        if len({seq for seq, _ in given}) > 1:
+            finding.broken(
+                "One correlation id was answered for several seqs.", correlation=correlation, seqs=sorted({seq for seq, _ in given})
+            )
+    if unasked := len(answers.keys() - log.correlations):
+        finding.note(f"{unasked} receipts answer requests that are no longer in the log, or never were")
+    if why := has_all_reports(log):
+        finding.gap(why)
+    if samples.seqs.size and any(log.lows.get("replies", {}).values()):
+        finding.note("retention has removed replies; what was trained of them is in the reports")
+    return finding
+
+
+def _versions_of_seqs(samples: Samples) -> dict[int, list[int]]:
+    """The steps in which each seq was trained."""
+    pairs = np.unique(np.stack([samples.seqs, samples.versions], axis=1), axis=0) if samples.seqs.size else np.zeros((0, 2), np.int64)
+    found: dict[int, list[int]] = {}
+    for seq, version in pairs.tolist():
+        found.setdefault(seq, []).append(version)
+    return found
+
+
+def _check_floors(finding: Finding, log: RunLog, trained: set[int], dropped: set[int]) -> None:
+    """Below `next_seq` of a manifest every seq is trained or dropped, and no manifest takes a floor back."""
+    known = [(offset, manifest) for offset, _, manifest in log.manifests if manifest.version <= log.tip]
+    for (_, before), (_, after) in pairwise(known):
+        if after.next_seq < before.next_seq and after.version >= before.version:
+            finding.broken("The floor of the seqs went back.", version=after.version, floor=after.next_seq, before=before.next_seq)
+    floor = max((manifest.next_seq for _, manifest in known), default=0)
+    closed = np.zeros(floor, np.bool_)
+    below = np.array([seq for seq in trained | dropped if seq < floor], np.int64)
+    closed[below] = True
+    lost = np.flatnonzero(~closed).tolist()
+    doubt = has_all_reports(log) or ("retention has removed drops" if any(log.lows.get("drops", {}).values()) else None)
+    if not lost:
+        return
+    if doubt is not None:
+        finding.gap(f"{len(lost)} seqs below the floor {floor} have no state that is still in the log: {doubt}")
+        return
+    finding.broken(f"{len(lost)} seqs below the floor are neither trained nor dropped.", floor=floor, seqs=lost[:_NAMED])
+
+
+def _is_linked(log: RunLog, before: Step, after: Step) -> bool:
+    """Whether `after` comes from `before`: from its checkpoint; out of the same one, where several steps share it; or from one of the same
+    version that a later session made of it, which it does when the other mode needs a snapshot that was not published.
+    """
+    parent = after.report.parent
+    if parent == before.report.checkpoint:
+        return True
+    if after.report.checkpoint == before.report.checkpoint:
+        return parent == before.report.parent
+    version, _, session = (parent or "").partition("-")
+    claimed = {claim.session for offset, claim in log.claims if offset < after.offset}
+    return version == f"v{before.version}" and session in claimed
+
+
+def _check_first(finding: Finding, log: RunLog) -> None:
+    first = log.steps[0]
+    if first.version == 1:
+        if not (first.report.parent or "").startswith("v0-"):
+            finding.broken("The first step was not trained from version 0.", version=1, parent=first.report.parent)
+    elif log.lows["steps"].get(0):
+        finding.gap(f"the reports before version {first.version} were removed by retention")
+    else:
+        finding.broken("The first report in the log is not the first version.", version=first.version, parent=first.report.parent)
+
+
+def _check_groups(finding: Finding, step: Step) -> None:
+    """Every group of a step is of one seq, with no index twice."""
+    if not step.groups.size:
+        return
+    by_group = np.unique(np.stack([step.groups, step.seqs], axis=1), axis=0)
+    if len(by_group) != len(step.tokens):
+        finding.broken("A group of a step mixes seqs, or a seq has two groups.", version=step.version)
+        return
+    members = np.unique(np.stack([step.groups, step.indices], axis=1), axis=0)
+    if len(members) != len(step.groups):
+        finding.broken("A member of a group was taken twice.", version=step.version)
+    if len(np.unique(by_group[:, 1])) != len(by_group):
+        finding.broken("A seq has two groups in one step.", version=step.version)

@@ -1,0 +1,145 @@
+"""The promises that an audit looks at, and what it may say of each. Pure.
+
+PROVED      everything that the promise speaks of was looked at, and holds
+UNPROVED    nothing speaks against it, and something could not be looked at: retention has taken it, or nobody wrote it down
+BROKEN      at least one counter-example, named by its coordinates, seq or version
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+# Counter-examples kept of each promise; all are counted.
+_KEPT = 10
+
+
+class Promise(StrEnum):
+    """What EchoSwarm promises of a run (docs/audit.md)."""
+
+    ONE_STATE = "one-terminal-state"
+    SEQS = "seqs-accounted-for"
+    STALENESS = "within-policy"
+    VERSIONS = "versions-never-decrease"
+    CURRENT = "current-is-whole"
+    TAGS = "tags-match-checksums"
+    REQUESTS = "requests-accepted-once"
+    CHAIN = "steps-chain"
+
+
+SENTENCES: Mapping[Promise, str] = {
+    Promise.ONE_STATE: "Every trajectory record is exactly one of trained, dropped, dead-lettered or open",
+    Promise.SEQS: "No seq is trained twice, and every seq below the floor is trained or dropped",
+    Promise.STALENESS: "No sample is trained beyond what the run's policy allows at its step",
+    Promise.VERSIONS: "Published versions never decrease, and one published again has the same bytes",
+    Promise.CURRENT: "No manifest names a missing or corrupt blob",
+    Promise.TAGS: "The version tag of every trained sample is that of published weights",
+    Promise.REQUESTS: "Every request is accepted at most once",
+    Promise.CHAIN: "Step reports follow one another without a gap, each from its predecessor's checkpoint",
+}
+
+
+class Verdict(StrEnum):
+    """What is said of a promise."""
+
+    PROVED = "proved"
+    UNPROVED = "unproved"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One counter-example. `where` names what it is about: partition, offset, seq, version, correlation, …"""
+
+    says: str
+    where: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Finding:
+    """What was found of one promise while it is looked at."""
+
+    promise: Promise
+    num_looked_at: int = 0
+    num_broken: int = 0
+    examples: list[Example] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def broken(self, says: str, **where: Any) -> None:
+        """A counter-example."""
+        self.num_broken += 1
+        if len(self.examples) < _KEPT:
+            self.examples.append(Example(says=says, where=where))
+
+    def broken_many(self, cases: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Several of them."""
+        for says, where in cases:
+            self.broken(says, **where)
+
+    def gap(self, why: str) -> None:
+        """Something that could not be looked at; the same sentence once."""
+        if why not in self.gaps:
+            self.gaps.append(why)
+
+    def note(self, says: str) -> None:
+        """Something worth knowing that breaks no promise."""
+        self.notes.append(says)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is said of the promise."""
+        if self.num_broken:
+            return Verdict.BROKEN
+        return Verdict.UNPROVED if self.gaps else Verdict.PROVED
+
+    def to_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "promise": self.promise.value,
+            "sentence": SENTENCES[self.promise],
+            "verdict": self.verdict.value,
+            "looked_at": self.num_looked_at,
+            "num_broken": self.num_broken,
+            "examples": [{"says": example.says, **example.where} for example in self.examples],
+            "unproved_because": list(self.gaps),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What an audit says of one run. `counts`: records by state; `seconds` that it took, `num_trajectories` that it read for it."""
+
+    run_id: str
+    findings: tuple[Finding, ...]
+    counts: Mapping[str, int]
+    num_steps: int
+    num_trajectories: int
+    seconds: float
+    reading_s: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of them."""
+        verdicts = {finding.verdict for finding in self.findings}
+        return next((each for each in (Verdict.BROKEN, Verdict.UNPROVED) if each in verdicts), Verdict.PROVED)
+
+    def finding(self, promise: Promise) -> Finding:
+        """What was found of one promise."""
+        return next(finding for finding in self.findings if finding.promise is promise)
+
+    def to_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "run": self.run_id,
+            "verdict": self.verdict.value,
+            "steps": self.num_steps,
+            "trajectories": self.num_trajectories,
+            "states": dict(self.counts),
+            "seconds": round(self.seconds, 3),
+            "reading_s": round(self.reading_s, 3),
+            "promises": [finding.to_plain() for finding in self.findings],
+        }

@@ -1,0 +1,85 @@
+"""`echoswarm audit`: what the log proves of a run, one line a promise."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from rich.markup import escape
+
+from echo_bus.bus import Bus
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.output import ExitCode, err, out
+from echo_replay.audit import audit_run
+from echo_replay.verdicts import SENTENCES, AuditReport, Finding, Verdict
+from echo_schemas.errors import UserError
+from echo_schemas.records import Run
+from echo_schemas.topics import RUNS
+
+_STYLES = {Verdict.PROVED: "green", Verdict.UNPROVED: "yellow", Verdict.BROKEN: "bold red"}
+_CODES = {Verdict.PROVED: 0, Verdict.UNPROVED: ExitCode.UNPROVED, Verdict.BROKEN: ExitCode.BROKEN}
+
+
+def audit(config: Path | None, runs: Sequence[str], *, json_file: Path | None, allow_unproved: bool) -> None:
+    """Audit the run of the configuration, or each of `runs`; ends the process with the worst verdict's code."""
+    settings = read_settings(config)
+    bus = reach_bus(settings)
+    known = known_runs(bus)
+    wanted = list(runs) or [settings.run.name]
+    for name in wanted:
+        check_known(name, known, bus)
+    reports = [audit_run(bus, name) for name in wanted]
+    for report in reports:
+        show(report)
+    if json_file is not None:
+        json_file.write_text(json.dumps({"runs": [report.to_plain() for report in reports]}, indent=1) + "\n", encoding="utf-8")
+    worst = max(reports, key=lambda report: list(_CODES).index(report.verdict)).verdict
+    code = 0 if allow_unproved and worst is Verdict.UNPROVED else _CODES[worst]
+    if code:
+        sys.exit(code)
+
+
+def known_runs(bus: Bus) -> tuple[str, ...]:
+    """The runs that `runs` has a record of."""
+    view = replace(bus, run_id=None).view(RUNS, Run)
+    try:
+        return tuple(sorted(view.items()))
+    finally:
+        view.close()
+
+
+def check_known(name: str, known: Sequence[str], bus: Bus) -> None:
+    """Raise UserError for a run that does not look like one of the namespace's, with the nearest that does."""
+    near = get_close_matches(name, known, n=1)
+    if name not in known and near:
+        raise UserError(f"The namespace {bus.namespace.name!r} knows no run {name!r}.", hint=f"Did you mean {near[0]!r}?")
+
+
+def show(report: AuditReport) -> None:
+    """On the screen."""
+    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in report.counts.items() if count)
+    out.print(
+        f"[bold]{escape(report.run_id)}[/]: {report.num_steps:,} steps, {report.num_trajectories:,} trajectory records "
+        f"({counts or 'none'}), audited in {report.seconds:.1f} s"
+    )
+    for finding in report.findings:
+        _show_finding(finding)
+
+
+def _show_finding(finding: Finding) -> None:
+    verdict = finding.verdict
+    said = verdict.value.upper() if verdict is Verdict.BROKEN else verdict.value
+    out.print(f"  [{_STYLES[verdict]}]{said:<8}[/]  {escape(SENTENCES[finding.promise])} [dim]({finding.num_looked_at:,})[/]")
+    for example in finding.examples:
+        where = ", ".join(f"{name} {value}" for name, value in example.where.items())
+        err.print(f"            {escape(example.says)} {escape(where)}")
+    if (more := finding.num_broken - len(finding.examples)) > 0:
+        err.print(f"            … and {more:,} more")
+    for gap in finding.gaps:
+        out.print(f"            [dim]because {escape(gap)}[/]")
+    for note in finding.notes:
+        out.print(f"            [dim]{escape(note)}[/]")

@@ -1,0 +1,178 @@
+"""A few fields of an Avro record, read out of its bytes without decoding the rest: for readers that go through millions of records.
+
+fastavro with a smaller reader schema builds every value that it then throws away, and is no faster than a whole decode. Here a function is
+generated from the writer's schema, as straight-line code: lengths are read, what is not wanted is stepped over, and what follows the last
+wanted field is never looked at. So nothing is said about whether the record as a whole is valid: the codec decides that.
+
+Texts come as UTF-8 bytes, enumerations as their symbols. Wire format: Avro 1.11 specification, "Binary Encoding".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.records import Record
+from echo_schemas.registry import SchemaIds
+from echo_schemas.schemas import AvroSchema, newest
+
+Extract = Callable[[bytes, int], tuple[Any, ...]]
+"""The wanted fields of the record that begins at a position. Raises IndexError or ValueError where the bytes end too early."""
+
+_PREFIX = struct.Struct(">bI")
+_START = _PREFIX.size
+_FIXED = {"float": 4, "double": 8, "boolean": 1}
+_CONTINUED = 0x7F
+_TOO_LARGE = 1 << 64
+
+
+class Projection:
+    """The same fields of one kind of record, whatever version of its schema wrote it. Not thread-safe."""
+
+    def __init__(self, record: type[Record], fields: Sequence[str], ids: SchemaIds) -> None:
+        """`fields` are numbers, texts, bytes or enumerations of the newest schema; those that an older writer does not know have its
+        default.
+        """
+        self._record = record
+        self._fields = tuple(fields)
+        self._ids = ids
+        self._extracts: dict[bytes, Extract] = {}
+
+    def read(self, payload: bytes | None) -> tuple[Any, ...]:
+        """The fields in the order asked for. Raises InvalidRecord for what is not such a record; RegistryError if nobody knows."""
+        if payload is None:
+            raise InvalidRecord(InvalidReason.NULL_VALUE, "The value is null where a record is expected.")
+        extract = self._extracts.get(payload[:_START])
+        if extract is None:
+            extract = self._extracts[payload[:_START]] = self._extract_of(payload)
+        try:
+            return extract(payload, _START)
+        except (IndexError, ValueError, struct.error) as exc:
+            raise InvalidRecord(InvalidReason.TRUNCATED, f"The bytes are not those of a whole {self._record.__name__}.") from exc
+
+    def _extract_of(self, payload: bytes) -> Extract:
+        if len(payload) <= _START:
+            raise InvalidRecord(InvalidReason.TRUNCATED, f"{len(payload)} bytes are too few for a schema id and a record.")
+        magic, schema_id = _PREFIX.unpack_from(payload)
+        if magic:
+            raise InvalidRecord(InvalidReason.BAD_MAGIC, f"The first byte is {magic:#04x}, not the 0x00 of Confluent's wire format.")
+        schema, reader = self._ids.schema_of(schema_id), newest(self._record.SCHEMA)
+        if schema.full_name != reader.full_name:
+            raise InvalidRecord(InvalidReason.UNEXPECTED_RECORD, f"Schema id {schema_id} is {schema.full_name}, not {reader.full_name}.")
+        return compile_extract(schema, self._fields, reader)
+
+
+def compile_extract(writer: AvroSchema, fields: Sequence[str], reader: AvroSchema) -> Extract:
+    """A function that reads `fields` out of a record of `writer`; those it does not know have their default in `reader`."""
+    known = {field["name"]: field["type"] for field in writer.parsed["fields"]}
+    defaults = {field["name"]: field["default"] for field in reader.parsed["fields"] if "default" in field}
+    wanted = {name for name in fields if name in known}
+    lines = ["def generated(d, p):"]
+    symbols: dict[str, Any] = {}
+    left = set(wanted)
+    named = dict(_named(writer.parsed))
+    for name, kind in known.items():
+        if not left:
+            break
+        if name in left:
+            left.remove(name)
+            lines += [f"    {line}" for line in _read(f"v_{name}", name, kind, symbols)]
+        else:
+            lines += [f"    {line}" for line in _skip(kind, named)]
+    lines += [f"    v_{name} = {_default(defaults[name])!r}" for name in fields if name not in wanted]
+    # What was stepped over may reach beyond the end, which no index has noticed.
+    lines += ["    if p > len(d): raise IndexError(p)", f"    return ({', '.join(f'v_{name}' for name in fields)},)"]
+    scope: dict[str, Any] = {"tail": _tail, **symbols}
+    exec("\n".join(lines), scope)  # noqa: S102  the source is made above, of field names of our own schemas only
+    generated: Extract = scope["generated"]
+    return generated
+
+
+def _default(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _tail(data: bytes, position: int, first: int) -> tuple[int, int]:
+    """The rest of a variable-length number whose first byte was `first`; the number and where it ends."""
+    number, shift = first & _CONTINUED, 7
+    while True:
+        byte = data[position]
+        position += 1
+        number |= (byte & _CONTINUED) << shift
+        if number >= _TOO_LARGE:
+            raise ValueError(position)
+        if byte <= _CONTINUED:
+            return number, position
+        shift += 7
+
+
+_NUMBER = ["n = d[p]; p += 1", f"if n > {_CONTINUED}: n, p = tail(d, p, n)"]
+
+
+def _read(target: str, name: str, kind: Any, scope: dict[str, Any]) -> list[str]:
+    """Lines that set `target` to the value at `p` and move `p` behind it."""
+    if isinstance(kind, dict) and kind["type"] == "enum":
+        scope[f"symbols_{name}"] = tuple(symbol.encode() for symbol in kind["symbols"])
+        return [*_NUMBER, f"{target} = symbols_{name}[n >> 1]"]
+    if kind in ("int", "long"):
+        return [*_NUMBER, f"{target} = (n >> 1) ^ -(n & 1)"]
+    if kind in ("string", "bytes"):
+        return [*_NUMBER, f"{target} = d[p:p + (n >> 1)]; p += n >> 1"]
+    message = f"The field {name} of type {kind} is not one that a projection reads."
+    raise TypeError(message)
+
+
+def _named(kind: Any) -> Iterator[tuple[str, Any]]:
+    """Every record and enumeration that is defined in a schema, by its name."""
+    if isinstance(kind, list):
+        for branch in kind:
+            yield from _named(branch)
+    elif isinstance(kind, dict):
+        if "name" in kind and kind.get("type") in ("record", "enum"):
+            yield kind["name"], kind
+        for inner in (kind.get("items"), kind.get("values"), *(field["type"] for field in kind.get("fields", ()))):
+            yield from _named(inner)
+
+
+def _skip(kind: Any, named: Mapping[str, Any]) -> Iterator[str]:
+    """Lines that move `p` behind a value. `named`: what the schema has defined under a name, which it then uses for it."""
+    kind = named.get(kind, kind) if isinstance(kind, str) else kind
+    if isinstance(kind, dict) and kind["type"] == "record":
+        for field in kind["fields"]:
+            yield from _skip(field["type"], named)
+    elif isinstance(kind, dict) and kind["type"] in ("array", "map"):
+        yield from _skip_array(kind, named)
+    elif isinstance(kind, list):
+        yield from _NUMBER
+        for index, branch in enumerate(kind):
+            body = list(_skip(branch, named)) or ["pass"]
+            yield f"{'if' if index == 0 else 'elif'} n == {2 * index}:"
+            yield from (f"    {line}" for line in body)
+        yield "else: raise ValueError(n)"
+    elif kind in ("string", "bytes"):
+        yield from _NUMBER
+        yield "p += n >> 1"
+    elif kind in ("int", "long") or (isinstance(kind, dict) and kind["type"] == "enum"):
+        yield from _NUMBER
+    elif isinstance(kind, str) and kind in _FIXED:
+        yield f"p += {_FIXED[kind]}"
+    elif kind != "null":
+        message = f"A value of type {kind} is not one that a projection steps over."
+        raise TypeError(message)
+
+
+def _skip_array(kind: dict[str, Any], named: Mapping[str, Any]) -> Iterator[str]:
+    """Blocks of items, each block a count and, where that is negative, its size in bytes; a count of 0 ends them."""
+    items = kind["items"] if kind["type"] == "array" else kind["values"]
+    yield "while True:"
+    yield from (f"    {line}" for line in _NUMBER)
+    yield "    if not n: break"
+    yield "    if n & 1:"
+    yield from (f"        {line}" for line in _NUMBER)
+    yield "        p += n >> 1"
+    yield "        continue"
+    yield "    for _ in range(n >> 1):"
+    yield from (f"        {line}" for line in (_skip("string", named) if kind["type"] == "map" else ()))
+    yield from (f"        {line}" for line in (list(_skip(items, named)) or ["pass"]))
