@@ -17,7 +17,7 @@ from echo_bus.blobs import BlobWriter
 from echo_bus.bus import Bus
 from echo_bus.dead_letters import DeadLetters
 from echo_bus.errors import ProducerFenced
-from echo_bus.process import RoleProcess
+from echo_bus.process import RoleProcess, without_collection
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import staleness_policy
 from echo_bus.transactions import TransactionalWriter
@@ -72,7 +72,9 @@ def run_learner(process: RoleProcess, *, takeover: bool = False) -> None:
         follow(config)
         return
     metrics = LearnerMetrics(process.registry)
-    with closing(open_trainer(config, settings.learner.ranks)) as trainer:
+    with without_collection():
+        trainer = open_trainer(config, settings.learner.ranks)
+    with closing(trainer):
         logger.info("The trainer is up")
         train_in_sessions(process, trainer, metrics, takeover=takeover)
 

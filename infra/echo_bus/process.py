@@ -5,6 +5,7 @@ Threads: `open_role` runs on the main thread, where Python delivers signals; `St
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -25,6 +26,22 @@ from echo_bus.server import Check, MetricsServer
 from echo_bus.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """For imports and other building at a process's start: the garbage collector rests meanwhile, and never looks at what was made.
+
+    It would go through hundreds of thousands of objects that stay, again and again: a seventh of the time that vLLM's imports take.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 class StopSignal:

@@ -16,6 +16,9 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 logger = logging.getLogger(__name__)
 
 _ASK_S = 15.0
+# A broker that has just started may leave the first question after a group's coordinator unanswered, and answers the second at once.
+_LOOK_S = 2.0
+_NUM_LOOKS = 3
 
 
 def check_topics(bus: Bus) -> int:
@@ -50,18 +53,24 @@ def check_group(cluster: Cluster, group: str) -> None:
 
     Any other answer lets Faust try: the coordinator of a broker that has just started needs a while.
     """
-    # Kept in a variable: an admin client that is collected while its futures run cancels them.
-    admin = cluster.admin()
-    (described,) = admin.describe_consumer_groups([group], request_timeout=_ASK_S).values()
-    try:
-        described.result(_ASK_S + 1)
-    except TimeoutError:
-        logger.warning("The group %s could not be looked at within %g s", group, _ASK_S)
-    except KafkaException as exc:
-        if exc.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            raise not_allowed(group) from exc
-        if exc.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
-            logger.warning("The group %s could not be looked at (%s)", group, exc.args[0].str())
+    for _ in range(_NUM_LOOKS):
+        # Kept in a variable: an admin client that is collected while its futures run cancels them.
+        admin = cluster.admin()
+        (described,) = admin.describe_consumer_groups([group], request_timeout=_LOOK_S).values()
+        try:
+            described.result(_LOOK_S + 1)
+        except TimeoutError:
+            continue
+        except KafkaException as exc:
+            code = exc.args[0].code()
+            if code == KafkaError._TIMED_OUT:  # noqa: SLF001  the library's own name for it
+                continue
+            if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise not_allowed(group) from exc
+            if code != KafkaError.GROUP_ID_NOT_FOUND:
+                logger.warning("The group %s could not be looked at (%s)", group, exc.args[0].str())
+        return
+    logger.warning("The group %s could not be looked at within %g s", group, _NUM_LOOKS * _LOOK_S)
 
 
 def not_allowed(group: str) -> NotAuthorized:

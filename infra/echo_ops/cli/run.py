@@ -19,7 +19,7 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_bus.kafka import translate
-from echo_bus.process import StopSignal, open_role
+from echo_bus.process import StopSignal, open_role, without_collection
 from echo_bus.settings import Settings
 from echo_bus.settings.kinds import settings_of_kind
 from echo_ops.cli.context import read_settings
@@ -67,7 +67,8 @@ def run_role(role: str, config: Path | None, *, name: str | None, announce: Path
     settings = settings_of_kind(read_settings(config), more.get("kind", ""))
     entry = _ENTRIES[role]
     started_s = time.monotonic()
-    function = import_entry(entry, settings)
+    with without_collection():
+        function = import_entry(entry, settings)
     logger.info("%s imported in %.1f s", role, time.monotonic() - started_s)
     with open_role(settings, role, name=name, announce=announce) as process:
         if not wait_for_topics(process.bus, process.stop, Deadline.after(TOPICS_S)):

@@ -238,12 +238,17 @@ class VllmInProcess:
     def _load(self) -> None:
         config = self._config
         prefetch()
+        import torch
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        arguments = engine_arguments(config)
+        if arguments.get("enforce_eager"):
+            # vLLM compiles the ranking of log-probabilities even then: four seconds of a start for one comparison.
+            torch.compiler.set_stance("force_eager")
         try:
             self._base = weight_shapes(config.base)
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(config)))
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, TypeError, OSError) as exc:
             raise UserError(f"vLLM cannot serve {config.base}: {exc}", hint="See [rollout.options] and [policy].") from exc
         self._vocabulary = self._engine.model_config.get_vocab_size()
