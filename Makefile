@@ -7,13 +7,15 @@ UV     := 0.13.8
 # Everything that the tests of this machine need; see [project.optional-dependencies] for the roles.
 EXTRAS := all-cpu
 STAMP  := $(VENV)/.installed
+# Of `make chaos-long`.
+FAULTS ?= 200
 CODE   := schemas infra producers streams consumers tests bench
 
 # Byte code is kept: without it heavy libraries take three times as long to import.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt unit bench constraints clean
+.PHONY: help setup demo test check fmt unit chaos chaos-long bench constraints clean
 
 help: ## Print this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,6 +39,12 @@ test: $(STAMP) ## Run every test that needs no GPU, on a real Kafka (started for
 
 unit: $(STAMP) ## Run the unit tests only: no I/O, a few seconds
 	$(BIN)/pytest tests/unit
+
+chaos: $(STAMP) ## Kill, freeze and cut off everything in a real run on three brokers, five minutes
+	$(BIN)/pytest tests/chaos
+
+chaos-long: $(STAMP) ## The same for hundreds of faults, unattended, with a table at the end (FAULTS=200, SEED=...)
+	$(BIN)/python -m tests.chaos.long --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
 
 demo: $(STAMP) ## Watch a tiny language model learn: Kafka, vLLM, Faust and DeepSpeed, two minutes
 	$(BIN)/echoswarm demo

@@ -1,0 +1,168 @@
+"""How long a run of the demo's size needs after a kill of its learner, its worker or a broker, and to end; and what checkpoints cost it.
+
+    python bench/recovery.py [--kills N] [--engine vllm|transformers] [--json FILE]
+
+The packaged demo `reverse` on three brokers, every role a process. On a machine that does other things believe only the CPU seconds.
+
+    learner_s        the learner's process started again after kill -9 ─▶ its next new step in the log; the worst of N
+    worker_s         the worker's process started again after kill -9 ─▶ the next step after its first new samples; the worst of N
+    broker_stall_s   one of three brokers killed and left dead: the longest time without a step; the worst of the three
+    sigterm_max_s    SIGTERM to every process of a busy run ─▶ the last one gone
+    checkpoint_share seconds of checkpoints over seconds of steps, at `every = 1`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import closing
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from echo_bus.clock import Deadline
+from echo_bus.reader import From
+from echo_schemas.records import StepReport, Trajectory
+from echo_schemas.topics import STEPS, TRAJECTORIES
+
+if TYPE_CHECKING:
+    from tests.chaos.scene import Scene
+
+_WITHIN_S = 600.0
+_WARM_STEPS = 10
+# Less than the time in which a killed broker is missed cannot be told from a slow step.
+_DEAD_S = 10.0
+_RANDOM_MOMENT_S = 2.0
+
+
+def main() -> None:
+    """Measure, and print one JSON object."""
+    # The run among three brokers is that of the chaos suite, which lies beside the packages, as this file does.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.chaos.scene import open_scene
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=5, help="of the learner, and as many of the worker")
+    parser.add_argument("--engine", default="vllm", help="of the worker")
+    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    arguments = parser.parse_args()
+    demo = resources.files("echo_ops.demo").joinpath("reverse.toml").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="echoswarm-recovery-") as name:
+        folder = Path(name)
+        (folder / "run.toml").write_text(demo, encoding="utf-8")
+        changes = {"ECHO_LEARNER__STEPS": "0", "ECHO_ROLLOUT__ENGINE": arguments.engine}
+        with open_scene(folder, changes, config=folder / "run.toml", has_faults=False) as scene:
+            found = measure(scene, arguments.kills)
+    text = json.dumps(found, indent=2)
+    sys.stdout.write(text + "\n")
+    if arguments.json is not None:
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+
+
+def measure(scene: Scene, num_kills: int) -> dict[str, Any]:
+    """All of it on one run; the run has ended afterwards."""
+    scene.wait_for(_WARM_STEPS, _WITHIN_S, "the run begins")
+    learner = [_kill_learner(scene) for _ in range(num_kills)]
+    worker = [_kill_worker(scene) for _ in range(num_kills)]
+    stalls = [_kill_broker(scene, broker) for broker in range(len(scene.kafka.nodes))]
+    reports = _reports(scene)[_WARM_STEPS:]
+    step_s = statistics.median(report.training_s + report.idle_s for report in reports)
+    checkpoint_s = [report.metrics["checkpoint_s"] for report in reports]
+    share = sum(checkpoint_s) / sum(report.training_s for report in reports)
+    return {
+        "learner_s": round(max(wall for wall, _ in learner), 2),
+        "learner_median_s": round(statistics.median(wall for wall, _ in learner), 2),
+        "learner_cpu_s": round(statistics.median(cpu for _, cpu in learner), 2),
+        "worker_s": round(max(wall for wall, _ in worker), 2),
+        "worker_median_s": round(statistics.median(wall for wall, _ in worker), 2),
+        "worker_cpu_s": round(statistics.median(cpu for _, cpu in worker), 2),
+        "broker_stall_s": round(max(stalls), 2),
+        "broker_stalls_s": [round(stall, 2) for stall in stalls],
+        "step_s": round(step_s, 3),
+        "sigterm_max_s": round(_terminate(scene), 2),
+        "checkpoint_ms": round(1000 * statistics.median(checkpoint_s), 1),
+        "checkpoint_share": round(share, 4),
+        "load": [round(load, 1) for load in os.getloadavg()],
+    }
+
+
+def _kill_learner(scene: Scene) -> tuple[float, float]:
+    """Wall seconds to its next new step, and CPU seconds of the new process by then."""
+    scene.wait(random.random() * _RANDOM_MOMENT_S)
+    scene.swarm.kill("learner")
+    version, started_s = scene.follower.version, time.monotonic()
+    scene.swarm.start("learner")
+    # What a crash kept from the log is published first, and is no new step.
+    scene.wait_until(lambda: "Going on from version" in _new_lines(scene, "learner"), _WITHIN_S, "the learner goes on")
+    resumed = int(_new_lines(scene, "learner").rpartition("Going on from version ")[2].split()[0])
+    scene.wait_for(max(version, resumed) + 1, _WITHIN_S, "the killed learner trains again")
+    wall_s, cpu_s = scene.follower.seen_s(max(version, resumed) + 1) - started_s, _cpu_s(scene.swarm.pid("learner"))
+    scene.wait_for(scene.follower.version + _WARM_STEPS, _WITHIN_S, "the run settles")
+    return wall_s, cpu_s
+
+
+def _kill_worker(scene: Scene) -> tuple[float, float]:
+    """Wall seconds to the step after its first new samples, and CPU seconds of the new process by then."""
+    scene.wait(random.random() * _RANDOM_MOMENT_S)
+    with closing(scene.bus.reader([TRAJECTORIES])) as reader:
+        scene.swarm.kill("worker-0")
+        started_s, started_ms = time.monotonic(), scene.bus.clock.time_ms()
+        reader.start(otherwise=From.END)
+        scene.swarm.start("worker-0")
+        deadline = Deadline.after(_WITHIN_S)
+        while not any(isinstance(m.record, Trajectory) and m.record.started_ms >= started_ms for m in reader.read(timeout_s=0.05)):
+            assert not deadline.expired(), "waited for the killed worker's next sample"
+    version = scene.follower.version
+    scene.wait_for(version + 1, _WITHIN_S, "the killed worker's samples are trained")
+    wall_s, cpu_s = scene.follower.seen_s(version + 1) - started_s, _cpu_s(scene.swarm.pid("worker-0"))
+    scene.wait_for(scene.follower.version + _WARM_STEPS, _WITHIN_S, "the run settles")
+    return wall_s, cpu_s
+
+
+def _kill_broker(scene: Scene, broker: int) -> float:
+    """The longest time without a step while it is dead."""
+    node, killed_s = scene.kafka.nodes[broker], time.monotonic()
+    node.kill()
+    scene.pause(_DEAD_S)
+    scene.wait_for(scene.follower.version + 2, _WITHIN_S, f"two of three brokers, without {node.node_id}")
+    stall_s = scene.follower.longest_gap_s(killed_s, scene.follower.version)
+    node.start(_WITHIN_S)
+    scene.wait_for(scene.follower.version + _WARM_STEPS, _WITHIN_S, "the run settles")
+    return stall_s
+
+
+def _terminate(scene: Scene) -> float:
+    started_s = time.monotonic()
+    scene.swarm.terminate_all()
+    for name in scene.swarm.names:
+        scene.swarm.wait_ended(scene.swarm.child(name), Deadline.after(_WITHIN_S), scene.wait)
+    return time.monotonic() - started_s
+
+
+def _reports(scene: Scene) -> list[StepReport]:
+    with closing(scene.bus.reader([STEPS])) as reader:
+        reader.start()
+        messages = [message for batch in reader.read_to_end(Deadline.after(_WITHIN_S)) for message in batch]
+    return [message.record for message in messages if isinstance(message.record, StepReport)]
+
+
+def _new_lines(scene: Scene, name: str) -> str:
+    """What the role's present process has written: a process says first what it has imported."""
+    text = scene.swarm.child(name).plan.log.read_text(encoding="utf-8", errors="replace")
+    return text[scene.swarm.log_start(name) :]
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()

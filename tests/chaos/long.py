@@ -1,0 +1,94 @@
+"""`python -m tests.chaos.long`: hundreds of faults on one run, unattended, and a table of them. Exits 1 at the first broken promise, with
+the run's whole history kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from echo_bus.clock import Deadline
+from tests.chaos.faults import draw
+from tests.chaos.ledger import read_ledger
+from tests.chaos.scene import Scene, dump_log, open_scene
+from tests.chaos.schedule import Outcome, as_json, suffer, table
+
+_BEGINS_WITHIN_S = 400.0
+_DRAINED_S = 120.0
+# Reading the whole log again after each of hundreds of faults would be most of the work.
+_CHECK_EVERY = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one schedule; the process's exit code."""
+    options = _options(arguments)
+    folder = Path(tempfile.mkdtemp(prefix=f"echoswarm-chaos-{options.seed}-", dir=options.folder))
+    outcomes: list[Outcome] = []
+    started_s = time.monotonic()
+    _say(f"seed {options.seed}, {options.faults} faults, files in {folder}")
+    try:
+        with open_scene(folder) as scene:
+            try:
+                _suffer_all(scene, options, outcomes)
+            except BaseException:  # whatever ended it, an interrupt included: what happened until then is kept
+                _say(traceback.format_exc())
+                _say(f"history kept in {folder}: {dump_log(scene.bus, folder / 'records.jsonl')} records, logs of all roles")
+                return 1
+    finally:
+        _say("\n".join(table(outcomes)))
+        _say(f"{len(outcomes)} faults in {time.monotonic() - started_s:.0f} s, seed {options.seed}")
+        if options.json is not None:
+            options.json.write_text(json.dumps({"seed": options.seed, "outcomes": as_json(outcomes)}, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _suffer_all(scene: Scene, options: argparse.Namespace, outcomes: list[Outcome]) -> None:
+    rng = random.Random(options.seed)
+    scene.wait_for(3, _BEGINS_WITHIN_S, "the run begins")
+    for name, why in scene.without.items():
+        _say(f"no faults of the {name}: {why}")
+    for number, fault in enumerate(draw(rng, options.faults, longest_s=options.longest, without=scene.without), start=1):
+        outcomes.append(suffer(scene, fault, rng))
+        _say(f"{number:4d}  version {scene.follower.version:5d}  {outcomes[-1]}")
+        if number % _CHECK_EVERY == 0:
+            _check(scene)
+    swarm = scene.swarm
+    swarm.terminate_all()
+    for name in swarm.names:
+        code = swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), scene.wait)
+        assert code == 0, f"{name} ended with {code} at SIGTERM"
+    _check(scene)
+
+
+def _check(scene: Scene) -> None:
+    ledger = read_ledger(scene.bus)
+    assert not ledger.faults, f"broken promises: {ledger.faults}"
+    _say(f"      the log holds: {ledger.num_steps} steps in one chain, {ledger.num_trained} samples trained, none twice")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=200, help="how many")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the schedule; by default a new one")
+    parser.add_argument("--longest", type=float, default=60.0, help="seconds of the longest freeze or outage")
+    parser.add_argument("--folder", type=Path, default=None, help="where the run and a kept history lie; by default $TMPDIR")
+    parser.add_argument("--json", type=Path, default=None, help="write every fault's numbers there")
+    return parser.parse_args(arguments)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""A run among three brokers, and everything that can be done to it.
+
+    roles (processes) ──▶ proxies ──▶ three brokers ◀── this process: steps are followed, records forged, the log checked
+       └ a worker may sit in a network namespace         └ checkpoints may lie on a small disk
+
+One thread owns a scene.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from echo_bus.bus import Bus, open_bus, open_cluster
+from echo_bus.clock import Deadline
+from echo_ops.supervisor.registration import apply_topics, write_run
+from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topics import BY_NAME
+from tests.chaos.cluster import ProxiedKafka
+from tests.chaos.disk import SmallDisk
+from tests.chaos.follower import Follower
+from tests.chaos.network import Namespace
+from tests.chaos.proxy import ProxyBank
+from tests.chaos.swarm import CONFIG, Swarm
+
+_DISK_MB = 64
+_SUBNET = 77
+_TICK_S = 0.05
+_DUMP_S = 120.0
+
+
+@dataclass
+class Scene:
+    """What a fault may touch. `without`: what this machine does not allow, and why."""
+
+    kafka: ProxiedKafka
+    proxies: ProxyBank
+    swarm: Swarm
+    follower: Follower
+    bus: Bus
+    disk: SmallDisk | None
+    network: Namespace | None
+    without: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        self._never = threading.Event()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass; who ends by itself meanwhile is started again."""
+        deadline = Deadline.after(seconds)
+        while True:
+            self.swarm.tend()
+            if self._never.wait(min(_TICK_S, deadline.remaining_s())) or deadline.expired():
+                return
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self._never.wait(seconds)
+
+    def wait_for(self, version: int, within_s: float, what: str) -> None:
+        """Until a step to `version` is in the log. Fails with what the roles said last."""
+        deadline = Deadline.after(within_s)
+        while not self.follower.wait_for(version, deadline):
+            self.swarm.tend()
+            assert not deadline.expired(), (
+                f"{what}: waited {within_s:g} s for version {version}, and the log is at {self.follower.version}. "
+                f"Ended by themselves: {[str(each) for each in self.swarm.exits] or 'nobody'}. Logs: {self.swarm.folder / 'logs'}"
+            )
+
+    def wait_until(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
+        """Until `condition` holds."""
+        deadline = Deadline.after(within_s)
+        while not condition():
+            assert not deadline.expired(), f"waited {within_s:g} s until {what}. Logs: {self.swarm.folder / 'logs'}"
+            self._never.wait(_TICK_S)
+
+
+@contextmanager
+def open_scene(
+    folder: Path, changes: Mapping[str, str] | None = None, *, config: Path = CONFIG, has_faults: bool = True
+) -> Iterator[Scene]:
+    """Brokers, proxies and the run of `config`, begun; everything is ended when the block is. `changes`: settings as environment variables;
+    without `has_faults` there is no small disk and no network namespace.
+    """
+    reasons = {"network": Namespace.why_not(), "disk": SmallDisk.why_not(folder)} if has_faults else dict.fromkeys(("network", "disk"), "-")
+    without = {name: why for name, why in reasons.items() if why is not None}
+    with ExitStack() as stack:
+        network = None if "network" in without else stack.enter_context(Namespace("echoc", _SUBNET))
+        disk = None if "disk" in without else stack.enter_context(SmallDisk(folder / "run", _DISK_MB))
+        kafka = stack.enter_context(ProxiedKafka() if network is None else ProxiedKafka(network.bridge_address))
+        proxies = stack.enter_context(kafka.proxies())
+        inside = {} if network is None else {"worker-0": network.command}
+        swarm = Swarm(folder, {**(changes or {}), "ECHO_KAFKA__BOOTSTRAP": kafka.proxied}, config=config, inside=inside)
+        stack.callback(swarm.close)
+        direct = swarm.settings.model_copy(update={"kafka": swarm.settings.kafka.model_copy(update={"bootstrap": kafka.bootstrap})})
+        bus = open_bus(direct, "view")
+        apply_topics(open_cluster(direct), bus.namespace)
+        write_run(bus, swarm.settings)
+        follower = stack.enter_context(Follower(bus))
+        swarm.start_all()
+        yield Scene(
+            kafka=kafka, proxies=proxies, swarm=swarm, follower=follower, bus=bus, disk=disk, network=network, without=without
+        )  # fmt: skip
+
+
+def dump_log(bus: Bus, file: Path) -> int:
+    """Every record that can still be read, one a line as JSON; how many."""
+    every_run, num_records = replace(bus, run_id=None), 0
+    with file.open("w", encoding="utf-8") as out:
+        for spec in load_topic_specs():
+            if spec.name not in BY_NAME:
+                continue
+            with closing(every_run.reader([BY_NAME[spec.name]])) as reader:
+                reader.start()
+                for batch in reader.read_to_end(Deadline.after(_DUMP_S)):
+                    for message in batch:
+                        where = message.coordinates
+                        line = {"topic": spec.name, "partition": where.partition, "offset": where.offset, "record": repr(message.record)}
+                        out.write(json.dumps(line) + "\n")
+                        num_records += 1
+    return num_records

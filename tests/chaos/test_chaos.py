@@ -1,0 +1,63 @@
+"""A run of real processes on three real brokers loses what can be lost, and goes on as if it had not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from echo_bus.clock import Deadline
+from tests.chaos.faults import ROLES, Fault, Kind
+from tests.chaos.ledger import read_ledger
+from tests.chaos.scene import Scene
+from tests.chaos.schedule import Outcome, suffer
+
+# Together they take four minutes on two quiet cores; a machine that does other things may need ten times as long.
+pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(2_400)]
+
+_DRAINED_S = 120.0
+
+SCHEDULES = {
+    "killed-roles": [
+        *(Fault(Kind.KILL, role) for role in ROLES),
+        Fault(Kind.KILL, "learner"),
+        Fault(Kind.KILL_ALL),
+    ],
+    "frozen-roles": [Fault(Kind.FREEZE, role, seconds) for role, seconds in zip(ROLES, (4.0, 3.0, 2.0, 1.0), strict=True)],
+    "brokers": [Fault(Kind.BROKER_KILL, "0", 2.0), Fault(Kind.BROKER_FREEZE, "1", 4.0), Fault(Kind.ROLLING_RESTART)],
+    "network": [
+        Fault(Kind.LATENCY, seconds=3.0),
+        Fault(Kind.SILENCE, "2", 3.0),
+        Fault(Kind.HALF_OPEN, "0"),
+        Fault(Kind.RESET, "1", 1.0),
+    ],
+    "partition": [Fault(Kind.PARTITION, seconds=4.0)],
+    "two-learners": [Fault(Kind.SECOND_LEARNER), Fault(Kind.SUCCESSOR), Fault(Kind.TAKEOVER)],
+    "disk": [Fault(Kind.DISK_FULL)],
+    "clocks": [Fault(Kind.CLOCK, "learner"), Fault(Kind.CLOCK, "worker-0"), Fault(Kind.CLOCK, "feeder")],
+    "hostile-records": [Fault(Kind.HOSTILE)],
+}
+"""By name: what happens, in an order that the seed decides."""
+_NEEDS = {"partition": "network", "disk": "disk"}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_training_goes_on_and_nothing_is_lost_or_repeated(scene: Scene, seed: int, name: str, outcomes: list[Outcome]) -> None:
+    if why := scene.without.get(_NEEDS.get(name, "")):
+        pytest.skip(why)
+    rng = random.Random(f"{seed}/{name}")
+    for fault in rng.sample(SCHEDULES[name], len(SCHEDULES[name])):
+        outcomes.append(suffer(scene, fault, rng))
+    ledger = read_ledger(scene.bus)
+    assert not ledger.faults, f"seed {seed}: {ledger.faults}"
+    assert ledger.num_steps >= scene.follower.version - 1
+
+
+def test_a_terminated_run_is_gone_with_all_that_it_trained(scene: Scene, seed: int) -> None:
+    """Last: after it there is no run."""
+    swarm = scene.swarm
+    swarm.terminate_all()
+    codes = {name: swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), scene.wait) for name in swarm.names}
+    assert codes == dict.fromkeys(swarm.names, 0), f"seed {seed}"
+    ledger = read_ledger(scene.bus)
+    assert not ledger.faults, f"seed {seed}: {ledger.faults}"
