@@ -31,6 +31,20 @@ FAILOVER = _frozen(
     retry_backoff_max_ms=500,
 )
 
+# The brokers' side of it, in server.properties of three or more: a dead broker is fenced after two seconds, not nine. Until then it stays
+# in sync by name, and acks=all waits for it in every partition that it follows. The embedded cluster of three has them.
+BROKER_FAILOVER: Mapping[str, str] = MappingProxyType(
+    {
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "500",
+        "replica.lag.time.max.ms": "3000",
+        "replica.socket.timeout.ms": "3000",
+        "controller.quorum.fetch.timeout.ms": "1500",
+        "controller.quorum.election.timeout.ms": "500",
+        "leader.imbalance.check.interval.seconds": "10",
+    }
+)
+
 _PRODUCER_BASE = _frozen(
     enable_idempotence=True,
     acks="all",

@@ -1,4 +1,4 @@
-"""Faust's Kafka driver (aiokafka), fitted to trajectories: it waits less for empty partitions and spends less on each message.
+"""Faust's Kafka driver (aiokafka), fitted to trajectories: waits less for empty partitions and frozen brokers, spends less on a message.
 
 Threads: as Faust has them. The consumer's client fetches and sends heartbeats on a thread of its own; everything else is on the app's loop.
 """
@@ -9,7 +9,7 @@ import asyncio
 from typing import Any, cast
 
 import faust
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from faust.sensors import Monitor
 from faust.transport.drivers import aiokafka as driver
 from mode.services import WaitResults
@@ -20,6 +20,8 @@ from echo_streams.eager import Ended, start
 # aiokafka has one fetch per broker under way, and it asks only for partitions whose records are all handed on. While it waits for one that
 # is empty, the others' new records wait too: 1.5 s in Faust's setting, which is the age of a whole batch of trajectories.
 FETCH_WAIT_MS = GATHERING_WAIT_MS
+# As `request.timeout.ms` of our other producers; a batch that is sent twice for it makes rewards that the learner knows already.
+PRODUCE_ANSWER_MS = 4_000
 
 
 class ConsumerThread(driver.AIOKafkaConsumerThread):
@@ -55,10 +57,21 @@ class Consumer(driver.Consumer):
         return WaitResults([first], [begun.value], False)
 
 
+class Producer(driver.Producer):
+    """Asks another broker when one does not answer, long before it gives a batch up."""
+
+    def _new_producer(self, transactional_id: str | None = None) -> AIOKafkaProducer:
+        producer = super()._new_producer(transactional_id)
+        # aiokafka has one setting for both, which is then twenty minutes in Faust: so long a frozen broker would hold all rewards.
+        producer.client._request_timeout_ms = PRODUCE_ANSWER_MS  # noqa: SLF001  see above
+        return producer
+
+
 class Transport(driver.Transport):
     """What `faust.App.transport` is set to."""
 
     Consumer = Consumer
+    Producer = Producer
 
 
 class App(faust.App):

@@ -45,6 +45,10 @@ _MEASURE_EVERY_S = 1.0
 # As in echo_bus.profiles: a dead member is noticed in ten seconds.
 _SESSION_S = 10.0
 _HEARTBEAT_S = 1.0
+# How long a frozen broker may keep an answer; a join is answered only when the dead member's session has ended.
+_REQUEST_S = 12.0
+# As `delivery.timeout.ms` of our other producers: a batch that is undelivered for longer ends the process, and is scored again.
+_DELIVERY_S = 120.0
 _DRAIN_S = 30.0
 # They tell of every service that starts and stops, ours included, as each of Faust's classes is one.
 _TALKATIVE = ("aiokafka", "faust", "mode", "echo_streams.driver")
@@ -260,12 +264,14 @@ def _faust_app(options: AppOptions) -> Any:
         broker_credentials=credentials,
         broker_session_timeout=_SESSION_S,
         broker_heartbeat_interval=_HEARTBEAT_S,
+        broker_request_timeout=_REQUEST_S,
         broker_commit_interval=_COMMIT_EVERY_S,
         consumer_auto_offset_reset="earliest",
         store="memory://",
         key_serializer="raw",
         value_serializer="raw",
         producer_acks=-1,
+        producer_request_timeout=_DELIVERY_S,
         # A batch is sent in one go, so nothing is won by waiting for more.
         producer_linger=0.0,
         producer_max_batch_size=262_144,

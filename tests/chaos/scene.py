@@ -9,6 +9,7 @@ One thread owns a scene.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -28,7 +29,8 @@ from tests.chaos.proxy import ProxyBank
 from tests.chaos.swarm import CONFIG, Swarm
 
 _DISK_MB = 64
-_SUBNET = 77
+# By process id, so that two suites on one machine have networks of their own.
+_FIRST_SUBNET, _NUM_SUBNETS = 1, 250
 _TICK_S = 0.05
 _DUMP_S = 120.0
 
@@ -88,8 +90,9 @@ def open_scene(
     """
     reasons = {"network": Namespace.why_not(), "disk": SmallDisk.why_not(folder)} if has_faults else dict.fromkeys(("network", "disk"), "-")
     without = {name: why for name, why in reasons.items() if why is not None}
+    pid = os.getpid()
     with ExitStack() as stack:
-        network = None if "network" in without else stack.enter_context(Namespace("echoc", _SUBNET))
+        network = None if "network" in without else stack.enter_context(Namespace(f"ec{pid:x}"[-8:], _FIRST_SUBNET + pid % _NUM_SUBNETS))
         disk = None if "disk" in without else stack.enter_context(SmallDisk(folder / "run", _DISK_MB))
         kafka = stack.enter_context(ProxiedKafka() if network is None else ProxiedKafka(network.bridge_address))
         proxies = stack.enter_context(kafka.proxies())

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from echo_bus.profiles import BROKER_FAILOVER
+
 HOST = "127.0.0.1"
 
 
@@ -45,18 +47,6 @@ _PROMPT = MappingProxyType(
         "log.retention.check.interval.ms": "1000",
     }
 )
-# Failover: a dead broker is fenced after two seconds, not nine; until then acks=all stalls every partition it follows.
-_FAILOVER = MappingProxyType(
-    {
-        "broker.session.timeout.ms": "2000",
-        "broker.heartbeat.interval.ms": "500",
-        "replica.lag.time.max.ms": "3000",
-        "replica.socket.timeout.ms": "3000",
-        "controller.quorum.fetch.timeout.ms": "1500",
-        "controller.quorum.election.timeout.ms": "500",
-        "leader.imbalance.check.interval.seconds": "10",
-    }
-)
 # Alone, nobody takes over, and a pause of the machine should not fence the only broker; but one that was killed can start
 # again only when its former session has ended.
 _ALONE = MappingProxyType({"broker.session.timeout.ms": "4000", "broker.heartbeat.interval.ms": "500"})
@@ -91,7 +81,7 @@ def node_properties(
         properties[f"{prefix}.replication.factor"] = str(replicas)
     for prefix in ("transaction.state.log", "share.coordinator.state.topic"):
         properties[f"{prefix}.min.isr"] = str(min_in_sync)
-    return {**properties, **_SMALL, **_PROMPT, **(_FAILOVER if num_brokers > 1 else _ALONE), **security, **extra}
+    return {**properties, **_SMALL, **_PROMPT, **(BROKER_FAILOVER if num_brokers > 1 else _ALONE), **security, **extra}
 
 
 def render(properties: Mapping[str, str]) -> str:

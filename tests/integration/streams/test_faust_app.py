@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError, TopicAuthorizationFailedError
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from prometheus_client import CollectorRegistry
@@ -340,3 +341,26 @@ def test_the_client_waits_little_for_empty_partitions_and_reads_what_was_committ
     assert (ours._fetch_min_bytes, plain._fetch_min_bytes) == (profiles.GATHERING_MIN_BYTES, 1)
     assert (ours._fetch_max_wait_ms, ours._isolation_level) == (driver.FETCH_WAIT_MS, "read_committed")
     assert (plain._fetch_max_wait_ms, plain._isolation_level) == (1500, "read_uncommitted")
+
+
+def test_a_frozen_broker_holds_rewards_for_seconds_and_a_batch_lives_for_minutes() -> None:
+    async def answer(_: Sequence[RawMessage]) -> list[Outgoing]:
+        return []
+
+    async def run() -> tuple[Any, Any]:
+        made = RewardApp(
+            OPTIONS, answer, metrics=StreamsMetrics(), places=PlaceTimes(CollectorRegistry(), SystemClock()), clock=SystemClock()
+        )  # fmt: skip
+        faust = made._app
+        producer = faust.producer
+        assert type(producer) is driver.Producer
+        ours, plain = producer._new_producer(), AIOKafkaProducer(bootstrap_servers=OPTIONS.bootstrap)
+        faust.consumer._thread.thread_loop.close()
+        for client in (ours, plain):
+            await client.stop()
+        return ours, plain
+
+    ours, plain = asyncio.run(run())
+    assert vars(ours.client).keys() == vars(plain.client).keys()
+    assert ours.client._request_timeout_ms == driver.PRODUCE_ANSWER_MS == profiles.PRODUCER_LATENCY["request.timeout.ms"]
+    assert ours._message_accumulator._batch_ttl * 1000 == profiles.PRODUCER_LATENCY["delivery.timeout.ms"]

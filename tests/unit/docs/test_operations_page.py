@@ -12,6 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from echo_bus.clock import SystemClock
 from echo_bus.metrics import BusMetrics
 from echo_bus.places import PlaceTimes
+from echo_bus.profiles import BROKER_FAILOVER, FAILOVER
 from echo_core.bottleneck import Bottleneck, Place, describe
 from echo_learner.metrics import LearnerMetrics
 from echo_rollout.metrics import FeederMetrics, OfflineMetrics, WorkerMetrics
@@ -61,6 +62,11 @@ def test_each_table_is_what_the_class_registers_and_says_what_to_alert_on(title:
     rows = _rows(title)
     assert [tuple(row[:4]) for row in rows] == registered
     assert all(len(row) == 5 and row[4] for row in rows)
+
+
+def test_the_settings_of_a_quick_fail_over_are_those_in_force() -> None:
+    rows = {row[0].strip("`"): row[1] for row in _rows("Fail-over") if row[0].startswith("`")}
+    assert rows == {name: str(value) for name, value in {**BROKER_FAILOVER, **FAILOVER}.items()}
 
 
 def test_no_metric_is_named_that_does_not_exist() -> None:
