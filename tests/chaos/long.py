@@ -17,7 +17,7 @@ from pathlib import Path
 
 from echo_bus.clock import Deadline
 from tests.chaos.faults import draw
-from tests.chaos.ledger import read_ledger
+from tests.chaos.proof import in_words, prove
 from tests.chaos.scene import Scene, dump_log, open_scene
 from tests.chaos.schedule import Outcome, as_json, suffer, table
 
@@ -70,9 +70,7 @@ def _suffer_all(scene: Scene, options: argparse.Namespace, outcomes: list[Outcom
 
 
 def _check(scene: Scene) -> None:
-    ledger = read_ledger(scene.bus)
-    assert not ledger.faults, f"broken promises: {ledger.faults}"
-    _say(f"      the log holds: {ledger.num_steps} steps in one chain, {ledger.num_trained} samples trained, none twice")
+    _say(f"      {in_words(prove(scene.bus))}")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
