@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 
@@ -189,13 +189,19 @@ def _policy_at(runs: Sequence[Run], step: Step) -> tuple[int | None, bool]:
 
 
 def _sha256_in_store(manifest: WeightManifest) -> str:
-    """Of the files in the object store, one after another. Raises OSError."""
+    """Raises OSError."""
+    digest = hashlib.sha256()
+    for piece in read_from_store(manifest):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def read_from_store(manifest: WeightManifest) -> Iterator[bytes]:
+    """The files of a snapshot in the object store, one after another, in pieces. Raises OSError."""
     import fsspec
 
     files, root = fsspec.core.url_to_fs(manifest.uri)
-    digest = hashlib.sha256()
     for file in manifest.files:
         with files.open(f"{root}/{file.name}", "rb") as content:
             while piece := content.read(_READ_AT_ONCE):
-                digest.update(piece)
-    return digest.hexdigest()
+                yield piece

@@ -291,6 +291,29 @@ def audit(
         commands.audit(config, tuple(run or ()), json_file=json_file, allow_unproved=allow_unproved)
 
 
+@app.command("retrain")
+def retrain(
+    version: Annotated[str, typer.Option("--version", metavar="A..B", help="Published versions to train again, both included, or one.")],
+    config: Config = None,
+    from_start: Annotated[bool, typer.Option("--from-start", help="From the base model, though a nearer checkpoint is kept.")] = False,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="How far off the weights may be, as a share of the way that training has moved them.")
+    ] = 0.02,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Every byte must be the same; the machine, threads and ranks must be, too.")
+    ] = False,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that train together, if not those of the file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result of each version there.")] = None,
+) -> None:
+    """Train published versions again from the log: exit 0 if the same weights come out, 4 if others."""
+    from echo_ops.cli import retrain as commands
+
+    with user_errors():
+        commands.retrain(
+            config, version, from_start=from_start, tolerance=tolerance, exact=exact, ranks=ranks, json_file=json_file
+        )  # fmt: skip
+
+
 def main() -> None:
     """Entry point of `echoswarm`."""
     app()

@@ -28,3 +28,11 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SoundRun]:
 def _no_gathering(monkeypatch: pytest.MonkeyPatch) -> None:
     """In memory everything is there at once."""
     monkeypatch.setattr("echo_replay.raw_log._GATHER_S", 0.0)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners' threads look up often enough to end at once."""
+    for place in ("echo_bus.view._READ_S", "echo_learner.intake._READ_S", "echo_bus.publisher._POLL_S", "echo_learner.learner._WAIT_S"):
+        monkeypatch.setattr(place, 0.003)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)

@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
+from echo_bus.settings.load import public_config
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import AuditReport
 from echo_schemas.codec import lock_file_codec
@@ -90,13 +91,14 @@ def only(kind: type[Record], change: Callable[[Any], Iterable[Record]]) -> Edit:
 def run_record(pipeline: Pipeline, run_id: str = "demo", **staleness: Any) -> Run:
     """What the pipeline's run is."""
     settings = pipeline.settings()
+    config = public_config(settings)
     return Run(
         run_id=run_id,
         mode=Mode.ASYNCHRONOUS,
         task="t",
         model="m",
         seed=0,
-        config=json.dumps({"staleness": {"budget": settings.budget, "over_budget": "drop", **staleness}}),
+        config=json.dumps({**config, "staleness": {**config["staleness"], **staleness}}),
         staleness_budget=settings.budget,
         publication_period=settings.publication_period,
         group_size=GROUP_SIZE,

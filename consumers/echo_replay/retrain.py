@@ -1,0 +1,236 @@
+"""Training again from the log: the weights of published versions come out as they were.
+
+    version 0, or a kept checkpoint ─▶ for each report: samples from the log, rewards and plan from the report ─▶ train ─▶ compare checksums
+
+On the same machine with the same library builds, threads and ranks every byte is the same. Elsewhere floating-point sums come out a little
+different, and how far the weights are off is measured against how far training has moved them.
+
+Reads the log and the checkpoint folder, writes to neither. The caller's thread does everything; the trainer may have other ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Deadline
+from echo_bus.errors import BlobCorrupt, OffsetLost
+from echo_bus.settings import Settings
+from echo_core.policy import OverBudget
+from echo_learner.batch import SignalSource
+from echo_learner.checkpoint import CheckpointStore, LearnerState
+from echo_learner.config import batch_rules, changed_meaning, meaning_of
+from echo_learner.ranks import Trainer
+from echo_learner.snapshot import SnapshotFiles
+from echo_replay.batches import training_batch
+from echo_replay.run_log import READ_S, batch_of
+from echo_replay.sample_source import SampleSource
+from echo_schemas.errors import UserError
+from echo_schemas.records import Batch, Run, StepReport, WeightManifest
+from echo_schemas.topics import RUNS, STEPS, WEIGHTS, weights_key
+
+logger = logging.getLogger(__name__)
+
+Distance = Callable[[WeightManifest, SnapshotFiles, SnapshotFiles], float]
+"""`distance(published, retrained, start)`: how far the second is from the first, as a share of the way from the start."""
+
+
+class Match(StrEnum):
+    """How a version that was trained again compares with the published one."""
+
+    IDENTICAL = "identical"
+    WITHIN = "within_tolerance"
+    DIFFERS = "differs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrainedVersion:
+    """One published version, trained again. `distance`: share of the way from the start; 0 where the bytes are the same."""
+
+    version: int
+    match: Match
+    sha256: str
+    published_sha256: str
+    distance: float
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What the log says of the steps to train again. Reports and manifests by version."""
+
+    reports: Mapping[int, StepReport]
+    manifests: Mapping[int, WeightManifest]
+    run: Run | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Versions `first` to `last` are compared; training begins after `start`, from the checkpoint `state` or (None) from the base model."""
+
+    first: int
+    last: int
+    start: int
+    state: LearnerState | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrainParts:
+    """What is trained with; opened, and closed, by whoever made it. `trainer` is fresh: as it is before version 0 is trained on.
+    `tolerance`: the largest distance that is no difference.
+    """
+
+    settings: Settings
+    bus: Bus
+    store: CheckpointStore
+    trainer: Trainer
+    task: SignalSource
+    distance: Distance
+    tolerance: float
+
+
+def read_history(bus: Bus, run_id: str) -> History:
+    """The run's reports and manifests. Raises DeadlineExceeded, TransportError."""
+    reports: dict[int, StepReport] = {}
+    manifests: dict[int, WeightManifest] = {}
+    run: Run | None = None
+    with closing(bus.reader([STEPS, WEIGHTS, RUNS])) as reader:
+        for messages in reader.read_to_end(Deadline.after(READ_S, bus.clock), reader.start()):
+            for message in messages:
+                record = message.record
+                if isinstance(record, StepReport):
+                    reports.setdefault(record.version, record)
+                elif isinstance(record, WeightManifest) and message.key == weights_key(run_id, record.version):
+                    manifests[record.version] = record
+                elif isinstance(record, Run):
+                    run = record
+    return History(reports=reports, manifests=manifests, run=run)
+
+
+def plan_retraining(history: History, store: CheckpointStore, settings: Settings, versions: range, *, from_start: bool) -> Plan:
+    """Where to begin so that all of `versions` are trained again: the newest kept checkpoint below them, or the base model.
+
+    Raises UserError if the log does not hold what that needs, or the settings are not the run's.
+    """
+    run_id, first, last = settings.run.name, versions.start, versions.stop - 1
+    if not history.manifests:
+        raise UserError(f"Run {run_id!r} has published nothing that could be trained again.", hint="Are [kafka] and [run] name right?")
+    if not any(first <= version <= last for version in history.manifests):
+        nearest = min(history.manifests, key=lambda version: abs(version - last))
+        raise UserError(
+            f"None of the versions {first} to {last} was published, so there is nothing to compare with.",
+            hint=f"The nearest published version is {nearest}.",
+        )
+    if last > (newest := max(history.reports, default=0)):
+        raise UserError(f"Version {last} is not in the log; the newest step is {newest}.")
+    _refuse_other_settings(history.run, settings)
+    state = None if from_start else _newest_below(history, store, run_id, first)
+    start = 0 if state is None else state.version
+    missing = [version for version in range(start + 1, last + 1) if version not in history.reports]
+    if missing:
+        raise UserError(
+            f"The reports of versions {missing[0]} to {missing[-1]} are not in the log any more.",
+            hint="Begin at a later version, below which a checkpoint is kept.",
+        )
+    if state is not None and (changed := changed_meaning(state.meaning, meaning_of(settings))):
+        raise _other_settings(changed)
+    return Plan(first=first, last=last, start=start, state=state)
+
+
+def retrain(parts: RetrainParts, history: History, plan: Plan) -> Iterator[RetrainedVersion]:
+    """Train the plan's steps again; each published version among those asked for as soon as it is there.
+
+    Raises UserError, DeadlineExceeded, TransportError.
+    """
+    trainer, settings = parts.trainer, parts.settings
+    if plan.state is not None:
+        trainer.load(parts.store.trainer_folder(plan.state.id))
+    batches = {version: _batch(parts.bus, history.reports[version]) for version in range(plan.start + 1, plan.last + 1)}
+    start = trainer.snapshot(plan.start)
+    if plan.first <= plan.start and plan.start in history.manifests:
+        yield _compare(parts, history, start, start)
+    rules, over_budget = batch_rules(settings), OverBudget(settings.staleness.over_budget)
+    with SampleSource(parts.bus, batches) as samples:
+        for version in range(plan.start + 1, plan.last + 1):
+            batch = batches.pop(version)
+            trainer.step(
+                training_batch(
+                    history.reports[version],
+                    batch,
+                    samples.take(version, batch),
+                    rules=rules,
+                    over_budget=over_budget,
+                    budget=settings.staleness.budget,
+                    task=parts.task,
+                )
+            )
+            logger.info("Version %d is trained again", version)
+            if version >= plan.first and version in history.manifests:
+                yield _compare(parts, history, trainer.snapshot(version), start)
+
+
+def _compare(parts: RetrainParts, history: History, retrained: SnapshotFiles, start: SnapshotFiles) -> RetrainedVersion:
+    version = retrained.version
+    published, report = history.manifests[version], history.reports.get(version)
+    match, distance = Match.IDENTICAL, 0.0
+    if retrained.sha256 != published.sha256:
+        distance = parts.distance(published, retrained, start)
+        match = Match.WITHIN if distance <= parts.tolerance else Match.DIFFERS
+    return RetrainedVersion(
+        version=version,
+        match=match,
+        sha256=retrained.sha256,
+        published_sha256=published.sha256,
+        distance=distance,
+        world_size=report.world_size if report is not None else parts.settings.learner.ranks,
+    )
+
+
+def _batch(bus: Bus, report: StepReport) -> Batch:
+    try:
+        return batch_of(bus, report)
+    except OffsetLost as exc:
+        raise UserError(
+            f"Retention has removed the batch of version {report.version}.",
+            hint="Begin at a later version, below which a checkpoint is kept.",
+        ) from exc
+    except BlobCorrupt as exc:
+        raise UserError(
+            f"The batch of version {report.version} cannot be read: {exc.message}", hint="`echoswarm audit` says more."
+        ) from exc
+
+
+def _newest_below(history: History, store: CheckpointStore, run_id: str, first: int) -> LearnerState | None:
+    """The newest kept checkpoint below version `first` that the run's own steps came out of; not one of a session that came to nothing."""
+    own = {report.checkpoint for report in history.reports.values()} | {report.parent for report in history.reports.values()}
+    own |= {manifest.checkpoint for manifest in history.manifests.values()}
+    found = [state for name in store.ids() if name in own and (state := store.load(name)).run_id == run_id and state.version < first]
+    return max(found, key=lambda state: (state.version, state.created_ms), default=None)
+
+
+def _refuse_other_settings(run: Run | None, settings: Settings) -> None:
+    """Raise UserError if the settings are not those that `runs` has of the run."""
+    if run is None:
+        return
+    config: dict[str, Any] = json.loads(run.config)
+    now = meaning_of(settings)
+    before = {}
+    for name in now:
+        section, _, key = name.partition(".")
+        if key in config.get(section, {}):
+            before[name] = config[section][key]
+    if changed := changed_meaning(before, now):
+        raise _other_settings(changed)
+
+
+def _other_settings(changed: list[str]) -> UserError:
+    return UserError(
+        f"The run was trained with other values of {', '.join(changed)}: with these its weights would come out as others.",
+        hint="Use the run's own configuration, which lies in its folder as run.toml.",
+    )

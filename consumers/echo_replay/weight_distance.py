@@ -1,0 +1,52 @@
+"""How far weights that were trained again are from the published ones. Imports torch and safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from contextlib import closing
+from typing import Any
+
+import safetensors.torch
+
+from echo_bus.bus import Bus
+from echo_learner.snapshot import SnapshotFiles
+from echo_replay.published import read_from_store
+from echo_schemas.errors import UserError
+from echo_schemas.records import WeightManifest
+
+
+def weight_distance(bus: Bus, published: WeightManifest, retrained: SnapshotFiles, start: SnapshotFiles) -> float:
+    """‖retrained − published‖ / ‖published − start‖, over all tensors (Euclidean norm, float64); infinite where tensors or shapes differ.
+
+    The share of the way that training went, and not the largest difference of a number: Adam moves a weight whose gradient is all rounding
+    by a whole learning rate, this way or that. Raises UserError if the published bytes are not there, TransportError.
+    """
+    theirs = _tensors(_published_bytes(bus, published)[: published.files[0].num_bytes])
+    ours, base = _tensors(retrained.contents[0][1]), _tensors(start.contents[0][1])
+    if {name: tensor.shape for name, tensor in theirs.items()} != {name: tensor.shape for name, tensor in ours.items()}:
+        return math.inf
+    off = _norm(ours[name].double() - theirs[name].double() for name in theirs)
+    way = _norm(theirs[name].double() - base[name].double() for name in theirs)
+    return off / way if way else math.inf if off else 0.0
+
+
+def _published_bytes(bus: Bus, manifest: WeightManifest) -> bytes:
+    if manifest.blob is None:
+        return b"".join(read_from_store(manifest))
+    with closing(bus.blob_reader()) as blobs:
+        data = blobs.read(manifest.blob, manifest.run_id)
+    if hashlib.sha256(data).hexdigest() != manifest.sha256:
+        raise UserError(f"The published bytes of version {manifest.version} are not whole.", hint="`echoswarm audit` says more.")
+    return data
+
+
+def _tensors(data: bytes) -> dict[str, Any]:
+    try:
+        return safetensors.torch.load(data)
+    except Exception as exc:  # the library raises its own, and whatever a malformed header leads it to
+        raise UserError(f"A snapshot's first file does not hold tensors: {exc}") from exc
+
+
+def _norm(tensors: Any) -> float:
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
