@@ -23,6 +23,7 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import (
     Coordinates,
     Drop,
+    Eval,
     Purpose,
     Record,
     ReplyOutcome,
@@ -34,7 +35,7 @@ from echo_schemas.records import (
     WeightManifest,
     WorkerStatus,
 )
-from echo_schemas.topics import DROPS, REPLIES, REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, Topic
+from echo_schemas.topics import DROPS, EVALS, REPLIES, REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, Topic
 from tests.installed import missing
 
 _MISSING = missing("vllm", "faust", "deepspeed")
@@ -204,6 +205,18 @@ def test_versions_form_one_line_and_reach_the_worker(ended: Ended) -> None:
     for status in last.values():
         assert status.installed_version is not None
         assert status.weights_sha256 == manifests[status.installed_version].sha256
+
+
+def test_the_first_and_the_last_version_answer_held_out_prompts(ended: Ended) -> None:
+    shas = {manifest.version: manifest.sha256 for _, manifest in ended.read(WEIGHTS, WeightManifest)}
+    results = {result.version: result for _, result in ended.read(EVALS, Eval)}
+    assert sorted(results) == [0, STEPS_TRAINED]
+    for version, result in results.items():
+        assert (result.num_prompts, result.num_missing) == (128, 0)
+        assert result.weights_sha256 == shas[version]
+    assert [each["version"] for each in ended.summary["evaluations"]] == [0, STEPS_TRAINED]
+    answers = [sample for sample in ended.samples.values() if sample.purpose is Purpose.EVAL]
+    assert {sample.min_version for sample in answers} == {0, STEPS_TRAINED}
 
 
 def test_the_report_is_one_file(ended: Ended) -> None:
