@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from echo_bus.clock import Clock
+from echo_rollout.askers_time import AskersTime
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.publishing import Ending, Outcome
@@ -40,7 +41,7 @@ class Holding:
         self._installed = installed
         self._floor = floor
         self._metrics = metrics
-        self._clock = clock
+        self._time = AskersTime(clock)
         self._changed = asyncio.Event()
         self._room = asyncio.Semaphore(groups_in_flight + math.ceil(groups_in_flight / _WAITING_SHARE))
         self._waiting: set[asyncio.Task[None]] = set()
@@ -50,6 +51,7 @@ class Holding:
         task = asyncio.current_task()
         assert task is not None, "a group runs as a task"
         self._waiting.add(task)
+        self._time.heard(request)
         try:
             closed = await self._until_installed(request)
             if closed is not None or not _takes_room(request):
@@ -106,7 +108,8 @@ class Holding:
 
     def _left_s(self, request: RolloutRequest) -> float:
         """Seconds until the request is too old to be started."""
-        return math.inf if request.deadline_ms is None else (request.deadline_ms - self._clock.time_ms()) / 1000
+        left_s = self._time.left_s(request)
+        return math.inf if left_s is None else left_s
 
 
 def _takes_room(request: RolloutRequest) -> bool:
