@@ -8,6 +8,7 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -30,6 +31,8 @@ _CHECK_EVERY = 20
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one schedule; the process's exit code."""
     options = _options(arguments)
+    # Ended by whoever waits no longer, it leaves no brokers, disks and networks behind either.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix=f"echoswarm-chaos-{options.seed}-", dir=options.folder))
     outcomes: list[Outcome] = []
     started_s = time.monotonic()

@@ -34,7 +34,7 @@ SCHEDULES = {
     "partition": [Fault(Kind.PARTITION, seconds=4.0)],
     "two-learners": [Fault(Kind.SECOND_LEARNER), Fault(Kind.SUCCESSOR), Fault(Kind.TAKEOVER)],
     "disk": [Fault(Kind.DISK_FULL)],
-    "clocks": [Fault(Kind.CLOCK, "learner"), Fault(Kind.CLOCK, "worker-0"), Fault(Kind.CLOCK, "feeder")],
+    "clocks": [Fault(Kind.CLOCK, role, 2.0) for role in ("learner", "worker-0", "feeder")],
     "hostile-records": [Fault(Kind.HOSTILE)],
 }
 """By name: what happens, in an order that the seed decides."""
