@@ -1,7 +1,7 @@
 """What time it is for whoever asked: deadlines are moments of the asker's clock, and this machine's may be far from it.
 
-A request comes after it was issued, and some come at once. So the latest of what the newest few requests say the time is, each carried on by
-a clock that nobody sets, is the asker's time or a little before it; a step of either machine's clock is forgotten after a few requests.
+A request comes after it was issued, and some come at once. So the latest of what the newest few requests say the time is, each carried on
+by a clock that nobody sets, is the asker's time or a little before it; a step of either machine's clock is forgotten after a few requests.
 """
 
 from __future__ import annotations

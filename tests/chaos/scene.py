@@ -32,6 +32,7 @@ _DISK_MB = 64
 # By process id, so that two suites on one machine have networks of their own.
 _FIRST_SUBNET, _NUM_SUBNETS = 1, 250
 _TICK_S = 0.05
+_BROKERS_S = 300.0
 _DUMP_S = 120.0
 
 
@@ -94,7 +95,9 @@ def open_scene(
     with ExitStack() as stack:
         network = None if "network" in without else stack.enter_context(Namespace(f"ec{pid:x}"[-8:], _FIRST_SUBNET + pid % _NUM_SUBNETS))
         disk = None if "disk" in without else stack.enter_context(SmallDisk(folder / "run", _DISK_MB))
-        kafka = stack.enter_context(ProxiedKafka() if network is None else ProxiedKafka(network.bridge_address))
+        kafka = ProxiedKafka() if network is None else ProxiedKafka(network.bridge_address)
+        kafka.start(timeout_s=_BROKERS_S)
+        stack.callback(kafka.stop)
         proxies = stack.enter_context(kafka.proxies())
         inside = {} if network is None else {"worker-0": network.command}
         swarm = Swarm(folder, {**(changes or {}), "ECHO_KAFKA__BOOTSTRAP": kafka.proxied}, config=config, inside=inside)

@@ -31,6 +31,7 @@ def request(issued_ms: int, *, purpose: Purpose = Purpose.TRAIN, has_deadline: b
         group_size=2,
         sampling=Sampling(max_new_tokens=4, temperature=1.0),
         required_version=0,
+        learner_version=0,
         issued_ms=issued_ms,
         deadline_ms=issued_ms + TIMEOUT_MS if has_deadline else None,
     )
