@@ -18,7 +18,7 @@ from pathlib import Path
 
 from echo_bus.clock import Deadline
 from tests.chaos.faults import draw
-from tests.chaos.proof import in_words, prove
+from tests.chaos.proof import in_words, num_sessions, prove, retrain
 from tests.chaos.scene import Scene, dump_log, open_scene
 from tests.chaos.schedule import Outcome, as_json, suffer, table
 
@@ -70,6 +70,7 @@ def _suffer_all(scene: Scene, options: argparse.Namespace, outcomes: list[Outcom
         code = swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), scene.wait)
         assert code == 0, f"{name} ended with {code} at SIGTERM"
     _check(scene)
+    _say(f"{num_sessions(scene.bus)} learners after one another; {retrain(scene.swarm, scene.follower.version)}")
 
 
 def _check(scene: Scene) -> None:

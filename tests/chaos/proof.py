@@ -1,10 +1,21 @@
-"""What must be true of the log after every schedule: the audit finds every promise kept."""
+"""What must be true after every schedule: the audit finds every promise kept, and the log holds the weights, byte for byte."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import closing
+
 from echo_bus.bus import Bus
+from echo_bus.clock import Deadline
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import SENTENCES, AuditReport, Verdict
+from echo_schemas.records import SessionClaim
+from echo_schemas.topics import STEPS
+from tests.chaos.swarm import Swarm
+
+_READ_S = 60.0
+_RETRAIN_S = 2_000.0
 
 
 def prove(bus: Bus) -> AuditReport:
@@ -25,3 +36,27 @@ def in_words(report: AuditReport) -> str:
     """One line."""
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report.counts.items() if count)
     return f"audit passed: {report.num_steps} steps, {report.num_trajectories} trajectories ({counts})"
+
+
+def retrain(swarm: Swarm, version: int) -> str:
+    """Train the whole run again from its log, in a process of its own. Fails unless every published version comes out byte for byte."""
+    command = [sys.executable, "-m", "echo_ops.cli", "retrain", "--version", f"1..{version}", "--from-start", "--exact"]
+    done = subprocess.run(
+        [*command, "--config", str(swarm.config)],
+        env={**swarm.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=_RETRAIN_S,
+        check=False,
+    )
+    identical = done.stdout.count(": identical")
+    assert (done.returncode, identical) == (0, version), f"{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
+    return f"{identical} versions trained again from the log, each the same byte for byte"
+
+
+def num_sessions(bus: Bus) -> int:
+    """How often a learner has claimed the run."""
+    with closing(bus.reader([STEPS])) as reader:
+        reader.start()
+        records = [message.record for batch in reader.read_to_end(Deadline.after(_READ_S)) for message in batch]
+    return sum(isinstance(record, SessionClaim) for record in records)

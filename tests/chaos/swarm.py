@@ -72,8 +72,9 @@ class Swarm:
 
     @property
     def environ(self) -> dict[str, str]:
-        """In which `echoswarm` means this run."""
-        return {**self._environ, **self._plans["learner"].environ}
+        """In which `echoswarm` means this run, and computes as its learner does."""
+        own = self._plans["learner"].environ
+        return {**own, **self._environ, **{name: value for name, value in own.items() if name.startswith("ECHO_")}}
 
     def pid(self, name: str) -> int:
         """The process id of a role."""

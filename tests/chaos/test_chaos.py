@@ -8,7 +8,7 @@ import pytest
 
 from echo_bus.clock import Deadline
 from tests.chaos.faults import ROLES, Fault, Kind
-from tests.chaos.proof import prove
+from tests.chaos.proof import num_sessions, prove, retrain
 from tests.chaos.scene import Scene
 from tests.chaos.schedule import Outcome, suffer
 
@@ -51,10 +51,16 @@ def test_training_goes_on_and_nothing_is_lost_or_repeated(scene: Scene, seed: in
     assert prove(scene.bus).num_steps >= scene.follower.version - 1
 
 
-def test_a_terminated_run_is_gone_with_all_that_it_trained(scene: Scene, seed: int) -> None:
-    """Last: after it there is no run."""
+def test_a_terminated_run_is_gone_and_all_that_it_trained_is_there(scene: Scene, seed: int) -> None:
+    """Behind the schedules: after it there is no run."""
     swarm = scene.swarm
     swarm.terminate_all()
     codes = {name: swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), scene.wait) for name in swarm.names}
     assert codes == dict.fromkeys(swarm.names, 0), f"seed {seed}"
     prove(scene.bus)
+
+
+def test_the_weights_come_out_of_the_log_again(scene: Scene) -> None:
+    """Last: of a run whose learner was killed, frozen, fenced and out of space."""
+    assert num_sessions(scene.bus) > 1, "no learner has ended: there is nothing to show"
+    retrain(scene.swarm, scene.follower.version)
