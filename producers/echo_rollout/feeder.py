@@ -83,12 +83,15 @@ class OpenSeqs:
     """The seqs that nobody has decided, with the time after which each counts as lost.
 
     A group that fails or expires at a worker leaves no trace that the learner could close, and its seq would hold the floor for ever. So
-    the oldest open seq is issued again once its deadline has passed; the learner trains whichever attempt is complete first.
+    the oldest open seq is issued again once its deadline has passed; the learner trains whichever attempt is complete first. If it is open
+    still after another one, it may be complete and wait for others that are lost too: then all whose time is over are issued again. Not the
+    first time, because those above the floor may long be decided, which only the learner knows.
     """
 
     def __init__(self) -> None:
         self._deadlines_ms: dict[int, int] = {}
         self._floor = 0
+        self._last_lost: int | None = None
 
     def issued(self, seq: int, deadline_ms: int) -> None:
         """`seq` is on its way until `deadline_ms` at least."""
@@ -101,7 +104,12 @@ class OpenSeqs:
             self._deadlines_ms.pop(seq, None)
         self._floor = max(self._floor, floor)
 
-    def lost(self, now_ms: int) -> int | None:
-        """The oldest open seq if its time is over; None otherwise."""
+    def lost(self, now_ms: int) -> tuple[int, ...]:
+        """What is to be issued again now, and `issued` is then told of; see the class."""
         deadline_ms = self._deadlines_ms.get(self._floor)
-        return self._floor if deadline_ms is not None and now_ms > deadline_ms else None
+        if deadline_ms is None or now_ms <= deadline_ms:
+            return ()
+        if self._last_lost != self._floor:
+            self._last_lost = self._floor
+            return (self._floor,)
+        return tuple(seq for seq, overdue_ms in sorted(self._deadlines_ms.items()) if now_ms > overdue_ms)

@@ -299,11 +299,14 @@ class Feeder:
 
     def _plan_lost(self) -> None:
         now_ms = self._parts.clock.time_ms()
-        seq = self._open.lost(now_ms)
-        if seq is not None and all(issue.seq != seq for issue in self._again):
+        timeout_ms = int(self._parts.settings.rollout.request_timeout_s * 1000)
+        waiting = {issue.seq for issue in self._again if issue.purpose is Purpose.TRAIN}
+        for seq in self._open.lost(now_ms):
+            if seq in waiting:
+                continue
             logger.warning("Seq %d is still open after its deadline; it is issued again", seq)
             self._parts.metrics.reissued.labels(Why.LOST.value).inc()
-            self._open.issued(seq, now_ms + int(self._parts.settings.rollout.request_timeout_s * 1000))
+            self._open.issued(seq, now_ms + timeout_ms)
             self._again.append(_Issue(Purpose.TRAIN, seq, resends=1))
 
     def _hear(self, _key: str, status: WorkerStatus | None) -> None:

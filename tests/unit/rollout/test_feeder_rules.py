@@ -35,17 +35,33 @@ def test_markers_between_requests_never_count_as_work(gaps: list[int], data: st.
     assert ledger.num_written(0) == len(offsets)
 
 
-def test_only_the_oldest_open_seq_is_lost_and_only_after_its_deadline() -> None:
+def test_the_oldest_open_seq_is_lost_after_its_deadline_and_no_other() -> None:
     seqs = OpenSeqs()
     for seq in range(3):
         seqs.issued(seq, deadline_ms=100 + seq)
-    assert seqs.lost(100) is None
-    assert seqs.lost(101) == 0
+    assert seqs.lost(100) == ()
+    assert seqs.lost(110) == (0,)
+    seqs.issued(0, deadline_ms=120)
     seqs.decided_below(2)
-    assert seqs.lost(102) is None
-    assert seqs.lost(103) == 2
+    assert seqs.lost(102) == ()
+    assert seqs.lost(103) == (2,)
     seqs.issued(0, 1)
-    assert seqs.lost(102) is None
+    assert seqs.lost(102) == ()
+
+
+def test_a_seq_that_stays_open_after_it_was_asked_again_may_wait_for_others_that_are_lost() -> None:
+    seqs = OpenSeqs()
+    for seq in range(4):
+        seqs.issued(seq, deadline_ms=100 if seq < 3 else 500)
+    assert seqs.lost(101) == (0,)
+    seqs.issued(0, deadline_ms=200)
+    assert seqs.lost(200) == ()
+    assert seqs.lost(201) == (0, 1, 2)
+    for seq in range(3):
+        seqs.issued(seq, deadline_ms=300)
+    assert seqs.lost(300) == ()
+    seqs.decided_below(1)
+    assert seqs.lost(301) == (1,)
 
 
 def test_a_learner_that_has_decided_more_than_was_counted_leaves_nothing_undecided() -> None:

@@ -226,8 +226,17 @@ def test_a_lost_request_is_issued_again_when_its_time_is_over(make_swarm: MakeSw
     swarm.publish_version(0)
     swarm.start_feeder()
     wait_until(lambda: any(record.resends for record in swarm.records(REQUESTS)), "seq 0 to be issued again")
-    again = [record for record in swarm.records(REQUESTS) if record.resends]
-    assert {record.seq for record in again} == {0}
+    first = next(record for record in swarm.records(REQUESTS) if record.resends)
+    assert first.seq == 0
+
+
+def test_all_requests_that_nobody_answered_are_issued_again(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(rollout={"request_timeout_s": 0.1, "depth": 8})
+    swarm.publish_version(0)
+    swarm.start_feeder()
+    wait_until(lambda: len({record.seq for record in swarm.records(REQUESTS) if record.resends}) > 1, "more than seq 0 to be issued again")
+    issued = {record.seq for record in swarm.records(REQUESTS) if not record.resends}
+    wait_until(lambda: {record.seq for record in swarm.records(REQUESTS) if record.resends} >= issued, "all of them to be issued again")
 
 
 def test_a_worker_that_was_killed_leaves_its_requests_to_the_next(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
