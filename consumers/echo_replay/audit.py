@@ -18,7 +18,7 @@ from echo_replay.books import SecondLook, close_books, samples_of
 from echo_replay.lineage import check_chain, check_requests, check_seqs
 from echo_replay.published import check_blobs, check_staleness, check_tags, check_versions
 from echo_replay.raw_log import RawLog
-from echo_replay.run_log import RunLog, read_rest, read_steps
+from echo_replay.run_log import RunLog, read_ancestors, read_rest, read_steps
 from echo_replay.trajectory_index import TrajectoryIndex, index_trajectories
 from echo_replay.verdicts import AuditReport
 from echo_schemas.errors import InvalidRecord, UserError
@@ -38,6 +38,7 @@ def audit_run(bus: Bus, run_id: str) -> AuditReport:
             raise UserError(
                 f"The namespace {bus.namespace.name!r} knows no run {run_id!r}.", hint="`echoswarm tail runs --all-runs` shows its runs."
             )
+        read_ancestors(bus, log)
         reading_s = bus.clock.monotonic_s()
         with RawLog(bus, bus.namespace.topic(TRAJECTORIES)) as trajectories:
             index = index_trajectories(run_id, trajectories.messages(), bus.codec.ids, lows=trajectories.lows, ends=trajectories.ends)

@@ -9,8 +9,8 @@ A record without a state is open while its seq is, or while it lies beyond what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
 
 import numpy as np
@@ -69,14 +69,15 @@ class Books:
 
 
 def samples_of(steps: Iterable[Step]) -> Samples:
-    """The columns of all batches."""
+    """The columns of all batches. Offsets in a topic that was made anew since are negative: nothing is found there."""
     all_steps = list(steps)
+    since = made_anew(all_steps)
 
     def joined(parts: list[Ints]) -> Ints:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     sizes = [len(step.offsets) for step in all_steps]
-    return Samples(
+    samples = Samples(
         steps=np.repeat(np.arange(len(all_steps)), sizes),
         versions=np.repeat(np.array([step.version for step in all_steps], np.int64), sizes),
         partitions=joined([step.partitions for step in all_steps]),
@@ -85,6 +86,24 @@ def samples_of(steps: Iterable[Step]) -> Samples:
         indices=joined([step.indices for step in all_steps]),
         attempts=joined([step.attempts for step in all_steps]),
     )
+    for partition, version in since.items():
+        gone = (samples.partitions == partition) & (samples.versions < version)
+        samples = replace(samples, offsets=np.where(gone, -1, samples.offsets))
+    return samples
+
+
+def made_anew(steps: Sequence[Step]) -> dict[int, int]:
+    """Partitions of `trajectories` that were read to a lower offset than before, which happens to a topic that was made anew, or cut off,
+    and was gone on with knowingly (`--skip`): the version from which on coordinates speak of the log that is there.
+    """
+    read_to: dict[int, int] = {}
+    found: dict[int, int] = {}
+    for step in steps:
+        for position in step.report.positions:
+            if position.read_to < read_to.get(position.partition, 0):
+                found[position.partition] = step.version
+            read_to[position.partition] = position.read_to
+    return found
 
 
 def close_books(log: RunLog, index: TrajectoryIndex, samples: Samples, look: Look) -> tuple[Finding, Books]:
@@ -92,10 +111,11 @@ def close_books(log: RunLog, index: TrajectoryIndex, samples: Samples, look: Loo
     finding = Finding(Promise.ONE_STATE, num_looked_at=index.num_records)
     books = Books(states={number: np.zeros(len(each.offsets), np.uint8) for number, each in index.partitions.items()})
     _enter_trained(finding, books, index, samples)
+    since = made_anew(log.steps)
     early = {(drop.what.partition, drop.what.offset) for drop in log.drops if drop.what is not None}
-    _enter_dropped(finding, books, index, [drop for drop in log.drops if drop.what is not None], may_be_beyond=False)
+    _enter_dropped(finding, books, index, [drop for drop in log.drops if drop.what is not None], since, may_be_beyond=False)
     late = [drop for drop in log.late_drops if drop.what is not None and (drop.what.partition, drop.what.offset) not in early]
-    _enter_dropped(finding, books, index, late, may_be_beyond=True)
+    _enter_dropped(finding, books, index, late, since, may_be_beyond=True)
     _enter_dead(books, index, log.dead)
     _two_states(finding, books, index)
     _stateless(finding, books, index, log, look)
@@ -105,6 +125,8 @@ def close_books(log: RunLog, index: TrajectoryIndex, samples: Samples, look: Loo
 
 def has_all_reports(log: RunLog) -> str | None:
     """Why it is not known what all steps trained, if so."""
+    if log.inherited.doubt:
+        return log.inherited.doubt
     if not log.has_whole_history:
         return f"the reports before version {log.steps[0].version} were removed by retention"
     missing = [step for step in log.steps if step.missing]
@@ -112,8 +134,9 @@ def has_all_reports(log: RunLog) -> str | None:
 
 
 def _enter_trained(finding: Finding, books: Books, index: TrajectoryIndex, samples: Samples) -> None:
-    codes = samples.partitions << _OFFSET_BITS | samples.offsets
+    codes = np.where(samples.offsets < 0, -1, samples.partitions << _OFFSET_BITS | samples.offsets)
     unique, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    counts[unique < 0] = 1
     for code, at in zip(unique[counts > 1].tolist(), first[counts > 1].tolist(), strict=True):
         versions = samples.versions[codes == code].tolist()
         finding.broken(
@@ -154,10 +177,12 @@ def _enter_trained(finding: Finding, books: Books, index: TrajectoryIndex, sampl
                 "A sample of an evaluation or a probe was trained.", **_place(samples, at), version=int(samples.versions[at])
             )  # fmt: skip
     if num_removed:
-        finding.gap(f"{num_removed} trained records were removed by retention")
+        finding.gap(f"{num_removed} trained records are not in the log any more")
 
 
-def _enter_dropped(finding: Finding, books: Books, index: TrajectoryIndex, drops: list[Drop], *, may_be_beyond: bool) -> None:
+def _enter_dropped(
+    finding: Finding, books: Books, index: TrajectoryIndex, drops: list[Drop], since: Mapping[int, int], *, may_be_beyond: bool
+) -> None:
     seen: set[tuple[int, int]] = set()
     num_removed = 0
     for number, offsets, mine in _by_partition([drop.what for drop in drops if drop.what is not None], drops):
@@ -167,6 +192,9 @@ def _enter_dropped(finding: Finding, books: Books, index: TrajectoryIndex, drops
             continue
         places, found = partition.find(offsets)
         for offset, place, is_there, drop in zip(offsets.tolist(), places.tolist(), found.tolist(), mine, strict=True):
+            if drop.learner_version < since.get(number, 0):
+                num_removed += 1
+                continue
             where = {"partition": number, "offset": offset, "seq": drop.seq, "why": drop.why.value}
             if (number, offset) in seen or (is_there and books.states[number][place] & State.DROPPED):
                 finding.broken("A record was dropped twice.", **where)
@@ -182,7 +210,7 @@ def _enter_dropped(finding: Finding, books: Books, index: TrajectoryIndex, drops
             elif offset < partition.end or not may_be_beyond:
                 finding.broken("A drop names a record that is not in the log.", **where)
     if num_removed:
-        finding.gap(f"{num_removed} dropped records were removed by retention")
+        finding.gap(f"{num_removed} dropped records are not in the log any more")
 
 
 def _enter_dead(books: Books, index: TrajectoryIndex, dead: list[Coordinates]) -> None:
@@ -260,7 +288,7 @@ def _closed_seqs(log: RunLog) -> Ints:
     """Seqs that were trained or dropped by the time of the newest report."""
     trained = [step.seqs for step in log.steps]
     dropped = [drop.seq for drop in log.drops if drop.what is None and drop.learner_version <= log.tip]
-    return np.unique(np.concatenate([*trained, np.array(dropped, np.int64)]))
+    return np.unique(np.concatenate([*trained, np.array(dropped, np.int64), np.array(sorted(log.inherited.closed), np.int64)]))
 
 
 def _read_to(log: RunLog) -> dict[int, int]:
@@ -281,7 +309,7 @@ def _note_gaps(finding: Finding, log: RunLog) -> None:
         elif step.missing:
             finding.gap(f"the batch of version {step.version} was removed by retention")
     if not log.has_whole_history:
-        finding.gap(has_all_reports(log) or "")
+        finding.gap(f"the reports before version {log.steps[0].version} were removed by retention")
     for topic in ("steps", "drops"):
         if number := log.unreadable.get(topic):
             finding.gap(f"{number} messages on {topic} are no records")

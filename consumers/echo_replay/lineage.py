@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Set
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +23,9 @@ def check_seqs(log: RunLog, samples: Samples) -> Finding:
     for seq, versions in trained.items():
         if len(versions) > 1:
             finding.broken("A seq was trained in several steps.", seq=seq, versions=versions)
+        if seq in log.inherited.trained:
+            run_id, version = log.inherited.trained[seq]
+            finding.broken("A seq was trained in this run and before it was forked.", seq=seq, versions=versions, parent=run_id, at=version)
     dropped = Counter(drop.seq for drop in log.drops if drop.what is None)
     for drop in log.drops:
         if drop.what is None and drop.seq in trained:
@@ -29,7 +33,9 @@ def check_seqs(log: RunLog, samples: Samples) -> Finding:
     for seq, times in dropped.items():
         if times > 1:
             finding.broken("A seq was dropped more than once.", seq=seq, times=times)
-    _check_floors(finding, log, set(trained), set(dropped))
+    _check_floors(finding, log, set(trained) | set(dropped) | log.inherited.closed)
+    if log.inherited.doubt:
+        finding.gap(log.inherited.doubt)
     return finding
 
 
@@ -103,7 +109,7 @@ def _versions_of_seqs(samples: Samples) -> dict[int, list[int]]:
     return found
 
 
-def _check_floors(finding: Finding, log: RunLog, trained: set[int], dropped: set[int]) -> None:
+def _check_floors(finding: Finding, log: RunLog, closed_seqs: Set[int]) -> None:
     """Below `next_seq` of a manifest every seq is trained or dropped, and no manifest takes a floor back."""
     known = [(offset, manifest) for offset, _, manifest in log.manifests if manifest.version <= log.tip]
     for (_, before), (_, after) in pairwise(known):
@@ -111,7 +117,7 @@ def _check_floors(finding: Finding, log: RunLog, trained: set[int], dropped: set
             finding.broken("The floor of the seqs went back.", version=after.version, floor=after.next_seq, before=before.next_seq)
     floor = max((manifest.next_seq for _, manifest in known), default=0)
     closed = np.zeros(floor, np.bool_)
-    below = np.array([seq for seq in trained | dropped if seq < floor], np.int64)
+    below = np.array([seq for seq in closed_seqs if seq < floor], np.int64)
     closed[below] = True
     lost = np.flatnonzero(~closed).tolist()
     doubt = has_all_reports(log) or ("retention has removed drops" if any(log.lows.get("drops", {}).values()) else None)
@@ -138,14 +144,14 @@ def _is_linked(log: RunLog, before: Step, after: Step) -> bool:
 
 
 def _check_first(finding: Finding, log: RunLog) -> None:
-    first = log.steps[0]
-    if first.version == 1:
-        if not (first.report.parent or "").startswith("v0-"):
-            finding.broken("The first step was not trained from version 0.", version=1, parent=first.report.parent)
+    first, begun = log.steps[0], log.inherited.version
+    if first.version == begun + 1:
+        if not (first.report.parent or "").startswith(f"v{begun}-"):
+            finding.broken(f"The first step was not trained from version {begun}.", version=first.version, parent=first.report.parent)
     elif log.lows["steps"].get(0):
         finding.gap(f"the reports before version {first.version} were removed by retention")
     else:
-        finding.broken("The first report in the log is not the first version.", version=first.version, parent=first.report.parent)
+        finding.broken("The first report in the log is not of the first step.", version=first.version, parent=first.report.parent)
 
 
 def _check_groups(finding: Finding, step: Step) -> None:

@@ -34,6 +34,10 @@ def check_versions(log: RunLog) -> Finding:
     for version, found in sorted(checksums_of(log).items()):
         if len(found) > 1:
             finding.broken("A version was published with different bytes.", version=version, sha256=sorted(found))
+    inherited = log.inherited
+    for _, _, manifest in log.manifests:
+        if manifest.parent_run is not None and manifest.version == inherited.version and manifest.sha256 != inherited.sha256:
+            finding.broken("A fork begins with other bytes than its parent had.", version=manifest.version, parent=manifest.parent_run)
     own = {manifest.version for _, is_current, manifest in log.manifests if not is_current}
     for version in sorted({manifest.version for manifest in current} - own):
         finding.broken("`current` names a version that has no manifest of its own.", version=version)

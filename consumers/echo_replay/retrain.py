@@ -69,6 +69,11 @@ class History:
     manifests: Mapping[int, WeightManifest]
     run: Run | None
 
+    @property
+    def forked_at(self) -> int | None:
+        """The version at which the run was forked from another; None for one that began at version 0."""
+        return next((manifest.version for manifest in self.manifests.values() if manifest.parent_run is not None), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -130,7 +135,15 @@ def plan_retraining(history: History, store: CheckpointStore, settings: Settings
     if last > (newest := max(history.reports, default=0)):
         raise UserError(f"Version {last} is not in the log; the newest step is {newest}.")
     _refuse_other_settings(history.run, settings)
-    state = None if from_start else _newest_below(history, store, run_id, first)
+    begun = history.forked_at
+    state = _newest_below(history, store, run_id, (begun or 0) + 1 if from_start else max(first, (begun or 0) + 1))
+    if begun is not None and state is None:
+        raise UserError(
+            f"Run {run_id!r} is a fork that began at version {begun}, and the checkpoint that it began from is not kept.",
+            hint="Bring it back, or train its parent again up to that version.",
+        )
+    if from_start and begun is None:
+        state = None
     start = 0 if state is None else state.version
     missing = [version for version in range(start + 1, last + 1) if version not in history.reports]
     if missing:

@@ -9,7 +9,7 @@ Memory: what is kept is a few dozen bytes a sample, drop and request, and the re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -82,6 +82,21 @@ class Step:
         return "requests_sent" in self.report.metrics
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inherited:
+    """What a fork goes on from: its ancestors' seqs up to the version that it began at. `trained`: the run and version of each.
+
+    `version` 0 and `run_id` None: it is no fork. `doubt`: why not all of it is known, if so.
+    """
+
+    run_id: str | None = None
+    version: int = 0
+    sha256: str = ""
+    trained: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    closed: frozenset[int] = frozenset()
+    doubt: str = ""
+
+
 @dataclass(slots=True)
 class RunLog:
     """One run, without its trajectories. Lists are in the order of the log; `lows` tells what of each partition retention has left."""
@@ -101,6 +116,7 @@ class RunLog:
     correlations: set[str] = field(default_factory=set)
     replies: list[RolloutReply] = field(default_factory=list)
     lows: dict[str, dict[int, int]] = field(default_factory=dict)
+    inherited: Inherited = Inherited()
     unreadable: dict[str, int] = field(default_factory=dict)
     """Messages that are no record of their topic, by topic."""
 
@@ -112,7 +128,8 @@ class RunLog:
     @property
     def has_whole_history(self) -> bool:
         """Whether no report of the run was removed: the first one is there, or there is none yet."""
-        return not self.steps or self.steps[0].report.version == 1 or not self.lows[STEPS.name].get(0)
+        first = self.inherited.version + 1
+        return not self.steps or self.steps[0].report.version == first or not self.lows[STEPS.name].get(0)
 
     @property
     def tip(self) -> int:
@@ -151,6 +168,35 @@ def read_rest(bus: Bus, log: RunLog) -> DropsFollower:
         follower.close()
         raise
     return follower
+
+
+def read_ancestors(bus: Bus, log: RunLog) -> None:
+    """Of a fork, what it inherited: read from its ancestors' reports and drops. Raises DeadlineExceeded, TransportError."""
+    first = next((manifest for _, _, manifest in log.manifests if manifest.parent_run is not None), None)
+    if first is None or first.parent_run is None:
+        return
+    begun = first.version if first.parent is None else first.parent
+    parent = RunLog(first.parent_run)
+    parent_bus = replace(bus, run_id=first.parent_run)
+    read_steps(parent_bus, parent)
+    read_rest(parent_bus, parent).close()
+    read_ancestors(parent_bus, parent)
+    steps = [step for step in parent.steps if step.version <= begun]
+    trained = dict(parent.inherited.trained)
+    for step in steps:
+        trained.update(dict.fromkeys(step.seqs.tolist(), (parent.run_id, step.version)))
+    dropped = {drop.seq for drop in parent.drops if drop.what is None and drop.learner_version <= begun}
+    doubt = parent.inherited.doubt
+    if len({step.version for step in steps if not step.missing}) < begun - parent.inherited.version:
+        doubt = f"not all steps of {parent.run_id} up to version {begun}, from which this run was forked, are in the log"
+    log.inherited = Inherited(
+        run_id=parent.run_id,
+        version=begun,
+        sha256=first.parent_sha256 or "",
+        trained=trained,
+        closed=parent.inherited.closed | frozenset(trained) | frozenset(dropped),
+        doubt=doubt,
+    )
 
 
 class DropsFollower:

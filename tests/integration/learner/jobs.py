@@ -30,7 +30,9 @@ from echo_learner.step_metrics import token_metrics
 from echo_learner.trainer import TrainerConfig, TrainResult
 from echo_schemas.records import WeightKind
 from tests.contract.engines.snapshots import VOCABULARY, make_base
-from tests.integration.learner.run_jobs import run as run  # a job, too
+from tests.integration.learner.run_jobs import retrain_from_file as retrain_from_file  # jobs, too
+from tests.integration.learner.run_jobs import run as run
+from tests.integration.learner.run_jobs import train_to_file as train_to_file
 
 NUM_GROUPS, GROUP_SIZE = 4, 2
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from echo_learner.run import run_learner
+from echo_learner.config import trainer_config
+from echo_learner.metrics import LearnerMetrics
+from echo_learner.ranks import open_trainer
+from echo_learner.run import run_learner, train_in_sessions
+from echo_ops.cli.retrain import parse_versions
+from echo_replay.retrain import RetrainParts, plan_retraining, read_history, retrain
+from echo_replay.weight_distance import weight_distance
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import Purpose, Span, VersionSpan
 from echo_schemas.topics import TRAJECTORIES
+from echo_tasks.catalogue import load_task
 from tests.contract.engines.snapshots import VOCABULARY
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline, sample
+from tests.unit.replay.forged import Kept, SoundRun, everything
 
 NUM_PROMPT, NUM_GENERATED = 3, 4
+STEPS_TO_RETRAIN = 4
 
 
 def run(
@@ -106,3 +119,55 @@ def _kill_producer(pipeline: Pipeline, number: int) -> None:
             pipeline.cluster.fence(pipeline.namespace.transactional_id("learner"))
 
     pipeline.cluster.faults.before = before
+
+
+def train_to_file(folder: str, base: str, *, sections: Mapping[str, Any]) -> None:
+    """Four steps in two sessions, and everything that they left in the log as a file, for another process."""
+    pipeline = Pipeline(Path(folder), options=_with_base(sections, base, STEPS_TO_RETRAIN))
+    for seq in range(STEPS_TO_RETRAIN * GROUPS_PER_STEP):
+        _write_group(pipeline, seq, None)
+    with closing(open_trainer(trainer_config(pipeline.settings(), Path(base)), 1)) as trainer:
+        for last in (2, STEPS_TO_RETRAIN):
+            process = pipeline.process(learner={**pipeline.options["learner"], "steps": last})
+            train_in_sessions(process, trainer, LearnerMetrics(process.registry), takeover=True)
+    messages = [
+        {**asdict(kept), "topic": None, "key": _hex(kept.key), "value": _hex(kept.value), "headers": []} for kept in everything(pipeline)
+    ]
+    (Path(folder) / "log.json").write_text(json.dumps(messages), encoding="utf-8")
+
+
+def retrain_from_file(
+    folder: str, base: str, versions: str, *, sections: Mapping[str, Any], from_start: bool, ranks: int = 1
+) -> dict[str, Any]:
+    """The run of `train_to_file` trained again from its log: how each version compares."""
+    content = json.loads((Path(folder) / "log.json").read_text(encoding="utf-8"))
+    kept = tuple(Kept(**{**each, "key": _bytes(each["key"]), "value": _bytes(each["value"])}) for each in content)
+    first = Pipeline(Path(folder), options=_with_base(sections, base, STEPS_TO_RETRAIN))
+    pipeline = SoundRun(first, kept).forge(Path(folder), into=first)
+    settings = pipeline.settings()
+    history = read_history(pipeline.bus, settings.run.name)
+    plan = plan_retraining(history, pipeline.store, settings, parse_versions(versions), from_start=from_start)
+    with closing(open_trainer(trainer_config(settings, Path(base)), ranks)) as trainer:
+        parts = RetrainParts(
+            settings=settings,
+            bus=pipeline.bus,
+            store=pipeline.store,
+            trainer=trainer,
+            task=load_task(settings.task.name, settings.task.options),
+            distance=partial(weight_distance, pipeline.bus),
+            tolerance=0.02,
+        )
+        found = list(retrain(parts, history, plan))
+    return {
+        "start": plan.start,
+        "sessions": len({report.session for report in history.reports.values()}),
+        "versions": [asdict(version) for version in found],
+    }
+
+
+def _hex(data: bytes | None) -> str | None:
+    return None if data is None else data.hex()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text)

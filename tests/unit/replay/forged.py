@@ -166,10 +166,11 @@ def make_sound_run(folder: Path) -> SoundRun:
     # Nobody has read these.
     group(14, 4)
     pipeline.write(STEPS, replace(pipeline.reports()[0], run_id="other"), partition=0)
-    return SoundRun(pipeline, tuple(_everything(pipeline)))
+    return SoundRun(pipeline, tuple(everything(pipeline)))
 
 
-def _everything(pipeline: Pipeline) -> Iterable[Kept]:
+def everything(pipeline: Pipeline) -> Iterable[Kept]:
+    """Every committed message of the namespace, topic after topic."""
     logical = {pipeline.namespace.topic(topic): topic for topic in TOPICS}
     names = [name for name in pipeline.cluster.admin().list_topics(timeout=_WAIT_S).topics if name.startswith(pipeline.namespace.name)]
     consumer = pipeline.cluster.consumer({"group.id": "copy", "enable.partition.eof": True, "isolation.level": "read_committed"})

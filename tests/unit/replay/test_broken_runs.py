@@ -440,7 +440,7 @@ def test_steps_out_of_order(sound: SoundRun, tmp_path: Path) -> None:
     assert_broken(audit(copy), Promise.CHAIN, "behind a newer one", version=2, newer=3)
 
 
-@pytest.mark.parametrize(("lost", "says"), [((1,), "not the first version"), ((), "not trained from version 0")])
+@pytest.mark.parametrize(("lost", "says"), [((1,), "not of the first step"), ((), "not trained from version 0")])
 def test_a_history_without_its_beginning(sound: SoundRun, tmp_path: Path, lost: tuple[int, ...], says: str) -> None:
     def headless(report: StepReport) -> Iterable[Record]:
         if report.version not in lost:

@@ -16,7 +16,7 @@ from echo_replay.audit import audit_run
 from echo_replay.verdicts import Promise, Verdict
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
-from echo_schemas.records import BlobRef, Drop, Record, Run, StepReport
+from echo_schemas.records import BlobRef, Drop, Purpose, Record, Run, StepReport, Trajectory
 from echo_schemas.topics import DROPS, RUNS, STEPS, TRAJECTORIES, WEIGHT_CHUNKS, Topic
 from tests.unit.learner.pipeline import NUM_PARTITIONS, Pipeline, sample
 from tests.unit.replay.forged import SoundRun, only
@@ -44,7 +44,7 @@ def test_trajectories_that_retention_has_removed(sound: SoundRun, tmp_path: Path
     assert {promise for promise, verdict in found.items() if verdict is UNPROVED} == {Promise.ONE_STATE, Promise.STALENESS, Promise.TAGS}
     assert BROKEN not in found.values()
     gaps = audit_run(copy.bus, "demo").finding(Promise.ONE_STATE).gaps
-    assert any("trained records were removed by retention" in gap for gap in gaps)
+    assert any("trained records are not in the log any more" in gap for gap in gaps)
 
 
 def test_reports_that_retention_has_removed(sound: SoundRun, tmp_path: Path) -> None:
@@ -180,3 +180,24 @@ def test_a_run_that_has_not_begun_is_sound(tmp_path: Path, sound: SoundRun) -> N
     copy = Pipeline(tmp_path)
     copy.write(RUNS, *(record for record in sound.pipeline.read(RUNS, Run)))
     assert set(verdicts(copy).values()) == {PROVED}
+
+
+def test_a_topic_that_was_made_anew_and_gone_on_with(sound: SoundRun, tmp_path: Path) -> None:
+    """From version 5 on the positions begin again: what older coordinates named is another log's."""
+
+    def again(report: StepReport) -> Iterable[Record]:
+        moved = tuple(replace(position, low=0, read_to=position.read_to // 2) for position in report.positions)
+        yield replace(report, positions=moved) if report.version >= 5 else report
+
+    def other_samples(trajectory: Trajectory) -> Iterable[Record]:
+        yield replace(trajectory, attempt="new") if trajectory.seq < 4 and trajectory.purpose is Purpose.TRAIN else trajectory
+
+    def both(topic: Topic, record: Record) -> Iterable[Record]:
+        (step,) = only(StepReport, again)(topic, record)
+        return only(Trajectory, other_samples)(topic, step)
+
+    assert verdicts(sound.forge(tmp_path / "plain", only(Trajectory, other_samples)))[Promise.ONE_STATE] is BROKEN
+    copy = sound.forge(tmp_path / "anew", both)
+    finding = audit_run(copy.bus, "demo").finding(Promise.ONE_STATE)
+    assert not [example for example in finding.examples if example.where.get("version", 9) < 5]
+    assert any("are not in the log any more" in gap for gap in finding.gaps)
