@@ -54,7 +54,7 @@ check: $(STAMP) ## Format, lint, types, import layers and unit tests: under two 
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q tests/unit
+	$(BIN)/pytest -q -n auto tests/unit
 
 fmt: $(STAMP) ## Format and mend what the linter can mend
 	$(BIN)/ruff format $(CODE)
