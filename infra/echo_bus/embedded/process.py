@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -20,6 +21,12 @@ _NUM_SHOWN_LINES = 12
 _NUM_SEARCHED_LINES = 400
 # Popen warns when it is forgotten while its process runs; these are meant to run on.
 _outliving: list[subprocess.Popen[bytes]] = []
+
+
+@atexit.register
+def _leave_running() -> None:
+    for popen in _outliving:
+        popen.returncode = popen.poll() or 0
 
 
 class DeathCause(StrEnum):

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from echo_bus.embedded.process import DeathCause, ProcessDied, cause_of_death
@@ -44,3 +50,18 @@ def test_the_message_shows_the_end_of_the_log_without_stack_frames_and_says_what
 
 def test_a_silent_death_is_still_a_sentence() -> None:
     assert str(ProcessDied("Broker 1", 3, [])) == "Broker 1 ended with exit code 3: the reason is in its log."
+
+
+def test_who_starts_a_process_that_is_to_outlive_it_ends_without_a_word(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from echo_bus.embedded.process import JavaProcess
+
+with open({str(tmp_path / "lock")!r}, "w") as lock:
+    process = JavaProcess("sleeper", ["sleep", "60"], Path({str(tmp_path / "log")!r}), lock=lock)
+    process.start(None)
+    print(process.pid)
+"""
+    found = subprocess.run([sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    os.kill(int(found.stdout), signal.SIGKILL)
+    assert found.stderr == ""
