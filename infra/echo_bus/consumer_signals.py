@@ -1,39 +1,143 @@
-"""SIGTERM and SIGINT drain a process; a second signal ends it at once."""
+"""SIGTERM and SIGINT drain a process, within a limit; a second signal ends it at once.
+
+Threads: Python runs signal handlers on the main thread, and only between two of its instructions: a main thread that is inside a long
+native call would hear nothing. So the interpreter also writes each signal into a pipe, which a thread of this module's own reads: it ends
+the process at the second signal or when the limit has passed, whatever the main thread does. Should even that thread not get to run
+(native code that keeps the interpreter's lock, a teardown that hangs), a timer below Python ends the process a moment later.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import math
 import os
+import select
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 logger = logging.getLogger(__name__)
 
+EXIT_CODE_BASE = 128
+"""A process that a signal ended without a whole drain exits with this plus the signal's number, as shells say it."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# What the handler writes into the pipe beside the interpreter: an event loop may have taken the interpreter's pipe for itself.
+_HANDLED, _CLOSED = b"\xff", b"\xfe"
+# By how much the timer below Python is later than the thread, which can say what happened.
+_LAST_RESORT_S = 0.3
 
 
 @contextmanager
-def drain_on_signals(stop: Callable[[], None], *, exit_now: Callable[[int], None] = os._exit) -> Iterator[None]:
+def drain_on_signals(
+    stop: Callable[[], None], *, limit_s: float | None = None, exit_now: Callable[[int], None] = os._exit
+) -> Iterator[None]:
     """Inside, the first signal calls `stop` (a loop's, a role's), the second ends the process with 128 + its number.
 
-    For the main thread only: Python delivers signals there. The handlers that were in place come back afterwards.
+    With `limit_s`, so does the limit, counted from the first signal and still running after the block: what was not done by then is done by
+    whoever comes next, as after a kill. For the main thread only: Python delivers signals there. The handlers that were in place come back
+    afterwards.
     """
+    watch = _Watch(limit_s, exit_now)
     received = 0
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal received
         del frame
         received += 1
+        watch.begin()
+        watch.tell(_HANDLED + bytes([number]))
         if received > 1:
-            exit_now(128 + number)
-        logger.info("%s: draining; once more to exit at once", signal.Signals(number).name)
-        stop()
+            watch.exit(number)
+        else:
+            logger.info("%s: draining; once more to exit at once", signal.Signals(number).name)
+            stop()
 
     before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
+    outer_pipe = signal.set_wakeup_fd(watch.write_end, warn_on_full_buffer=False)
     try:
         yield
     finally:
+        signal.set_wakeup_fd(outer_pipe)
         for number, handler in before.items():
             signal.signal(number, handler)
+        watch.close()
+
+
+class _Watch:
+    """Reads the pipe. `tell` may be called in a signal handler; `close` from the main thread."""
+
+    def __init__(self, limit_s: float | None, exit_now: Callable[[int], None]) -> None:
+        self._limit_s = limit_s
+        self._exit_now = exit_now
+        # Of a thread that a signal handler may interrupt and enter again.
+        self._lock = threading.RLock()
+        self._exited = False
+        self._ends_s: float | None = None
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self.write_end, False)
+        self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
+        self._thread.start()
+
+    def tell(self, what: bytes) -> None:
+        """Write into the pipe."""
+        os.write(self.write_end, what)
+
+    def begin(self) -> None:
+        """The first signal has come: the limit runs. Called by whoever sees it, the handler or the thread."""
+        with self._lock:
+            if self._limit_s is None or self._ends_s is not None:
+                return
+            self._ends_s = time.monotonic() + self._limit_s
+            faulthandler.dump_traceback_later(self._limit_s + _LAST_RESORT_S, exit=True, file=sys.__stderr__)
+
+    def exit(self, number: int) -> None:
+        """End the process, for a second signal or the limit."""
+        with self._lock:
+            if not self._exited:
+                self._exited = True
+                self._exit_now(EXIT_CODE_BASE + number)
+
+    def close(self) -> None:
+        """End the thread; a limit that has begun goes on below Python."""
+        self.tell(_CLOSED)
+        self._thread.join()
+        os.close(self._read_end)
+        os.close(self.write_end)
+
+    def _run(self) -> None:
+        """Each source tells of every signal at most once, so two from one source are two signals."""
+        by_handler = by_interpreter = 0
+        ends_s: float | None = None
+        while True:
+            first = self._read(ends_s)
+            if first is None:
+                logger.warning("The drain did not end within %g s; what is not done is done again by the next process", self._limit_s)
+                self.exit(signal.SIGTERM)
+                ends_s = math.inf
+                continue
+            if first == _CLOSED[0]:
+                return
+            if first == _HANDLED[0]:
+                by_handler += 1
+                number = self._read(None) or signal.SIGTERM
+            elif first in _SIGNALS:
+                by_interpreter += 1
+                number = first
+            else:
+                continue
+            if max(by_handler, by_interpreter) == 1 and ends_s is None:
+                self.begin()
+                ends_s = self._ends_s
+            elif max(by_handler, by_interpreter) > 1:
+                self.exit(number)
+
+    def _read(self, until_s: float | None) -> int | None:
+        """The next byte; None when the limit ends first."""
+        timeout_s = None if until_s is None or until_s == math.inf else max(0.0, until_s - time.monotonic())
+        readable, _, _ = select.select([self._read_end], [], [], timeout_s)
+        return os.read(self._read_end, 1)[0] if readable else None

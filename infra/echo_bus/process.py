@@ -92,7 +92,7 @@ def open_role(settings: Settings, role: str, *, name: str | None = None, announc
     """Everything a role needs, until the block ends. `role` is one of roles.yaml; `name` tells several of a kind apart in client ids.
 
     `announce`: a file that gets `{"role", "name", "pid", "metrics"}` as JSON once the metrics server listens. On the main thread the first
-    SIGTERM or SIGINT sets `stop`, the second ends the process.
+    SIGTERM or SIGINT sets `stop`; the second ends the process, and so does the end of [run] drain_s.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -105,7 +105,7 @@ def open_role(settings: Settings, role: str, *, name: str | None = None, announc
     ready: dict[str, Check] = {}
     healthy: dict[str, Check] = {}
     server = MetricsServer(registry, host=settings.metrics.host, port=settings.metrics.port, healthy=_live(healthy), ready=_live(ready))
-    with drain_on_signals(stop.set), server:
+    with drain_on_signals(stop.set, limit_s=settings.run.drain_s), server:
         logger.info("%s: metrics at %s/metrics", full_name, server.url)
         if announce is not None:
             _write(announce, {"role": role, "name": name, "pid": os.getpid(), "metrics": server.url})

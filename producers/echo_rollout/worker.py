@@ -4,8 +4,8 @@
                   ▲ committed when acknowledged                    ▲ weights watcher ──▶ workers (acknowledgement)  └▶ replies, if asked
 
 Threads: the asyncio loop owns the engine and every group; the consumer loop polls on a thread of its own and hands over by
-`call_soon_threadsafe`; publishing has its thread. `serve` runs until `stop`; then nothing more is taken, groups that end within
-`DRAIN_S` are finished, the others are handed back (not committed, so delivered again), and the worker says that it is gone.
+`call_soon_threadsafe`; publishing has its thread. `serve` runs until `stop`; then nothing more is taken, groups that end soon are
+finished, the others are handed back (not committed, so delivered again), and the worker says that it is gone: all within [run] drain_s.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ from echo_tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 4.0
-"""How long a worker that was told to stop works on what it has in hand."""
-# How long it then waits for the log to acknowledge the groups that were finished.
-_ACKNOWLEDGE_S = 2.0
+# Of the time that a worker has to end in: it finishes what it has in hand, then the log acknowledges that. Leaving the group, closing the
+# engine and the interpreter's own end take the rest.
+_FINISH_SHARE, _ACKNOWLEDGE_SHARE = 0.4, 0.1
 # Groups in hand, as a multiple of those that the engine works on: the others wait for room, or for their acknowledgement.
 _IN_HAND = 2
 # A request that was put off is offered again when one in hand is done; this is for the rare case that none will be (one waits to be alone).
@@ -119,7 +118,8 @@ class Worker:
             self._evaluating = stack.enter_context(closing(self._open_evaluating(view)))
             self._receipts = self._open_receipts(statuses)
             self._intake = self._open_intake()
-            limits = LoopLimits(drain_s=DRAIN_S + _ACKNOWLEDGE_S, busy_retry_s=_BUSY_RETRY_S)
+            drain_s = (_FINISH_SHARE + _ACKNOWLEDGE_SHARE) * parts.settings.run.drain_s
+            limits = LoopLimits(drain_s=drain_s, busy_retry_s=_BUSY_RETRY_S)
             next_generation = parts.settings.kafka.group_protocol == "consumer"
             loop = parts.bus.consumer([REQUESTS], GROUP, self._intake, publisher, next_generation=next_generation, limits=limits)
             loop.on_assignment(lambda keys: self._heartbeat.has(partition for _, partition in keys))
@@ -326,7 +326,7 @@ class Worker:
         self._holding.cancel()
         groups = {task for task in self._tasks if task is not watching}
         if groups and not self._failed.done():
-            await asyncio.wait(groups, timeout=DRAIN_S)
+            await asyncio.wait(groups, timeout=_FINISH_SHARE * self._parts.settings.run.drain_s)
         for task in groups:
             task.cancel()
         if self._tasks:
@@ -335,7 +335,7 @@ class Worker:
         # What was finished is committed once the log has it; what was not is nobody's to wait for.
         if self._intake.num_in_hand and not self._failed.done():
             either: set[asyncio.Future[Any]] = {self._failed, (emptied := self._loop.create_task(self._emptied.wait()))}
-            await asyncio.wait(either, timeout=_ACKNOWLEDGE_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=_ACKNOWLEDGE_SHARE * self._parts.settings.run.drain_s, return_when=asyncio.FIRST_COMPLETED)
             emptied.cancel()
         loop.hand_back()
         if consuming.ident is not None:

@@ -49,7 +49,6 @@ _HEARTBEAT_S = 1.0
 _REQUEST_S = 12.0
 # As `delivery.timeout.ms` of our other producers: a batch that is undelivered for longer ends the process, and is scored again.
 _DELIVERY_S = 120.0
-_DRAIN_S = 30.0
 # They tell of every service that starts and stops, ours included, as each of Faust's classes is one.
 _TALKATIVE = ("aiokafka", "faust", "mode", "echo_streams.driver")
 
@@ -57,7 +56,7 @@ _TALKATIVE = ("aiokafka", "faust", "mode", "echo_streams.driver")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
     """Which group reads which topic where. `group` is Faust's app id; `joined_within_s`: how long joining it may
-    take; `inline`: no reward is waited for, so scoring holds up everything else; `gather`: nobody waits for the next reward, so that
+    take; `drain_s`: how long the end may wait for what was read; `inline`: no reward is waited for, so scoring holds up everything else; `gather`: nobody waits for the next reward, so that
     trajectories are better fetched many at once."""
 
     group: str
@@ -68,6 +67,7 @@ class AppOptions:
     inline: bool
     gather: bool = False
     joined_within_s: float = 60.0
+    drain_s: float = 1.5
 
 
 class FaustMessage:
@@ -224,7 +224,7 @@ class RewardApp:
         self._draining = True
         logger.info("Draining: %s trajectories read and not yet scored", self._batcher.num_waiting + self._batcher.num_in_flight)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DRAIN_S):
+            async with asyncio.timeout(self._options.drain_s):
                 await self._batcher.drained()
         self._raise_failure()
         await self._app.consumer.commit()

@@ -29,6 +29,8 @@ from echo_tasks.rewards import RewardKind
 logger = logging.getLogger(__name__)
 
 
+# Of the time that the process has to end in: it scores what was read. Faust takes more than a second to stop.
+_FINISH_SHARE = 0.4
 OWN_APPLICATION = "main"
 """The application that every run has."""
 
@@ -134,6 +136,7 @@ async def _run(
         login=login_of(settings.kafka.client),
         inline=pool is None and all(entry.function.kind is not RewardKind.ASYNC for entry in attached),
         gather=settings.run.mode != "sequential",
+        drain_s=_FINISH_SHARE * settings.run.drain_s,
     )
     try:
         if pool is not None:

@@ -15,7 +15,7 @@ from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement
 
 
 class Role(StrEnum):
-    """The roles that run as processes, in the order in which they are drained: whoever makes work first, whoever needs it last."""
+    """The roles that run as processes, from whoever makes work first to whoever needs it last."""
 
     FEEDER = "feeder"
     OFFLINE = "offline"

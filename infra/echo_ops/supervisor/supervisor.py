@@ -26,8 +26,8 @@ from echo_ops.supervisor.plan import ChildPlan, Role
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-# A worker abandons what it generates, a learner ends its step and its checkpoint.
-_PATIENCE_S = {Role.FEEDER: 10.0, Role.OFFLINE: 10.0, Role.WORKER: 20.0, Role.REWARD: 15.0, Role.LEARNER: 60.0}
+# A role ends itself when its time to drain is over; one that does not even do that is killed so much later.
+_GRACE_S = 1.0
 
 
 class Outcome(StrEnum):
@@ -72,12 +72,14 @@ class Stages:
 class Supervisor:
     """Runs one run."""
 
-    def __init__(self, crew: Crew, broker: Broker, stages: Stages, watcher: Watcher, clock: Clock) -> None:
+    def __init__(self, crew: Crew, broker: Broker, stages: Stages, watcher: Watcher, clock: Clock, *, drain_s: float) -> None:
+        """`drain_s`: how long a role takes to end at most."""
         self._crew = crew
         self._broker = broker
         self._stages = stages
         self._watcher = watcher
         self._clock = clock
+        self._drain_s = drain_s
         self._signals = 0
         self._woken = threading.Event()
         self._preparation_error: BaseException | None = None
@@ -120,21 +122,18 @@ class Supervisor:
             self._tick()
 
     def _drain(self, outcome: Outcome) -> None:
-        """After the last step nobody needs anybody, so all end together; else in order, so that nobody makes work for one who is gone."""
-        present = {child.plan.role for child in self._crew.children}
-        orders: list[tuple[Role, ...]] = [tuple(Role)] if outcome is Outcome.FINISHED else [(role,) for role in Role if role in present]
+        """All at once: what one made for another who is gone already stays in the log, for whoever goes on with the run."""
         seen = self._signals
-        for roles in orders:
-            if outcome is Outcome.INTERRUPTED:
-                self._watcher.say(f"Draining: {roles[0].value}")
+        if outcome is Outcome.INTERRUPTED:
+            self._watcher.say("Draining")
 
-            def tick() -> None:
-                self._tick()
-                if self._signals > max(seen, 1):
-                    raise SecondSignal
+        def tick() -> None:
+            self._tick()
+            if self._signals > max(seen, 1):
+                raise SecondSignal
 
-            for killed in self._crew.drain(roles, patience_s=max(_PATIENCE_S[role] for role in roles), tick=tick):
-                self._watcher.say(f"{killed.plan.name} did not drain in time and was killed; its log: {killed.plan.log}")
+        for killed in self._crew.drain(tuple(Role), patience_s=self._drain_s + _GRACE_S, tick=tick):
+            self._watcher.say(f"{killed.plan.name} did not drain in time and was killed; its log: {killed.plan.log}")
 
     def _end_at_once(self) -> None:
         self._crew.kill()

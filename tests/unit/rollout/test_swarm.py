@@ -134,10 +134,9 @@ def test_an_exact_request_passes_those_that_wait_for_room_and_one_that_grew_too_
     assert swarm.metric("echo_rollout_groups_total", outcome="expired") == 1
 
 
-def test_a_worker_that_is_told_to_stop_hands_back_what_it_cannot_finish(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_told_to_stop_hands_back_what_it_cannot_finish(make_swarm: MakeSwarm) -> None:
     # If it waited for a group that nothing can finish, it would not end in time.
-    monkeypatch.setattr("echo_rollout.worker.DRAIN_S", 600.0)
-    swarm = make_swarm()
+    swarm = make_swarm(run={"name": RUN, "drain_s": 1_500.0})
     swarm.publish_version(0)
     swarm.ask(swarm.request(0, required_version=1), swarm.request(1))
     first = swarm.start_worker(ScriptedEngine())
