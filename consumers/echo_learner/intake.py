@@ -1,9 +1,9 @@
 """The learner's reading side: two topics into the assembler, while training goes on.
 
-    trajectories, rewards ─ reader thread ─▶ GroupAssembler ─ learner's thread ─▶ batches, drops, what a checkpoint keeps
+    trajectories, rewards, dead requests ─ reader thread ─▶ GroupAssembler ─ learner's thread ─▶ batches, drops, what a checkpoint keeps
 
 Threads: the reader thread fetches, decodes and assembles. The learner's thread calls everything else; `wait_for_batch` blocks until enough
-groups are ready, and the reader thread wakes it. One lock guards the assembler. If reading fails, every later call raises the cause.
+groups are ready, and the reader thread wakes it. A seq whose request no worker takes is closed. One lock guards the assembler. If reading fails, every later call raises the cause.
 Back-pressure: above `max_ready` ready groups `trajectories` is paused; `rewards` never is, for a group may wait for nothing else.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from echo_bus.clock import Clock
+from echo_bus.dead_letters import said_of
 from echo_bus.message import Message
 from echo_bus.places import PlaceTimes
 from echo_bus.reader import LogReader
@@ -30,7 +31,7 @@ from echo_learner.evaluation import Evaluations
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.requesting import SeqState
 from echo_learner.trust import WorkerTrust
-from echo_schemas.records import DropReason, Purpose, Reward, RewardTerm, Trajectory
+from echo_schemas.records import DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class Intake:
         self._error: BaseException | None = None
         self._woken = False
         self._before_choice: Callable[[], object] = lambda: None
+        self._dead: dict[int, str] = {}
         self._to_close: tuple[tuple[int, DropReason, str], ...] = ()
         self._expected_sha256: str | None = None
         self._closed = threading.Event()
@@ -274,6 +276,7 @@ class Intake:
         with self._changed:
             self._apply(messages)
             self._note_positions(self._reader.positions)
+            self._close_dead()
             self._tick()
             if self._woken or self._may_choose():
                 self._changed.notify_all()
@@ -310,13 +313,27 @@ class Intake:
                     self._evaluations.add_reward(message.coordinates, record)
                     continue
                 self._assembler.add_reward(message.coordinates, record)
+            elif isinstance(record, RolloutRequest) and record.purpose is Purpose.TRAIN:
+                self._dead[record.seq] = said_of(message.headers)
+
+    def _close_dead(self) -> None:
+        """Close the seqs that no worker takes, unless another copy of the request was done. Once all is read that the log held."""
+        if not self._dead or not self._caught_up:
+            return
+        dead, self._dead = self._dead, {}
+        for seq, said in dead.items():
+            if self._state_of(seq) is SeqState.MISSING:
+                logger.warning("Seq %d is given up: its request is a dead letter (%s)", seq, said)
+                self._assembler.drop_group(seq, DropReason.FAILED, f"Its request is a dead letter: {said}")
+                # Whoever asked for it asks for another one.
+                self._woken = True
 
     def _note_positions(self, positions: Mapping[ReaderPlace, int]) -> None:
         """Records that nobody gets (invalid, other runs', transaction markers) are behind us too."""
         for (topic, partition), position in positions.items():
             if topic == TRAJECTORIES.name:
                 self._assembler.skip_to(partition, position)
-            else:
+            elif topic == REWARDS.name:
                 self._assembler.skip_rewards_to(partition, position)
         if not self._caught_up and self._reader.has_reached(self._goal):
             self._caught_up = True

@@ -40,7 +40,7 @@ from echo_learner.store import SnapshotStore
 from echo_learner.trust import WorkerTrust
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Progress, WeightKind, WeightManifest, WorkerStatus
-from echo_schemas.topics import CONTROL, REWARDS, TRAJECTORIES, WEIGHTS, WORKERS, weights_key
+from echo_schemas.topics import CONTROL, REQUESTS_DEAD, REWARDS, TRAJECTORIES, WEIGHTS, WORKERS, weights_key
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 
@@ -311,7 +311,7 @@ def _open_intake(
     # A sequential learner has nothing to do until the last reward is there; the other one has a step to compute meanwhile.
     profile = profiles.READER if settings.run.mode == "sequential" else profiles.GATHERING_READER
     return Intake(
-        process.bus.reader([TRAJECTORIES, REWARDS], on_invalid=dead_letters.send, profile=profile),
+        process.bus.reader([TRAJECTORIES, REWARDS, REQUESTS_DEAD], on_invalid=dead_letters.send, profile=profile),
         GroupAssembler(settings.run.name, state.terms, assembly_limits(settings), state=saved),
         policy=staleness_policy(settings),
         limits=AdmissionLimits(vocabulary=trainer.vocabulary, max_length=settings.policy.max_length),

@@ -21,6 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.cluster import Cluster, RawConsumer, RawMessage
 from echo_bus.consumer_errors import check_error
+from echo_bus.consumer_notes import NoteKeeper, Notes
 from echo_bus.consumer_state import Batch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, TopicCounters
 from echo_bus.consumer_worker import Action, Worker
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits, DeadLetters
@@ -97,6 +98,7 @@ class ConsumerLoop:
             limits=self._limits,
         )
         self._counters = {physical: TopicCounters(metrics, physical) for physical in self._topics}
+        self._keeper = NoteKeeper()
         self._assignment: dict[PartitionKey, PartitionState] = {}
         self._assigned = threading.Event()
         self._stopped = threading.Event()
@@ -120,6 +122,14 @@ class ConsumerLoop:
         To be said before `run`; the last listener counts.
         """
         self._on_assignment = listener
+
+    def keep_notes(self, notes: Notes) -> None:
+        """Commit what `notes` says beside each offset. For a loop of one topic; to be said before `run`."""
+        self._keeper.notes = notes
+
+    def commit_soon(self) -> None:
+        """Commit with the next poll rather than at the next interval. Any thread."""
+        self._next_commit_s = 0.0
 
     def wait_assigned(self, timeout_s: float) -> None:
         """Wait until the group has given this member its first assignment. Raises DeadlineExceeded: a group that never assigns is
@@ -244,29 +254,38 @@ class ConsumerLoop:
             self._next_lag_s = now_s + _LAG_INTERVAL_S
             self._report(consumer)
 
-    def _commit(self, consumer: RawConsumer, states: Any, *, wait: bool) -> None:
+    def _commit(self, consumer: RawConsumer, states: Any, *, wait: bool, leaving: bool = False) -> None:
         """Commit what moved. A failed commit is tried again with the next one: it only costs repeated work after a restart."""
-        moved = []
+        moved: list[tuple[PartitionState, int, str]] = []
         for state in states:
             offset = state.tracker.committable()
-            if offset is not None and offset != state.requested:
-                moved.append((state, offset))
+            if offset is None:
+                continue
+            note = self._keeper.notes.write(state.key[1], offset, leaving=leaving)
+            if (offset, note) != state.requested:
+                moved.append((state, offset, note))
         if not moved:
             return
         try:
-            consumer.commit(offsets=[TopicPartition(state.key[0], state.key[1], offset) for state, offset in moved], asynchronous=not wait)
+            consumer.commit(offsets=[TopicPartition(*state.key, offset, note) for state, offset, note in moved], asynchronous=not wait)
         except KafkaException as exc:
             self._metrics.commits.labels(self._group, "failed").inc()
             logger.warning("%s: offsets were not committed: %s", self._group, exc.args[0].str())
             return
-        for state, offset in moved:
-            state.requested = offset
+        for state, offset, note in moved:
+            state.requested = (offset, note)
+        noted = [(state.key[1], note) for state, _, note in moved]
         if wait:
             self._metrics.commits.labels(self._group, "committed").inc()
+            self._keeper.confirm(noted)
+        else:
+            self._keeper.sent(noted)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """The fate of an asynchronous commit; called inside poll."""
-        if error is None and all(partition.error is None for partition in partitions):
+        accepted = error is None and all(partition.error is None for partition in partitions)
+        self._keeper.answered(accepted=accepted)
+        if accepted:
             self._metrics.commits.labels(self._group, "committed").inc()
             return
         self._metrics.commits.labels(self._group, "failed").inc()
@@ -280,6 +299,7 @@ class ConsumerLoop:
         """Called inside poll; the client completes the assignment itself, in the way of its protocol."""
         self._metrics.rebalances.labels(self._group, "assigned").inc()
         self._learn_partition_counts(consumer, must_exist=False)
+        self._keeper.read(consumer, partitions)
         assignment = dict(self._assignment)
         for partition in partitions:
             key = (partition.topic, partition.partition)
@@ -310,7 +330,7 @@ class ConsumerLoop:
         for state in states:
             state.closed = True
         if consumer is not None:
-            self._commit(consumer, states, wait=True)
+            self._commit(consumer, states, wait=True, leaving=True)
         num_handed_back = 0
         for state in states:
             num_held = state.tracker.close()

@@ -14,7 +14,6 @@ import math
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _HANDLED, _CLOSED = b"\xff", b"\xfe"
 # By how much the timer below Python is later than the thread, which can say what happened.
 _LAST_RESORT_S = 0.3
+_STDERR = 2
 
 
 @contextmanager
@@ -93,7 +93,7 @@ class _Watch:
             if self._limit_s is None or self._ends_s is not None:
                 return
             self._ends_s = time.monotonic() + self._limit_s
-            faulthandler.dump_traceback_later(self._limit_s + _LAST_RESORT_S, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(self._limit_s + _LAST_RESORT_S, exit=True, file=_STDERR)
 
     def exit(self, number: int) -> None:
         """End the process, for a second signal or the limit."""

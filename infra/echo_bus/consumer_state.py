@@ -105,8 +105,8 @@ class PartitionState:
         """Messages already handed over are passed by: they will be fetched again after the busy one. The worker's."""
         self.paused = False
         """Paused for its busy message. The poll thread's."""
-        self.requested: int | None = None
-        """The offset last sent to be committed. The poll thread's."""
+        self.requested: tuple[int, str] | None = None
+        """The offset last sent to be committed, and the note beside it. The poll thread's."""
 
 
 Assignment = Mapping[PartitionKey, PartitionState]

@@ -11,6 +11,7 @@ the publisher's buffer is full.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echo_bus.cluster import RawMessage
@@ -149,6 +150,12 @@ def dead_letter_headers(raw: RawMessage, invalid: InvalidRecord, *, group: str) 
     }
     kept = [(name, value) for name, value in original if not name.startswith(_OURS)]
     return kept + [(name, value.encode(errors="replace")) for name, value in text.items()]
+
+
+def said_of(headers: Mapping[str, bytes]) -> str:
+    """Why a message is a dead letter, as its headers say it."""
+    reason, message = headers.get(REASON, b"unknown"), headers.get(_CONNECT + "exception.message", b"")
+    return f"{reason.decode(errors='replace')}: {message.decode(errors='replace')}"
 
 
 def _retries(headers: list[tuple[str, bytes]]) -> int:

@@ -70,6 +70,8 @@ PRODUCER_THROUGHPUT: Properties = MappingProxyType(
 )
 # Many records the last of which somebody waits for: batches still fill while they come in a burst.
 PRODUCER_AWAITED: Properties = MappingProxyType({**PRODUCER_THROUGHPUT, **_frozen(linger_ms=2)})
+# For what its sender keeps until it is acknowledged, and could not make again: the client never gives up (0 is librdkafka's "for ever").
+FOR_EVER: Properties = _frozen(delivery_timeout_ms=0)
 # Few records that somebody waits for.
 PRODUCER_LATENCY: Properties = MappingProxyType({**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=0, queue_buffering_max_kbytes=65_536)})
 # Large records that do not compress.

@@ -272,6 +272,8 @@ class LogReader:
 
     def _reject(self, raw: RawMessage, invalid: InvalidRecord) -> None:
         topic = self._decoder.topic_of(raw)
+        if topic.dead_letters:
+            return
         self._metrics.records_invalid.labels(raw.topic(), invalid.reason.value).inc()
         self._budget.count_invalid(invalid)
         if self._on_invalid is not None:

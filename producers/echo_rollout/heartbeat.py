@@ -14,7 +14,7 @@ from dataclasses import replace
 from echo_bus.clock import Clock
 from echo_bus.errors import TransportError
 from echo_bus.places import PlaceTimes
-from echo_bus.publisher import Publisher
+from echo_bus.publisher import Publisher, Receipt
 from echo_core.bottleneck import Place, Use
 from echo_schemas.records import WorkerState, WorkerStatus
 from echo_schemas.topics import WORKERS
@@ -112,6 +112,7 @@ class Heartbeat:
         self._samples = self._tokens = 0
         self._seen_busy_s = 0.0
         self._stop = False
+        self._last: Receipt | None = None
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="heartbeat", daemon=True)
 
@@ -165,7 +166,7 @@ class Heartbeat:
                 busy_s=busy_s,
                 time_ms=self._clock.time_ms(),
             )
-            self._publisher.publish(WORKERS, self._status)
+            self._last = self._publisher.publish(WORKERS, self._status)
 
     def close(self) -> None:
         """Stop repeating, and say that this worker is gone."""
@@ -181,6 +182,9 @@ class Heartbeat:
             self._wake.clear()
             if self._stop:
                 return
+            if self._last is not None and not self._last.done:
+                # Nobody hears us at the moment; one word that waits is enough.
+                continue
             try:
                 self.publish()
             except TransportError as exc:

@@ -8,20 +8,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from echo_bus.clock import Clock, Deadline
 from echo_bus.message import BUSY, Accepted, Completion, Invalid, Message, Outcome
 from echo_rollout.engines.engine import EngineError, check_prompt
 from echo_rollout.generation import GroupPrompt
-from echo_rollout.journal import ALONE_FROM, MAX_DEATHS, CrashJournal
+from echo_rollout.journal import ALONE_FROM, MAX_DEATHS
 from echo_rollout.prompts import ChatCodec
 from echo_rollout.publishing import Ending
 from echo_rollout.publishing import Outcome as GroupOutcome
 from echo_rollout.receipts import Asked, Receipts
 from echo_schemas.columns import view_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord
-from echo_schemas.records import Coordinates, RolloutRequest
+from echo_schemas.records import Coordinates, Purpose, RolloutRequest
 
 # How long everything else waits for a suspect that was put off until nothing is in flight; its partition may have gone to another worker.
 _SUSPECT_WAIT_S = 5.0
@@ -37,6 +38,21 @@ class Work:
     text: str
     completion: Completion
     asked: Asked | None = None
+    # Deliveries of the same record while it was in hand: they are done when it is.
+    repeats: list[Completion] = field(default_factory=list)
+
+
+class Deaths(Protocol):
+    """Knows at how many deaths of a worker a request was in hand."""
+
+    def deaths(self, where: Coordinates) -> int:
+        """How many."""
+
+    def begin(self, where: Coordinates) -> None:
+        """It is in hand."""
+
+    def end(self, where: Coordinates) -> None:
+        """It is not, and killed nobody."""
 
 
 class RequestIntake:
@@ -45,7 +61,7 @@ class RequestIntake:
     def __init__(
         self,
         codec: ChatCodec,
-        journal: CrashJournal,
+        record: Deaths,
         *,
         capacity: int,
         vocabulary: int,
@@ -53,18 +69,22 @@ class RequestIntake:
         take: Callable[[Work], None],
         clock: Clock,
         receipts: Receipts | None = None,
+        is_stuck: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`take` gets each request that is taken in hand, and must not block. Without `receipts` nobody is answered."""
+        """`take` gets each request that is taken in hand, and must not block. Without `receipts` nobody is answered. `is_stuck`: nothing
+        is taken, for what is finished does not get out.
+        """
         self._codec = codec
-        self._journal = journal
+        self._record = record
         self._capacity = capacity
         self._vocabulary = vocabulary
         self._max_length = max_length
         self._take = take
         self._clock = clock
         self._receipts = receipts
+        self._is_stuck = is_stuck
         self._lock = threading.Lock()
-        self._in_hand: set[Coordinates] = set()
+        self._in_hand: dict[Coordinates, Work] = {}
         self._alone: Coordinates | None = None
         self._alone_until: Deadline | None = None
 
@@ -88,7 +108,11 @@ class RequestIntake:
         if (known := self._receipts.begin(asked)) is not None:
             return known
         outcome = self._take_in_hand(request, where, asked)
-        if isinstance(outcome, Invalid):
+        exhausted = isinstance(outcome, Invalid) and outcome.reason is InvalidReason.RETRIES_EXHAUSTED
+        if exhausted and request.purpose is Purpose.TRAIN:
+            # An answer would make the learner send it once more. It reads the dead letters, and closes the seq.
+            self._receipts.abandon(asked)
+        elif isinstance(outcome, Invalid):
             self._receipts.send(asked, Ending(outcome=GroupOutcome.FAILED, detail=outcome.detail or outcome.reason.value), lambda: None)
         elif outcome is BUSY:
             self._receipts.abandon(asked)
@@ -96,9 +120,13 @@ class RequestIntake:
 
     def _take_in_hand(self, request: RolloutRequest, where: Coordinates, asked: Asked | None) -> Outcome:
         """Taken, put off or refused."""
-        deaths = self._journal.deaths(where)
+        if (repeated := self._repeat(where)) is not None:
+            return repeated
+        if self._is_stuck():
+            return BUSY
+        deaths = self._record.deaths(where)
         if deaths >= MAX_DEATHS:
-            self._journal.end(where)
+            # Not forgotten: this process may die before the dead letter is out.
             return Invalid(InvalidReason.RETRIES_EXHAUSTED, f"{deaths} times a worker died with this request in hand.")
         if not self._has_room(where, is_suspect=deaths >= ALONE_FROM):
             return BUSY
@@ -106,22 +134,42 @@ class RequestIntake:
             text, prompt = self._prompt_of(request)
         except InvalidRecord as invalid:
             return Invalid(invalid.reason, invalid.message)
+        work = Work(request=request, where=where, prompt=prompt, text=text, completion=Completion(), asked=asked)
         with self._lock:
-            self._in_hand.add(where)
-        self._journal.begin(where)
-        completion = Completion()
-        self._take(Work(request=request, where=where, prompt=prompt, text=text, completion=completion, asked=asked))
+            self._in_hand[where] = work
+        self._record.begin(where)
+        self._take(work)
+        return Accepted(work.completion)
+
+    def _repeat(self, where: Coordinates) -> Accepted | None:
+        """The partition was lost and came back, and the record with it, which is in hand still."""
+        with self._lock:
+            work = self._in_hand.get(where)
+            if work is None:
+                return None
+            completion = Completion()
+            work.repeats.append(completion)
         return Accepted(completion)
 
-    def ended(self, work: Work, *, done: bool) -> None:
-        """The group is out of hand: `done`, or handed back so that it is delivered again."""
-        self._journal.end(work.where)
+    def ended(self, work: Work, *, done: bool, blamed: bool = False) -> None:
+        """The group is out of hand: `done`, or handed back so that it is delivered again. `blamed`: it may be why the worker ends."""
+        if not blamed:
+            self._record.end(work.where)
         with self._lock:
-            self._in_hand.discard(work.where)
+            self._in_hand.pop(work.where, None)
+            repeats = tuple(work.repeats)
             if self._alone == work.where:
                 self._alone = self._alone_until = None
         if done:
-            work.completion.done()
+            for completion in (work.completion, *repeats):
+                completion.done()
+
+    def forgive(self) -> None:
+        """The worker ends in good order: what is in hand still is handed back and killed nobody."""
+        with self._lock:
+            left = list(self._in_hand)
+        for where in left:
+            self._record.end(where)
 
     def _has_room(self, where: Coordinates, *, is_suspect: bool) -> bool:
         """Below capacity; and a suspect alone, with nothing before and nothing beside it."""

@@ -48,6 +48,12 @@ class WorkerMetrics:
         self.group_seconds = Histogram("echo_rollout_group_seconds", "From the start of a group to its last token.", registry=registry)
         self.in_flight = Gauge("echo_rollout_groups_in_flight", "Groups taken and not yet acknowledged.", registry=registry)
         self.waiting = Gauge("echo_rollout_groups_waiting", "Groups held until the weights they require are installed.", registry=registry)
+        self.undelivered = Gauge("echo_rollout_groups_undelivered", "Finished groups that Kafka has not acknowledged.", registry=registry)
+        self.undelivered_seconds = Gauge(
+            "echo_rollout_undelivered_seconds",
+            "For how long the oldest of them has waited; above 5 no request is taken.",
+            registry=registry,
+        )
         self.installed = Gauge("echo_rollout_installed_version", "Version whose weights are installed.", registry=registry)
         self.installs = Counter("echo_rollout_installs", "Snapshots that arrived, by how that ended.", ["outcome"], registry=registry)
         self.install_seconds = Histogram(

@@ -36,8 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 def trajectory_profile(settings: Settings) -> profiles.Properties:
-    """How trajectories are sent: a sequential learner does nothing else until it has the last sample of its batch."""
-    return profiles.PRODUCER_AWAITED if settings.run.mode == "sequential" else profiles.PRODUCER_THROUGHPUT
+    """How trajectories are sent: a sequential learner does nothing else until it has the last sample of its batch. A worker never gives up
+    what it has generated."""
+    speed = profiles.PRODUCER_AWAITED if settings.run.mode == "sequential" else profiles.PRODUCER_THROUGHPUT
+    return {**speed, **profiles.FOR_EVER}
 
 
 class Outcome(StrEnum):

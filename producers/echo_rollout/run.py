@@ -13,7 +13,11 @@ import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from confluent_kafka import KafkaException
+
+from echo_bus.bus import Bus
 from echo_bus.dispatch import WorkObserver
+from echo_bus.kafka import translate
 from echo_bus.process import RoleProcess
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import evaluation_specs, staleness_policy
@@ -38,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 # What a snapshot is taken to weigh before the first is seen: decides only whether shared memory is used.
 _SNAPSHOT_BYTES = 256 << 20
+_METADATA_S = 30.0
 
 
 def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
@@ -57,7 +62,7 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
     vocabulary = vocabulary_size(base)
     with ExitStack() as stack:
         folder = stack.enter_context(snapshot_folder(_SNAPSHOT_BYTES))
-        journal = stack.enter_context(closing(CrashJournal(journal_path(settings, worker_id))))
+        journal = stack.enter_context(closing(CrashJournal(journal_path(settings, worker_id, cluster_id(process.bus)))))
         reader = stack.enter_context(closing(process.bus.blob_reader()))
         reader.warm(WEIGHT_CHUNKS)
         importing.join()
@@ -81,7 +86,7 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
                 evaluation_tasks=evaluation_tasks,
             )
         )
-        process.ready_checks["weights"] = lambda: None if worker.is_ready else "No weights are installed yet."
+        process.ready_checks["worker"] = worker.problem
         asyncio.run(worker.serve(process.stop))
 
 
@@ -98,10 +103,19 @@ def engine_config(settings: Settings, base: Path) -> EngineConfig:
     )
 
 
-def journal_path(settings: Settings, worker_id: str) -> Path:
-    """Where a worker notes what it has in hand: on this machine, by namespace, run and worker."""
+def journal_path(settings: Settings, worker_id: str, cluster: str) -> Path:
+    """Where a worker notes what it has in hand: on this machine, by cluster (another one has other records at the same offsets), namespace,
+    run and worker."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "echoswarm"
-    return cache / "workers" / settings.kafka.namespace / settings.run.name / f"{worker_id}.journal"
+    return cache / "workers" / cluster / settings.kafka.namespace / settings.run.name / f"{worker_id}.journal"
+
+
+def cluster_id(bus: Bus) -> str:
+    """The cluster's own name for itself. Raises TransportError."""
+    try:
+        return str(bus.cluster.admin().list_topics(timeout=_METADATA_S).cluster_id or "unnamed")
+    except KafkaException as exc:
+        raise translate(exc, bus.client_id) from exc
 
 
 def run_feeder(process: RoleProcess) -> None:

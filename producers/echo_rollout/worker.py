@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing, suppress
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from echo_bus import profiles
 from echo_bus.consumer import ConsumerLoop
 from echo_bus.consumer_state import LoopLimits
+from echo_bus.errors import TransportError
 from echo_bus.process import StopSignal
 from echo_bus.publisher import Publisher
 from echo_bus.request_reply_server import ReplyServer
@@ -31,11 +33,13 @@ from echo_rollout.exact_versions import ExactVersions
 from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, GroupSampler, Sample, UnfitGeneration
 from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
 from echo_rollout.holding import Holding
+from echo_rollout.in_hand_notes import DeathRecord, InHandNotes
 from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.joining import find_others
 from echo_rollout.older_snapshots import VersionNotKept
 from echo_rollout.publishing import Ending, Failure, FinishedGroup, Outcome, TrajectoryPublisher, trajectory_profile
 from echo_rollout.receipts import Receipts
+from echo_rollout.undelivered import Undelivered
 from echo_rollout.weights import WeightWatcher
 from echo_rollout.worker_parts import WorkerParts
 from echo_schemas.errors import EchoError
@@ -70,6 +74,7 @@ class Worker:
         self._engine = ExactVersions(parts.engine, parts.clock)
         self._sampler = self._open_sampler(self._engine, parts.task)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._draining = False
         self._emptied = asyncio.Event()
         self._newest: Callable[[], WeightManifest | None] = lambda: None
@@ -81,8 +86,15 @@ class Worker:
             clock=parts.clock,
         )
         self._join: Callable[[], None] | None = None
+        self._undelivered = Undelivered(parts.metrics, parts.clock)
+        self._notes = InHandNotes(session=uuid.uuid4().hex[:8], clock=parts.clock)
+        self._blames_groups = False
         self.is_ready = False
         """Whether weights are installed and requests are taken."""
+
+    def problem(self) -> str | None:
+        """Why the worker is not ready, as a sentence; None if it is."""
+        return self._undelivered.problem() if self.is_ready else "No weights are installed yet."
 
     async def serve(self, stop: StopSignal) -> None:
         """Work until `stop`. Raises what ended it early: TransportError, EngineError, UserError; requests in hand are delivered again."""
@@ -91,7 +103,7 @@ class Worker:
         self._failed: asyncio.Future[None] = self._loop.create_future()
         with ExitStack() as stack:
             stack.callback(self._sampler.close)
-            statuses = stack.enter_context(closing(parts.bus.publisher(profiles.PRODUCER_LATENCY)))
+            statuses = stack.enter_context(closing(parts.bus.publisher({**profiles.PRODUCER_LATENCY, **profiles.FOR_EVER})))
             self._heartbeat = stack.enter_context(closing(self._open_heartbeat(statuses)))
             self._heartbeat.start()
             publisher = stack.enter_context(closing(parts.bus.publisher(trajectory_profile(parts.settings))))
@@ -122,21 +134,22 @@ class Worker:
             limits = LoopLimits(drain_s=drain_s, busy_retry_s=_BUSY_RETRY_S)
             next_generation = parts.settings.kafka.group_protocol == "consumer"
             loop = parts.bus.consumer([REQUESTS], GROUP, self._intake, publisher, next_generation=next_generation, limits=limits)
+            loop.keep_notes(self._notes)
+            self._notes.changed = loop.commit_soon
             loop.on_assignment(lambda keys: self._heartbeat.has(partition for _, partition in keys))
             consuming = threading.Thread(target=self._consume, args=(loop.run,), name="requests", daemon=True)
             self._join = consuming.start if joins_later else None
             if not joins_later:
                 # Joining the group takes as long as the engine's start, and what arrives meanwhile is held.
                 consuming.start()
-            watching: asyncio.Task[None] | None = None
             try:
                 await self._until_failed(self._engine.start())
                 check_capabilities(self._engine.capabilities, parts.settings.rollout)
                 self._heartbeat.change(capabilities=self._engine.capabilities.described())
-                watching = self._spawn(watcher.run())
+                self._background = {self._spawn(watcher.run()), self._spawn(self._undelivered.watch())}
                 await self._until_failed(self._stopped(stop))
             finally:
-                await self._drain(loop, consuming, watching)
+                await self._drain(loop, consuming)
         self._raise_failure()
 
     def _open_heartbeat(self, publisher: Publisher) -> Heartbeat:
@@ -188,13 +201,14 @@ class Worker:
         parts = self._parts
         return RequestIntake(
             parts.codec,
-            parts.journal,
+            DeathRecord(parts.journal, self._notes),
             capacity=_IN_HAND * parts.settings.rollout.groups_in_flight,
             vocabulary=parts.vocabulary,
             max_length=parts.settings.policy.max_length,
             take=lambda work: self._from_thread(lambda: self._begin(work)),
             clock=parts.clock,
             receipts=self._receipts,
+            is_stuck=lambda: self._undelivered.is_stuck,
         )
 
     def _consume(self, run: Callable[[], None]) -> None:
@@ -230,12 +244,18 @@ class Worker:
         """One request from hand-over to the publishing thread. Raises EngineError: the prompt was checked, so the engine is at fault."""
         ending = Ending(outcome=Outcome.ABANDONED)
         try:
+            await self._notes.noted(work.where, work.request.issued_ms)
             closed = await self._holding.enter(work.request)
             if closed is not None:
                 ending = closed
                 return
             try:
                 ending = await self._generate(work)
+            except TransportError:
+                raise
+            except Exception:  # whatever it is ends the worker, and it may be the request's doing, or that of one beside it
+                self._blames_groups = True
+                raise
             finally:
                 self._holding.leave(work.request)
         finally:
@@ -264,6 +284,7 @@ class Worker:
         if request.exact and any(span.version != request.required_version for sample in samples for span in sample.version_spans):
             return Ending(outcome=Outcome.SUPERSEDED, detail="Other weights were installed while it was generated.")
         self._generation.move(publishing=1)
+        self._undelivered.add(work)
         self._publishing.submit(
             FinishedGroup(
                 request=request,
@@ -278,6 +299,7 @@ class Worker:
 
     def _published(self, work: Work, samples: list[Sample], ending: Ending) -> None:
         """The publishing thread is through with a group. From any thread."""
+        self._undelivered.remove(work)
         self._generation.move(publishing=-1)
         self._end(work, ending)
         if ending.outcome is Outcome.PUBLISHED:
@@ -295,7 +317,8 @@ class Worker:
 
     def _let_go(self, work: Work, ending: Ending) -> None:
         """The group is out of hand. An abandoned one is not done: its request is delivered again. From any thread."""
-        self._intake.ended(work, done=ending.outcome is not Outcome.ABANDONED)
+        abandoned = ending.outcome is Outcome.ABANDONED
+        self._intake.ended(work, done=not abandoned, blamed=abandoned and self._blames_groups)
         metrics = self._parts.metrics
         metrics.groups.labels(ending.outcome.value).inc()
         if ending.failure is not None:
@@ -314,17 +337,17 @@ class Worker:
         self._heartbeat.change(state=WorkerState.READY, installed=(ref.version, ref.sha256))
         self._holding.weights_changed()
 
-    async def _drain(self, loop: ConsumerLoop, consuming: threading.Thread, watching: asyncio.Task[None] | None) -> None:
+    async def _drain(self, loop: ConsumerLoop, consuming: threading.Thread) -> None:
         """Take nothing more, finish what ends soon, hand back the rest, leave the group."""
         self._draining = True
         self.is_ready = False
         loop.stop()
-        if watching is not None:
-            watching.cancel()
+        for task in self._background:
+            task.cancel()
         if not self._failed.done():
             self._heartbeat.change(state=WorkerState.DRAINING)
         self._holding.cancel()
-        groups = {task for task in self._tasks if task is not watching}
+        groups = {task for task in self._tasks if task not in self._background}
         if groups and not self._failed.done():
             await asyncio.wait(groups, timeout=_FINISH_SHARE * self._parts.settings.run.drain_s)
         for task in groups:
@@ -337,6 +360,8 @@ class Worker:
             either: set[asyncio.Future[Any]] = {self._failed, (emptied := self._loop.create_task(self._emptied.wait()))}
             await asyncio.wait(either, timeout=_ACKNOWLEDGE_SHARE * self._parts.settings.run.drain_s, return_when=asyncio.FIRST_COMPLETED)
             emptied.cancel()
+        if not self._blames_groups:
+            self._intake.forgive()
         loop.hand_back()
         if consuming.ident is not None:
             await asyncio.to_thread(consuming.join)

@@ -20,6 +20,8 @@ MS_PER_HOUR = 3_600_000
 # Dead letters are rare and read by people, days later: one partition, a month.
 DEAD_LETTER_RETENTION_HOURS = 720
 DEAD_LETTER_BYTES = 1 << 30
+# A request that no worker takes will never be a group, and closing a seq is the learner's.
+_DEAD_LETTER_READERS = {"requests": ("learner",)}
 _FILE_KEYS = {"name", "purpose", "owner", "producers", "consumers", "records", "key", "compatibility", "partitions"} | {
     "replication_factor", "min_insync_replicas", "cleanup", "retention", "settings", "dead_letters", "examples",
 }  # fmt: skip
@@ -139,7 +141,7 @@ def _dead_letters_of(spec: TopicSpec) -> TopicSpec:
         purpose=f"Messages of {spec.name} that could not be read, with their original bytes, key and headers.",
         owner=spec.owner,
         producers=spec.consumers,
-        consumers=("operator",),
+        consumers=("operator", *_DEAD_LETTER_READERS.get(spec.name, ())),
         records=(),
         key="the original key",
         compatibility="NONE",

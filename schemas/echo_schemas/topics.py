@@ -38,7 +38,7 @@ class Topic:
     """A logical topic. `key` makes a record's key; None means the writer chooses the partition and the record has no key.
 
     `placed` topics have a key but no rule from key to partition: the writer names the partition (a reply to its requester, a reward beside
-    its trajectory), so readers do not check it.
+    its trajectory), so readers do not check it. `dead_letters`: what nobody could take, so that a reader refuses nothing in it once more.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Topic:
     key: KeyFunction | None
     compacted: bool = False
     placed: bool = False
+    dead_letters: bool = False
 
     def key_of(self, record: Record) -> str | None:
         """The key under which `record` is published."""
@@ -75,6 +76,8 @@ def control_key(control: Control) -> str:
 
 
 REQUESTS = Topic("requests", (RolloutRequest,), None)
+REQUESTS_DEAD = Topic("requests.dlq", (RolloutRequest,), None, dead_letters=True)
+"""The requests among the dead letters of `requests`; its topic file is derived."""
 REPLIES = Topic("replies", (RolloutReply,), lambda reply: str(reply.correlation), placed=True)
 TRAJECTORIES = Topic("trajectories", (Trajectory,), _group_id)
 REWARDS = Topic("rewards", (Reward,), _group_id, placed=True)

@@ -55,9 +55,9 @@ _TALKATIVE = ("aiokafka", "faust", "mode", "echo_streams.driver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
-    """Which group reads which topic where. `group` is Faust's app id; `joined_within_s`: how long joining it may
-    take; `drain_s`: how long the end may wait for what was read; `inline`: no reward is waited for, so scoring holds up everything else; `gather`: nobody waits for the next reward, so that
-    trajectories are better fetched many at once."""
+    """Which group reads which topic where. `group` is Faust's app id; `joined_within_s`: how long joining it may take; `drain_s`: how long
+    the end may wait for what was read; `inline`: no reward is waited for, so scoring holds up everything else; `gather`: nobody waits for
+    the next reward, so that trajectories are better fetched many at once."""
 
     group: str
     client_id: str

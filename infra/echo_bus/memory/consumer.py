@@ -130,7 +130,7 @@ class MemoryConsumer:
         with self._broker.lock:
             committed = self._broker.group(self._group_id).committed
             return [
-                TopicPartition(partition.topic, partition.partition, committed.get(_place(partition), (OFFSET_INVALID, ""))[0])
+                TopicPartition(partition.topic, partition.partition, *committed.get(_place(partition), (OFFSET_INVALID, "")))
                 for partition in partitions
             ]
 

@@ -148,7 +148,9 @@ class _Run:
                 guard = stack.enter_context(closing(Guard()))
                 crew = Crew(lambda plan: ProcessChild(plan, guard), self._clock)
                 stages = Stages(prepare=self._prepare, conclude=self._conclude)
-                outcome = Supervisor(crew, self._broker, stages, self, self._clock, drain_s=self._settings.run.drain_s).run(self._plans).value
+                outcome = (
+                    Supervisor(crew, self._broker, stages, self, self._clock, drain_s=self._settings.run.drain_s).run(self._plans).value
+                )
         finally:
             self._close(outcome)
         if outcome == Outcome.INTERRUPTED:

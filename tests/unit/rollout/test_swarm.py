@@ -7,8 +7,6 @@ import itertools
 import time
 from typing import Any
 
-import pytest
-
 from echo_bus.errors import DeliveryFailed
 from echo_bus.memory import MemoryCluster
 from echo_rollout.engines.scripted import ScriptedEngine

@@ -1,0 +1,180 @@
+"""Which requests a worker has in hand, noted beside the group's committed offsets, so that whoever gets them after its death knows.
+
+    taken ──begin──▶ noted with the next commit ──▶ ended: struck out          worker dead: the next owner reads the note, and each request
+                                                                               that stands in it has seen one death more
+
+The note belongs to the partition and not to the worker, so the count survives the worker, its disk and its machine, and one that leaves or
+hands a partition over alive takes its entries back. A commit takes a moment, and a request might kill its worker within it. So a request
+that may have been delivered before (it is older than the assignment) is not generated before its note is in the group; others need not
+wait, as they come back as such.
+
+Threads: the poll thread of the consumer loop reads and writes notes; any thread calls the rest; nothing blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from echo_bus.clock import Clock
+from echo_bus.consumer_notes import MAX_NOTE_LENGTH
+from echo_rollout.journal import CrashJournal
+from echo_schemas.records import Coordinates
+
+logger = logging.getLogger(__name__)
+
+# Issuer and worker may run on two machines.
+_CLOCKS_APART_MS = 2_000
+# A group that cannot be reached notes nothing, and the work goes on.
+_PATIENCE_S = 5.0
+
+
+@dataclass(slots=True)
+class _Partition:
+    """`deaths`: seen by requests that are not done. `begun`: in hand here; `noted`: those that the group knows of. `assigned_ms`: since when
+    the partition is ours."""
+
+    deaths: dict[int, int] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+    noted: frozenset[int] = frozenset()
+    assigned_ms: int = 0
+
+
+class InHandNotes:
+    """The notes of one process on `requests`; see `echo_bus.consumer_notes.Notes`."""
+
+    def __init__(self, *, session: str, clock: Clock) -> None:
+        """`session` names this process: what it reads of its own, after it lost a partition and got it back, is no death."""
+        self._session = session
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._partitions: defaultdict[int, _Partition] = defaultdict(_Partition)
+        self._waiting: dict[tuple[int, int], Callable[[], None]] = {}
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a note should be written soon."""
+
+    # The poll thread
+
+    def found(self, partition: int, note: str) -> None:
+        """What the last owner left."""
+        session, in_hand, deaths = _parsed(note)
+        if session != self._session:
+            for offset in in_hand:
+                deaths[offset] = deaths.get(offset, 0) + 1
+        with self._lock:
+            state = self._partitions[partition]
+            state.noted = frozenset()
+            state.deaths, state.assigned_ms = deaths, self._clock.time_ms()
+        if deaths:
+            logger.warning("Requests at the offsets %s of partition %d were in hand at the death of a worker", sorted(deaths), partition)
+
+    def write(self, partition: int, offset: int, *, leaving: bool) -> str:
+        """What is in hand at and above `offset`, and the deaths that such requests have seen."""
+        with self._lock:
+            state = self._partitions[partition]
+            in_hand = [] if leaving else sorted(each for each in state.begun if each >= offset)
+            state.deaths = {each: count for each, count in state.deaths.items() if each >= offset}
+            deaths = dict(sorted(state.deaths.items()))
+        while (note := _written(self._session, in_hand, deaths)) and len(note) > MAX_NOTE_LENGTH:
+            # The newest are the least suspect: they come after whatever has killed before.
+            del in_hand[len(in_hand) // 2 :]
+            deaths = dict(list(deaths.items())[: len(in_hand)])
+        return note
+
+    def written(self, partition: int, note: str) -> None:
+        """Let those begin that waited for it."""
+        _, in_hand, _ = _parsed(note)
+        with self._lock:
+            self._partitions[partition].noted = frozenset(in_hand)
+            calls = [call for offset in in_hand if (call := self._waiting.pop((partition, offset), None)) is not None]
+        for call in calls:
+            call()
+
+    # The worker
+
+    def deaths(self, where: Coordinates) -> int:
+        """At how many deaths of any worker the request was in hand."""
+        return self._partitions[where.partition].deaths.get(where.offset, 0)
+
+    def begin(self, where: Coordinates) -> None:
+        """Work on the request begins."""
+        with self._lock:
+            self._partitions[where.partition].begun.add(where.offset)
+        self.changed()
+
+    def end(self, where: Coordinates) -> None:
+        """The request is done, closed or handed back: it killed nobody."""
+        with self._lock:
+            state = self._partitions[where.partition]
+            state.begun.discard(where.offset)
+            state.deaths.pop(where.offset, None)
+
+    async def noted(self, where: Coordinates, issued_ms: int) -> None:
+        """Wait until the group has noted that the request is in hand, if it may have been in hand before."""
+        if issued_ms > self._partitions[where.partition].assigned_ms + _CLOCKS_APART_MS:
+            return
+        loop, event, place = asyncio.get_running_loop(), asyncio.Event(), (where.partition, where.offset)
+
+        def wake() -> None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(event.set)
+
+        with self._lock:
+            if where.offset in self._partitions[where.partition].noted:
+                return
+            self._waiting[place] = wake
+        self.changed()
+        try:
+            await asyncio.wait_for(event.wait(), _PATIENCE_S)
+        except TimeoutError:
+            logger.warning("The request at %d[%d] is begun without a note: the group does not take one", *place)
+        finally:
+            with self._lock:
+                self._waiting.pop(place, None)
+
+
+class DeathRecord:
+    """What is known of deaths: by the group, and by this worker's own disk, which knows at once and forgets with the machine."""
+
+    def __init__(self, journal: CrashJournal, notes: InHandNotes) -> None:
+        self._journal = journal
+        self._notes = notes
+
+    def deaths(self, where: Coordinates) -> int:
+        """At how many deaths the request was in hand."""
+        return max(self._journal.deaths(where), self._notes.deaths(where))
+
+    def begin(self, where: Coordinates) -> None:
+        """Work on the request begins."""
+        self._journal.begin(where)
+        self._notes.begin(where)
+
+    def end(self, where: Coordinates) -> None:
+        """The request killed nobody."""
+        self._journal.end(where)
+        self._notes.end(where)
+
+
+def _written(session: str, in_hand: list[int], deaths: dict[int, int]) -> str:
+    if not in_hand and not deaths:
+        return ""
+    return json.dumps({"by": session, "in_hand": in_hand, "deaths": {str(offset): count for offset, count in deaths.items()}})
+
+
+def _parsed(note: str) -> tuple[str, list[int], dict[int, int]]:
+    """Session, offsets in hand, deaths by offset. What another release or an operator's tool wrote says nothing."""
+    if not note:
+        return "", [], {}
+    try:
+        content = json.loads(note)
+        in_hand = [int(offset) for offset in content["in_hand"]]
+        return str(content["by"]), in_hand, {int(offset): int(count) for offset, count in content["deaths"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        logger.warning("A note beside the committed offsets is passed over: %r is not ours (%s)", note[:100], exc)
+        return "", [], {}
