@@ -2,8 +2,9 @@
 
     trajectories, rewards, dead requests ─ reader thread ─▶ GroupAssembler ─ learner's thread ─▶ batches, drops, what a checkpoint keeps
 
+A request that no worker takes is among the dead letters, and its seq is closed.
 Threads: the reader thread fetches, decodes and assembles. The learner's thread calls everything else; `wait_for_batch` blocks until enough
-groups are ready, and the reader thread wakes it. A seq whose request no worker takes is closed. One lock guards the assembler. If reading fails, every later call raises the cause.
+groups are ready, and the reader thread wakes it. One lock guards the assembler. If reading fails, every later call raises the cause.
 Back-pressure: above `max_ready` ready groups `trajectories` is paused; `rewards` never is, for a group may wait for nothing else.
 """
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from echo_bus.clock import Clock
 from echo_bus.consumer_notes import MAX_NOTE_LENGTH
 from echo_rollout.journal import CrashJournal
-from echo_schemas.records import Coordinates
+from echo_schemas.records import Coordinates, RolloutRequest
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,14 @@ logger = logging.getLogger(__name__)
 _CLOCKS_APART_MS = 2_000
 # A group that cannot be reached notes nothing, and the work goes on.
 _PATIENCE_S = 5.0
+# Of the time to the request's deadline, in which it is to be generated too.
+_PATIENCE_SHARE = 0.05
 
 
 @dataclass(slots=True)
 class _Partition:
-    """`deaths`: seen by requests that are not done. `begun`: in hand here; `noted`: those that the group knows of. `assigned_ms`: since when
-    the partition is ours."""
+    """`deaths`: seen by requests that are not done. `begun`: in hand here; `noted`: those that the group knows of. `assigned_ms`: when the
+    partition became ours."""
 
     deaths: dict[int, int] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
@@ -56,6 +59,8 @@ class InHandNotes:
         self._lock = threading.Lock()
         self._partitions: defaultdict[int, _Partition] = defaultdict(_Partition)
         self._waiting: dict[tuple[int, int], Callable[[], None]] = {}
+        self.blames = False
+        """What is in hand may be why this process ends: it stays noted even as the partitions are handed over."""
         self.changed: Callable[[], None] = lambda: None
         """Called when a note should be written soon."""
 
@@ -78,7 +83,7 @@ class InHandNotes:
         """What is in hand at and above `offset`, and the deaths that such requests have seen."""
         with self._lock:
             state = self._partitions[partition]
-            in_hand = [] if leaving else sorted(each for each in state.begun if each >= offset)
+            in_hand = [] if leaving and not self.blames else sorted(each for each in state.begun if each >= offset)
             state.deaths = {each: count for each, count in state.deaths.items() if each >= offset}
             deaths = dict(sorted(state.deaths.items()))
         while (note := _written(self._session, in_hand, deaths)) and len(note) > MAX_NOTE_LENGTH:
@@ -115,9 +120,9 @@ class InHandNotes:
             state.begun.discard(where.offset)
             state.deaths.pop(where.offset, None)
 
-    async def noted(self, where: Coordinates, issued_ms: int) -> None:
+    async def noted(self, where: Coordinates, request: RolloutRequest) -> None:
         """Wait until the group has noted that the request is in hand, if it may have been in hand before."""
-        if issued_ms > self._partitions[where.partition].assigned_ms + _CLOCKS_APART_MS:
+        if request.issued_ms > self._partitions[where.partition].assigned_ms + _CLOCKS_APART_MS:
             return
         loop, event, place = asyncio.get_running_loop(), asyncio.Event(), (where.partition, where.offset)
 
@@ -130,8 +135,9 @@ class InHandNotes:
                 return
             self._waiting[place] = wake
         self.changed()
+        left_s = math.inf if request.deadline_ms is None else max(0.0, (request.deadline_ms - self._clock.time_ms()) / 1000)
         try:
-            await asyncio.wait_for(event.wait(), _PATIENCE_S)
+            await asyncio.wait_for(event.wait(), min(_PATIENCE_S, _PATIENCE_SHARE * left_s))
         except TimeoutError:
             logger.warning("The request at %d[%d] is begun without a note: the group does not take one", *place)
         finally:

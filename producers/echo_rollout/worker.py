@@ -88,7 +88,6 @@ class Worker:
         self._join: Callable[[], None] | None = None
         self._undelivered = Undelivered(parts.metrics, parts.clock)
         self._notes = InHandNotes(session=uuid.uuid4().hex[:8], clock=parts.clock)
-        self._blames_groups = False
         self.is_ready = False
         """Whether weights are installed and requests are taken."""
 
@@ -244,7 +243,7 @@ class Worker:
         """One request from hand-over to the publishing thread. Raises EngineError: the prompt was checked, so the engine is at fault."""
         ending = Ending(outcome=Outcome.ABANDONED)
         try:
-            await self._notes.noted(work.where, work.request.issued_ms)
+            await self._notes.noted(work.where, work.request)
             closed = await self._holding.enter(work.request)
             if closed is not None:
                 ending = closed
@@ -254,7 +253,7 @@ class Worker:
             except TransportError:
                 raise
             except Exception:  # whatever it is ends the worker, and it may be the request's doing, or that of one beside it
-                self._blames_groups = True
+                self._notes.blames = not self._draining
                 raise
             finally:
                 self._holding.leave(work.request)
@@ -318,7 +317,7 @@ class Worker:
     def _let_go(self, work: Work, ending: Ending) -> None:
         """The group is out of hand. An abandoned one is not done: its request is delivered again. From any thread."""
         abandoned = ending.outcome is Outcome.ABANDONED
-        self._intake.ended(work, done=not abandoned, blamed=abandoned and self._blames_groups)
+        self._intake.ended(work, done=not abandoned, blamed=abandoned and self._notes.blames)
         metrics = self._parts.metrics
         metrics.groups.labels(ending.outcome.value).inc()
         if ending.failure is not None:
@@ -360,7 +359,7 @@ class Worker:
             either: set[asyncio.Future[Any]] = {self._failed, (emptied := self._loop.create_task(self._emptied.wait()))}
             await asyncio.wait(either, timeout=_ACKNOWLEDGE_SHARE * self._parts.settings.run.drain_s, return_when=asyncio.FIRST_COMPLETED)
             emptied.cancel()
-        if not self._blames_groups:
+        if not self._notes.blames:
             self._intake.forgive()
         loop.hand_back()
         if consuming.ident is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
@@ -37,6 +38,8 @@ class MemoryConsumer:
         self._announced: dict[Place, int] = {}
         self._turn = 0
         self._callback_assigned = False
+        self._on_commit: Callable[[KafkaError | None, list[TopicPartition]], None] | None = config.get("on_commit")
+        self._unanswered: deque[list[TopicPartition]] = deque()
         self._closed = False
 
     # Assignment
@@ -123,6 +126,8 @@ class MemoryConsumer:
             committed = self._broker.group(self._group_id).committed
             for partition in offsets:
                 committed[_place(partition)] = (partition.offset, partition.metadata or "")
+            if asynchronous and self._on_commit is not None:
+                self._unanswered.append(list(offsets))
             self._broker.changed.notify_all()
         return None if asynchronous else list(offsets)
 
@@ -193,6 +198,8 @@ class MemoryConsumer:
         until_s = None if timeout < 0 else time.monotonic() + timeout
         taken: list[RawMessage] = []
         while True:
+            while self._unanswered and self._on_commit is not None:
+                self._on_commit(None, self._unanswered.popleft())
             self._follow_group()
             with self._broker.lock:
                 taken += self._read(most - len(taken))

@@ -44,8 +44,8 @@ class Fleet(Swarm):
         self._bootstrap = bootstrap
         self._environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
 
-    def launch(self, role: str, name: str, *, admission: str = "pace", **engine: Any) -> subprocess.Popen[bytes]:
-        """Start a role; `engine`: options of the paced engine."""
+    def launch(self, role: str, name: str, *, admission: str = "pace", kind: str = "PacedEngine", **engine: Any) -> subprocess.Popen[bytes]:
+        """Start a role; `engine`: options of the engine, `kind` its class."""
         settings = {
             "run": {"name": RUN},
             "kafka": {
@@ -56,7 +56,7 @@ class Fleet(Swarm):
             "task": {"name": "tests.unit.rollout.swarm:LetterTask"},
             "policy": {"base": str(self.base), "max_length": 64},
             "rollout": {
-                "engine": "tests.integration.rollout.parts:PacedEngine",
+                "engine": f"tests.integration.rollout.parts:{kind}",
                 "group_size": 2,
                 "probe_size": 0,
                 "max_new_tokens": 4,
@@ -105,11 +105,13 @@ class Fleet(Swarm):
         return {member.client_id: {place.partition for place in member.assignment.topic_partitions} for member in found.members}
 
     def committed(self) -> list[int]:
-        """The workers' offsets of `requests`, by partition."""
+        """The workers' offsets of `requests`, by partition; nothing while the group has no coordinator yet."""
         group, topic = self.bus.namespace.group(GROUP), self.bus.namespace.topic(REQUESTS)
         consumer = self.bus.cluster.consumer({"group.id": group})
         try:
             places = consumer.committed([TopicPartition(topic, partition) for partition in range(NUM_PARTITIONS)], timeout=WAIT_S)
+        except KafkaException:
+            return []
         finally:
             consumer.close()
         return [max(0, place.offset) for place in places]
@@ -136,7 +138,14 @@ class Fleet(Swarm):
 @pytest.fixture
 def fleet(kafka_bootstrap: str, namespace: Namespace, tmp_path: Path) -> Iterator[Fleet]:
     """No role runs yet; version 0 is published."""
-    cluster = KafkaCluster(kafka_bootstrap)
+    made = open_fleet(kafka_bootstrap, namespace, tmp_path)
+    yield made
+    made.close()
+
+
+def open_fleet(bootstrap: str, namespace: Namespace, folder: Path) -> Fleet:
+    """On any Kafka. `close` it."""
+    cluster = KafkaCluster(bootstrap)
     create_topics(cluster, {f"{namespace.name}.{spec.name}": min(spec.partitions, NUM_PARTITIONS) for spec in load_topic_specs()})
     bus = Bus(
         cluster=cluster,
@@ -147,10 +156,9 @@ def fleet(kafka_bootstrap: str, namespace: Namespace, tmp_path: Path) -> Iterato
         role="tester",
         run_id=RUN,
     )
-    made = Fleet(bus, tmp_path, kafka_bootstrap)
+    made = Fleet(bus, folder, bootstrap)
     made.publish_version(0)
-    yield made
-    made.close()
+    return made
 
 
 def await_in(fleet: Fleet, condition: Any, what: str, timeout_s: float = 120.0) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,3 +45,17 @@ def write_base(folder: Path) -> Path:
     tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+class PoisonedEngine(PacedEngine):
+    """A prompt that begins with token `poison` of [rollout.options] ends the process as a crash of native code does."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._poison = int(str(config.options["poison"]))
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        """By the script, or never."""
+        if prompt[0] == self._poison:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().generate(prompt, n, sampling)

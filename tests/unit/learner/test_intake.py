@@ -21,8 +21,8 @@ from echo_learner.evaluation import Evaluations
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.trust import WorkerTrust
-from echo_schemas.records import Coordinates, Record
-from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
+from echo_schemas.records import Coordinates, DropReason, Purpose, Record, RolloutRequest, Sampling, group_id_of
+from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, Topic
 from tests.unit.core.records import EXACT, GROUP_SIZE, at, reward, trajectory
 
 WAIT_S = 60.0
@@ -194,6 +194,42 @@ def test_reading_goes_on_from_the_state(setup: Setup) -> None:
     another.intake.start(state)
     another.intake.close()
     assert another.reader.started_at == dict.fromkeys(_PLACES, 2 * GROUP_SIZE)
+
+
+def dead_request(number: int, seq: int, purpose: Purpose = Purpose.TRAIN) -> Message:
+    """A request that no worker takes, as the `number`-th dead letter."""
+    request = RolloutRequest(
+        run_id="demo",
+        group_id=group_id_of("demo", seq, purpose),
+        seq=seq,
+        purpose=purpose,
+        task="t",
+        prompt_token_ids=b"\0\0\0\0",
+        group_size=GROUP_SIZE,
+        sampling=Sampling(max_new_tokens=1),
+        required_version=0,
+        learner_version=0,
+        issued_ms=0,
+    )
+    made = _message(REQUESTS_DEAD, at(number), request)
+    made.headers = {"echo-reason": b"retries_exhausted", "__connect.errors.exception.message": b"three deaths"}
+    return made
+
+
+def test_the_seq_of_a_dead_request_is_closed_once_the_log_is_read_unless_another_copy_was_done(setup: Setup) -> None:
+    setup.reader.end = 2 * GROUP_SIZE
+    setup.reader.positions[REQUESTS_DEAD.name, 0] = 0
+    setup.intake.start(None)
+    setup.reader.fed.put([dead_request(0, 0), dead_request(1, 1), dead_request(2, 2, Purpose.PROBE), dead_request(3, 0)])
+    setup.feed_group(0, 1)
+    setup.wait_until(lambda: setup.intake.num_ready == 1, "the copy that was done is ready")
+    assert setup.intake.settle()[1] == [], "the rest of the log may hold the group"
+    setup.feed_group(1, 2)
+    setup.wait_until(lambda: setup.intake.floor == 1, "the seq of the dead request is closed")
+    (drop,) = setup.intake.settle()[1]
+    assert (drop.seq, drop.why, drop.where) == (0, DropReason.FAILED, None)
+    assert drop.detail == "Its request is a dead letter: retries_exhausted: three deaths"
+    assert setup.batch() == [1, 2]
 
 
 def test_the_error_of_the_reader_reaches_whoever_asks(setup: Setup) -> None:

@@ -122,6 +122,20 @@ def test_a_suspect_that_went_elsewhere_holds_nobody_up(open_journal: Callable[..
     assert isinstance(intake(message(Coordinates(partition=0, offset=4))), Accepted)
 
 
+def test_a_record_that_comes_again_while_it_is_in_hand_is_done_with_it(open_journal: Callable[..., CrashJournal]) -> None:
+    taken: list[Work] = []
+    intake = intake_of(open_journal(), taken.append)
+    outcomes = [intake(message(NEIGHBOUR)) for _ in range(3)]
+    done: list[int] = []
+    for number, outcome in enumerate(outcomes):
+        assert isinstance(outcome, Accepted)
+        assert outcome.completion is not None
+        outcome.completion.on_done(lambda number=number: done.append(number))  # type: ignore[misc]  # bound per round
+    assert (len(taken), intake.num_in_hand, done) == (1, 1, [])
+    intake.ended(taken[0], done=True)
+    assert (intake.num_in_hand, done) == (0, [0, 1, 2])
+
+
 def test_a_request_that_saw_three_deaths_is_refused(open_journal: Callable[..., CrashJournal]) -> None:
     journal = open_journal("= 1 7 3\n")
     outcome = intake_of(journal, lambda work: None)(message(POISON))
