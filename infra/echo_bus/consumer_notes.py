@@ -7,6 +7,7 @@ it before its first message, whatever became of the one before, and a member tha
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -25,8 +26,10 @@ _READ_S = 5.0
 class Notes(Protocol):
     """The notes of a loop that reads one topic. All calls come from its poll thread."""
 
-    def found(self, partition: int, note: str) -> None:
-        """`partition` is ours from now on; `note` is what its last owner left, or empty."""
+    def found(self, partition: int, note: str, end: int) -> None:
+        """`partition` is ours from now on; `note` is what its last owner left, or empty. No earlier owner has got what lies at `end` or
+        above.
+        """
 
     def write(self, partition: int, offset: int, *, leaving: bool) -> str:
         """What to leave beside `offset`; `leaving`: the partition is handed over in good order."""
@@ -38,7 +41,7 @@ class Notes(Protocol):
 class _Nothing:
     """No notes."""
 
-    def found(self, partition: int, note: str) -> None: ...
+    def found(self, partition: int, note: str, end: int) -> None: ...
 
     def write(self, partition: int, offset: int, *, leaving: bool) -> str:
         del partition, offset, leaving
@@ -55,16 +58,21 @@ class NoteKeeper:
         self._unconfirmed: deque[list[tuple[int, str]]] = deque()
 
     def read(self, consumer: RawConsumer, partitions: Sequence[TopicPartition]) -> None:
-        """Read what the last owners left; blocks for a round trip. A group that does not answer leaves the notes empty."""
+        """Read what the last owners left; blocks for a round trip per partition. A cluster that does not answer leaves the notes empty."""
         if isinstance(self.notes, _Nothing):
             return
+        ends = dict.fromkeys((place.partition for place in partitions), sys.maxsize)
+        found = list(partitions)
         try:
-            found = consumer.committed(list(partitions), timeout=_READ_S)
+            for place in partitions:
+                bounds = consumer.get_watermark_offsets(place, timeout=_READ_S)
+                if bounds is not None:
+                    ends[place.partition] = bounds[1]
+            found = consumer.committed(found, timeout=_READ_S)
         except KafkaException as exc:
             logger.warning("What earlier owners noted of %d partitions cannot be read: %s", len(partitions), exc.args[0].str())
-            found = list(partitions)
         for place in found:
-            self.notes.found(place.partition, getattr(place, "metadata", None) or "")
+            self.notes.found(place.partition, getattr(place, "metadata", None) or "", ends[place.partition])
 
     def sent(self, noted: list[tuple[int, str]]) -> None:
         """A commit with these notes is on its way."""

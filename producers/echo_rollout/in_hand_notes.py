@@ -5,8 +5,8 @@
 
 The note belongs to the partition and not to the worker, so the count survives the worker, its disk and its machine, and one that leaves or
 hands a partition over alive takes its entries back. A commit takes a moment, and a request might kill its worker within it. So a request
-that may have been delivered before (it is older than the assignment) is not generated before its note is in the group; others need not
-wait, as they come back as such.
+that may have been delivered before (it lay in the log when the partition came) is not generated before its note is in the group; others
+need not wait, as they come back as such.
 
 Threads: the poll thread of the consumer loop reads and writes notes; any thread calls the rest; nothing blocks.
 """
@@ -16,46 +16,39 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from echo_bus.clock import Clock
 from echo_bus.consumer_notes import MAX_NOTE_LENGTH
 from echo_rollout.journal import CrashJournal
-from echo_schemas.records import Coordinates, RolloutRequest
+from echo_schemas.records import Coordinates
 
 logger = logging.getLogger(__name__)
 
-# Issuer and worker may run on two machines.
-_CLOCKS_APART_MS = 2_000
 # A group that cannot be reached notes nothing, and the work goes on.
 _PATIENCE_S = 5.0
-# Of the time to the request's deadline, in which it is to be generated too.
-_PATIENCE_SHARE = 0.05
 
 
 @dataclass(slots=True)
 class _Partition:
-    """`deaths`: seen by requests that are not done. `begun`: in hand here; `noted`: those that the group knows of. `assigned_ms`: when the
-    partition became ours."""
+    """`deaths`: seen by requests that are not done. `begun`: in hand here; `noted`: those that the group knows. `end`: what lies below may
+    have been in hand elsewhere."""
 
     deaths: dict[int, int] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     noted: frozenset[int] = frozenset()
-    assigned_ms: int = 0
+    end: int = 0
 
 
 class InHandNotes:
     """The notes of one process on `requests`; see `echo_bus.consumer_notes.Notes`."""
 
-    def __init__(self, *, session: str, clock: Clock) -> None:
+    def __init__(self, *, session: str) -> None:
         """`session` names this process: what it reads of its own, after it lost a partition and got it back, is no death."""
         self._session = session
-        self._clock = clock
         self._lock = threading.Lock()
         self._partitions: defaultdict[int, _Partition] = defaultdict(_Partition)
         self._waiting: dict[tuple[int, int], Callable[[], None]] = {}
@@ -66,7 +59,7 @@ class InHandNotes:
 
     # The poll thread
 
-    def found(self, partition: int, note: str) -> None:
+    def found(self, partition: int, note: str, end: int) -> None:
         """What the last owner left."""
         session, in_hand, deaths = _parsed(note)
         if session != self._session:
@@ -75,7 +68,7 @@ class InHandNotes:
         with self._lock:
             state = self._partitions[partition]
             state.noted = frozenset()
-            state.deaths, state.assigned_ms = deaths, self._clock.time_ms()
+            state.deaths, state.end = deaths, end
         if deaths:
             logger.warning("Requests at the offsets %s of partition %d were in hand at the death of a worker", sorted(deaths), partition)
 
@@ -120,9 +113,9 @@ class InHandNotes:
             state.begun.discard(where.offset)
             state.deaths.pop(where.offset, None)
 
-    async def noted(self, where: Coordinates, request: RolloutRequest) -> None:
+    async def noted(self, where: Coordinates) -> None:
         """Wait until the group has noted that the request is in hand, if it may have been in hand before."""
-        if request.issued_ms > self._partitions[where.partition].assigned_ms + _CLOCKS_APART_MS:
+        if where.offset >= self._partitions[where.partition].end:
             return
         loop, event, place = asyncio.get_running_loop(), asyncio.Event(), (where.partition, where.offset)
 
@@ -135,9 +128,8 @@ class InHandNotes:
                 return
             self._waiting[place] = wake
         self.changed()
-        left_s = math.inf if request.deadline_ms is None else max(0.0, (request.deadline_ms - self._clock.time_ms()) / 1000)
         try:
-            await asyncio.wait_for(event.wait(), min(_PATIENCE_S, _PATIENCE_SHARE * left_s))
+            await asyncio.wait_for(event.wait(), _PATIENCE_S)
         except TimeoutError:
             logger.warning("The request at %d[%d] is begun without a note: the group does not take one", *place)
         finally:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from echo_bus.clock import Clock, Deadline
-from echo_bus.message import BUSY, Accepted, Completion, Invalid, Message, Outcome
+from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Invalid, Message, Outcome
 from echo_rollout.engines.engine import EngineError, check_prompt
 from echo_rollout.generation import GroupPrompt
 from echo_rollout.journal import ALONE_FROM, MAX_DEATHS
@@ -26,6 +27,8 @@ from echo_schemas.records import Coordinates, Purpose, RolloutRequest
 
 # How long everything else waits for a suspect that was put off until nothing is in flight; its partition may have gone to another worker.
 _SUSPECT_WAIT_S = 5.0
+# Requests that were done here: more than are ever between a commit and the next.
+_REMEMBERED = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,6 +88,7 @@ class RequestIntake:
         self._is_stuck = is_stuck
         self._lock = threading.Lock()
         self._in_hand: dict[Coordinates, Work] = {}
+        self._over: OrderedDict[Coordinates, tuple[str, int]] = OrderedDict()
         self._alone: Coordinates | None = None
         self._alone_until: Deadline | None = None
 
@@ -120,7 +124,7 @@ class RequestIntake:
 
     def _take_in_hand(self, request: RolloutRequest, where: Coordinates, asked: Asked | None) -> Outcome:
         """Taken, put off or refused."""
-        if (repeated := self._repeat(where)) is not None:
+        if (repeated := self._repeat(request, where)) is not None:
             return repeated
         if self._is_stuck():
             return BUSY
@@ -141,9 +145,11 @@ class RequestIntake:
         self._take(work)
         return Accepted(work.completion)
 
-    def _repeat(self, where: Coordinates) -> Accepted | None:
-        """The partition was lost and came back, and the record with it, which is in hand still."""
+    def _repeat(self, request: RolloutRequest, where: Coordinates) -> Accepted | None:
+        """The partition was lost and came back, and the record with it, which is in hand still, or was done and not committed."""
         with self._lock:
+            if self._over.get(where) == (request.group_id, request.issued_ms):
+                return ACCEPTED
             work = self._in_hand.get(where)
             if work is None:
                 return None
@@ -158,6 +164,11 @@ class RequestIntake:
         with self._lock:
             self._in_hand.pop(work.where, None)
             repeats = tuple(work.repeats)
+            if done:
+                # A topic that is made anew has other requests at the same places.
+                self._over[work.where] = (work.request.group_id, work.request.issued_ms)
+                while len(self._over) > _REMEMBERED:
+                    self._over.popitem(last=False)
             if self._alone == work.where:
                 self._alone = self._alone_until = None
         if done:

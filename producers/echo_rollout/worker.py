@@ -87,7 +87,7 @@ class Worker:
         )
         self._join: Callable[[], None] | None = None
         self._undelivered = Undelivered(parts.metrics, parts.clock)
-        self._notes = InHandNotes(session=uuid.uuid4().hex[:8], clock=parts.clock)
+        self._notes = InHandNotes(session=uuid.uuid4().hex[:8])
         self.is_ready = False
         """Whether weights are installed and requests are taken."""
 
@@ -243,12 +243,12 @@ class Worker:
         """One request from hand-over to the publishing thread. Raises EngineError: the prompt was checked, so the engine is at fault."""
         ending = Ending(outcome=Outcome.ABANDONED)
         try:
-            await self._notes.noted(work.where, work.request)
             closed = await self._holding.enter(work.request)
             if closed is not None:
                 ending = closed
                 return
             try:
+                await self._notes.noted(work.where)
                 ending = await self._generate(work)
             except TransportError:
                 raise

@@ -8,18 +8,16 @@ import threading
 
 import pytest
 
-from echo_bus.clock import ManualClock
 from echo_bus.consumer_notes import MAX_NOTE_LENGTH
 from echo_rollout.in_hand_notes import InHandNotes
-from echo_schemas.columns import pack_tokens
-from echo_schemas.records import Coordinates, Purpose, RolloutRequest, Sampling, group_id_of
+from echo_schemas.records import Coordinates
 
 POISON = Coordinates(partition=1, offset=7)
 NEIGHBOUR = Coordinates(partition=1, offset=9)
 
 
 def notes(session: str = "b") -> InHandNotes:
-    return InHandNotes(session=session, clock=ManualClock())
+    return InHandNotes(session=session)
 
 
 def left_by(owner: InHandNotes, *, leaving: bool = False) -> str:
@@ -30,14 +28,14 @@ def test_deaths_are_counted_from_owner_to_owner_and_forgiven_by_an_end() -> None
     note = ""
     for expected in range(3):
         owner = notes(f"session {expected}")
-        owner.found(POISON.partition, note)
+        owner.found(POISON.partition, note, 0)
         assert (owner.deaths(POISON), owner.deaths(NEIGHBOUR)) == (expected, min(expected, 1))
         owner.begin(POISON)
         if expected == 0:
             owner.begin(NEIGHBOUR)
         note = left_by(owner)
     last = notes("last")
-    last.found(POISON.partition, note)
+    last.found(POISON.partition, note, 0)
     assert (last.deaths(POISON), last.deaths(NEIGHBOUR)) == (3, 1)
     last.end(POISON)
     last.end(NEIGHBOUR)
@@ -46,10 +44,10 @@ def test_deaths_are_counted_from_owner_to_owner_and_forgiven_by_an_end() -> None
 
 def test_who_hands_a_partition_over_alive_leaves_no_suspicion_but_the_old_one() -> None:
     owner, other = notes("a"), notes("b")
-    owner.found(POISON.partition, json.dumps({"by": "dead", "in_hand": [POISON.offset], "deaths": {}}))
+    owner.found(POISON.partition, json.dumps({"by": "dead", "in_hand": [POISON.offset], "deaths": {}}), 0)
     owner.begin(POISON)
     owner.begin(NEIGHBOUR)
-    other.found(POISON.partition, left_by(owner, leaving=True))
+    other.found(POISON.partition, left_by(owner, leaving=True), 0)
     assert (other.deaths(POISON), other.deaths(NEIGHBOUR)) == (1, 0)
 
 
@@ -57,7 +55,7 @@ def test_what_may_be_why_a_worker_ends_stays_noted_as_it_leaves() -> None:
     owner, other = notes("a"), notes("b")
     owner.begin(POISON)
     owner.blames = True
-    other.found(POISON.partition, left_by(owner, leaving=True))
+    other.found(POISON.partition, left_by(owner, leaving=True), 0)
     assert other.deaths(POISON) == 1
 
 
@@ -65,14 +63,14 @@ def test_who_loses_a_partition_and_gets_it_back_has_not_died() -> None:
     owner = notes()
     owner.begin(POISON)
     note = left_by(owner)
-    owner.found(POISON.partition, note)
+    owner.found(POISON.partition, note, 0)
     assert owner.deaths(POISON) == 0
     assert left_by(owner) == note, "it is in hand still"
 
 
 def test_what_lies_below_the_committed_offset_is_over() -> None:
     owner = notes()
-    owner.found(1, json.dumps({"by": "a", "in_hand": [3, 7], "deaths": {"3": 1}}))
+    owner.found(1, json.dumps({"by": "a", "in_hand": [3, 7], "deaths": {"3": 1}}), 0)
     owner.begin(NEIGHBOUR)
     assert json.loads(left_by(owner)) == {"by": "b", "in_hand": [9], "deaths": {"7": 1}}
     assert owner.deaths(Coordinates(partition=1, offset=3)) == 0
@@ -80,7 +78,7 @@ def test_what_lies_below_the_committed_offset_is_over() -> None:
 
 def test_a_note_fits_however_much_is_in_hand_and_keeps_the_oldest() -> None:
     owner = notes()
-    owner.found(1, json.dumps({"by": "a", "in_hand": list(range(7, 400)), "deaths": {}}))
+    owner.found(1, json.dumps({"by": "a", "in_hand": list(range(7, 400)), "deaths": {}}), 0)
     for offset in range(7, 2_000):
         owner.begin(Coordinates(partition=1, offset=offset))
     note = left_by(owner)
@@ -92,50 +90,43 @@ def test_a_note_fits_however_much_is_in_hand_and_keeps_the_oldest() -> None:
 @pytest.mark.parametrize("note", ["of another tool", "[]", "3", '{"by": "a"}', '{"by": "a", "in_hand": ["x"], "deaths": {}}'])
 def test_what_is_not_ours_says_nothing(note: str) -> None:
     owner = notes()
-    owner.found(1, note)
+    owner.found(1, note, 0)
     assert owner.deaths(POISON) == 0
 
 
-def request(issued_ms: int, deadline_ms: int | None = None) -> RolloutRequest:
-    return RolloutRequest(
-        run_id="demo",
-        group_id=group_id_of("demo", 0),
-        seq=0,
-        purpose=Purpose.TRAIN,
-        task="letters",
-        prompt_token_ids=pack_tokens([1]),
-        group_size=1,
-        sampling=Sampling(max_new_tokens=1),
-        required_version=0,
-        learner_version=0,
-        issued_ms=issued_ms,
-        deadline_ms=deadline_ms,
-    )
-
-
-def test_only_a_request_that_may_have_been_in_hand_before_waits_for_its_note() -> None:
-    clock = ManualClock()
-    owner = InHandNotes(session="b", clock=clock)
-    owner.found(1, "")
+def test_only_a_request_that_may_have_been_in_hand_before_waits_for_its_note(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("echo_rollout.in_hand_notes._PATIENCE_S", 0.02)
+    owner = notes()
+    owner.found(1, "", NEIGHBOUR.offset)
 
     async def begin() -> list[str]:
         story: list[str] = []
         owner.changed = lambda: story.append("asked for a commit")
-        await owner.noted(POISON, request(clock.time_ms() + 60_000))
-        story.append("a fresh one goes on")
+        await owner.noted(NEIGHBOUR)
+        story.append("what came later goes on")
+        monkeypatch.setattr("echo_rollout.in_hand_notes._PATIENCE_S", 60.0)
         owner.begin(POISON)
-        waiting = asyncio.create_task(owner.noted(POISON, request(clock.time_ms())))
+        waiting = asyncio.create_task(owner.noted(POISON))
         await asyncio.sleep(0)
         assert not waiting.done()
         threading.Thread(target=lambda: owner.written(1, left_by(owner))).start()
         await waiting
         story.append("noted")
-        await owner.noted(POISON, request(clock.time_ms()))
+        await owner.noted(POISON)
         story.append("it stands there")
-        # Nobody takes a note: the request is not kept from its deadline.
-        await owner.noted(NEIGHBOUR, request(clock.time_ms(), clock.time_ms() + 100))
         return story
 
     assert asyncio.run(begin()) == [
-        *("a fresh one goes on", "asked for a commit", "asked for a commit", "noted", "it stands there", "asked for a commit"),
+        *("what came later goes on", "asked for a commit", "asked for a commit", "noted", "it stands there"),
     ]
+    assert not caplog.records
+
+
+def test_a_group_that_takes_no_note_stops_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("echo_rollout.in_hand_notes._PATIENCE_S", 0.02)
+    owner = notes()
+    owner.found(1, "", 100)
+    asyncio.run(owner.noted(POISON))
+    assert "1[7] is begun without a note" in caplog.text
