@@ -22,7 +22,7 @@ class RunSettings(Section):
     """`asynchronous` generates continuously within a staleness budget; `sequential` asks for each batch and has staleness 0."""
     seed: int = 0
     """Decides prompts and the order of samples; the same seed gives the same prompts."""
-    drain_s: float = Field(default=3.0, gt=0)
+    drain_s: float = Field(default=2.5, gt=0)
     """From SIGTERM to the end of a process at the latest. What is not done by then is done again by the next one, and nothing is lost."""
 
     @field_validator("name")
