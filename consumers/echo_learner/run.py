@@ -311,7 +311,8 @@ def _open_intake(
     # A sequential learner has nothing to do until the last reward is there; the other one has a step to compute meanwhile.
     profile = profiles.READER if settings.run.mode == "sequential" else profiles.GATHERING_READER
     return Intake(
-        process.bus.reader([TRAJECTORIES, REWARDS, REQUESTS_DEAD], on_invalid=dead_letters.send, profile=profile),
+        # Waited for: the next checkpoint counts what was read as accounted for, and this is its only account.
+        process.bus.reader([TRAJECTORIES, REWARDS, REQUESTS_DEAD], on_invalid=dead_letters.send_and_wait, profile=profile),
         GroupAssembler(settings.run.name, state.terms, assembly_limits(settings), state=saved),
         policy=staleness_policy(settings),
         limits=AdmissionLimits(vocabulary=trainer.vocabulary, max_length=settings.policy.max_length),

@@ -245,5 +245,5 @@ def _refuse_other_settings(run: Run | None, settings: Settings) -> None:
 def _other_settings(changed: list[str]) -> UserError:
     return UserError(
         f"The run was trained with other values of {', '.join(changed)}: with these its weights would come out as others.",
-        hint="Use the run's own configuration, which lies in its folder as run.toml.",
+        hint="Use the configuration that the run was started with.",
     )

@@ -5,7 +5,7 @@ find them; all values are UTF-8 text, the numbers too. `DeadLetterBudget` bounds
 instead of draining the topic.
 
 Threads: the budget belongs to the one thread that judges messages. `DeadLetters.send` may be called from any thread; it blocks only while
-the publisher's buffer is full.
+the publisher's buffer is full. `send_and_wait` blocks until the copy is acknowledged, which the publisher's own thread learns.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ REASON = "echo-reason"
 TRUNCATED_FROM = "echo-truncated-from"
 """Present only where the original value was above our record limit: its size in bytes. The whole value is at the original offset."""
 
+# As long as any producer's own delivery time-out.
+_ACKNOWLEDGED_S = 120.0
 _CONNECT = "__connect.errors."
 _SPRING = "kafka_dlt-"
 # Ours are replaced when a redriven message fails again; everything else is the original's and stays.
@@ -121,6 +123,13 @@ class DeadLetters:
         )
         self._metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
         return self._publisher.publish_bytes(self._namespace.dead_letters(topic), value, key=raw.key(), headers=headers)
+
+    def send_and_wait(self, raw: RawMessage, topic: Topic, invalid: InvalidRecord) -> None:
+        """As `send`, and wait until the copy is in the log: for a reader whose position moves on when this returns, and is kept.
+
+        Raises DeliveryFailed or DeadlineExceeded.
+        """
+        self.send(raw, topic, invalid).wait(_ACKNOWLEDGED_S)
 
 
 def dead_letter_headers(raw: RawMessage, invalid: InvalidRecord, *, group: str) -> list[tuple[str, bytes]]:

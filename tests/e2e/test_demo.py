@@ -18,6 +18,8 @@ import pytest
 from echo_bus.bus import Bus, open_bus
 from echo_bus.clock import Deadline
 from echo_bus.settings import load_settings
+from echo_replay.audit import audit_run
+from echo_replay.verdicts import Verdict
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
 from echo_schemas.naming import Namespace
 from echo_schemas.records import (
@@ -217,6 +219,12 @@ def test_the_first_and_the_last_version_answer_held_out_prompts(ended: Ended) ->
     assert [each["version"] for each in ended.summary["evaluations"]] == [0, STEPS_TRAINED]
     answers = [sample for sample in ended.samples.values() if sample.purpose is Purpose.EVAL]
     assert {sample.min_version for sample in answers} == {0, STEPS_TRAINED}
+
+
+def test_the_audit_proves_every_promise(ended: Ended) -> None:
+    report = audit_run(ended.bus, ended.summary["run"])
+    assert {finding.promise: (finding.examples, finding.gaps) for finding in report.findings if finding.verdict is not Verdict.PROVED} == {}
+    assert report.counts["trained"] == STEPS_TRAINED * ended.step_size
 
 
 def test_the_report_is_one_file(ended: Ended) -> None:

@@ -11,7 +11,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
+from echo_bus.errors import TransportError
 from echo_learner.metrics import LearnerMetrics
+from echo_replay.audit import audit_run
+from echo_replay.verdicts import Promise, Verdict
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import Coordinates, DropReason, Purpose, Span, VersionSpan
 from echo_schemas.topics import REWARDS, TRAJECTORIES
@@ -158,6 +161,20 @@ def test_a_probe_that_the_model_cannot_take_is_passed_over(pipeline: Pipeline) -
     assert metrics.registry.get_sample_value("echo_learner_probe_samples_total") == GROUP_SIZE + 1
     assert metrics.registry.get_sample_value("echo_learner_probe_samples_refused_total") == GROUP_SIZE
     assert not pipeline.drops()
+
+
+def test_no_checkpoint_counts_a_record_as_read_whose_dead_letter_did_not_get_out(pipeline: Pipeline) -> None:
+    """Otherwise nobody would ever say what became of it."""
+    pipeline.write_bytes(TRAJECTORIES, b"not a record")
+    fill(pipeline, 1)
+    pipeline.cluster.faults.fail_next_produce(pipeline.namespace.dead_letters(TRAJECTORIES))
+    with pytest.raises(TransportError, match="dlq"):
+        pipeline.train(NumpyTrainer(), steps=1)
+    assert pipeline.dead_letters(TRAJECTORIES) == []
+    assert pipeline.reports() == []
+    pipeline.train(NumpyTrainer(), steps=1, takeover=True)
+    assert pipeline.dead_letters(TRAJECTORIES) == [b"not a record"]
+    assert audit_run(pipeline.bus, "demo").finding(Promise.ONE_STATE).verdict is Verdict.PROVED
 
 
 def test_records_that_cannot_be_read_become_dead_letters(pipeline: Pipeline) -> None:
