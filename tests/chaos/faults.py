@@ -232,6 +232,7 @@ def _clock(scene: Scene, fault: Fault, rng: random.Random) -> None:
 
 
 def _hostile(scene: Scene, fault: Fault, rng: random.Random) -> None:
+    scene.is_attacked = True
     inject_hostile(scene.bus, scene.kafka.bootstrap, rng)
 
 

@@ -74,7 +74,7 @@ def _suffer_all(scene: Scene, options: argparse.Namespace, outcomes: list[Outcom
 
 
 def _check(scene: Scene) -> None:
-    _say(f"      {in_words(prove(scene.bus))}")
+    _say(f"      {in_words(prove(scene.bus, is_attacked=scene.is_attacked))}")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

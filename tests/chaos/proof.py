@@ -15,15 +15,20 @@ from echo_schemas.topics import STEPS
 from tests.chaos.swarm import Swarm
 
 _READ_S = 60.0
+_NO_RECORDS = "are no records"
 _RETRAIN_S = 2_000.0
 
 
-def prove(bus: Bus) -> AuditReport:
-    """Audit the run. Fails, with the first counter-examples or with what could not be looked at, unless all is proved."""
+def prove(bus: Bus, *, is_attacked: bool = False) -> AuditReport:
+    """Audit the run. Fails, with the first counter-examples or with what could not be looked at, unless all is proved.
+
+    `is_attacked`: bytes that are no records were put on topics of the learner's own, and the audit rightly says that it cannot read them.
+    """
     report = audit_run(bus, str(bus.run_id))
     said = []
     for finding in report.findings:
-        if finding.verdict is Verdict.PROVED:
+        is_excused = is_attacked and all(gap.endswith(_NO_RECORDS) for gap in finding.gaps)
+        if finding.verdict is Verdict.PROVED or (finding.verdict is Verdict.UNPROVED and is_excused):
             continue
         said.append(f"{finding.verdict.value}: {SENTENCES[finding.promise]}")
         said += [f"    {example.says} {dict(example.where)}" for example in finding.examples]

@@ -38,7 +38,7 @@ _DUMP_S = 120.0
 
 @dataclass
 class Scene:
-    """What a fault may touch. `without`: what this machine does not allow, and why."""
+    """What a fault may touch. `without`: what this machine does not allow, and why. `is_attacked`: others have written to its topics."""
 
     kafka: ProxiedKafka
     proxies: ProxyBank
@@ -48,6 +48,7 @@ class Scene:
     disk: SmallDisk | None
     network: Namespace | None
     without: Mapping[str, str]
+    is_attacked: bool = False
 
     def __post_init__(self) -> None:
         self._never = threading.Event()

@@ -49,7 +49,7 @@ def test_training_goes_on_and_nothing_is_lost_or_repeated(scene: Scene, seed: in
     for fault in rng.sample(SCHEDULES[name], len(SCHEDULES[name])):
         outcomes.append(suffer(scene, fault, rng))
     version = scene.follower.version
-    assert prove(scene.bus).num_steps >= version, f"seed {seed}: the audit has read less than is in the log"
+    assert prove(scene.bus, is_attacked=scene.is_attacked).num_steps >= version, f"seed {seed}: the audit has read less than is in the log"
 
 
 def test_a_terminated_run_is_gone_and_all_that_it_trained_is_there(scene: Scene, seed: int) -> None:
@@ -58,7 +58,7 @@ def test_a_terminated_run_is_gone_and_all_that_it_trained_is_there(scene: Scene,
     swarm.terminate_all()
     codes = {name: swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), scene.wait) for name in swarm.names}
     assert codes == dict.fromkeys(swarm.names, 0), f"seed {seed}"
-    prove(scene.bus)
+    prove(scene.bus, is_attacked=scene.is_attacked)
 
 
 def test_the_weights_come_out_of_the_log_again(scene: Scene) -> None:
