@@ -105,7 +105,10 @@ class GroupAssembler:
             self.counters.other_run += 1
             return
         found = self._by_place.get(reward.of)
-        if found is not None:
+        if found is not None and not _judges(reward, found[1].trajectory):
+            # It was given to a record that stood there in a topic of this name before.
+            self.counters.unjudgeable_rewards += 1
+        elif found is not None:
             self._join(found[0], found[1], at, reward)
         elif reward.seq in self._closed:
             self.counters.late_rewards += 1
@@ -212,8 +215,12 @@ class GroupAssembler:
         """What a checkpoint keeps. Undrained drops are not part of it: drain them into the same checkpoint."""
         lows = dict(self._read_to)
         reward_lows = dict(self._rewards_read_to)
-        for where, (_, sample) in self._by_place.items():
+        open_lows: dict[tuple[int, int], Coordinates] = {}
+        for where, (seq, sample) in self._by_place.items():
             lows[where.partition] = min(lows[where.partition], where.offset)
+            known = open_lows.setdefault((seq, where.partition), where)
+            if where.offset < known.offset:
+                open_lows[seq, where.partition] = where
             for offset, _ in sample.rewards.values():
                 reward_lows[where.partition] = min(reward_lows.get(where.partition, offset), offset)
         for kept in self._early.values():
@@ -227,6 +234,9 @@ class GroupAssembler:
             partition: max(self._read_to.get(partition, 0), self._restored_read_to.get(partition, 0))
             for partition in {*self._read_to, *self._restored_read_to}
         }
+        opened: dict[int, list[Coordinates]] = {}
+        for (seq, _), where in sorted(open_lows.items()):
+            opened.setdefault(seq, []).append(where)
         return AssemblyState(
             floor=self._closed.floor,
             closed=self._closed.above,
@@ -234,6 +244,7 @@ class GroupAssembler:
             trajectory_read_to=read_to,
             reward_lows=reward_lows,
             settled=frozenset(settled),
+            open={seq: tuple(lows_of) for seq, lows_of in opened.items()},
         )
 
     # Inside
@@ -258,7 +269,10 @@ class GroupAssembler:
             sample = members[trajectory.index] = _Sample(where, trajectory)
             self._by_place[where] = (trajectory.seq, sample)
             for at, reward in early:
-                self._join(trajectory.seq, sample, at, reward)
+                if _judges(reward, trajectory):
+                    self._join(trajectory.seq, sample, at, reward)
+                else:
+                    self.counters.unjudgeable_rewards += 1
             if group.chosen is None and len(members) == trajectory.group_size:
                 group.chosen = trajectory.attempt
                 group.waited_s = 0.0
@@ -348,6 +362,11 @@ class GroupAssembler:
         kept = self._early.pop(where, [])
         self._num_early -= len(kept)
         return kept
+
+
+def _judges(reward: Reward, trajectory: Trajectory) -> bool:
+    """Whether the reward is of this record, beyond naming the place where it stands."""
+    return (reward.seq, reward.attempt) == (trajectory.seq, trajectory.attempt)
 
 
 def _is_better(offset: int, reward: Reward, known_offset: int, known: Reward) -> bool:

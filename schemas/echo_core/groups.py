@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from echo_schemas.records import Coordinates, DropReason, Trajectory
 
@@ -73,6 +73,7 @@ class AssemblyState:
     """What a checkpoint keeps: enough to read again from `trajectory_lows` and `reward_lows` and to end up in the same place.
 
     `settled`: records of seqs that are still open which already have a terminal state; they are at or above the lows and must stay silent.
+    `open`: the seqs under assembly, each with its lowest record in every partition that has any: what a log that loses records takes away.
     """
 
     floor: int
@@ -81,6 +82,7 @@ class AssemblyState:
     trajectory_read_to: Mapping[int, int]
     reward_lows: Mapping[int, int]
     settled: frozenset[Coordinates]
+    open: Mapping[int, tuple[Coordinates, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from echo_core.assembly import GroupAssembler
@@ -21,7 +23,7 @@ def complete(work: GroupAssembler, seq: int = 0, first: int = 0, rewards_from: i
     for index in range(2):
         work.add_trajectory(at(first + index), trajectory(seq, index, attempt=attempt))
     for index in range(2):
-        work.add_reward(at(rewards_from + index), reward(at(first + index), seq, value=float(index)))
+        work.add_reward(at(rewards_from + index), reward(at(first + index), seq, value=float(index), attempt=attempt))
 
 
 def reasons(work: GroupAssembler) -> list[tuple[DropReason, int | None]]:
@@ -74,11 +76,29 @@ def test_a_reward_judges_the_record_at_its_coordinates_and_no_other() -> None:
     work.add_trajectory(at(0), trajectory(0, 0, attempt="x"))
     work.add_trajectory(at(1), trajectory(0, 0, attempt="y"))
     work.add_trajectory(at(2), trajectory(0, 1, attempt="y"))
-    work.add_reward(at(0), reward(at(0), value=9.0))
+    work.add_reward(at(0), reward(at(0), value=9.0, attempt="x"))
     assert not work.ready
-    work.add_reward(at(1), reward(at(1), value=1.0))
-    work.add_reward(at(2), reward(at(2), value=2.0))
+    work.add_reward(at(1), reward(at(1), value=1.0, attempt="y"))
+    work.add_reward(at(2), reward(at(2), value=2.0, attempt="y"))
     assert [member.scores["exact"].value for member in work.ready[0].members] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize("other", [{"seq": 7}, {"attempt": "b"}], ids=["another seq", "another attempt"])
+def test_a_reward_of_what_stood_there_before_judges_nothing(other: dict[str, Any], is_early: bool) -> None:
+    """A topic that was made anew has other records at the old places, and rewards outlive it."""
+    work = assembler()
+    stray = reward(at(0), value=9.0, **other)
+    if is_early:
+        work.add_reward(at(90), stray)
+    work.add_trajectory(at(0), trajectory(0, 0))
+    work.add_trajectory(at(1), trajectory(0, 1))
+    if not is_early:
+        work.add_reward(at(90), stray)
+    for index in range(2):
+        work.add_reward(at(100 + index), reward(at(index), value=float(index)))
+    assert [member.scores["exact"].value for member in work.take(0).members] == [0.0, 1.0]
+    assert work.counters.unjudgeable_rewards == 1
 
 
 def test_of_several_scored_rewards_the_lowest_offset_counts_in_any_order() -> None:
