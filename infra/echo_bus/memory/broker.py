@@ -98,6 +98,8 @@ class Broker:
 
     def append(self, topic: str, partition: int, record: Stored) -> int:
         log = self.topics[topic].partitions[partition]
+        if self.topics[topic].config.get("message.timestamp.type") == "LogAppendTime":
+            record.timestamp_ms = self.clock.time_ms()
         if record.transaction is not None:
             record.transaction.partitions.add((topic, partition))
         offset = log.append(record)

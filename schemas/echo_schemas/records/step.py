@@ -15,7 +15,10 @@ from echo_schemas.records.weights import BlobRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionClaim(Record):
-    """A learner process says that it now owns the namespace. The newest claim on `steps` wins."""
+    """A learner process says that it now owns the namespace. The newest claim on `steps` wins.
+
+    `machine`: where `pid` means something, so that others there can tell that the process is gone; empty if unknown.
+    """
 
     SCHEMA: ClassVar[str] = "session_claim"
 
@@ -27,6 +30,7 @@ class SessionClaim(Record):
     tip_version: int
     tip_checkpoint: str | None = None
     time_ms: int
+    machine: str = ""
 
     def validate(self) -> None:
         require_not_negative(tip_version=self.tip_version)
