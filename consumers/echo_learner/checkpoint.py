@@ -3,21 +3,26 @@
     <folder>/.v16-<session>.tmp/ ─ write, fsync files and folders ─▶ rename ─▶ <folder>/v16-<session>/ ─ fsync <folder>
 
 A checkpoint is never overwritten, names its parent, and belongs to one session: another session's folders are read, never touched.
+Every file's size and checksum stand in `state.json`, which has one itself: what a disk or a copy has changed since is noticed, not used.
 
-    state.json      `LearnerState`
+    state.json      `LearnerState`, and what the other files must be
     outbox.bin      records that the log does not have yet, in order: (4-byte length, topic name), (4-byte length, encoded record)
     snapshot/       the snapshot's files, if this version is published
-    trainer/        model or adapter, optimizer, random state; one file a rank
+    trainer/        model or adapter, optimizer, random state; one file a rank. Not there in a fork from weights alone
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +36,15 @@ from echo_schemas.topics import BY_NAME, Topic
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 _STATE = "state.json"
 _OUTBOX = "outbox.bin"
 _SNAPSHOT = "snapshot"
 _TRAINER = "trainer"
 _LENGTH = struct.Struct("<I")
+_PROBE_BYTES = 1 << 16
+_HASHED_AT_ONCE = 4
+_MIB = 1 << 20
 _NOT_WHOLE_HINT = (
     "Bring its folder back as it was. If its version is not in the log yet, removing it lets the run go on from the one before."
 )
@@ -46,11 +54,20 @@ Outbox = tuple[tuple[Topic, Record], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a fork's weights come from: one snapshot of another run."""
+
+    run_id: str
+    version: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerState:
     """What the learner is after `version` steps. `parent` is the checkpoint it came from; `published` the newest version in the log.
 
     `groups_trained` and `groups_dropped` count over the whole lineage. `identities`: cluster and topics, so that others of the same name
-    are noticed. `meaning`: the settings under which the weights came to be.
+    are noticed. `meaning`: the settings under which the weights came to be. `origin`: of a fork, in all its checkpoints.
     """
 
     id: str
@@ -67,6 +84,7 @@ class LearnerState:
     meaning: Mapping[str, Any]
     snapshot: str | None
     created_ms: int
+    origin: Origin | None = None
 
 
 def checkpoint_id(version: int, session: str) -> str:
@@ -94,16 +112,43 @@ class CheckpointStore:
             if snapshot is not None:
                 write_snapshot(snapshot, staging / _SNAPSHOT)
             (staging / _OUTBOX).write_bytes(b"".join(self._packed(outbox)))
-            (staging / _STATE).write_text(json.dumps({"format": _FORMAT, **_to_json(state)}), encoding="utf-8")
-            _sync_tree(staging)
+            content = {"format": _FORMAT, "files": _files_of(staging), **_to_json(state)}
+            (staging / _STATE).write_text(json.dumps({**content, "checksum": _checksum(content)}), encoding="utf-8")
+            sync_tree(staging)
             staging.rename(final)
             _sync(self._folder)
         except OSError as exc:
+            # What was begun would keep the room that the next attempt needs.
+            shutil.rmtree(staging, ignore_errors=True)
             raise UserError(
-                f"The checkpoint {state.id} could not be written to {self._folder}: {exc.strerror or exc}.",
+                f"The checkpoint {state.id} could not be written to {self._folder}: {exc.strerror or exc}. Nothing of it was published.",
                 hint="Free space there, or set [checkpoint] folder; then start again: the run goes on from the checkpoint before.",
             ) from exc
         return final
+
+    def check_writable(self, run_id: str) -> None:
+        """Raise UserError unless a file can be made durable here, and there is room for one more checkpoint of the run's size."""
+        probe = self._folder / f".probe-{secrets.token_hex(4)}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                probe.write_bytes(bytes(_PROBE_BYTES))
+                _sync(probe)
+            finally:
+                probe.unlink(missing_ok=True)
+            free = shutil.disk_usage(self._folder).free
+        except OSError as exc:
+            raise UserError(
+                f"Checkpoints cannot be written to {self._folder}: {exc.strerror or exc}. Nothing was changed.",
+                hint="A step that is not durable is never published: mend the disk, free space there, or set [checkpoint] folder.",
+            ) from exc
+        needed = self._num_bytes(run_id)
+        if free < needed:
+            raise UserError(
+                f"{self._folder} has {free / _MIB:,.1f} MiB left, and a checkpoint of this run takes {needed / _MIB:,.1f}. "
+                "Nothing was changed.",
+                hint="Free space there, or move the folder to where there is some and set [checkpoint] folder.",
+            )
 
     def ids(self) -> tuple[str, ...]:
         """All whole checkpoints, of any session."""
@@ -113,19 +158,21 @@ class CheckpointStore:
 
     def load(self, name: str) -> LearnerState:
         """The state of a checkpoint. Raises UserError if it is not there or not whole."""
-        path = self._folder / name / _STATE
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"There is no checkpoint {name} in {self._folder}.") from None
-        except (OSError, json.JSONDecodeError) as exc:
-            raise UserError(f"The checkpoint {name} cannot be read: {exc}.", hint=_NOT_WHOLE_HINT) from exc
-        if content.get("format") != _FORMAT:
-            raise UserError(f"The checkpoint {name} has format {content.get('format')}; this version of EchoSwarm reads {_FORMAT}.")
+        content = self._content(name)
         try:
             return _from_json(content)
         except (KeyError, TypeError, ValueError) as exc:
             raise UserError(f"The checkpoint {name} is not whole: {exc!r}.", hint=_NOT_WHOLE_HINT) from exc
+
+    def verify(self, name: str) -> None:
+        """Raise UserError unless every file of a checkpoint is what was written."""
+        files: Mapping[str, Sequence[Any]] = self._content(name)["files"]
+        folder = self._folder / name
+        missing = [path for path in files if not (folder / path).is_file()]
+        changed = [path for path, found in _digests(folder, [path for path in files if path not in missing]) if found != list(files[path])]
+        if missing or changed:
+            what = [f"{path} is gone" for path in missing] + [f"{path} is not what was written" for path in changed]
+            raise UserError(f"The checkpoint {name} in {self._folder} is not whole: {', '.join(what)}.", hint=_NOT_WHOLE_HINT)
 
     def load_outbox(self, name: str) -> Outbox:
         """The records that were not in the log when the checkpoint was written. Raises UserError if they are not whole."""
@@ -140,7 +187,7 @@ class CheckpointStore:
 
     def load_snapshot(self, state: LearnerState, kind: WeightKind, names: Sequence[str]) -> SnapshotFiles:
         """The snapshot that the checkpoint `state` keeps. Raises UserError if it is not whole, or not the one that was written."""
-        snapshot = read_snapshot(self._folder / state.id / _SNAPSHOT, state.version, kind, names)
+        snapshot = read_snapshot(self.snapshot_folder(state.id), state.version, kind, names)
         if snapshot.sha256 != state.snapshot:
             raise UserError(
                 f"The snapshot in the checkpoint {state.id} has another checksum than when it was written.", hint=_NOT_WHOLE_HINT
@@ -151,12 +198,20 @@ class CheckpointStore:
         """What `save_trainer` wrote."""
         return self._folder / name / _TRAINER
 
+    def snapshot_folder(self, name: str) -> Path:
+        """The snapshot's files, if the checkpoint has any."""
+        return self._folder / name / _SNAPSHOT
+
     def descendants(self, root: str | None, run_id: str) -> list[LearnerState]:
         """Checkpoints of `run_id` that come from `root` by their parents (None: from the very start), newest version last."""
         states = self._states(run_id)
         return sorted(
             (state for state in states.values() if _comes_from(state, root, states)), key=lambda state: (state.version, state.created_ms)
         )
+
+    def states(self, run_id: str) -> tuple[LearnerState, ...]:
+        """Every checkpoint of `run_id`, in no order."""
+        return tuple(self._states(run_id).values())
 
     def newest(self, run_id: str) -> LearnerState | None:
         """The checkpoint of `run_id` with the highest version, whatever it comes from."""
@@ -167,7 +222,31 @@ class CheckpointStore:
         own = sorted((int(name[1:].partition("-")[0]), name) for name in self.ids() if name.partition("-")[2] == session)
         for version, name in own[:-keep]:
             if version < committed_version:
-                shutil.rmtree(self._folder / name, ignore_errors=True)
+                # One rename takes it away whole: a process that dies while it deletes must not leave half a checkpoint behind.
+                gone = self._folder / f".{name}.gone"
+                with suppress(OSError):
+                    (self._folder / name).rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+
+    def _content(self, name: str) -> dict[str, Any]:
+        """What `state.json` holds, known to be what was written."""
+        try:
+            content = json.loads((self._folder / name / _STATE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"There is no checkpoint {name} in {self._folder}.") from None
+        except (OSError, ValueError) as exc:
+            raise UserError(f"The checkpoint {name} cannot be read: {exc}.", hint=_NOT_WHOLE_HINT) from exc
+        found = content.get("format") if isinstance(content, dict) else None
+        if found != _FORMAT:
+            raise UserError(f"The checkpoint {name} has format {found}; this version of EchoSwarm reads {_FORMAT}.")
+        if content.pop("checksum", None) != _checksum(content):
+            raise UserError(f"The checkpoint {name} is not whole: its {_STATE} is not what was written.", hint=_NOT_WHOLE_HINT)
+        return dict(content)
+
+    def _num_bytes(self, run_id: str) -> int:
+        """Size of the largest checkpoint of the run; 0 if there is none."""
+        contents = (self._content(name) for name in self.ids())
+        return max((sum(size for size, _ in each["files"].values()) for each in contents if each.get("run_id") == run_id), default=0)
 
     def _states(self, run_id: str) -> dict[str, LearnerState]:
         return {state.id: state for name in self.ids() if (state := self.load(name)).run_id == run_id}
@@ -205,11 +284,14 @@ def _to_json(state: LearnerState) -> dict[str, Any]:
     assembly = content["assembly"]
     assembly["closed"] = sorted(assembly["closed"])
     assembly["settled"] = sorted([where.partition, where.offset] for where in state.assembly.settled)
-    return content
+    assembly["open"] = {seq: [[where.partition, where.offset] for where in lows] for seq, lows in sorted(state.assembly.open.items())}
+    # As it will be read: JSON knows no integer keys, and the checksum is over what is read.
+    plain: dict[str, Any] = json.loads(json.dumps(content))
+    return plain
 
 
 def _from_json(content: Mapping[str, Any]) -> LearnerState:
-    fields = {name: value for name, value in content.items() if name != "format"}
+    fields = {name: value for name, value in content.items() if name not in {"format", "files"}}
     assembly = fields["assembly"]
     fields["assembly"] = AssemblyState(
         floor=assembly["floor"],
@@ -219,12 +301,39 @@ def _from_json(content: Mapping[str, Any]) -> LearnerState:
             name: {int(key): value for key, value in assembly[name].items()}
             for name in ("trajectory_lows", "trajectory_read_to", "reward_lows")
         },
+        open={
+            int(seq): tuple(Coordinates(partition=partition, offset=offset) for partition, offset in lows)
+            for seq, lows in assembly["open"].items()
+        },
     )
+    fields["origin"] = None if fields["origin"] is None else Origin(**fields["origin"])
     fields["terms"] = tuple(RewardTerm(**term) for term in fields["terms"])
     return LearnerState(**fields)
 
 
-def _sync_tree(folder: Path) -> None:
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _files_of(folder: Path) -> dict[str, list[Any]]:
+    """Size and SHA-256 of every file below `folder`, by relative path."""
+    return dict(_digests(folder, sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())))
+
+
+def _digests(folder: Path, paths: Sequence[str]) -> list[tuple[str, list[Any]]]:
+    """Several at once: hashing lets other threads run, and a large trainer has a file for each rank."""
+
+    def digest(path: str) -> tuple[str, list[Any]]:
+        with (folder / path).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            return path, [file.tell(), sha256]
+
+    with ThreadPoolExecutor(_HASHED_AT_ONCE, thread_name_prefix="checksums") as pool:
+        return list(pool.map(digest, paths))
+
+
+def sync_tree(folder: Path) -> None:
+    """Force everything below `folder`, and itself, onto the disk. Raises OSError."""
     for path in folder.rglob("*"):
         _sync(path)
     _sync(folder)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from echo_learner.losses.token_sums import entropy_of_logits
-from echo_learner.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, MODEL_WEIGHTS, SnapshotFiles
+from echo_learner.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, MODEL_WEIGHTS, SnapshotFiles, file_names
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
@@ -144,9 +144,26 @@ def snapshot_of(model: PolicyModel, config: PolicyConfig, version: int, weights:
     return SnapshotFiles(version=version, kind=config.kind, config=text, contents=contents)
 
 
-def file_names(kind: WeightKind) -> tuple[str, str]:
-    """Weights and configuration, in the order of a snapshot."""
-    return (ADAPTER_WEIGHTS, ADAPTER_CONFIG) if kind is WeightKind.LORA else (MODEL_WEIGHTS, MODEL_CONFIG)
+def read_weights(folder: Path, kind: WeightKind, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The tensors of a snapshot's files in `folder`. Raises UserError unless they are exactly `shapes`, by their names in a snapshot."""
+    import safetensors.torch
+    from safetensors import SafetensorError
+
+    path = folder / file_names(kind)[0]
+    try:
+        found = safetensors.torch.load_file(path)
+    except (OSError, SafetensorError) as exc:
+        raise UserError(f"The weights in {path} cannot be read: {exc}.", hint="Bring the file back as it was.") from exc
+    own = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    differing = sorted(name for name in {*own, *shapes} if own.get(name) != shapes.get(name))
+    if differing:
+        name = differing[0]
+        raise UserError(
+            f"The weights in {path} are of another policy: {name} has the shape {own.get(name)} there and {shapes.get(name)} here "
+            f"({len(differing)} differ).",
+            hint="[policy] base, update and lora must be those that the weights were trained with.",
+        )
+    return found
 
 
 def snapshot_names(model: PolicyModel, kind: WeightKind) -> dict[str, str]:

@@ -43,6 +43,7 @@ class Publication:
     next_seq: int = 0
     parent: int | None = None
     parent_sha256: str | None = None
+    parent_run: str | None = None
 
 
 class SnapshotWriter:
@@ -70,6 +71,7 @@ class SnapshotWriter:
             version=snapshot.version,
             parent=publication.parent,
             parent_sha256=publication.parent_sha256,
+            parent_run=publication.parent_run,
             kind=snapshot.kind,
             config=snapshot.config,
             files=snapshot.files,

@@ -31,6 +31,7 @@ from echo_bus.clock import Deadline
 from echo_bus.embedded.ports import free_ports
 from echo_core.normalisation import Normalisation
 from echo_learner.batch import TrainingBatch
+from echo_learner.checkpoint import sync_tree
 from echo_learner.deepspeed_setup import OptimizerConfig, RankPlace
 from echo_learner.policy_model import PolicyConfig
 from echo_learner.snapshot import SnapshotFiles
@@ -63,6 +64,7 @@ class Trainer(Protocol):
     def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]: ...
     def save(self, folder: Path) -> None: ...
     def load(self, folder: Path) -> None: ...
+    def load_weights(self, folder: Path) -> None: ...
     def close(self) -> None: ...
 
 
@@ -120,6 +122,12 @@ class RankedTrainer:
         with self._ranks_watched():
             self._tell("load", {"folder": str(folder)})
             self._local.load(folder)
+
+    def load_weights(self, folder: Path) -> None:
+        """Begin from a snapshot's files with a fresh optimizer, on all ranks."""
+        with self._ranks_watched():
+            self._tell("load_weights", {"folder": str(folder)})
+            self._local.load_weights(folder)
 
     def close(self) -> None:
         """End the other ranks, however they are. Idempotent."""
@@ -216,9 +224,13 @@ def follow(config: TrainerConfig) -> None:
                 trainer.snapshot(command["version"])
             case "save":
                 trainer.save(Path(command["folder"]))
+                # The learner's own machine may not be the one that has to write this out.
+                sync_tree(Path(command["folder"]))
                 channel.barrier()
             case "load":
                 trainer.load(Path(command["folder"]))
+            case "load_weights":
+                trainer.load_weights(Path(command["folder"]))
             case _:
                 trainer.close()
                 return

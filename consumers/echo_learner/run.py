@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from echo_bus import profiles
 from echo_bus.blobs import BlobWriter
@@ -26,7 +27,7 @@ from echo_learner import session as sessions
 from echo_learner.asking_setup import open_asking
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox
-from echo_learner.config import assembly_limits, changed_meaning, logprob_tolerance, meaning_of, reward_terms, trainer_config
+from echo_learner.config import assembly_limits, logprob_tolerance, meaning_of, reward_terms, trainer_config
 from echo_learner.evaluation import Evaluations
 from echo_learner.evaluation_setup import kept_manifests, obey_orders, open_evaluations
 from echo_learner.heartbeat import Heartbeat
@@ -35,11 +36,13 @@ from echo_learner.learner import Learner, LearnerParts, Published
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.publication import Publication, PublicationThread, SnapshotWriter
 from echo_learner.ranks import Trainer, follow, is_follower, open_trainer
+from echo_learner.resuming import choose_checkpoint, choose_resumption, load_trainer
 from echo_learner.session import Tip
+from echo_learner.snapshot import file_names
 from echo_learner.store import SnapshotStore
 from echo_learner.trust import WorkerTrust
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, Progress, WeightKind, WeightManifest, WorkerStatus
+from echo_schemas.records import Control, DropReason, Progress, WeightKind, WeightManifest, WorkerStatus
 from echo_schemas.topics import CONTROL, REQUESTS_DEAD, REWARDS, TRAJECTORIES, WEIGHTS, WORKERS, weights_key
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
@@ -61,8 +64,9 @@ class _Opened:
     tip_version: int
 
 
-def run_learner(process: RoleProcess, *, takeover: bool = False) -> None:
-    """Train the run of the settings until its steps are done or `process.stop` is set.
+def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = False) -> None:
+    """Train the run of the settings until its steps are done or `process.stop` is set. `takeover`: from a process that is alive. `skip`:
+    close the seqs whose records the log has lost, and go on.
 
     Raises UserError where the run cannot go on as it is, with what to do; TransportError where the cluster does not let it.
     """
@@ -76,19 +80,23 @@ def run_learner(process: RoleProcess, *, takeover: bool = False) -> None:
         trainer = open_trainer(config, settings.learner.ranks)
     with closing(trainer):
         logger.info("The trainer is up")
-        train_in_sessions(process, trainer, metrics, takeover=takeover)
+        train_in_sessions(process, trainer, metrics, takeover=takeover, skip=skip)
 
 
-def train_in_sessions(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, *, takeover: bool = False) -> None:
-    """Sessions until one ends well. A fatal transactional error does not prove a successor: the newest claim decides (design 7.4)."""
+def train_in_sessions(
+    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, *, takeover: bool = False, skip: bool = False
+) -> None:
+    """Sessions until one ends well. A fatal transactional error does not prove a successor: a new claim does (design 7.4)."""
+    bus, run_id = process.bus, process.settings.run.name
     while True:
-        session = sessions.new_session()
+        session, tip = sessions.new_session(), sessions.read_tip(bus, run_id)
         try:
-            _run_session(process, trainer, metrics, session=session, takeover=takeover)
+            _run_session(process, trainer, metrics, tip, _How(session=session, takeover=takeover, skip=skip))
         except ProducerFenced as exc:
-            claim = sessions.read_tip(process.bus, process.settings.run.name).claim
-            if claim is None or claim.session != session:
-                whose = "somebody" if claim is None else f"process {claim.pid} on {claim.host}, session {claim.session}"
+            known = frozenset({session} if tip.claim is None else {session, tip.claim.session})
+            successor = sessions.find_successor(bus, run_id, process.stop, known=known)
+            if successor is not None:
+                whose = f"process {successor.pid} on {successor.host}, session {successor.session}"
                 raise UserError(f"Another learner has taken this namespace over: {whose}. This one ends.") from exc
             logger.warning("The transactional producer died without a successor (%s); starting the session over", exc)
             takeover = True
@@ -96,23 +104,38 @@ def train_in_sessions(process: RoleProcess, trainer: Trainer, metrics: LearnerMe
             return
 
 
-def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, *, session: str, takeover: bool) -> None:
-    bus, settings = process.bus, process.settings
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """Which session it is, and what it was told to do in spite of what it finds."""
+
+    session: str
+    takeover: bool
+    skip: bool
+
+
+def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, tip: Tip, how: _How) -> None:
+    bus, settings, session = process.bus, process.settings, how.session
     run_id = settings.run.name
     store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
-    tip = sessions.read_tip(bus, run_id)
-    sessions.refuse_if_alive(bus, tip.claim, takeover=takeover)
+    sessions.refuse_if_alive(bus, tip.claim, takeover=how.takeover)
     identities = sessions.identities(bus)
-    saved = choose_checkpoint(store, tip, settings, identities)
+    resumption = choose_resumption(bus, store, tip, settings, identities, skip=how.skip)
+    store.check_writable(run_id)
     with ExitStack() as stack:
         writer = stack.enter_context(closing(bus.transactions("learner")))
         writer.start()
-        sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=takeover)
+        sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=how.takeover)
         # Fencing rolled back or completed whatever a predecessor had open.
         tip = sessions.read_tip(bus, run_id)
-        saved = choose_checkpoint(store, tip, settings, identities)
+        skew_s = sessions.clock_skew_s(tip)
+        metrics.clock_skew.set(skew_s)
+        sessions.warn_of_clock(skew_s)
+        newest = choose_checkpoint(store, tip, settings)
+        if (newest and newest.id) != (resumption and resumption.state.id):
+            resumption = choose_resumption(bus, store, tip, settings, identities, skip=how.skip)
+        saved = None if resumption is None else resumption.state
         if saved is not None:
-            trainer.load(store.trainer_folder(saved.id))
+            load_trainer(trainer, store, saved)
         opened = _Opened(
             store=store,
             writer=writer,
@@ -122,6 +145,8 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
             tip_version=tip.version,
         )
         parts = stack.enter_context(_open_parts(process, trainer, metrics, opened))
+        if resumption is not None:
+            parts.intake.drop_once_read(resumption.lost, DropReason.LOST, "The log lost its records before it was trained.")
         learner = Learner(parts, opened.state, session=session, published=_publish_rest(parts, opened), outbox=_still_unpublished(opened))
         parts.intake.start(None if saved is None else saved.assembly)
         if saved is None:
@@ -140,50 +165,6 @@ def _resume_evaluations(parts: LearnerParts, bus: Bus) -> None:
         kept = kept_manifests(bus, settings.run.name)
         newest = max(kept, default=0)
         parts.evaluations.resume(newest, kept, is_complete=0 < settings.learner.steps <= newest)
-
-
-def choose_checkpoint(store: CheckpointStore, tip: Tip, settings: Settings, identities: dict[str, str]) -> LearnerState | None:
-    """The checkpoint that the tip names or its newest unpublished descendant; None for a run that never began (design 7.3).
-
-    Raises UserError if the tip's is not here, or if it belongs to another cluster or another configuration.
-    """
-    run_id = settings.run.name
-    found = store.descendants(tip.checkpoint, run_id)
-    if tip.checkpoint is not None:
-        if tip.checkpoint not in store.ids():
-            raise UserError(
-                f"The log says that run {run_id!r} is at version {tip.version}, kept in the checkpoint {tip.checkpoint}, which is not in "
-                f"{settings.checkpoint.folder}.",
-                hint="Bring the checkpoint folder back, or start a new run ([run] name) from the weights in the log.",
-            )
-        found = [store.load(tip.checkpoint), *found]
-    if not found:
-        _refuse_lost_log(store, settings)
-        return None
-    chosen = found[-1]
-    differing = [name for name, value in identities.items() if chosen.identities.get(name, value) != value]
-    if differing:
-        raise UserError(
-            f"The checkpoint {chosen.id} belongs to another cluster or to topics that were made anew: {', '.join(differing)}.",
-            hint="Point [kafka] at the cluster it came from, or start a new run with another [run] name and [checkpoint] folder.",
-        )
-    changed = changed_meaning(chosen.meaning, meaning_of(settings))
-    if changed:
-        raise UserError(
-            f"Run {run_id!r} was started with other values of {', '.join(changed)}; going on would make another experiment of it.",
-            hint="Put them back, or start a new run with another [run] name and [checkpoint] folder.",
-        )
-    return chosen
-
-
-def _refuse_lost_log(store: CheckpointStore, settings: Settings) -> None:
-    """A log that knows nothing of the run beside a folder that does is another log: version 0 again would be no continuation."""
-    kept = store.newest(settings.run.name)
-    if kept is not None:
-        raise UserError(
-            f"{settings.checkpoint.folder} holds run {settings.run.name!r} up to version {kept.version}, and the log knows nothing of it.",
-            hint="Point [kafka] to where it came from, or start a new run with another [run] name and [checkpoint] folder.",
-        )
 
 
 def _fresh_state(settings: Settings, session: str, identities: dict[str, str]) -> LearnerState:
@@ -219,8 +200,6 @@ def _publish_rest(parts: LearnerParts, opened: _Opened) -> Published | None:
     newest = None if current is None else Published(version=current.version, sha256=current.sha256)
     if not saved.id or saved.snapshot is None or (newest is not None and newest.version >= saved.version):
         return newest
-    from echo_learner.policy_model import file_names
-
     kind = WeightKind(parts.settings.policy.update)
     snapshot = opened.store.load_snapshot(saved, kind, file_names(kind))
     parts.publication.submit(
@@ -231,13 +210,21 @@ def _publish_rest(parts: LearnerParts, opened: _Opened) -> Published | None:
             session=opened.session,
             checkpoint=saved.id,
             next_seq=saved.assembly.floor,
-            parent=None if newest is None else newest.version,
-            parent_sha256=None if newest is None else newest.sha256,
+            **_parent_of(saved, newest),
         )
     )
     parts.publication.wait()
     logger.info("Published version %d, which was trained but not in the log", saved.version)
     return Published(version=saved.version, sha256=snapshot.sha256)
+
+
+def _parent_of(saved: LearnerState, newest: Published | None) -> dict[str, Any]:
+    """The snapshot before, in the manifest's words: of this run, or of the one that it was forked from."""
+    if newest is not None:
+        return {"parent": newest.version, "parent_sha256": newest.sha256}
+    if saved.origin is not None:
+        return {"parent": saved.origin.version, "parent_sha256": saved.origin.sha256, "parent_run": saved.origin.run_id}
+    return {}
 
 
 def _still_unpublished(opened: _Opened) -> Outbox:

@@ -13,11 +13,13 @@ import secrets
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import Message
+from echo_bus.process import StopSignal
 from echo_bus.transactions import TransactionalWriter
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim, StepReport
@@ -26,10 +28,13 @@ from echo_schemas.topics import PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS
 logger = logging.getLogger(__name__)
 
 READ_S = 60.0
-# Three of the learner's heartbeats, which come once a second.
+# Six of the learner's heartbeats.
 _SILENCE_S = 3.0
-# A heartbeat older than this needs no watching: whoever wrote it is gone.
-_FORGOTTEN_MS = 10_000
+# A successor claims as soon as it has fenced its predecessor, which takes some milliseconds.
+_LOOKS_FOR_SUCCESSOR = 5
+_LOOK_S = 0.2
+# Commits take up to a second while a broker fails over; more is a clock.
+_CLOCK_TOLERANCE_S = 5.0
 # Records of `steps` looked at first, from its end; four times as many each time none is the run's.
 _TAIL = 64
 
@@ -39,10 +44,11 @@ _KEPT_TOPICS = (TRAJECTORIES, REWARDS, STEPS, WEIGHTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tip:
-    """The end of `steps`: the run's newest report, and the newest claim of anybody."""
+    """The end of `steps`: the run's newest report, and the newest claim of anybody, with the broker's time of it."""
 
     report: StepReport | None
     claim: SessionClaim | None
+    claim_appended_ms: int = 0
 
     @property
     def version(self) -> int:
@@ -73,9 +79,9 @@ def read_tip(bus: Bus, run_id: str) -> Tip:
         while True:
             starts = {place: max(lows[place], end - window) for place, end in ends.items()}
             reader.start(starts)
-            report, claim = _scan(reader.read_to_end(Deadline.after(READ_S, bus.clock), ends), run_id)
-            if (report is not None and claim is not None) or starts == lows:
-                return Tip(report=report, claim=claim)
+            tip = _scan(reader.read_to_end(Deadline.after(READ_S, bus.clock), ends), run_id)
+            if (tip.report is not None and tip.claim is not None) or starts == lows:
+                return tip
             window *= 4
     finally:
         reader.close()
@@ -86,17 +92,16 @@ def _every_run(bus: Bus) -> Bus:
     return replace(bus, run_id=None)
 
 
-def _scan(batches: Iterable[list[Message]], run_id: str) -> tuple[StepReport | None, SessionClaim | None]:
-    report: StepReport | None = None
-    claim: SessionClaim | None = None
+def _scan(batches: Iterable[list[Message]], run_id: str) -> Tip:
+    tip = Tip(report=None, claim=None)
     for messages in batches:
         for message in messages:
             record = message.record
             if isinstance(record, StepReport) and record.run_id == run_id:
-                report = record
+                tip = replace(tip, report=record)
             elif isinstance(record, SessionClaim):
-                claim = record
-    return report, claim
+                tip = replace(tip, claim=record, claim_appended_ms=message.timestamp_ms)
+    return tip
 
 
 def refuse_if_alive(bus: Bus, claim: SessionClaim | None, *, takeover: bool) -> None:
@@ -109,20 +114,76 @@ def refuse_if_alive(bus: Bus, claim: SessionClaim | None, *, takeover: bool) -> 
 
 
 def is_alive(bus: Bus, claim: SessionClaim) -> bool:
-    """Whether the session of `claim` heartbeats. Blocks for three heartbeats if it may."""
+    """Whether the session of `claim` heartbeats. Watches for six heartbeats, unless its process is known to be gone.
+
+    What counts is that another record comes, not what time it says: the two clocks may differ by any amount, and either may be set.
+    """
+    if claim.machine and claim.machine == this_machine() and not _is_running(claim.pid):
+        return False
     view = _every_run(bus).view(PROGRESS, Progress)
     try:
         last = view.get(claim.run_id)
-        if last is None or last.session != claim.session or bus.clock.time_ms() - last.time_ms > _FORGOTTEN_MS:
+        if last is None or last.session != claim.session:
             return False
         try:
             view.wait_for(
-                claim.run_id, lambda progress: progress.time_ms > last.time_ms, Deadline.after(_SILENCE_S, bus.clock), what="a heartbeat"
-            )  # fmt: skip
+                claim.run_id,
+                lambda progress: progress is not last and progress.session == claim.session,
+                Deadline.after(_SILENCE_S, bus.clock),
+                what="a heartbeat",
+            )
         except DeadlineExceeded:
             return False
     finally:
         view.close()
+    return True
+
+
+def find_successor(bus: Bus, run_id: str, stop: StopSignal, *, known: frozenset[str]) -> SessionClaim | None:
+    """The claim of a session that is none of the `known`, if one comes within a second: whoever fenced us says so next.
+
+    A producer dies of a time-out too, and then nobody claims. Raises as `read_tip`.
+    """
+    for _ in range(_LOOKS_FOR_SUCCESSOR):
+        claim = read_tip(bus, run_id).claim
+        if claim is not None and claim.session not in known:
+            return claim
+        stop.wait(_LOOK_S)
+    return None
+
+
+def clock_skew_s(tip: Tip) -> float:
+    """How far this machine's clock is behind the broker's, judged by our own claim, the newest of `tip`. Off by how long a commit takes."""
+    return 0.0 if tip.claim is None else (tip.claim_appended_ms - tip.claim.time_ms) / 1000
+
+
+def warn_of_clock(skew_s: float) -> None:
+    """Say that a clock is far off, and what suffers."""
+    if abs(skew_s) > _CLOCK_TOLERANCE_S:
+        logger.warning(
+            "This machine's clock and the broker's differ by %.0f s (ours is %s). Deadlines of requests, retention and times in reports go "
+            "by them: set them alike (NTP). Ownership of the run does not depend on it.",
+            abs(skew_s),
+            "behind" if skew_s > 0 else "ahead",
+        )
+
+
+def this_machine() -> str:
+    """Names the set of processes in which a process id means something: this boot of this kernel, and its namespace. Empty if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
     return True
 
 
@@ -137,6 +198,7 @@ def claim_namespace(writer: TransactionalWriter, bus: Bus, tip: Tip, *, run_id: 
         tip_version=tip.version,
         tip_checkpoint=tip.checkpoint,
         time_ms=bus.clock.time_ms(),
+        machine=this_machine(),
     )
     with writer.transaction():
         writer.publish(STEPS, claim)

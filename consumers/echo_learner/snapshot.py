@@ -55,6 +55,11 @@ class SnapshotFiles:
         return sum(len(content) for _, content in self.contents)
 
 
+def file_names(kind: WeightKind) -> tuple[str, str]:
+    """Weights and configuration, in the order of a snapshot."""
+    return (ADAPTER_WEIGHTS, ADAPTER_CONFIG) if kind is WeightKind.LORA else (MODEL_WEIGHTS, MODEL_CONFIG)
+
+
 def write_snapshot(snapshot: SnapshotFiles, folder: Path) -> None:
     """Write the files into the new folder `folder`."""
     folder.mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from echo_learner.snapshot import SnapshotFiles
 from echo_schemas.errors import UserError
+from echo_schemas.records import WeightManifest
 
 
 class SnapshotStore:
@@ -32,3 +33,14 @@ class SnapshotStore:
         except OSError as exc:
             raise UserError(f"The snapshot of version {snapshot.version} could not be written to {folder}: {exc}.") from exc
         return str(self._files.unstrip_protocol(folder))
+
+
+def read_stored(manifest: WeightManifest) -> list[tuple[str, bytes]]:
+    """The files of a snapshot that lies in a store, not verified. Raises UserError if one cannot be read."""
+    import fsspec
+
+    try:
+        files, folder = fsspec.core.url_to_fs(manifest.uri)
+        return [(file.name, files.cat_file(f"{folder}/{file.name}")) for file in manifest.files]
+    except (OSError, ImportError, ValueError) as exc:
+        raise UserError(f"The snapshot at {manifest.uri} cannot be read: {exc}.", hint="Choose another version.") from exc

@@ -7,6 +7,7 @@ Every method is a collective: all ranks call it in the same order with the same 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import time
@@ -29,12 +30,14 @@ from echo_learner.losses.config import ReferenceKl
 from echo_learner.losses.interface import LossInputs
 from echo_learner.losses.token_sums import TokenSums, measure_tokens
 from echo_learner.microbatches import MicroBatch, deal_to_ranks, restore_plan
-from echo_learner.policy_model import PolicyConfig, PolicyModel, load_policy, snapshot_names, snapshot_of
+from echo_learner.policy_model import PolicyConfig, PolicyModel, load_policy, read_weights, snapshot_names, snapshot_of
+from echo_learner.resharding import Layout, universal_form
 from echo_learner.snapshot import SnapshotFiles
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
 _TAG = "trainer"
+_TORCH_WRITER = "inline_container"
 
 
 class TrainingDiverged(UserError):
@@ -75,8 +78,10 @@ class DeepSpeedTrainer:
         self._loss = build_loss(parse_loss(config.loss, config.loss_options), reference_kl)
         settings = engine_settings(config.optimizer, config.policy.dtype)
         self._stage = int(settings["zero_optimization"].get("stage", 0))
+        self._layout = Layout(ranks=place.world_size, stage=self._stage)
         self._model: PolicyModel = load_policy(config.policy)
         self._names = snapshot_names(self._model, config.policy.kind)
+        self._shapes = {self._names[name]: tuple(self._model.get_parameter(name).shape) for name in self._names}
         self._started = start_engine(self._model, settings, config.optimizer, place)
         self._engine = self._started.deepspeed
         self._parameters = [(name, self._model.get_parameter(name)) for name in self._names]
@@ -138,22 +143,51 @@ class DeepSpeedTrainer:
         return [found[sample] for sample in range(arrays.num_samples)]
 
     def save(self, folder: Path) -> None:
-        """Write model, optimizer and random state below `folder`. Not yet durable: the checkpoint store sees to that."""
+        """Write model, optimizer and random state below `folder`. Not yet durable: the checkpoint store sees to that. Raises OSError."""
         state = {"num_updates": self._num_updates, "rng": torch.random.get_rng_state().numpy().tobytes()}
-        self._engine.save_checkpoint(
-            str(folder), tag=_TAG, client_state=state, save_latest=False, exclude_frozen_parameters=self._is_lora
-        )  # fmt: skip
+        try:
+            self._engine.save_checkpoint(
+                str(folder), tag=_TAG, client_state=state, save_latest=False, exclude_frozen_parameters=self._is_lora
+            )  # fmt: skip
+        except RuntimeError as exc:
+            # torch's file writer does not say it as an OSError, nor why the disk refused.
+            if _TORCH_WRITER not in str(exc):
+                raise
+            raise OSError(errno.EIO, f"a file of the trainer could not be written whole (is the disk full?): {exc}") from exc
+        if not self._place.rank:
+            self._layout.write(folder)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote. Raises UserError if it cannot be read."""
+        """Go on from what `save` wrote, on whatever number of ranks. Raises UserError if it cannot be read."""
         if not (folder / _TAG).is_dir():
             raise UserError(f"There is no trainer state in {folder}.", hint="The checkpoint is not whole: bring its folder back as it was.")
+        if not Layout.read(folder).needs_converting(self._layout):
+            self._load(folder)
+            return
+        with universal_form(folder, _TAG, self._place, self._engine.device) as converted:
+            self._engine._config.load_universal_checkpoint = True  # noqa: SLF001  DeepSpeed decides at initialisation, before we know
+            try:
+                self._load(converted)
+            finally:
+                self._engine._config.load_universal_checkpoint = False  # noqa: SLF001  as above
+
+    def load_weights(self, folder: Path) -> None:
+        """Begin from the weights of a snapshot's files in `folder`, with a fresh optimizer. Raises UserError if they do not fit."""
+        found = read_weights(folder, self._config.policy.kind, self._shapes)
+        with self._gathered(is_written=True), torch.no_grad():
+            for name, parameter in self._parameters:
+                parameter.copy_(found[self._names[name]])
+        # ZeRO and bfloat16 keep masters of their own; torch's optimizer does not.
+        refresh = getattr(self._engine.optimizer, "refresh_fp32_params", None)
+        if refresh is not None:
+            refresh()
+
+    def _load(self, folder: Path) -> None:
         try:
             _, state = self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not self._is_lora)
         except Exception as exc:  # DeepSpeed raises whatever it stumbles over, assertions without a word included
             raise UserError(
-                f"The trainer state in {folder} cannot be read: {str(exc) or repr(exc)}",
-                hint="Bring the folder back as it was; under ZeRO 1 to 3, [learner] ranks and the stage must be those that wrote it.",
+                f"The trainer state in {folder} cannot be read: {str(exc) or repr(exc)}", hint="Bring the folder back as it was."
             ) from exc
         self._num_updates = int(state["num_updates"])
         torch.random.set_rng_state(torch.from_numpy(np.frombuffer(state["rng"], np.uint8).copy()))
@@ -167,13 +201,14 @@ class DeepSpeedTrainer:
     def _is_lora(self) -> bool:
         return self._config.policy.kind is WeightKind.LORA
 
-    def _gathered(self) -> Any:
-        """Inside, whole parameters are readable, also when ZeRO-3 spreads them."""
+    def _gathered(self, *, is_written: bool = False) -> Any:
+        """Inside, whole parameters are readable, also when ZeRO-3 spreads them; `is_written`: what rank 0 makes of them stays."""
         if self._stage < 3:
             return nullcontext()
         import deepspeed
 
-        return deepspeed.zero.GatheredParameters([parameter for _, parameter in self._parameters])
+        parameters = [parameter for _, parameter in self._parameters]
+        return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if is_written else None)
 
     def _reference_model(self) -> PolicyModel:
         """A frozen second copy of the base: with full weights nothing else remembers the starting policy."""

@@ -27,6 +27,7 @@ from echo_learner.batch import SignalSource
 from echo_learner.checkpoint import CheckpointStore, LearnerState
 from echo_learner.config import batch_rules, changed_meaning, meaning_of
 from echo_learner.ranks import Trainer
+from echo_learner.resuming import load_trainer
 from echo_learner.snapshot import SnapshotFiles
 from echo_replay.batches import training_batch
 from echo_replay.run_log import READ_S, batch_of
@@ -163,7 +164,8 @@ def retrain(parts: RetrainParts, history: History, plan: Plan) -> Iterator[Retra
     """
     trainer, settings = parts.trainer, parts.settings
     if plan.state is not None:
-        trainer.load(parts.store.trainer_folder(plan.state.id))
+        parts.store.verify(plan.state.id)
+        load_trainer(trainer, parts.store, plan.state)
     batches = {version: _batch(parts.bus, history.reports[version]) for version in range(plan.start + 1, plan.last + 1)}
     start = trainer.snapshot(plan.start)
     if plan.first <= plan.start and plan.start in history.manifests:

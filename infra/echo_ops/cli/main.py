@@ -168,6 +168,7 @@ def run(
     kind: Annotated[str | None, typer.Option(help="worker: which [[rollout.pool]] of the file it is.")] = None,
     episodes: Annotated[Path | None, typer.Option(help="offline: the file of episodes, in place of [offline] episodes.")] = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="learner: take the run over from a process that does not answer.")] = False,
+    skip: Annotated[bool, typer.Option("--skip", help="learner: drop the seqs whose records the log has lost, and go on.")] = False,
     application: Annotated[
         str | None, typer.Option(help="reward: the name of an application beside the run's own; processes of one name share its work.")
     ] = None,
@@ -182,7 +183,7 @@ def run(
     with user_errors():
         more: dict[str, object] = {}
         if role == "learner":
-            more = {"takeover": takeover}
+            more = {"takeover": takeover, "skip": skip}
         elif role == "reward":
             more = {"application": application, "names": rewards}
         elif role == "worker":
@@ -210,12 +211,15 @@ def up(
     report: ReportFile = None,
     steps: Steps = None,
     keep_kafka: Annotated[bool, typer.Option("--keep-kafka", help="Leave the embedded Kafka running, with the run's log in it.")] = False,
+    takeover: Annotated[bool, typer.Option("--takeover", help="Take the run over from a learner that does not answer.")] = False,
+    skip: Annotated[bool, typer.Option("--skip", help="Drop the seqs whose records the log has lost, and go on.")] = False,
 ) -> None:
     """Run every role of the configuration on this machine, with a Kafka if none is named. Ctrl-C drains."""
     from echo_ops.cli import up as commands
 
     with user_errors():
-        options = commands.Options(plain=plain, summary=summary, report=report, keep_kafka=keep_kafka)
+        flags = tuple(flag for flag, is_given in (("--takeover", takeover), ("--skip", skip)) if is_given)
+        options = commands.Options(plain=plain, summary=summary, report=report, keep_kafka=keep_kafka, learner_flags=flags)
         commands.up(config, steps=steps, options=options)
 
 
@@ -244,6 +248,25 @@ def demo(
             steps=steps,
             options=commands.Options(plain=plain, summary=summary, report=report, overrides={"ECHO_RUN__MODE": mode}),
         )
+
+
+@app.command("fork")
+def fork(
+    name: Annotated[str, typer.Argument(help="What the new run is called.")],
+    version: Annotated[int, typer.Option("--version", min=0, help="The version of the configured run that it begins at.")],
+    config: Config = None,
+    sha256: Annotated[str, typer.Option(metavar="HEX", help="First digits of that version's checksum, to be sure which weights.")] = "",
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="With a fresh optimizer; so a version of which only the log has the weights will do.")
+    ] = False,
+    parent: Annotated[str | None, typer.Option("--from", metavar="RUN", help="Fork this run instead of the configured one.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The new run's [checkpoint] folder; by default beside the old one.")] = None,
+) -> None:
+    """Begin a run of its own from a version of another: to go back, or to go on under another configuration."""
+    from echo_ops.cli import fork as commands
+
+    with user_errors():
+        commands.fork(config, name, version, sha256=sha256, weights_only=weights_only, parent=parent, folder=folder)
 
 
 @app.command("eval")

@@ -53,7 +53,7 @@ class Disagreement(EchoError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the command line says besides the configuration. `overrides` are settings as environment variables; `agreement` is the largest
-    log-probability difference between learner and workers with which the command succeeds.
+    log-probability difference between learner and workers with which the command succeeds; `learner_flags` go to the learner.
     """
 
     plain: bool
@@ -62,6 +62,7 @@ class Options:
     keep_kafka: bool = False
     agreement: float | None = None
     overrides: dict[str, str] = field(default_factory=dict)
+    learner_flags: tuple[str, ...] = ()
 
 
 def up(config: Path | None, *, steps: int | None, options: Options) -> None:
@@ -115,7 +116,14 @@ class _Run:
         )
         overrides = {**options.overrides, "ECHO_KAFKA__BOOTSTRAP": self._broker.bootstrap}
         self._connected = load_settings(config, {**os.environ, **overrides})
-        self._plans = plan_children(self._settings, self._machine, config=config, overrides=overrides, folder=self._folder)
+        self._plans = plan_children(
+            self._settings,
+            self._machine,
+            config=config,
+            overrides=overrides,
+            folder=self._folder,
+            learner_flags=options.learner_flags,
+        )
         shutil.rmtree(self._folder / "processes", ignore_errors=True)
         started_ms = self._clock.time_ms() - round(self._elapsed_s() * 1000)
         view = RunView(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -42,9 +42,17 @@ _START_ORDER = (Role.WORKER, Role.LEARNER, Role.REWARD, Role.FEEDER, Role.OFFLIN
 
 
 def plan_children(
-    settings: Settings, machine: Machine, *, config: Path | None, overrides: Mapping[str, str], folder: Path
+    settings: Settings,
+    machine: Machine,
+    *,
+    config: Path | None,
+    overrides: Mapping[str, str],
+    folder: Path,
+    learner_flags: Sequence[str] = (),
 ) -> tuple[ChildPlan, ...]:
-    """Every process of the run in the order in which they are started. `overrides` are settings as environment variables."""
+    """Every process of the run in the order in which they are started. `overrides` are settings as environment variables;
+    `learner_flags` are of `echoswarm run learner` alone.
+    """
     workers = [(name, kind) for name, kind in kinds_of(settings) for _ in range(kind.rollout.workers)]
     places = placement(machine, [_need(kind) for _, kind in workers], ranks=settings.learner.ranks)
     is_asynchronous, is_logged = settings.run.mode == "asynchronous", bool(settings.offline.episodes)
@@ -56,9 +64,8 @@ def plan_children(
         Role.FEEDER: [_Wanted(Role.FEEDER.value, places.others)] if is_asynchronous and not is_logged else [],
         Role.OFFLINE: [_Wanted(Role.OFFLINE.value, places.others)] if is_logged else [],
     }
-    return tuple(
-        _child(role, each, config=config, overrides=overrides, folder=folder) for role in _START_ORDER for each in wanted[role]
-    )  # fmt: skip
+    plans = [_child(role, each, config=config, overrides=overrides, folder=folder) for role in _START_ORDER for each in wanted[role]]
+    return tuple(replace(plan, command=(*plan.command, *learner_flags)) if plan.role is Role.LEARNER else plan for plan in plans)
 
 
 @dataclass(frozen=True, slots=True)

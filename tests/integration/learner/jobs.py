@@ -242,6 +242,10 @@ def _load(trainer: RankedTrainer, folder: str) -> None:
     trainer.load(Path(folder))
 
 
+def _load_weights(trainer: RankedTrainer, folder: str) -> None:
+    trainer.load_weights(Path(folder))
+
+
 def _logprobs(trainer: RankedTrainer, seed: int) -> list[list[float]]:
     return [np.asarray(logprobs).tolist() for logprobs in trainer.logprobs_under(trainer.copy_weights(), make_batch(seed))]
 
@@ -260,6 +264,7 @@ _OPERATIONS: Mapping[str, Any] = {
     "snapshot": _snapshot,
     "save": _save,
     "load": _load,
+    "load_weights": _load_weights,
     "logprobs": _logprobs,
     "kill_rank": _kill_rank,
 }

@@ -71,5 +71,8 @@ class NumpyTrainer:
     def load(self, folder: Path) -> None:
         self.weights = (folder / "weights").read_bytes()
 
+    def load_weights(self, folder: Path) -> None:
+        self.weights = (folder / ADAPTER_WEIGHTS).read_bytes()
+
     def close(self) -> None:
         self.closed = True

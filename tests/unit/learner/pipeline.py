@@ -147,16 +147,18 @@ class Pipeline:
             stop=StopSignal(),
         )
 
-    def train(self, trainer: NumpyTrainer, *, steps: int, takeover: bool = False, **sections: dict[str, Any]) -> LearnerMetrics:
+    def train(
+        self, trainer: NumpyTrainer, *, steps: int, takeover: bool = False, skip: bool = False, **sections: dict[str, Any]
+    ) -> LearnerMetrics:
         """Run a learner to version `steps`."""
         process = self.process(**{**sections, "learner": {**sections.get("learner", {}), "steps": steps}})
         metrics = LearnerMetrics(process.registry)
-        train_in_sessions(process, trainer, metrics, takeover=takeover)
+        train_in_sessions(process, trainer, metrics, takeover=takeover, skip=skip)
         return metrics
 
-    def start(self, trainer: NumpyTrainer, *, takeover: bool = False, **sections: dict[str, Any]) -> Running:
+    def start(self, trainer: NumpyTrainer, *, takeover: bool = False, skip: bool = False, **sections: dict[str, Any]) -> Running:
         """Run a learner in a thread of its own."""
-        return Running(self.process(**sections), trainer, takeover=takeover)
+        return Running(self.process(**sections), trainer, takeover=takeover, skip=skip)
 
     # What is written
 
@@ -307,17 +309,17 @@ def assert_books(pipeline: Pipeline, *, num_open: int = 0) -> None:
 class Running:
     """A learner in a thread. `stop` drains it and raises what it raised."""
 
-    def __init__(self, process: RoleProcess, trainer: NumpyTrainer, *, takeover: bool) -> None:
+    def __init__(self, process: RoleProcess, trainer: NumpyTrainer, *, takeover: bool, skip: bool = False) -> None:
         self.process = process
         self.trainer = trainer
         self.metrics = LearnerMetrics(process.registry)
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(takeover,), name="learner")
+        self._thread = threading.Thread(target=self._run, args=(takeover, skip), name="learner")
         self._thread.start()
 
-    def _run(self, takeover: bool) -> None:
+    def _run(self, takeover: bool, skip: bool) -> None:
         try:
-            train_in_sessions(self.process, self.trainer, self.metrics, takeover=takeover)
+            train_in_sessions(self.process, self.trainer, self.metrics, takeover=takeover, skip=skip)
         except BaseException as exc:  # the edge of the thread: the test looks at it
             self.error = exc
 

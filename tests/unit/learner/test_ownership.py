@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_bus.clock import SystemClock
+from echo_bus.clock import ManualClock, SystemClock
+from echo_bus.memory import MemoryCluster
+from echo_learner.session import is_alive
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim
 from echo_schemas.topics import PROGRESS, STEPS
@@ -21,7 +27,6 @@ from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import Pipeline, Running, assert_books, fill
 
 ALIVE = "A learner is alive in this namespace"
-_OLD_MS = 60_000
 
 
 @contextmanager
@@ -82,12 +87,92 @@ def test_a_learner_that_fell_silent_is_followed_after_a_watch(pipeline: Pipeline
     assert_books(pipeline)
 
 
-def test_an_old_heartbeat_needs_no_watch(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_bus.view.CompactedView.wait_for", lambda *_, **__: pytest.fail("it watched for a newer heartbeat"))
+def test_a_process_that_is_known_to_be_gone_needs_no_watch(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(pipeline, 2)
-    silence(pipeline, dead_learner(pipeline), age_ms=_OLD_MS)
+    claim = dead_learner(pipeline)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    pipeline.write(STEPS, replace(claim, pid=ended.pid))
+    monkeypatch.setattr("echo_bus.view.CompactedView.wait_for", lambda *_, **__: pytest.fail("it watched for a newer heartbeat"))
     pipeline.train(NumpyTrainer("second"), steps=2)
     assert [report.version for report in pipeline.reports()] == [1, 2]
+
+
+@pytest.mark.parametrize("machine", ["", "another boot/pid:[4026531836]"])
+def test_a_process_id_of_another_machine_proves_nothing(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+    monkeypatch.setattr("echo_learner.session._SILENCE_S", 20.0)
+    with waiting_learner(pipeline):
+        (claim,) = pipeline.read(STEPS, SessionClaim)
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        elsewhere = replace(claim, pid=ended.pid, machine=machine)
+        assert is_alive(pipeline.bus, elsewhere)
+        assert not is_alive(pipeline.bus, replace(elsewhere, machine=claim.machine))
+
+
+@pytest.mark.parametrize("step_ms", [-3_600_000, 0, 3_600_000], ids=["set back", "stands still", "runs away"])
+def test_heartbeats_are_judged_by_their_coming_and_not_by_the_other_clock(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step_ms: int
+) -> None:
+    monkeypatch.setattr("echo_learner.session._SILENCE_S", 20.0)
+    fill(pipeline, 2)
+    claim = dead_learner(pipeline)
+    last = pipeline.read(PROGRESS, Progress)[-1]
+    stop = threading.Event()
+
+    def beat() -> None:
+        time_ms = last.time_ms - 24 * 3_600_000
+        while not stop.wait(0.01):
+            time_ms += step_ms
+            pipeline.write(PROGRESS, replace(last, session=claim.session, time_ms=max(0, time_ms)))
+
+    other = threading.Thread(target=beat)
+    other.start()
+    try:
+        with pytest.raises(UserError, match=ALIVE):
+            pipeline.train(NumpyTrainer("second"), steps=2)
+    finally:
+        stop.set()
+        other.join()
+
+
+@pytest.mark.parametrize(("ahead_s", "said"), [(-3600.0, "ours is behind"), (3600.0, "ours is ahead"), (1.0, None)])
+def test_a_clock_that_is_far_off_is_said(
+    tmp_path: Path, pipeline: Pipeline, caplog: pytest.LogCaptureFixture, ahead_s: float, said: str | None
+) -> None:
+    """The broker stamps what is appended to `steps`; the learner's clock is the system's."""
+    broker = ManualClock(start_ms=SystemClock().time_ms() - int(ahead_s * 1000))
+    skewed = Pipeline(tmp_path / "skewed", cluster=MemoryCluster(broker))
+    timestamps = ConfigEntry("message.timestamp.type", "LogAppendTime", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, skewed.namespace.topic(STEPS), incremental_configs=[timestamps])
+    for future in skewed.cluster.admin().incremental_alter_configs([resource]).values():
+        future.result()
+    fill(skewed, 1)
+    metrics = skewed.train(NumpyTrainer(), steps=1)
+    assert metrics.registry.get_sample_value("echo_learner_clock_skew_seconds") == pytest.approx(-ahead_s, abs=30)
+    assert ("clock and the broker's differ" in caplog.text) is (said is not None)
+    assert said is None or said in caplog.text
+    assert [report.version for report in skewed.reports()] == [1]
+
+
+def test_a_predecessor_s_claim_is_no_successor(pipeline: Pipeline) -> None:
+    """The producer dies of a time-out before our claim is in the log: the newest claim is an old one, and nobody has taken over."""
+    fill(pipeline, 2)
+    dead_learner(pipeline)
+    commits = 0
+
+    def before(operation: str) -> None:
+        nonlocal commits
+        if operation == "commit_transaction":
+            commits += 1
+            if commits == 1:
+                pipeline.cluster.fence(pipeline.namespace.transactional_id("learner"))
+
+    pipeline.cluster.faults.before = before
+    pipeline.train(NumpyTrainer("second"), steps=2, takeover=True)
+    assert [report.version for report in pipeline.reports()] == [1, 2]
+    assert len(pipeline.read(STEPS, SessionClaim)) == 2, "the one that died, and the second attempt"
+    assert_books(pipeline)
 
 
 def test_a_take_over_ends_the_first_at_its_next_commit(pipeline: Pipeline) -> None:

@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewPartitions
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_bus.errors import OffsetLost
 from echo_bus.memory import MemoryCluster
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim
-from echo_schemas.topics import PROGRESS, STEPS, TRAJECTORIES
+from echo_schemas.topics import PROGRESS, STEPS
 from tests.unit.learner.crash_point import Crash
 from tests.unit.learner.numpy_trainer import NumpyTrainer
-from tests.unit.learner.pipeline import WAIT_S, Pipeline, assert_books, fill
+from tests.unit.learner.pipeline import Pipeline, assert_books, fill
 
 
 def is_commit(operation: str) -> bool:
@@ -50,6 +47,12 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
 
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def edit(path: Path, **changes: Any) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**content, **changes}), encoding="utf-8")
@@ -76,12 +79,31 @@ def refusal(pipeline: Pipeline, **sections: Any) -> str:
     ("spoil", "sentence"),
     [
         (lambda folder: cut(folder / "state.json"), "cannot be read"),
-        (lambda folder: without(folder / "state.json", "assembly"), "is not whole: KeyError('assembly')"),
-        (lambda folder: edit(folder / "state.json", format=99), "has format 99; this version of EchoSwarm reads 1"),
+        (lambda folder: without(folder / "state.json", "assembly"), "is not whole: its state.json is not what was written"),
+        (lambda folder: edit(folder / "state.json", version=7), "is not whole: its state.json is not what was written"),
+        (lambda folder: edit(folder / "state.json", format=99), "has format 99; this version of EchoSwarm reads 2"),
+        (lambda folder: cut(folder / "trainer" / "weights"), "is not whole: trainer/weights is not what was written"),
+        (
+            lambda folder: flip(folder / "snapshot" / "adapter_model.safetensors"),
+            "snapshot/adapter_model.safetensors is not what was written",
+        ),
+        (lambda folder: (folder / "trainer" / "weights").unlink(), "is not whole: trainer/weights is gone"),
+        (lambda folder: shutil.rmtree(folder / "trainer"), "is not whole: trainer/weights is gone"),
         (lambda folder: shutil.rmtree(folder), "which is not in"),
         (lambda folder: (folder / "state.json").unlink(), "which is not in"),
     ],
-    ids=["cut off", "a field missing", "another format", "gone", "without its state"],
+    ids=[
+        "cut off",
+        "a field missing",
+        "a field changed",
+        "another format",
+        "trainer cut off",
+        "a bit turned",
+        "trainer gone",
+        "trainer's folder gone",
+        "gone",
+        "without its state",
+    ],
 )
 def test_a_broken_checkpoint_is_not_gone_on_from(pipeline: Pipeline, spoil: Callable[[Path], None], sentence: str) -> None:
     folder = trained(pipeline)
@@ -94,11 +116,11 @@ def test_a_broken_checkpoint_is_not_gone_on_from(pipeline: Pipeline, spoil: Call
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda folder: cut(folder / "outbox.bin"), "is not whole"),
-        (lambda folder: (folder / "outbox.bin").unlink(), "is not whole"),
-        (lambda folder: (folder / "outbox.bin").write_bytes(b"\x04\x00\x00\x00oops\x02\x00\x00\x00no"), "is not whole"),
-        (lambda folder: (folder / "snapshot" / "adapter_model.safetensors").unlink(), "is not whole"),
-        (lambda folder: (folder / "snapshot" / "adapter_model.safetensors").write_bytes(b"other"), "checksum"),
+        (lambda folder: cut(folder / "outbox.bin"), "outbox.bin is not what was written"),
+        (lambda folder: (folder / "outbox.bin").unlink(), "outbox.bin is gone"),
+        (lambda folder: (folder / "outbox.bin").write_bytes(b"\x04\x00\x00\x00oops\x02\x00\x00\x00no"), "outbox.bin is not what"),
+        (lambda folder: (folder / "snapshot" / "adapter_model.safetensors").unlink(), "adapter_model.safetensors is gone"),
+        (lambda folder: (folder / "snapshot" / "adapter_model.safetensors").write_bytes(b"other"), "is not what was written"),
     ],
     ids=["outbox cut off", "outbox gone", "outbox of something else", "snapshot gone", "snapshot changed"],
 )
@@ -115,8 +137,8 @@ def test_what_a_broken_checkpoint_owes_is_not_published(pipeline: Pipeline, spoi
 def test_settings_that_made_the_weights_may_not_change(pipeline: Pipeline) -> None:
     trained(pipeline)
     said = refusal(pipeline, learner={"lr": 0.5}, rollout={"temperature": 0.7})
-    assert "was started with other values of rollout.temperature, learner.lr" in said
-    assert "another [run] name" in said
+    assert "was started with other values: rollout.temperature was 1.0 and is 0.7; learner.lr was 0.0015 and is 0.5." in said
+    assert "`echoswarm fork demo-2 --version 2` begins another run from version 2" in said
 
 
 def test_other_settings_may_change(pipeline: Pipeline) -> None:
@@ -127,14 +149,6 @@ def test_other_settings_may_change(pipeline: Pipeline) -> None:
     assert [report.version for report in pipeline.reports()] == [1, 2, 3]
 
 
-def test_a_checkpoint_of_another_cluster_is_refused(pipeline: Pipeline) -> None:
-    trained_but_unpublished(pipeline)
-    elsewhere = Pipeline(pipeline.folder, cluster=MemoryCluster())
-    said = refusal(elsewhere)
-    assert "belongs to another cluster or to topics that were made anew: cluster, " in said
-    assert "trajectories" in said
-
-
 def test_a_folder_that_goes_on_where_the_log_never_was_is_refused(pipeline: Pipeline) -> None:
     fill(pipeline, 6)
     pipeline.train(NumpyTrainer(), steps=6, staleness={"budget": 9})
@@ -142,27 +156,7 @@ def test_a_folder_that_goes_on_where_the_log_never_was_is_refused(pipeline: Pipe
     said = refusal(Pipeline(pipeline.folder, cluster=MemoryCluster()))
     assert "holds run 'demo' up to version 6, and the log knows nothing of it" in said
     assert "Point [kafka] to where it came from" in said
-
-
-def test_a_topic_with_more_partitions_is_noticed(pipeline: Pipeline) -> None:
-    trained(pipeline)
-    physical = pipeline.namespace.topic(TRAJECTORIES)
-    for future in pipeline.cluster.admin().create_partitions([NewPartitions(physical, 3)]).values():
-        future.result(WAIT_S)
-    assert "made anew: trajectories" in refusal(pipeline)
-
-
-def test_a_log_that_no_longer_holds_what_is_open_is_refused(pipeline: Pipeline) -> None:
-    trained(pipeline)
-    fill(pipeline, 4, start=3)
-    for future in (
-        pipeline.cluster.admin()
-        .delete_records([TopicPartition(pipeline.namespace.topic(TRAJECTORIES), partition, -1) for partition in range(2)])
-        .values()
-    ):
-        future.result(WAIT_S)
-    with pytest.raises(OffsetLost, match="past its retention"):
-        pipeline.train(NumpyTrainer(), steps=3, takeover=True)
+    assert "`echoswarm fork demo-2 --version 6`" in said
 
 
 def test_a_run_of_another_name_starts_anew_beside_old_checkpoints(pipeline: Pipeline) -> None:
@@ -208,4 +202,39 @@ def test_the_last_version_of_a_run_is_published_even_if_it_was_trained_before_it
     assert [manifest.version for manifest in pipeline.manifests()] == [0, 2, 3]
     assert pipeline.reports()[2].snapshot_sha256 == pipeline.manifests()[2].sha256
     assert pipeline.blob(pipeline.manifests()[2]).startswith(running.trainer.weights)
+    assert_books(pipeline)
+
+
+def test_another_machine_goes_on_from_the_same_store(pipeline: Pipeline, uninterrupted: Callable[..., bytes], tmp_path: Path) -> None:
+    """The folder lies elsewhere there, and what is owed to the log is published from there."""
+    trained_but_unpublished(pipeline)
+    elsewhere = tmp_path / "mounted" / "here"
+    shutil.copytree(pipeline.folder, elsewhere)
+    shutil.rmtree(pipeline.folder)
+    pipeline.folder = elsewhere
+    second = NumpyTrainer("second")
+    pipeline.train(second, steps=2, takeover=True)
+    assert second.weights == uninterrupted(2)
+    assert [report.version for report in pipeline.reports()] == [1, 2]
+    assert_books(pipeline)
+
+
+def test_a_process_that_dies_while_it_prunes_leaves_no_half_checkpoint(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(pipeline, 6)
+    original = shutil.rmtree
+
+    def dies(path: Path, **options: Any) -> None:
+        if Path(path).name.endswith(".gone"):
+            next(file for file in Path(path).rglob("*") if file.is_file()).unlink()
+            raise Crash
+        original(path, **options)
+
+    monkeypatch.setattr("echo_learner.checkpoint.shutil.rmtree", dies)
+    with pytest.raises(Crash):
+        pipeline.train(NumpyTrainer(), steps=6, staleness={"budget": 9})
+    monkeypatch.undo()
+    for name in pipeline.store.ids():
+        pipeline.store.verify(name)
+    pipeline.train(NumpyTrainer(), steps=6, takeover=True, staleness={"budget": 9})
+    assert [report.version for report in pipeline.reports()] == [1, 2, 3, 4, 5, 6]
     assert_books(pipeline)

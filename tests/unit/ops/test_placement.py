@@ -124,3 +124,10 @@ def test_each_kind_of_a_pool_has_its_own_processes(tmp_path: Path) -> None:
     assert [plan.name for plan in workers] == ["worker-server-0", "worker-server-1", "worker-laptop-0"]
     assert [plan.command[-4:] for plan in workers] == [("--name", plan.name, "--kind", plan.name.split("-")[1]) for plan in workers]
     assert [plan.environ["CUDA_VISIBLE_DEVICES"] for plan in workers] == ["1,2", "3,4", ""]
+
+
+def test_flags_of_the_learner_reach_it_and_nobody_else(tmp_path: Path) -> None:
+    plans = plan_children(Settings(), Machine((0,)), config=None, overrides={}, folder=tmp_path, learner_flags=["--takeover", "--skip"])
+    assert {plan.role for plan in plans if "--skip" in plan.command} == {Role.LEARNER}
+    (learner,) = (plan for plan in plans if plan.role is Role.LEARNER)
+    assert learner.command[-2:] == ("--takeover", "--skip")

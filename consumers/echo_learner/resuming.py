@@ -1,0 +1,107 @@
+"""What a session goes on from: the checkpoint that the log's tip names, or its newest unpublished descendant; or why not, and what to type.
+
+Nothing here changes anything: a learner that refuses has neither fenced nor claimed. Every refusal names the command that goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from echo_bus.bus import Bus
+from echo_bus.settings import Settings
+from echo_learner.checkpoint import CheckpointStore, LearnerState
+from echo_learner.config import changed_meaning, meaning_of
+from echo_learner.log_changes import examine_log, fork_hint
+from echo_learner.ranks import Trainer
+from echo_learner.session import Tip
+from echo_schemas.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """A checkpoint to go on from, as the log has it now. `lost`: seqs that the log has lost records of, to be closed as drops."""
+
+    state: LearnerState
+    lost: tuple[int, ...] = ()
+
+
+def choose_resumption(
+    bus: Bus, store: CheckpointStore, tip: Tip, settings: Settings, identities: Mapping[str, str], *, skip: bool
+) -> Resumption | None:
+    """What to go on from; None for a run that never began (design 7.3). `skip`: in spite of what the log has lost.
+
+    Raises UserError if the tip's checkpoint is not here or not whole, or belongs to another log or configuration; TransportError.
+    """
+    chosen = choose_checkpoint(store, tip, settings)
+    if chosen is None:
+        return None
+    store.verify(chosen.id)
+    change = examine_log(bus, chosen, identities)
+    if change.what and not skip:
+        raise UserError(
+            f"The log is not the one that the checkpoint {chosen.id} goes on from. {change.summary}",
+            hint="Start once more with --skip (`echoswarm up` and `run learner` have it), which closes the lost seqs as drops and goes on "
+            f"with what is there. Or leave this run as it is: {fork_hint(chosen)}",
+        )
+    if change.what:
+        logger.warning("Told to skip. %s", change.summary)
+    return Resumption(state=change.state, lost=change.lost)
+
+
+def choose_checkpoint(store: CheckpointStore, tip: Tip, settings: Settings) -> LearnerState | None:
+    """The checkpoint that the tip names or its newest unpublished descendant; None for a run that never began.
+
+    Raises UserError if the tip's is not here, or if it belongs to another configuration.
+    """
+    run_id = settings.run.name
+    found = store.descendants(tip.checkpoint, run_id)
+    if tip.checkpoint is not None:
+        if tip.checkpoint not in store.ids():
+            raise UserError(
+                f"The log says that run {run_id!r} is at version {tip.version}, kept in the checkpoint {tip.checkpoint}, which is not in "
+                f"{settings.checkpoint.folder}.",
+                hint="Bring the checkpoint folder back. If it is gone for good, the weights are still in the log, without the optimizer: "
+                f"`echoswarm fork {run_id}-2 --version N --weights-only` (it lists the versions there are).",
+            )
+        found = [store.load(tip.checkpoint), *found]
+    if not found:
+        _refuse_lost_log(store, settings)
+        return None
+    chosen = found[-1]
+    now = meaning_of(settings)
+    changed = changed_meaning(chosen.meaning, now)
+    if changed:
+        differences = "; ".join(f"{key} was {_shown(chosen.meaning[key])} and is {_shown(now[key])}" for key in changed)
+        raise UserError(
+            f"Run {run_id!r} was started with other values: {differences}. Going on would make another experiment of it.",
+            hint=f"Put them back, or keep them for a run of its own: {fork_hint(chosen)}",
+        )
+    return chosen
+
+
+def load_trainer(trainer: Trainer, store: CheckpointStore, state: LearnerState) -> None:
+    """Let the trainer go on from a verified checkpoint: its own state, or, in a fork that has none, the snapshot's weights."""
+    if store.trainer_folder(state.id).is_dir():
+        trainer.load(store.trainer_folder(state.id))
+    else:
+        trainer.load_weights(store.snapshot_folder(state.id))
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _refuse_lost_log(store: CheckpointStore, settings: Settings) -> None:
+    """A log that knows nothing of the run beside a folder that does is another log: version 0 again would be no continuation."""
+    kept = store.newest(settings.run.name)
+    if kept is not None:
+        raise UserError(
+            f"{settings.checkpoint.folder} holds run {settings.run.name!r} up to version {kept.version}, and the log knows nothing of it.",
+            hint=f"Point [kafka] to where it came from. If that is gone for good: {fork_hint(kept)}",
+        )

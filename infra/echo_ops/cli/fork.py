@@ -1,0 +1,35 @@
+"""`echoswarm fork`: a run of its own that begins at a version of the configured one."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from echo_learner.fork import ForkOrder, fork_run
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.output import out
+from echo_schemas.errors import UserError
+
+
+def fork(
+    config: Path | None, name: str, version: int, *, sha256: str, weights_only: bool, parent: str | None, folder: Path | None
+) -> None:  # fmt: skip
+    """Make the fork's first checkpoint and say how to start it. `parent`: another run than the configured one."""
+    settings = read_settings(config)
+    if parent is not None:
+        settings = settings.model_copy(update={"run": settings.run.model_copy(update={"name": parent})})
+    folder = folder or Path(settings.checkpoint.folder).parent / name
+    order = ForkOrder(run_id=name, folder=folder, version=version, sha256=sha256, weights_only=weights_only)
+    try:
+        settings.run.model_validate({**settings.run.model_dump(), "name": order.run_id})
+    except ValueError as exc:
+        raise UserError(f"{order.run_id!r} cannot be the name of a run.", hint="Letters, digits, '.', '_' and '-'.") from exc
+    state = fork_run(reach_bus(settings), settings, order)
+    assert state.origin is not None
+    out.print(
+        f"Run {state.run_id} begins at version {state.version} of {state.origin.run_id} ({state.origin.sha256[:12]}), "
+        f"{'with a fresh optimizer' if order.weights_only else 'with its optimizer'}: {order.folder}"
+    )
+    variables = f"ECHO_RUN__NAME={shlex.quote(state.run_id)} ECHO_CHECKPOINT__FOLDER={shlex.quote(str(order.folder))}"
+    suffix = f" --config {shlex.quote(str(config))}" if config is not None else ""
+    out.print(f"Start it, or write both into a file of its own: {variables} echoswarm up{suffix}")
