@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,18 @@ from tests.unit.rollout.test_requests import committed, dead_letters, group_of
 NUM_REQUESTS, NUM_PARTITIONS = 8, 4
 POISON = 5
 SEED = 20
-# Kills of one ordinary run; `num_calls` of the test below says how many there are to choose from.
-NUM_KILLS = 6
-_MOST_CALLS = 40
+# Kills of a quick run, out of as many as a worker and a feeder have chances to die; the others are for a whole run.
+NUM_KILLS = 5
+WORKER_CALLS, FEEDER_CALLS = 34, 24
 # Polling is what a worker does most and changes nothing.
 _KILLED_AT = frozenset({"produce", "flush", "commit", "subscribe", "list_topics", "get_watermark_offsets"})
+_KILLED_AT |= {"init_transactions", "begin_transaction", "commit_transaction", "abort_transaction"}
+
+
+def kills(num_calls: int) -> list[Any]:
+    """Each call once; some of them in every run."""
+    quick = random.Random(SEED).sample(range(1, num_calls + 1), NUM_KILLS)
+    return [pytest.param(number, marks=[] if number in quick else pytest.mark.slow) for number in range(1, num_calls + 1)]
 
 
 class Killed(BaseException):
@@ -72,7 +80,7 @@ def assert_committed_is_done(swarm: Swarm, cluster: MemoryCluster) -> None:
     assert done <= whole_groups(swarm)
 
 
-@pytest.mark.parametrize("number", sorted(random.Random(SEED).sample(range(1, _MOST_CALLS), NUM_KILLS)))
+@pytest.mark.parametrize("number", kills(WORKER_CALLS))
 def test_a_worker_killed_at_any_call_loses_nothing(make_swarm: MakeSwarm, cluster: MemoryCluster, number: int) -> None:
     swarm = make_swarm(rollout={"heartbeat_s": 60.0})
     swarm.publish_version(0)
@@ -95,6 +103,26 @@ def test_a_worker_killed_at_any_call_loses_nothing(make_swarm: MakeSwarm, cluste
     assert second.error is None
     assert whole_groups(swarm) == set(range(NUM_REQUESTS))
     assert not dead_letters(swarm, cluster)
+
+
+@pytest.mark.parametrize("number", kills(FEEDER_CALLS))
+def test_a_feeder_killed_at_any_call_issues_every_seq_once(
+    make_swarm: MakeSwarm, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr("echo_rollout.feeder_run._MAX_BATCH", 3)
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    cluster.faults.before = kill = Kill(number)
+    first = swarm.start_feeder()
+    wait_until(lambda: not first.is_alive or len(swarm.requests()) == NUM_REQUESTS, "the kill, or all that the pace allows")
+    if first.is_alive:
+        first.stop()
+    assert isinstance(first.error, Killed) or kill.num_calls < number, first.error
+    cluster.faults.before = None
+    second = swarm.start_feeder()
+    wait_until(lambda: len(swarm.requests()) == NUM_REQUESTS or not second.is_alive, "the next feeder to have issued the rest")
+    assert second.error is None
+    assert sorted(record.seq for record in swarm.records(REQUESTS)) == list(range(NUM_REQUESTS))
 
 
 class Poisoned(ScriptedEngine):
