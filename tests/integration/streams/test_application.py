@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.unit.core.records import trajectory
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 BREVITY = "my_rewards.py:brevity"
 PATIENT = "my_rewards.py:patient"
+GONE_S = 20.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 MakeStage = Callable[..., Stage]
@@ -114,6 +117,27 @@ def test_a_kill_repeats_work_and_loses_none(make_stage: MakeStage) -> None:
     assert stage.judged() == {*done, *slow, *beside}
     assert {reward.value for reward in stage.rewards} == {1.0}
     assert len(stage.rewards) > len(stage.judged())
+
+
+def test_a_request_to_end_in_the_middle_of_a_slow_function_is_obeyed_and_the_next_process_judges(make_stage: MakeStage) -> None:
+    stage = make_stage(PATIENT)
+    told = stage.start("1")
+    done = stage.publish(samples(0, 8))
+    stage.wait_for(done)
+    slow = stage.publish(samples(100, 8, completion="slow"))
+    stage.wait((stage.folder / "begun").exists, "a judge that was asked")
+    told_s = time.monotonic()
+    told.terminate()
+    # 128 + 15: the limit came first, as on a machine that has no time for Faust's way out.
+    assert told.ended() in {0, 128 + signal.SIGTERM}
+    # The drain's own limit, Faust's second of sleep, and what a crowded machine adds.
+    assert time.monotonic() - told_s < GONE_S, told.log
+    stage.forget(told)
+    assert not stage.judged() & set(slow)
+    (stage.folder / "gate").touch()
+    stage.start("2")
+    stage.wait_for(slow)
+    stage.wait(lambda: stage.outstanding() == 0, "offsets that are committed")
 
 
 def test_processes_share_the_work_and_another_application_joins_a_run_that_goes_on(make_stage: MakeStage) -> None:
