@@ -260,7 +260,7 @@ def fork(
         bool, typer.Option("--weights-only", help="With a fresh optimizer; so a version of which only the log has the weights will do.")
     ] = False,
     parent: Annotated[str | None, typer.Option("--from", metavar="RUN", help="Fork this run instead of the configured one.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="The new run's [checkpoint] folder; by default beside the old one.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The new run's folder of checkpoints; by default beside the old one.")] = None,
 ) -> None:
     """Begin a run of its own from a version of another: to go back, or to go on under another configuration."""
     from echo_ops.cli import fork as commands
