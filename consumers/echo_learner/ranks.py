@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from echo_bus.clock import Deadline
+from echo_bus.embedded.guard import Guard
 from echo_bus.embedded.ports import free_ports
 from echo_core.normalisation import Normalisation
 from echo_learner.batch import TrainingBatch
@@ -73,6 +74,11 @@ class RankedTrainer:
 
     def __init__(self, local: DeepSpeedTrainer, place: RankPlace, children: Sequence[subprocess.Popen[bytes]] = ()) -> None:
         self._local = local
+        # However this process ends, and some collectives wait for a dead peer for long.
+        self._guard = Guard() if children else None
+        for child in children:
+            if self._guard is not None:
+                self._guard.protect(child.pid)
         self._children = children
         self._channel = _Channel() if place.world_size > 1 else None
         self._closed = False
@@ -149,6 +155,10 @@ class RankedTrainer:
                 logger.warning("Rank process %d does not end and is killed", child.pid)
                 child.kill()
                 child.wait()
+            if self._guard is not None:
+                self._guard.release(child.pid)
+        if self._guard is not None:
+            self._guard.close()
 
     def _tell(
         self,
