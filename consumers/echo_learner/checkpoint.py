@@ -150,6 +150,24 @@ class CheckpointStore:
                 hint="Free space there, or move the folder to where there is some and set [checkpoint] folder.",
             )
 
+    def anchor(self) -> None:
+        """Make durable what the folder shows now, and the way to it: whoever made a checkpoint or a folder may have died before it did.
+
+        Nothing of a checkpoint may be published before. Raises UserError if the disk refuses.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _sync(self._folder)
+        except OSError as exc:
+            raise UserError(
+                f"The checkpoint folder {self._folder} cannot be made durable: {exc.strerror or exc}.",
+                hint="Mend the disk, or set [checkpoint] folder to one that can be written.",
+            ) from exc
+        for folder in self._folder.parents:
+            # Who may not open a folder did not make it either; and not every file system lets its root be synced.
+            with suppress(OSError):
+                _sync(folder)
+
     def ids(self) -> tuple[str, ...]:
         """All whole checkpoints, of any session."""
         if not self._folder.is_dir():

@@ -332,12 +332,12 @@ class Learner:
         self._outbox = []
 
     def _placed(self, record: Record, name: str, assembly: AssemblyState, snapshot: SnapshotFiles | None) -> Record:
-        """A report that waited for its checkpoint names it now, and the newest one its snapshot, if there is one."""
+        """A report that waited for its checkpoint names it now; the newest one names it anew, for what is trained next comes from there."""
         if not isinstance(record, StepReport):
             return record
         if snapshot is not None and record.version == snapshot.version:
             record = replace(record, snapshot_sha256=snapshot.sha256)
-        if record.checkpoint != _PENDING:
+        if record.checkpoint != _PENDING and record.version != self.version:
             return record
         positions = tuple(
             Position(partition=partition, low=assembly.trajectory_lows.get(partition, read_to), read_to=read_to)

@@ -134,6 +134,7 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
         if (newest and newest.id) != (resumption and resumption.state.id):
             resumption = choose_resumption(bus, store, tip, settings, identities, skip=how.skip)
         saved = None if resumption is None else resumption.state
+        store.anchor()
         if saved is not None:
             load_trainer(trainer, store, saved)
         opened = _Opened(

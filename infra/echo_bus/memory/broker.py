@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -23,6 +23,10 @@ class TopicState:
     config: dict[str, str]
     replication_factor: int = 1
     topic_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def copy(self) -> TopicState:
+        """The same topic, whose records from now on are its own."""
+        return replace(self, partitions=[log.copy() for log in self.partitions], config=dict(self.config))
 
 
 @dataclass(slots=True)

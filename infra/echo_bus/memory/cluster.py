@@ -23,6 +23,14 @@ class MemoryCluster:
         """What a test may break."""
         return self._broker.faults
 
+    def copy(self) -> MemoryCluster:
+        """The same topics, records and offsets, in a cluster of its own: without groups, open transactions, clients and faults."""
+        twin = MemoryCluster(self._broker.clock)
+        with self._broker.lock:
+            twin._broker.cluster_id = self._broker.cluster_id
+            twin._broker.topics = {name: state.copy() for name, state in self._broker.topics.items()}
+        return twin
+
     def producer(self, config: Mapping[str, Any]) -> MemoryProducer:
         return MemoryProducer(self._broker, config)
 
@@ -31,6 +39,15 @@ class MemoryCluster:
 
     def admin(self) -> MemoryAdmin:
         return MemoryAdmin(self._broker)
+
+    def committed(self, topic: str) -> list[tuple[int, int, bytes | None]]:
+        """What a reader of committed records finds in `topic`: partition, offset and value, partition after partition. No client's call."""
+        with self._broker.lock:
+            return [
+                (number, record.offset, record.value)
+                for number, log in enumerate(self._broker.topics[topic].partitions)
+                for record in log.read(log.start, committed=True)
+            ]
 
     def compact(self, topic: str) -> None:
         """Run the log cleaner over `topic` now."""

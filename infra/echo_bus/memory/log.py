@@ -45,6 +45,12 @@ class PartitionLog:
         self.start = 0
         self.end = 0
 
+    def copy(self) -> PartitionLog:
+        """The same records, in a log that goes on by itself."""
+        twin = PartitionLog()
+        twin._records, twin.start, twin.end = list(self._records), self.start, self.end
+        return twin
+
     def append(self, record: Stored) -> int:
         """Store `record` at the end and return its offset."""
         record.offset = self.end

@@ -99,6 +99,8 @@ class Pipeline:
             poll=False,
         )
         admin = self.cluster.admin()
+        if admin.list_topics().topics:
+            return
         wanted = [NewTopic(f"{self.namespace.name}.{spec.name}", min(spec.partitions, NUM_PARTITIONS), 1) for spec in load_topic_specs()]
         for future in admin.create_topics(wanted).values():
             future.result(WAIT_S)
