@@ -176,11 +176,15 @@ class Mounted:
     """The disk that is there now."""
 
     disk: Disk | None = None
+    is_watched = False
 
 
 @contextmanager
 def mounted() -> Iterator[None]:
-    """The operating system's calls tell `Mounted.disk` about what happens below its root, until the block ends."""
+    """The operating system's calls tell `Mounted.disk` about what happens below its root, until the block ends. May be nested."""
+    if Mounted.is_watched:
+        yield
+        return
     real: dict[str, Callable[..., Any]] = {
         name: getattr(os, name)
         for name in ("mkdir", "unlink", "remove", "rmdir", "rename", "replace", "open", "fsync", "listdir", "scandir")
@@ -240,9 +244,11 @@ def mounted() -> Iterator[None]:
     for name, fake in fakes.items():
         setattr(os, name, fake)
     io.open = open_file
+    Mounted.is_watched = True
     try:
         yield
     finally:
         for name, original in real.items():
             setattr(os, name, original)
         io.open = real_open
+        Mounted.is_watched = False

@@ -39,6 +39,7 @@ R = TypeVar("R", bound=Record)
 
 # Far more than any recovery takes: silence of the predecessor, time-outs of rewards, sequential deadlines.
 _PATIENCE_S = 300.0
+_IDLE_S = 30.0
 _CODEC = lock_file_codec()
 _DECODED: dict[bytes, Record | None] = {}
 
@@ -95,6 +96,7 @@ class RunningLearner:
 
     process: Process
     fault: Fault | None
+    stop: StopSignal
     task: Task = field(init=False)
     error: Exception | None = None
 
@@ -158,10 +160,10 @@ class ModelRun:
             self.simulation.spawn(Process("workers"), "workers", Workers(self.pipeline, self._chance).run)
         name = f"learner {len(self._learners)}"
         process = Process(name, skew_ms=skew_ms)
-        learner = RunningLearner(process, fault)
+        role = self._role(self._sections_of(mode))
+        learner = RunningLearner(process, fault, role.stop)
         if fault is not None:
             process.before_call = self._befalls(fault)
-        role = self._role(self._sections_of(mode))
 
         def run() -> None:
             try:
@@ -204,10 +206,12 @@ class ModelRun:
         self.check()
 
     def wake_all(self) -> None:
-        """Resume whoever is paused, all at once, and wait for all."""
+        """Resume whoever is paused, all at once. One that has nothing to do does not learn that it has a successor; it is told to stop."""
         for learner in self._learners:
             learner.process.paused = False
+        self.simulation.block(_IDLE_S, "those who woke up")
         for learner in self._learners:
+            learner.stop.set()
             self.wait(learner)
         self.check()
 
