@@ -37,6 +37,7 @@ from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.publication import Publication, PublicationThread
 from echo_learner.ranks import Trainer
+from echo_learner.rivals import Rivals
 from echo_learner.snapshot import SnapshotFiles
 from echo_learner.step_metrics import StepTimes, staleness_histogram, step_metrics, worker_shares
 from echo_learner.trainer import TrainResult
@@ -72,6 +73,7 @@ class LearnerParts:
     store: CheckpointStore
     publication: PublicationThread
     heartbeat: Heartbeat
+    rivals: Rivals
     broadcast: BroadcastTimer
     evaluations: Evaluations
     workers: CompactedView[WorkerStatus]
@@ -93,9 +95,7 @@ class Learner:
     """Trains until its steps are done or it is told to stop."""
 
     def __init__(self, parts: LearnerParts, state: LearnerState, *, session: str, published: Published | None, outbox: Outbox = ()) -> None:
-        """`state`: the checkpoint that the trainer holds, or a fresh one at version 0 that is not saved yet. `outbox`: what it still owes
-        the log.
-        """
+        """`state`: the checkpoint that the trainer holds, or a fresh one at version 0, not saved yet. `outbox`: what it still owes the log."""
         self._parts = parts
         self._settings = parts.settings
         self._policy: StalenessPolicy = staleness_policy(parts.settings)
@@ -166,8 +166,9 @@ class Learner:
     def _next_batch(self, stop: StopSignal) -> tuple[ChosenGroup, ...] | None:
         parts = self._parts
         if not parts.publication.is_busy:
-            # What failed is raised here: nobody samples a version that did not get out, and so no batch would ever come.
+            # Nobody samples a version that did not get out, or that somebody else has followed: no batch would ever come.
             parts.publication.wait()
+            parts.rivals.check()
         started_s = parts.clock.monotonic_s()
         groups: tuple[ChosenGroup, ...] | None = None
         if self._is_paused():

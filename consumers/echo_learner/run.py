@@ -37,6 +37,7 @@ from echo_learner.metrics import LearnerMetrics
 from echo_learner.publication import Publication, PublicationThread, SnapshotWriter
 from echo_learner.ranks import Trainer, follow, is_follower, open_trainer
 from echo_learner.resuming import choose_checkpoint, choose_resumption, load_trainer
+from echo_learner.rivals import Rivals
 from echo_learner.session import Tip
 from echo_learner.snapshot import file_names
 from echo_learner.store import SnapshotStore
@@ -261,6 +262,8 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
 
         writer = bus.blob_writer(chunks)
         publication = stack.enter_context(closing(_open_publication(process, metrics, opened.writer, writer, on_published)))
+        progress = stack.enter_context(closing(sessions.watch_progress(bus)))
+        rivals = Rivals(progress, opened.session, lambda: sessions.read_tip(bus, settings.run.name).claim)
         heartbeat.start()
         evaluations.start()
         control.on_change(lambda key, order: obey_orders(evaluations, settings, {key: order} if order is not None else {}))
@@ -275,6 +278,7 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
             store=opened.store,
             publication=publication,
             heartbeat=heartbeat,
+            rivals=rivals,
             broadcast=broadcast,
             evaluations=evaluations,
             workers=workers,

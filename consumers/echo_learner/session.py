@@ -21,6 +21,7 @@ from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import Message
 from echo_bus.process import StopSignal
 from echo_bus.transactions import TransactionalWriter
+from echo_bus.view import CompactedView
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim, StepReport
 from echo_schemas.topics import PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS
@@ -120,7 +121,7 @@ def is_alive(bus: Bus, claim: SessionClaim) -> bool:
     """
     if claim.machine and claim.machine == this_machine() and not _is_running(claim.pid):
         return False
-    view = _every_run(bus).view(PROGRESS, Progress)
+    view = watch_progress(bus)
     try:
         last = view.get(claim.run_id)
         if last is None or last.session != claim.session:
@@ -185,6 +186,11 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def watch_progress(bus: Bus) -> CompactedView[Progress]:
+    """What learners of any run say here. The caller closes it."""
+    return _every_run(bus).view(PROGRESS, Progress)
 
 
 def claim_namespace(writer: TransactionalWriter, bus: Bus, tip: Tip, *, run_id: str, session: str, takeover: bool) -> None:

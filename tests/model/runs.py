@@ -39,7 +39,6 @@ R = TypeVar("R", bound=Record)
 
 # Far more than any recovery takes: silence of the predecessor, time-outs of rewards, sequential deadlines.
 _PATIENCE_S = 300.0
-_IDLE_S = 30.0
 _CODEC = lock_file_codec()
 _DECODED: dict[bytes, Record | None] = {}
 
@@ -96,7 +95,6 @@ class RunningLearner:
 
     process: Process
     fault: Fault | None
-    stop: StopSignal
     task: Task = field(init=False)
     error: Exception | None = None
 
@@ -161,7 +159,7 @@ class ModelRun:
         name = f"learner {len(self._learners)}"
         process = Process(name, skew_ms=skew_ms)
         role = self._role(self._sections_of(mode))
-        learner = RunningLearner(process, fault, role.stop)
+        learner = RunningLearner(process, fault)
         if fault is not None:
             process.before_call = self._befalls(fault)
 
@@ -206,12 +204,10 @@ class ModelRun:
         self.check()
 
     def wake_all(self) -> None:
-        """Resume whoever is paused, all at once. One that has nothing to do does not learn that it has a successor; it is told to stop."""
+        """Resume whoever is paused, all at once. Each finds that it has a successor, even if it has nothing to commit."""
         for learner in self._learners:
             learner.process.paused = False
-        self.simulation.block(_IDLE_S, "those who woke up")
         for learner in self._learners:
-            learner.stop.set()
             self.wait(learner)
         self.check()
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 
 from tests.model.scenarios import play_at_random
 
-_NUM_RUNS = int(os.environ.get("ECHO_MODEL_RUNS", "60"))
+_NUM_RUNS = int(os.environ.get("ECHO_MODEL_RUNS", "40"))
 _SEEDS = [int(os.environ["ECHO_MODEL_SEED"])] if "ECHO_MODEL_SEED" in os.environ else range(_NUM_RUNS)
 
 

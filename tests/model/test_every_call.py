@@ -21,10 +21,10 @@ _KINDS = [("asynchronous", 1), ("asynchronous", 2), ("asynchronous", 3), ("async
 # Of so many calls one is tried.
 _EACH: dict[tuple[str, int], dict[Fate, int]] = {
     ("asynchronous", 1): {Fate.KILL: 1, Fate.POWER: 1, Fate.PAUSE: 1, Fate.FENCE: 7},
-    ("asynchronous", 2): {Fate.KILL: 4, Fate.POWER: 4, Fate.PAUSE: 13, Fate.FENCE: 17},
-    ("asynchronous", 3): {Fate.KILL: 8, Fate.POWER: 8, Fate.PAUSE: 29, Fate.FENCE: 31},
-    ("asynchronous", 4): {Fate.KILL: 10, Fate.POWER: 10, Fate.PAUSE: 37, Fate.FENCE: 41},
-    ("sequential", 1): {Fate.KILL: 4, Fate.POWER: 4, Fate.PAUSE: 13, Fate.FENCE: 17},
+    ("asynchronous", 2): {Fate.KILL: 6, Fate.POWER: 6, Fate.PAUSE: 13, Fate.FENCE: 17},
+    ("asynchronous", 3): {Fate.KILL: 11, Fate.POWER: 11, Fate.PAUSE: 29, Fate.FENCE: 31},
+    ("asynchronous", 4): {Fate.KILL: 14, Fate.POWER: 14, Fate.PAUSE: 37, Fate.FENCE: 41},
+    ("sequential", 1): {Fate.KILL: 6, Fate.POWER: 6, Fate.PAUSE: 13, Fate.FENCE: 17},
 }
 
 

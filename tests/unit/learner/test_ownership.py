@@ -190,6 +190,18 @@ def test_a_take_over_ends_the_first_at_its_next_commit(pipeline: Pipeline) -> No
     assert_books(pipeline)
 
 
+def test_a_learner_that_has_nothing_to_commit_finds_its_successor(pipeline: Pipeline) -> None:
+    with waiting_learner(pipeline) as first:
+        second = pipeline.start(NumpyTrainer("second"), takeover=True)
+        with pytest.raises(UserError, match="Another learner has taken this namespace over"):
+            first.join()
+        fill(pipeline, 1)
+        pipeline.wait_for_manifest(1)
+        second.stop()
+    assert len({report.session for report in pipeline.reports()}) == 1
+    assert_books(pipeline)
+
+
 def test_a_producer_that_dies_without_a_successor_starts_the_session_over(pipeline: Pipeline) -> None:
     trainer = NumpyTrainer()
     with waiting_learner(pipeline, trainer) as running:
