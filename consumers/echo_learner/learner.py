@@ -95,7 +95,7 @@ class Learner:
     """Trains until its steps are done or it is told to stop."""
 
     def __init__(self, parts: LearnerParts, state: LearnerState, *, session: str, published: Published | None, outbox: Outbox = ()) -> None:
-        """`state`: the checkpoint that the trainer holds, or a fresh one at version 0, not saved yet. `outbox`: what it still owes the log."""
+        """`state`: the checkpoint that the trainer holds, or a fresh one, not saved yet. `outbox`: what it still owes the log."""
         self._parts = parts
         self._settings = parts.settings
         self._policy: StalenessPolicy = staleness_policy(parts.settings)

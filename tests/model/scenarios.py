@@ -122,7 +122,7 @@ def play_at_random(folder: Path, seed: int) -> None:
     """A run of which the seed decides everything: mode, kappa, records, learners, and what befalls each. An error says the seed."""
     chance = random.Random(f"run {seed}")
     mode, kappa = chance.choice(_MODES), chance.randint(1, 4)
-    sections = {"staleness": {"budget": chance.choice([3, 9])}, "checkpoint": {"keep": chance.choice([2, 3, 9])}}
+    sections: dict[str, Any] = {"staleness": {"budget": chance.choice([3, 9])}, "checkpoint": {"keep": chance.choice([2, 3, 9])}}
     run = ModelRun(folder, mode=mode, kappa=kappa, steps=kappa + chance.randint(1, 3), seed=seed, **sections)
     told: list[str] = []
     try:
