@@ -77,6 +77,11 @@ class ModelTrainer:
         self.weights = (folder / "weights").read_bytes()
         self._moments = (folder / "moments").read_bytes()
 
+    def load_weights(self, folder: Path) -> None:
+        """From a snapshot, with moments of its own."""
+        self.weights = (folder / ADAPTER_WEIGHTS).read_bytes()
+        self._moments = moments_of(self.weights)
+
     def close(self) -> None:
         """Nothing to end."""
 
