@@ -70,6 +70,8 @@ bench: $(STAMP) ## Measure everything against its baseline on this machine (abou
 	$(BIN)/python bench/modes.py --seeds 1
 	$(BIN)/python bench/pool.py
 	$(BIN)/python bench/tasks.py
+	$(BIN)/python bench/audit.py
+	$(BIN)/python bench/recovery.py
 
 constraints: $(STAMP) ## Compile constraints.txt anew (no URLs, no hashes)
 	$(BIN)/uv pip compile pyproject.toml --extra all-cpu --group dev --python-version 3.11 \
