@@ -90,7 +90,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self._publisher = Publisher(
-            self.cluster.producer({}),
+            self.cluster.producer({"partitioner": "murmur2_random"}),
             namespace=self.namespace,
             codec=lock_file_codec(),
             metrics=BusMetrics(),
@@ -99,7 +99,7 @@ class Pipeline:
             poll=False,
         )
         admin = self.cluster.admin()
-        if admin.list_topics().topics:
+        if any(name.startswith(f"{self.namespace.name}.") for name in admin.list_topics().topics):
             return
         wanted = [NewTopic(f"{self.namespace.name}.{spec.name}", min(spec.partitions, NUM_PARTITIONS), 1) for spec in load_topic_specs()]
         for future in admin.create_topics(wanted).values():

@@ -30,9 +30,9 @@ from echo_schemas.records import (
     Trajectory,
     WeightManifest,
 )
-from echo_schemas.topics import DROPS, REPLIES, RUNS, STEPS, TRAJECTORIES, WEIGHTS, Topic
+from echo_schemas.topics import DROPS, REPLIES, REQUESTS, RUNS, STEPS, TRAJECTORIES, WEIGHTS, Topic
 from tests.unit.learner.pipeline import Pipeline
-from tests.unit.replay.forged import Edit, SoundRun, only, run_record
+from tests.unit.replay.forged import Edit, SoundRun, only, request_of, run_record
 
 LAST = 6
 Changed = Callable[[StepReport], StepReport]
@@ -401,11 +401,20 @@ def test_one_correlation_id_for_two_seqs(sound: SoundRun, tmp_path: Path) -> Non
     assert_broken(audit(copy), Promise.REQUESTS, "several seqs", correlation="c-0", seqs=[0, 1])
 
 
-def test_more_receipts_than_groups(sound: SoundRun, tmp_path: Path) -> None:
-    def greedy(report: StepReport) -> StepReport:
-        return replace(report, metrics={**report.metrics, "requests_sent": 2.0, "replies_accepted": 3.0})
+def greedy(report: StepReport) -> StepReport:
+    return replace(report, metrics={**report.metrics, "requests_sent": 2.0, "replies_accepted": 3.0})
 
-    assert_broken(audit(sound.forge(tmp_path, report_of(1, greedy))), Promise.REQUESTS, "more receipts", version=1, receipts=3)
+
+def test_more_receipts_than_requests(sound: SoundRun, tmp_path: Path) -> None:
+    copy = sound.forge(tmp_path, report_of(1, greedy))
+    copy.write(REQUESTS, *(request_of(seq, correlation=f"c-{seq}") for seq in range(2)))
+    assert_broken(audit(copy), Promise.REQUESTS, "More receipts", receipts=3, requests=2)
+
+
+def test_a_receipt_that_comes_after_its_step_counts_with_the_next(sound: SoundRun, tmp_path: Path) -> None:
+    copy = sound.forge(tmp_path, report_of(1, greedy))
+    copy.write(REQUESTS, *(request_of(seq, correlation=f"c-{seq}") for seq in range(3)))
+    assert audit(copy).finding(Promise.REQUESTS).verdict is Verdict.PROVED
 
 
 def test_a_member_of_a_group_that_was_taken_twice(sound: SoundRun, tmp_path: Path) -> None:
