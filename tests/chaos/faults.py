@@ -222,6 +222,8 @@ def _disk_full(scene: Scene, fault: Fault, rng: random.Random) -> None:
             return any(each.name == "learner" for each in scene.swarm.exits[known:])
 
         scene.wait_until(has_ended, _ENDS_WITHIN_S, "the learner ends for want of space")
+        ended = next(each for each in scene.swarm.exits[known:] if each.name == "learner")
+        assert "could not be written to" in " ".join(ended.last_words), f"the learner ended for another reason: {ended.last_words}"
     finally:
         scene.disk.free()
 
