@@ -39,7 +39,7 @@ def outcomes() -> list[Outcome]:
     return []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scene(request: pytest.FixtureRequest, jars: None, seed: int, outcomes: list[Outcome]) -> Iterator[Scene]:
     """A run that has made its first steps. If a test fails, its log and its roles' logs are kept."""
     if absent := missing("transformers", "faust", "deepspeed"):

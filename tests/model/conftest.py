@@ -20,7 +20,7 @@ MakeScenario = Callable[..., "Scenario"]
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _simulated() -> Iterator[None]:
     pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
     import tests.model.scenarios  # noqa: F401  whatever is loaded now is simulated
