@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from math_verify import parse, verify
@@ -35,6 +35,7 @@ _SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 # math-verify's own limits are alarms in whole seconds of the wall clock. Ours hold instead.
 _NO_ALARM_S = 86_400
 _KEPT = 4_096
+_EVERY_KIND = (("\\frac{\\pi}{2}", "\\pi/2"), ("2\\sqrt{3}", "\\sqrt{12}"), ("x^2+2x+1", "(x+1)^2"), ("\\{1,2\\}", "\\{2, 1\\}"))
 
 
 def stated_answer(completion: str) -> str | None:
@@ -74,11 +75,23 @@ def says(reference: str, words: str) -> bool | None:
 # The answers to one prompt are often the same, also the hostile ones.
 @lru_cache(maxsize=_KEPT)
 def _verified(reference: str, text: str) -> bool | None:
+    _warm_up()
     try:
         with bounded(CPU_S, _MEMORY_BYTES):
-            return bool(verify(_parsed_reference(reference), _parsed(text), timeout_seconds=_NO_ALARM_S))
+            return _is_verified(_parsed_reference(reference), text)
     except (OutOfBounds, RecursionError):
         return None
+
+
+@cache
+def _warm_up() -> None:
+    """What SymPy and the parser load and build at their first root, polynomial and set, a second of it, is no answer's cost."""
+    for reference, text in _EVERY_KIND:
+        _is_verified(_parsed(_in_math(reference)), _in_math(text))
+
+
+def _is_verified(reference: list[Any], text: str) -> bool:
+    return bool(verify(reference, _parsed(text), timeout_seconds=_NO_ALARM_S))
 
 
 @lru_cache(maxsize=_KEPT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -63,6 +65,15 @@ def test_the_last_marked_answer_counts(completion: str, answer: str | None) -> N
 def test_the_same_answer_in_another_form(reference: str, answer: str) -> None:
     assert is_right(reference, answer)
     assert judged(f"So it is $\\boxed{{{answer}}}$.", reference) == (1.0, 1.0)
+
+
+def test_what_libraries_load_at_their_first_formula_is_not_the_answers_time() -> None:
+    script = """
+from echo_tasks import math_checker
+math_checker.CPU_S = 0.25
+assert math_checker.is_right("y^2+4y+4", "(y+2)^2")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 @pytest.mark.parametrize(
