@@ -35,7 +35,7 @@ pytestmark = [
 
 WAIT_S = 1_500.0
 ENOUGH = 128
-"""Trajectories of each engine, with which the run is stopped: how long an engine takes to start is nobody's to say."""
+"""Trajectories of each engine, with which the run is stopped, given a step: how long an engine takes to start is nobody's to say."""
 # As the demo's: two correct implementations differ by 1e-5 in float32, a wrong adapter by 1e-2 and more.
 AGREEMENT = 1e-4
 POOL = """
@@ -65,16 +65,18 @@ class Ended:
 
 
 def await_enough(bus: Bus, process: subprocess.Popen[bytes]) -> None:
-    """Until each engine has delivered `ENOUGH`; the topics are made meanwhile."""
+    """Until each engine has delivered `ENOUGH` and a step has been made of them; the topics are made meanwhile."""
     deadline, nap = Deadline.after(WAIT_S), threading.Event()
     engines: set[str] = set()
-    while engines != {"vllm", "transformers"}:
+    version = 0
+    while engines != {"vllm", "transformers"} or version < 1:
         assert process.poll() is None, "the run has ended"
-        assert not deadline.expired(), f"waited for both engines to deliver; so far: {engines}"
+        assert not deadline.expired(), f"waited for both engines to deliver and a step; so far: {engines}, version {version}"
         nap.wait(1.0)
         try:
-            with closing(bus.view(WORKERS, WorkerStatus)) as view:
-                engines = {status.engine for status in view.items().values() if status.rollouts >= ENOUGH}
+            with closing(bus.view(WORKERS, WorkerStatus)) as workers, closing(bus.view(WEIGHTS, WeightManifest)) as weights:
+                engines = {status.engine for status in workers.items().values() if status.rollouts >= ENOUGH}
+                version = max((manifest.version for manifest in weights.items().values()), default=0)
         except TransportError:
             continue
 

@@ -81,14 +81,3 @@ def test_a_checkpoint_that_is_cut_off_is_no_start(torch_process: TorchProcess, b
     for path in saved.rglob("*.pt"):
         path.write_bytes(path.read_bytes()[:1000])
     assert f"The trainer state in {saved} cannot be read" in refusal(torch_process, base, [["load", str(saved)]])
-
-
-def test_a_checkpoint_of_another_number_of_ranks_is_no_start(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": 2}})
-    torch_process.run(
-        "train", base=str(base), script=[["step", 1], ["save", str(saved)]], settings={"deepspeed": own}, ranks=2, launched=True
-    )
-    assert f"The trainer state in {saved} cannot be read" in refusal(
-        torch_process, base, [["load", str(saved)]], settings={"deepspeed": own}
-    )
