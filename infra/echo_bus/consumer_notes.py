@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 
 from echo_bus.cluster import RawConsumer
+from echo_bus.consumer_queries import committed, end_offsets
+from echo_bus.errors import TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -58,21 +60,19 @@ class NoteKeeper:
         self._unconfirmed: deque[list[tuple[int, str]]] = deque()
 
     def read(self, consumer: RawConsumer, partitions: Sequence[TopicPartition]) -> None:
-        """Read what the last owners left; blocks for a round trip per partition. A cluster that does not answer leaves the notes empty."""
+        """Read what the last owners left, for two round trips. A cluster that does not answer leaves the notes empty."""
         if isinstance(self.notes, _Nothing):
             return
-        ends = dict.fromkeys((place.partition for place in partitions), sys.maxsize)
+        places = [(place.topic, place.partition) for place in partitions]
+        ends = dict.fromkeys(places, sys.maxsize)
         found = list(partitions)
         try:
-            for place in partitions:
-                bounds = consumer.get_watermark_offsets(place, timeout=_READ_S)
-                if bounds is not None:
-                    ends[place.partition] = bounds[1]
-            found = consumer.committed(found, timeout=_READ_S)
-        except KafkaException as exc:
-            logger.warning("What earlier owners noted of %d partitions cannot be read: %s", len(partitions), exc.args[0].str())
+            ends = end_offsets(consumer, places, _READ_S)
+            found = committed(consumer, places, _READ_S)
+        except TransportError as exc:
+            logger.warning("What earlier owners noted of %d partitions cannot be read: %s", len(partitions), exc.message)
         for place in found:
-            self.notes.found(place.partition, getattr(place, "metadata", None) or "", ends[place.partition])
+            self.notes.found(place.partition, getattr(place, "metadata", None) or "", ends[place.topic, place.partition])
 
     def sent(self, noted: list[tuple[int, str]]) -> None:
         """A commit with these notes is on its way."""

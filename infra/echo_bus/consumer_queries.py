@@ -78,15 +78,20 @@ def end_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeou
 
 
 def committed_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> dict[tuple[str, int], int]:
-    """What the consumer's group has committed, without the places in which it committed nothing. One request to the group's coordinator.
+    """What the consumer's group has committed, without the places in which it committed nothing; as `committed`."""
+    found = committed(consumer, places, timeout_s)
+    return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+
+
+def committed(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> list[TopicPartition]:
+    """What the consumer's group has committed, with what is noted beside it. One request to the group's coordinator.
 
     Raises ClusterUnreachable, also where no coordinator was found in time, and NotAuthorized.
     """
     deadline = Deadline.after(timeout_s)
     while True:
         try:
-            found = consumer.committed([TopicPartition(*place) for place in places], timeout=max(_AGAIN_S, deadline.remaining_s()))
-            return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+            return consumer.committed([TopicPartition(*place) for place in places], timeout=max(_AGAIN_S, deadline.remaining_s()))
         except KafkaException as exc:
             where = ", ".join(sorted({physical for physical, _ in places}))
             if exc.args[0].code() not in _COORDINATOR_MOVES:
