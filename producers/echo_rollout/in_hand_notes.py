@@ -52,6 +52,7 @@ class InHandNotes:
         self._lock = threading.Lock()
         self._partitions: defaultdict[int, _Partition] = defaultdict(_Partition)
         self._waiting: dict[tuple[int, int], Callable[[], None]] = {}
+        self._stopped = False
         self.blames = False
         """What is in hand may be why this process ends: it stays noted even as the partitions are handed over."""
         self.changed: Callable[[], None] = lambda: None
@@ -113,10 +114,10 @@ class InHandNotes:
             state.begun.discard(where.offset)
             state.deaths.pop(where.offset, None)
 
-    async def noted(self, where: Coordinates) -> None:
-        """Wait until the group has noted that the request is in hand, if it may have been in hand before."""
+    async def noted(self, where: Coordinates) -> bool:
+        """Wait until the group has noted that the request is in hand, if it may have been so before; False once nothing is to begin."""
         if where.offset >= self._partitions[where.partition].end:
-            return
+            return True
         loop, event, place = asyncio.get_running_loop(), asyncio.Event(), (where.partition, where.offset)
 
         def wake() -> None:
@@ -124,8 +125,8 @@ class InHandNotes:
                 loop.call_soon_threadsafe(event.set)
 
         with self._lock:
-            if where.offset in self._partitions[where.partition].noted:
-                return
+            if self._stopped or where.offset in self._partitions[where.partition].noted:
+                return not self._stopped
             self._waiting[place] = wake
         self.changed()
         try:
@@ -135,6 +136,15 @@ class InHandNotes:
         finally:
             with self._lock:
                 self._waiting.pop(place, None)
+        return not self._stopped
+
+    def stop(self) -> None:
+        """Let no request begin that waits for its note: none is written any more."""
+        with self._lock:
+            self._stopped = True
+            calls = list(self._waiting.values())
+        for call in calls:
+            call()
 
 
 class DeathRecord:

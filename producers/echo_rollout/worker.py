@@ -248,8 +248,8 @@ class Worker:
                 ending = closed
                 return
             try:
-                await self._notes.noted(work.where)
-                ending = await self._generate(work)
+                if await self._notes.noted(work.where):
+                    ending = await self._generate(work)
             except TransportError:
                 raise
             except Exception:  # whatever it is ends the worker, and it may be the request's doing, or that of one beside it
@@ -346,6 +346,7 @@ class Worker:
         if not self._failed.done():
             self._heartbeat.change(state=WorkerState.DRAINING)
         self._holding.cancel()
+        self._notes.stop()
         groups = {task for task in self._tasks if task not in self._background}
         if groups and not self._failed.done():
             await asyncio.wait(groups, timeout=_FINISH_SHARE * self._parts.settings.run.drain_s)

@@ -47,7 +47,8 @@ class Fleet(Swarm):
     def launch(self, role: str, name: str, *, admission: str = "pace", kind: str = "PacedEngine", **engine: Any) -> subprocess.Popen[bytes]:
         """Start a role; `engine`: options of the engine, `kind` its class."""
         settings = {
-            "run": {"name": RUN},
+            # How long an engine takes to finish, and a busy machine to deliver, is not what is tested.
+            "run": {"name": RUN, "drain_s": WAIT_S},
             "kafka": {
                 "bootstrap": self._bootstrap,
                 "namespace": self.bus.namespace.name,

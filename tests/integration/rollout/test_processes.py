@@ -84,8 +84,9 @@ def test_a_worker_ended_by_sigterm_has_published_and_committed_what_its_engine_f
     held = fleet.folder / "held"
     held.touch()
     fleet.launch("worker", "w0", held=str(held))
-    fleet.ask(*(fleet.request(seq) for seq in range(4)))
     await_in(fleet, lambda: fleet.statuses() and fleet.statuses()[-1].installed_version == 0, "the weights")
+    await_in(fleet, lambda: len(fleet.statuses()[-1].partitions) == NUM_PARTITIONS, "the partitions")
+    fleet.ask(*(fleet.request(seq) for seq in range(4)))
     await_in(fleet, lambda: len([line for line in fleet.journal("w0") if line[0] == "+"]) == 4, "four groups in hand")
     assert not fleet.trajectories()
     fleet.tell_to_end("w0")

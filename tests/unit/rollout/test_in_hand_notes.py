@@ -130,3 +130,16 @@ def test_a_group_that_takes_no_note_stops_nobody(monkeypatch: pytest.MonkeyPatch
     owner.found(1, "", 100)
     asyncio.run(owner.noted(POISON))
     assert "1[7] is begun without a note" in caplog.text
+
+
+def test_who_waits_for_a_note_as_the_worker_stops_does_not_begin() -> None:
+    owner = notes()
+    owner.found(1, "", 100)
+
+    async def stop() -> list[bool]:
+        waiting = asyncio.create_task(owner.noted(POISON))
+        await asyncio.sleep(0)
+        owner.stop()
+        return [await waiting, await owner.noted(NEIGHBOUR)]
+
+    assert asyncio.run(stop()) == [False, False]

@@ -74,7 +74,7 @@ def test_an_exact_request_is_generated_under_its_version_or_not_at_all(make_swar
 def test_a_request_past_its_deadline_is_closed_and_counted(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm()
     swarm.publish_version(0)
-    swarm.ask(swarm.request(0, deadline_ms=int(time.time() * 1000) - 1), swarm.request(1, required_version=9, deadline_ms=1))
+    swarm.ask(swarm.request(0, deadline_ms=_now_ms() - 1), swarm.request(1, required_version=9, deadline_ms=1))
     swarm.ask(swarm.request(2))
     swarm.start_worker(ScriptedEngine())
     wait_until(lambda: swarm.metric("echo_rollout_groups_total", outcome="expired") == 2, "both to expire")
@@ -122,11 +122,14 @@ def test_an_exact_request_passes_those_that_wait_for_room_and_one_that_grew_too_
     swarm.start_worker(engine)
     swarm.ask(*(swarm.request(seq) for seq in range(5)))
     wait_until(lambda: engine.num_running == 5, "a full engine")
-    deadline_ms = time.time_ns() // 1_000_000 + 300
+    asked_ms = _now_ms()
+    deadline_ms = asked_ms + 300
     swarm.ask(swarm.request(5, deadline_ms=deadline_ms), swarm.request(6))
     swarm.ask(swarm.request(0, purpose=Purpose.PROBE, exact=True))
     wait_until(lambda: engine.num_running == 6, "the exact one beside them")
-    wait_until(lambda: time.time_ns() // 1_000_000 > deadline_ms, "the deadline of the one that waits")
+    # The worker takes the asker's clock to be late by as long as the requests were under way.
+    passed_ms = deadline_ms + _now_ms() - asked_ms
+    wait_until(lambda: _now_ms() > passed_ms, "the deadline of the one that waits")
     engine.gate.set()
     wait_until(lambda: len(swarm.groups()) == 7, "six of seven, and the probe")
     assert swarm.metric("echo_rollout_groups_total", outcome="expired") == 1
@@ -356,6 +359,10 @@ def test_an_oversized_trajectory_is_counted_and_nothing_of_its_group_is_written(
     swarm.start_worker(long)
     wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="oversized") == 1, "the group to be given up")
     assert not swarm.trajectories()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _wordy(made: Any) -> Any:
