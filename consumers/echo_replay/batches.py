@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from echo_core.batch_choice import ChosenGroup, ChosenSample
+from echo_core.batch_choice import ChosenGroup, ChosenSample, weight_of
 from echo_core.groups import Member, Score
 from echo_core.policy import OverBudget
 from echo_core.staleness import age_of
@@ -65,7 +65,7 @@ def _groups(
                 scores={name: Score(value=values[name][row], defaulted=bool(defaulted[name][row])) for name in values},
             ),
             staleness=age_of(trajectory, version),
-            weight=_weight(age_of(trajectory, version), over_budget, budget),
+            weight=weight_of(age_of(trajectory, version), over_budget, budget),
         )
         for row, ((partition, offset), trajectory) in enumerate(zip(places_of(batch), trajectories, strict=True))
     ]
@@ -75,10 +75,3 @@ def _groups(
         groups.append(ChosenGroup(seq=members[0].member.trajectory.seq, samples=members, dropped={}))
         start += size
     return tuple(groups)
-
-
-def _weight(age: int, over_budget: OverBudget, budget: int) -> float:
-    """As `choose_batch` gave it: what is above the budget was only kept where the run keeps it."""
-    if age <= budget or over_budget is OverBudget.DROP:
-        return 1.0
-    return 0.0 if over_budget is OverBudget.WITHHOLD else budget / age

@@ -38,7 +38,7 @@ from echo_schemas.records import (
     StepReport,
     WeightManifest,
 )
-from echo_schemas.topics import DROPS, REPLIES, REQUESTS, RUNS, STEPS, TRAJECTORIES, WEIGHTS, Topic
+from echo_schemas.topics import DROPS, REPLIES, REQUESTS, RUNS, STEPS, TRAJECTORIES, WEIGHTS, Topic, weights_key
 
 Ints = npt.NDArray[np.int64]
 
@@ -158,7 +158,7 @@ def read_rest(bus: Bus, log: RunLog) -> DropsFollower:
         with closing(_reader(bus, [WEIGHTS], log)) as reader:
             reader.start()
             _note_lows(log, reader)
-            current = f"{log.run_id}/current"
+            current = weights_key(log.run_id, None)
             for message in _settled(reader, goal, bus):
                 if isinstance(message.record, WeightManifest):
                     log.manifests.append((message.offset, message.key == current, message.record))
@@ -323,17 +323,7 @@ def _reader(bus: Bus, topics: Sequence[Topic], log: RunLog) -> LogReader:
     def count(_raw: object, topic: Topic, _invalid: InvalidRecord) -> None:
         log.unreadable[topic.name] = log.unreadable.get(topic.name, 0) + 1
 
-    return LogReader(
-        bus.cluster,
-        topics,
-        client_id=bus.client_id,
-        namespace=bus.namespace,
-        codec=bus.codec,
-        metrics=bus.metrics,
-        run_id=log.run_id,
-        on_invalid=count,
-        limits=_ANY_NUMBER,
-    )
+    return bus.reader(topics, on_invalid=count, limits=_ANY_NUMBER)
 
 
 def _note_lows(log: RunLog, reader: LogReader) -> None:

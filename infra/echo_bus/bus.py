@@ -12,7 +12,7 @@ from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.cluster import Cluster
 from echo_bus.consumer import ConsumerLoop, group_properties
 from echo_bus.consumer_state import LoopLimits
-from echo_bus.dead_letters import DeadLetters
+from echo_bus.dead_letters import DeadLetterLimits, DeadLetters
 from echo_bus.kafka import KafkaCluster
 from echo_bus.message import Handler
 from echo_bus.metrics import BusMetrics
@@ -99,9 +99,11 @@ class Bus:
         *,
         isolation: Isolation = Isolation.COMMITTED,
         on_invalid: OnInvalid | None = None,
+        limits: DeadLetterLimits | None = None,
         profile: profiles.Properties = profiles.READER,
     ) -> LogReader:
-        """A reader by position; `start` it where reading begins. `on_invalid` gets what cannot be read (`DeadLetters.send` fits).
+        """A reader by position; `start` it where reading begins. `on_invalid` gets what cannot be read (`DeadLetters.send` fits), `limits`
+        say how much of that ends the reading.
 
         Choose GATHERING_READER for a stream that nobody waits for.
         """
@@ -115,6 +117,7 @@ class Bus:
             run_id=self.run_id,
             isolation=isolation,
             on_invalid=on_invalid,
+            limits=limits,
             profile=profile,
         )
 

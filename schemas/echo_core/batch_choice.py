@@ -59,6 +59,13 @@ def choose_batch(ready: Sequence[ReadyGroup], learner_version: int, policy: Stal
     return Choice(batch=tuple(batch) if not missing else None, refused=refused, num_missing=missing)
 
 
+def weight_of(age: int, over_budget: OverBudget, budget: int) -> float:
+    """What scales the loss of a sample that is kept. Above the budget, withheld ones stay in the group's baseline; others fade with age."""
+    if age <= budget or over_budget is OverBudget.DROP:
+        return 1.0
+    return 0.0 if over_budget is OverBudget.WITHHOLD else budget / age
+
+
 def _admit(group: ReadyGroup, learner_version: int, policy: StalenessPolicy, terms: tuple[RewardTerm, ...]) -> ChosenGroup:
     samples: list[ChosenSample] = []
     dropped: dict[Coordinates, DropReason] = {}
@@ -70,10 +77,6 @@ def _admit(group: ReadyGroup, learner_version: int, policy: StalenessPolicy, ter
             dropped[member.where] = _REASONS[verdict]
         elif any(name not in member.scores for name in required):
             dropped[member.where] = DropReason.UNREWARDED
-        elif verdict is Freshness.ADMISSIBLE:
-            samples.append(ChosenSample(member=member, staleness=age))
         else:
-            # Withheld samples stay in the group's baseline; downweighted ones fade with age.
-            weight = 0.0 if policy.over_budget is OverBudget.WITHHOLD else policy.budget / age
-            samples.append(ChosenSample(member=member, staleness=age, weight=weight))
+            samples.append(ChosenSample(member=member, staleness=age, weight=weight_of(age, policy.over_budget, policy.budget)))
     return ChosenGroup(seq=group.seq, samples=tuple(samples), dropped=dropped)

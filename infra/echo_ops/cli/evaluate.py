@@ -223,7 +223,7 @@ def _crew(settings: Settings, config: Path | None, bus: Bus) -> Iterator[threadi
             yield died
             stop.set()
             watching.join()
-            crew.drain(tuple(Role), patience_s=_PATIENCE_S, tick=tick)
+            crew.drain(patience_s=_PATIENCE_S, tick=tick)
         finally:
             stop.set()
             crew.kill()

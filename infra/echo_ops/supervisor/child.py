@@ -157,15 +157,14 @@ class Crew:
         self._told.update(self._lost)
         return new
 
-    def drain(self, roles: Sequence[Role], *, patience_s: float, tick: Callable[[], None]) -> list[Killed]:
-        """Ask all of `roles` at once to drain and wait; who takes longer than `patience_s` is killed. `tick` is called while waiting."""
-        asked = [child for child in self.children if child.plan.role in roles]
-        for child in asked:
+    def drain(self, *, patience_s: float, tick: Callable[[], None]) -> list[Killed]:
+        """Ask all at once to drain and wait; who takes longer than `patience_s` is killed. `tick` is called while waiting."""
+        for child in self.children:
             child.terminate()
         deadline = Deadline.after(patience_s, self._clock)
-        while any(child.poll() is None for child in asked) and not deadline.expired():
+        while any(child.poll() is None for child in self.children) and not deadline.expired():
             tick()
-        late = [child for child in asked if child.poll() is None]
+        late = [child for child in self.children if child.poll() is None]
         for child in late:
             child.kill()
         return [Killed(child.plan) for child in late]

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from echo_bus.clock import Clock
 from echo_ops.supervisor.child import Crew, how_ended
-from echo_ops.supervisor.plan import ChildPlan, Role
+from echo_ops.supervisor.plan import ChildPlan
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Supervisor:
             if self._signals > max(seen, 1):
                 raise SecondSignal
 
-        for killed in self._crew.drain(tuple(Role), patience_s=self._drain_s + _GRACE_S, tick=tick):
+        for killed in self._crew.drain(patience_s=self._drain_s + _GRACE_S, tick=tick):
             self._watcher.say(f"{killed.plan.name} did not drain in time and was killed; its log: {killed.plan.log}")
 
     def _end_at_once(self) -> None:
