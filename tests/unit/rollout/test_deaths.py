@@ -189,4 +189,4 @@ def test_a_worker_that_reaches_nobody_keeps_what_it_has_takes_no_more_says_so_an
     wait_until(lambda: sorted(swarm.groups()) == sorted(f"{RUN}/{seq}" for seq in range(20)), "all groups")
     assert {len(members) for members in swarm.groups().values()} == {2}
     wait_until(lambda: "Kafka takes finished groups again" in caplog.text, "the worker to say that it is over")
-    assert swarm.metric("echo_rollout_groups_undelivered") == 0
+    wait_until(lambda: swarm.metric("echo_rollout_groups_undelivered") == 0, "the worker to hear of the last delivery")
