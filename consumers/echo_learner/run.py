@@ -7,7 +7,7 @@ trainer up (slow: torch, model) ─▶ session: fence, claim, tip, checkpoint �
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ from echo_learner.store import SnapshotStore
 from echo_learner.trust import WorkerTrust
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, DropReason, Progress, WeightKind, WeightManifest, WorkerStatus
-from echo_schemas.topics import CONTROL, REQUESTS_DEAD, REWARDS, TRAJECTORIES, WEIGHTS, WORKERS, weights_key
+from echo_schemas.topics import CONTROL, REQUESTS_DEAD, REWARDS, TRAJECTORIES, WEIGHTS, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 
@@ -55,14 +55,19 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """What a session begins with. `state.id` is empty for a run that never began; `current`: the newest snapshot in the log."""
+    """What a session begins with. `state.id` is empty for a run that never began; `manifests`: the snapshots in the log by version."""
 
     store: CheckpointStore
     writer: TransactionalWriter
     session: str
     state: LearnerState
-    current: WeightManifest | None
+    manifests: Mapping[int, WeightManifest]
     tip_version: int
+
+    @property
+    def current(self) -> WeightManifest | None:
+        """The newest snapshot in the log."""
+        return self.manifests[max(self.manifests)] if self.manifests else None
 
 
 def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = False) -> None:
@@ -143,7 +148,7 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
             writer=writer,
             session=session,
             state=saved or _fresh_state(settings, session, identities),
-            current=_current_manifest(bus, run_id),
+            manifests=_manifests(bus, run_id),
             tip_version=tip.version,
         )
         parts = stack.enter_context(_open_parts(process, trainer, metrics, opened))
@@ -190,10 +195,11 @@ def _fresh_state(settings: Settings, session: str, identities: dict[str, str]) -
     )
 
 
-def _current_manifest(bus: Bus, run_id: str) -> WeightManifest | None:
-    """The newest published snapshot."""
+def _manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
+    """The published snapshots of the run by version, oldest first."""
     with closing(bus.view(WEIGHTS, WeightManifest)) as weights:
-        return weights.get(weights_key(run_id, None))
+        found = {manifest.version: manifest for manifest in weights.items().values() if manifest.run_id == run_id}
+    return dict(sorted(found.items()))
 
 
 def _publish_rest(parts: LearnerParts, opened: _Opened) -> Published | None:
@@ -249,6 +255,8 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         heartbeat = stack.enter_context(closing(Heartbeat(publisher, _first_progress(opened), process.clock)))
         evaluations = stack.enter_context(closing(open_evaluations(settings, bus, metrics, process.clock)))
         trust = WorkerTrust(metrics, process.clock, tolerance=logprob_tolerance(settings))
+        for manifest in opened.manifests.values():
+            trust.published(manifest.version, manifest.sha256)
         dead_letters = bus.dead_letters(publisher)
         intake = stack.enter_context(closing(_open_intake(process, trainer, trust, evaluations, metrics, state, dead_letters)))
 
@@ -257,6 +265,7 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         def on_published(publication: Publication) -> None:
             if publication.snapshot is not None:
                 metrics.published.set(publication.version)
+                trust.published(publication.version, publication.snapshot.sha256)
                 heartbeat.published(publication.version)
                 evaluations.published(publication.version, is_last=0 < settings.learner.steps <= publication.version)
 

@@ -5,8 +5,10 @@
 No trajectory of a (worker, version) is trained before its first sample was compared, where that version's weights are at hand. One that
 disagrees is refused until a later sample agrees: a server that serves an older adapter for a while recovers by itself. A claim that cannot
 be compared (weights no longer kept, several versions in one answer, log-probabilities left to the learner) is let through and counted.
+Whatever names other weights than those that were published as its version is refused without comparing anything.
 
-Threads: the reader thread offers, the learner's thread does the rest; one lock guards the verdicts. Nothing blocks.
+Threads: the reader thread offers, the publication thread says what was published, the learner's thread does the rest; one lock guards the
+verdicts. Nothing blocks.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 _AGAIN_S = 10.0
 # (worker, version) pairs remembered: a hundred workers, forty versions.
 _MOST_PAIRS = 4_096
+# Versions whose checksums are remembered: far more than any budget.
+_MOST_VERSIONS = 4_096
 
 Claim = tuple[str, int]
 """Worker and version."""
@@ -61,6 +65,14 @@ class WorkerTrust:
         self._lock = threading.Lock()
         self._standings: OrderedDict[Claim, _Standing] = OrderedDict()
         self._samples: list[Trajectory] = []
+        self._checksums: OrderedDict[int, str] = OrderedDict()
+
+    def published(self, version: int, sha256: str) -> None:
+        """`version` is in the log with these weights."""
+        with self._lock:
+            self._checksums[version] = sha256
+            while len(self._checksums) > _MOST_VERSIONS:
+                self._checksums.popitem(last=False)
 
     # The reader thread
 
@@ -119,6 +131,10 @@ class WorkerTrust:
 
     def fault_of(self, trajectory: Trajectory) -> tuple[DropReason, str] | None:
         """Why it is not believed, if so."""
+        checksum = self._checksums.get(trajectory.max_version)
+        if not trajectory.is_exempt and checksum is not None and trajectory.weights_sha256 != checksum:
+            named = f"the weights {trajectory.weights_sha256[:12]} as version {trajectory.max_version}"
+            return DropReason.WRONG_VERSION, f"Worker {trajectory.worker_id} names {named}, which was published as {checksum[:12]}."
         for version in {trajectory.min_version, trajectory.max_version}:
             standing = self._standings.get((trajectory.worker_id, version))
             if standing is None:

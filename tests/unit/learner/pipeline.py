@@ -44,13 +44,15 @@ _LOOK_S = 0.005
 NUM_PARTITIONS = 2
 GROUP_SIZE = 2
 GROUPS_PER_STEP = 2
+FIRST_WEIGHTS = NumpyTrainer().snapshot(0).sha256
+"""What an ordinary learner publishes as version 0."""
 
 R = TypeVar("R", bound=Record)
 
 
 def sample(seq: int, index: int, **changes: Any) -> Trajectory:
-    """Member `index` of group `seq`: two generated tokens, and a prompt that tells it from every other group."""
-    fields: dict[str, Any] = {"token_ids": pack_tokens([seq % VOCABULARY, index, seq // VOCABULARY])}
+    """Member `index` of group `seq`: two generated tokens, and a prompt that tells it from every other group. Of the first weights."""
+    fields: dict[str, Any] = {"token_ids": pack_tokens([seq % VOCABULARY, index, seq // VOCABULARY]), "weights_sha256": FIRST_WEIGHTS}
     return trajectory(seq, index, **{**fields, **changes})
 
 
@@ -172,12 +174,17 @@ class Pipeline:
 
     def write_group(self, seq: int, *, version: int = 0, values: Sequence[float | None] = (0.0, 1.0), **changes: Any) -> list[Coordinates]:
         """One attempt of a group, of tokens that no other group has, and its rewards (None: no reward for that member)."""
-        members = [sample(seq, index, version=version, **changes) for index in range(GROUP_SIZE)]
+        members = [self.sample(seq, index, version=version, **changes) for index in range(GROUP_SIZE)]
         places = self.write(TRAJECTORIES, *members)
         for member, where, value in zip(members, places, values, strict=True):
             if value is not None:
                 self.write_reward(member, where, value)
         return places
+
+    def sample(self, seq: int, index: int, *, version: int = 0, **changes: Any) -> Trajectory:
+        """As `sample`, of the weights that are published as `version`."""
+        shas = {manifest.version: manifest.sha256 for manifest in self.manifests()}
+        return sample(seq, index, version=version, **{"weights_sha256": shas.get(version, FIRST_WEIGHTS), **changes})
 
     def write_reward(self, member: Trajectory, where: Coordinates, value: float | None, **changes: Any) -> None:
         """A reward beside its trajectory; without a value, one that failed."""

@@ -59,7 +59,7 @@ def test_one_stale_sample_leaves_its_group_to_the_others(pipeline: Pipeline) -> 
     sections: dict[str, Any] = {"staleness": {"min_group_size": 1}}
     fill(pipeline, 4)
     pipeline.train(NumpyTrainer(), steps=4, **sections)
-    mixed = [sample(8, 0, version=0), sample(8, 1, version=4)]
+    mixed = [pipeline.sample(8, 0, version=0), pipeline.sample(8, 1, version=4)]
     places = pipeline.write(TRAJECTORIES, *mixed)
     for member, where in zip(mixed, places, strict=True):
         pipeline.write_reward(member, where, 1.0)
@@ -76,7 +76,7 @@ def test_a_stale_sample_may_stay_with_less_weight(pipeline: Pipeline, choice: st
     sections: dict[str, Any] = {"staleness": {"over_budget": choice, "min_group_size": 1}}
     fill(pipeline, 4)
     pipeline.train(NumpyTrainer(), steps=4, **sections)
-    mixed = [sample(8, 0, version=0), sample(8, 1, version=4)]
+    mixed = [pipeline.sample(8, 0, version=0), pipeline.sample(8, 1, version=4)]
     for member, where, value in zip(mixed, pipeline.write(TRAJECTORIES, *mixed), (0.0, 1.0), strict=True):
         pipeline.write_reward(member, where, value)
     pipeline.write_group(9, version=4)
@@ -214,3 +214,15 @@ def test_a_record_of_a_trained_seq_is_a_duplicate_for_ever(pipeline: Pipeline) -
     fill(pipeline, 2, start=1)
     metrics = pipeline.train(NumpyTrainer(), steps=2, takeover=True)
     assert_dropped(pipeline, metrics, dict.fromkeys(late, DropReason.DUPLICATE))
+
+
+def test_samples_that_name_other_weights_than_those_published_are_of_a_wrong_version(pipeline: Pipeline) -> None:
+    fill(pipeline, 1)
+    metrics = pipeline.train(NumpyTrainer(), steps=1)
+    false = pipeline.write_group(2, version=1, weights_sha256="e" * 64)
+    for seq in (3, 4):
+        pipeline.write_group(seq, version=1)
+    metrics = pipeline.train(NumpyTrainer(), steps=2, takeover=True)
+    why = DropReason.WRONG_VERSION
+    assert_dropped(pipeline, metrics, dict.fromkeys(false, why), {2: why})
+    assert_books(pipeline)

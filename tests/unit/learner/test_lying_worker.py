@@ -20,7 +20,7 @@ from echo_schemas.records import Drop, DropReason, Sampling, Span, Trajectory, V
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 from tests.unit.core.records import reward
 from tests.unit.learner.numpy_trainer import NumpyTrainer
-from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline, sample
+from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline
 
 STEPS = 4
 PROMPT = (3,)
@@ -64,7 +64,7 @@ class CountingTrainer(NumpyTrainer):
         return [np.full(number, logprob_under(int(weights["version"])), np.float32) for number in batch.num_generated]
 
 
-def group_of(engine: PolicyEngine, worker: str, seq: int, version: int) -> list[Trajectory]:
+def group_of(pipeline: Pipeline, engine: PolicyEngine, worker: str, seq: int, version: int) -> list[Trajectory]:
     """What a worker would publish."""
 
     async def generate() -> list[Generation]:
@@ -73,7 +73,7 @@ def group_of(engine: PolicyEngine, worker: str, seq: int, version: int) -> list[
         return await engine.generate(PROMPT, GROUP_SIZE, Sampling(max_new_tokens=3))
 
     return [
-        sample(
+        pipeline.sample(
             seq,
             index,
             version=version,
@@ -102,9 +102,9 @@ def test_a_worker_that_serves_an_older_version_than_it_claims(tmp_path: Path) ->
     for version in range(STEPS):
         pipeline.wait_for_manifest(version)
         # The liar's comes first, so that it would be trained first.
-        write_group(pipeline, group_of(liar, "liar", seq, version))
+        write_group(pipeline, group_of(pipeline, liar, "liar", seq, version))
         for number in range(1, GROUPS_PER_STEP + 1):
-            write_group(pipeline, group_of(honest, "honest", seq + number, version))
+            write_group(pipeline, group_of(pipeline, honest, "honest", seq + number, version))
         seq += 1 + GROUPS_PER_STEP
     running.join()
 

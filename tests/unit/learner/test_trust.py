@@ -87,6 +87,21 @@ def test_who_disagrees_is_refused_and_named_and_nobody_else() -> None:
     assert case.counted("liar", "disagrees") == 1
 
 
+def test_who_names_other_weights_than_the_published_ones_is_refused_however_likely_its_tokens_are() -> None:
+    case = Case()
+    case.read(made_by("w", 3))
+    case.judge(0.0)
+    record = made_by("w", 3, seq=1)
+    assert case.trust.fault_of(record) is None, "nothing is known of version 3"
+    case.trust.published(3, record.weights_sha256)
+    assert case.trust.fault_of(record) is None
+    case.trust.published(3, "1" * 64)
+    fault = case.trust.fault_of(record)
+    assert fault is not None
+    assert fault[0] is DropReason.WRONG_VERSION
+    assert "as version 3, which was published as 111111111111" in fault[1]
+
+
 def test_a_worker_that_agrees_again_is_believed_from_then_on_only() -> None:
     case = Case()
     case.read(made_by("w", 1, started_ms=10))

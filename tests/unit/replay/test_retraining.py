@@ -85,7 +85,7 @@ def test_runs_of_other_kinds(tmp_path: Path, quick: None, sections: dict[str, An
     pipeline.train(NumpyTrainer(), steps=2)
     # Half of each group is older than the other.
     for seq in range(2 * GROUPS_PER_STEP, 4 * GROUPS_PER_STEP):
-        members = [sample(seq, index, version=2 * index) for index in range(2)]
+        members = [pipeline.sample(seq, index, version=2 * index) for index in range(2)]
         for member, where in zip(members, pipeline.write(TRAJECTORIES, *members), strict=True):
             pipeline.write_reward(member, where, float(member.index))
     pipeline.train(NumpyTrainer(), steps=4, takeover=True)
