@@ -1,4 +1,4 @@
-"""Requests that an earlier session, or the other mode, left in the log: which are waited for, asked again, or closed (design 7.6)."""
+"""Requests that an earlier session, or the other mode, left in the log: which are waited for, asked again, or closed."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Resumption:
 def choose_resumption(
     bus: Bus, store: CheckpointStore, tip: Tip, settings: Settings, identities: Mapping[str, str], *, skip: bool
 ) -> Resumption | None:
-    """What to go on from; None for a run that never began (design 7.3). `skip`: in spite of what the log has lost.
+    """What to go on from; None for a run that never began. `skip`: in spite of what the log has lost.
 
     Raises UserError if the tip's checkpoint is not here or not whole, or belongs to another log or configuration; TransportError.
     """

@@ -92,7 +92,7 @@ def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = Fa
 def train_in_sessions(
     process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, *, takeover: bool = False, skip: bool = False
 ) -> None:
-    """Sessions until one ends well. A fatal transactional error does not prove a successor: a new claim does (design 7.4)."""
+    """Sessions until one ends well. A fatal transactional error does not prove a successor: a new claim does."""
     bus, run_id = process.bus, process.settings.run.name
     while True:
         session, tip = sessions.new_session(), sessions.read_tip(bus, run_id)

@@ -43,6 +43,8 @@ _POLL_S = 0.1
 _ROOM_S = 0.2
 _METADATA_S = 10.0
 _LAG_INTERVAL_S = 5.0
+# A commit for every message would cost the broker more than the message.
+_SOON_S = 0.05
 
 
 def group_properties(group: str, *, client_id: str, next_generation: bool = False, static_member: str | None = None) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class ConsumerLoop:
         self._stopped = threading.Event()
         self._handed_back = threading.Event()
         self._all_paused = False
-        self._next_commit_s = self._next_lag_s = 0.0
+        self._next_commit_s = self._next_lag_s = self._committed_s = 0.0
 
     @property
     def num_queued(self) -> int:
@@ -128,8 +130,8 @@ class ConsumerLoop:
         self._keeper.notes = notes
 
     def commit_soon(self) -> None:
-        """Commit with the next poll rather than at the next interval. Any thread."""
-        self._next_commit_s = 0.0
+        """Commit with the next poll rather than at the next interval, if the last commit is not quite new. Any thread."""
+        self._next_commit_s = min(self._next_commit_s, self._committed_s + _SOON_S)
 
     def wait_assigned(self, timeout_s: float) -> None:
         """Wait until the group has given this member its first assignment. Raises DeadlineExceeded: a group that never assigns is
@@ -248,7 +250,7 @@ class ConsumerLoop:
     def _commit_if_due(self, consumer: RawConsumer) -> None:
         now_s = self._clock.monotonic_s()
         if now_s >= self._next_commit_s:
-            self._next_commit_s = now_s + self._limits.commit_interval_s
+            self._committed_s, self._next_commit_s = now_s, now_s + self._limits.commit_interval_s
             self._commit(consumer, self._assignment.values(), wait=False)
         if now_s >= self._next_lag_s:
             self._next_lag_s = now_s + _LAG_INTERVAL_S

@@ -33,7 +33,7 @@ class LoopLimits:
     # Larger batches and longer queues are slower: what waits in them falls out of the processor's cache.
     batch_size: int = 100
     busy_retry_s: float = 0.05
-    # Short, because on `requests` lag is read as outstanding work (design 6.6).
+    # Short, because on `requests` lag is read as outstanding work.
     commit_interval_s: float = 0.2
     drain_s: float = 30.0
 

@@ -1,4 +1,4 @@
-"""Which partition the next request goes to: the one with the least outstanding work, none while all have enough (design 6.6).
+"""Which partition the next request goes to: the one with the least outstanding work, none while all have enough.
 
 Workers share one consumer group on `requests` and commit a request when all its trajectories are acknowledged, so a partition's lag *is*
 its outstanding work. A fast worker's partitions empty sooner and are chosen more often; a slow one's are left alone. Where it is known

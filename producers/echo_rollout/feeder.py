@@ -26,7 +26,7 @@ class Resume:
 
 
 def plan_resume(floor: int, shown: Set[int]) -> Resume:
-    """Every seq from `floor` on is in `shown`, or written again, or new; none is skipped (design 7.6).
+    """Every seq from `floor` on is in `shown`, or written again, or new; none is skipped.
 
     `floor`: every seq below it is trained or dropped. `shown`: the training seqs that the log of requests still holds.
     """

@@ -1,4 +1,4 @@
-"""How much work each of several unequal workers may have, and who gets the next piece (design 6.6). Pure.
+"""How much work each of several unequal workers may have, and who gets the next piece. Pure.
 
     load_i                 what worker i has outstanding, what it does per second, how much it takes in hand
     allowance_i            rate_i · max(window / fastest rate, horizon), at least enough to keep it busy, at most window and capacity
