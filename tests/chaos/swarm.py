@@ -53,17 +53,27 @@ class Swarm:
 
     def __post_init__(self) -> None:
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("ECHO_")}
+        self._children: dict[str, ProcessChild] = {}
+        self._guard = Guard()
+        self._frozen: set[int] = set()
+        self._num_seconds = 0
+        self._log_starts: dict[str, int] = {}
+        self._plan()
+
+    def change(self, changes: Mapping[str, str]) -> None:
+        """Other settings for whoever is started from now on; all have ended."""
+        assert not any(self.is_running(name) for name in self._plans), "a role of the old settings runs"
+        self.changes = {**self.changes, **changes}
+        self._plan()
+        self._children = {name: child for name, child in self._children.items() if name in self._plans}
+
+    def _plan(self) -> None:
         overrides = {**self.changes, "ECHO_CHECKPOINT__FOLDER": str(self.folder / "run")}
         overrides.setdefault("ECHO_RUN__NAME", "chaos")
         self.settings: Settings = load_settings(self.config, {**self._environ, **overrides})
         plans = plan_children(self.settings, this_machine(), config=self.config, overrides=overrides, folder=self.folder)
         # Pinned to the machine's cores as a run of its own would be, it could not share them with three brokers and a test.
         self._plans = {plan.name: replace(plan, cores=()) for plan in plans}
-        self._children: dict[str, ProcessChild] = {}
-        self._guard = Guard()
-        self._frozen: set[int] = set()
-        self._num_seconds = 0
-        self._log_starts: dict[str, int] = {}
 
     @property
     def names(self) -> tuple[str, ...]:

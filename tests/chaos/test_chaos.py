@@ -16,6 +16,7 @@ from tests.chaos.schedule import Outcome, suffer
 pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(2_400)]
 
 _DRAINED_S = 120.0
+_GOES_ON_WITHIN_S = 400.0
 
 SCHEDULES = {
     "killed-roles": [
@@ -38,6 +39,8 @@ SCHEDULES = {
     "hostile-records": [Fault(Kind.HOSTILE)],
 }
 """By name: what happens, in an order that the seed decides."""
+_IN_TURN = [Fault(Kind.KILL, "learner"), Fault(Kind.KILL, "worker-0"), Fault(Kind.KILL, "reward-0"), Fault(Kind.BROKER_KILL, "1", 1.0)]
+"""What a run in sequential mode suffers."""
 _NEEDS = {"partition": "network", "disk": "disk"}
 
 
@@ -54,14 +57,32 @@ def test_training_goes_on_and_nothing_is_lost_or_repeated(scene: Scene, seed: in
 
 def test_a_terminated_run_is_gone_and_all_that_it_trained_is_there(scene: Scene, seed: int) -> None:
     """Behind the schedules: after it there is no run."""
-    swarm = scene.swarm
-    swarm.terminate_all()
-    codes = {name: swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), scene.wait) for name in swarm.names}
-    assert codes == dict.fromkeys(swarm.names, 0), f"seed {seed}"
+    _drain(scene)
     prove(scene.bus, is_attacked=scene.is_attacked)
 
 
+def test_it_goes_on_in_sequential_mode_and_neither_loses_nor_repeats_there(scene: Scene, seed: int, outcomes: list[Outcome]) -> None:
+    _drain(scene)
+    before = scene.follower.version
+    scene.swarm.change({"ECHO_RUN__MODE": "sequential"})
+    scene.swarm.start_all()
+    scene.wait_for(before + 1, _GOES_ON_WITHIN_S, "the run goes on in sequential mode")
+    rng = random.Random(f"{seed}/sequential")
+    for fault in rng.sample(_IN_TURN, len(_IN_TURN)):
+        outcomes.append(suffer(scene, fault, rng))
+    _drain(scene)
+    assert prove(scene.bus, is_attacked=scene.is_attacked).num_steps >= scene.follower.version
+
+
 def test_the_weights_come_out_of_the_log_again(scene: Scene) -> None:
-    """Last: of a run whose learner was killed, frozen, fenced and out of space."""
+    """Last: of a run whose learner was killed, frozen, fenced, out of space and put into another mode."""
     assert num_sessions(scene.bus) > 1, "no learner has ended: there is nothing to show"
     retrain(scene.swarm, scene.follower.version)
+
+
+def _drain(scene: Scene) -> None:
+    """Nothing runs, and everybody ended as told."""
+    swarm = scene.swarm
+    swarm.terminate_all()
+    codes = {name: swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), scene.wait) for name in swarm.names}
+    assert codes == dict.fromkeys(swarm.names, 0)
