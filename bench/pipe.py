@@ -108,8 +108,8 @@ async def _work(settings: Settings, pipe: multiprocessing.connection.Connection)
 
 def learn(settings: Settings, steps: int) -> dict[str, Any]:
     """Train `steps` steps; seconds per step over all but the first ten (as the pipeline's summary counts), and each step's mean reward."""
-    from echo_learner.config import trainer_config
-    from echo_learner.ranks import open_trainer
+    from echo_learner.training.config import trainer_config
+    from echo_learner.training.ranks import open_trainer
     from echo_tasks.base_models import resolve_base
 
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
@@ -155,8 +155,8 @@ def _pinned_worker(settings: Settings, pipe: multiprocessing.connection.Connecti
 
 
 def _training_batch(batch: list[Any], version: int, settings: Settings) -> Any:
-    from echo_learner.batch import TrainingBatch
-    from echo_learner.microbatches import plan_micro_batches
+    from echo_learner.training.batch import TrainingBatch
+    from echo_learner.training.microbatches import plan_micro_batches
 
     samples = [(prompt, tokens, logprobs) for prompt, members, _ in batch for tokens, logprobs, _ in members]
     advantages = np.concatenate([group_advantages(np.array(right)) for _, _, right in batch]).astype(np.float32)

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from echo_learner.batch import TrainingBatch
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.microbatches import plan_micro_batches
+from echo_learner.training.batch import TrainingBatch
+from echo_learner.training.microbatches import plan_micro_batches
 from echo_learner.trust import is_comparable
 from echo_schemas.columns import LOGPROB_DTYPE, TOKEN_DTYPE
 from echo_schemas.records import Trajectory

@@ -28,9 +28,9 @@ from echo_core.batch_choice import ChosenGroup, choose_batch
 from echo_core.bottleneck import Place, Use
 from echo_core.groups import AssemblyState, DropDecision
 from echo_core.policy import StalenessPolicy
-from echo_learner.evaluation import Evaluations
+from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.requesting import SeqState
+from echo_learner.sequential.requesting import SeqState
 from echo_learner.trust import WorkerTrust
 from echo_schemas.records import DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES

@@ -24,23 +24,23 @@ from echo_core.bottleneck import Place, Use
 from echo_core.groups import AssemblyState, DropDecision
 from echo_core.policy import StalenessPolicy
 from echo_learner.agreement import Agreement
-from echo_learner.asking import BatchRequests
-from echo_learner.batch import FormedBatch, SignalSource, form_batch
 from echo_learner.broadcast import BroadcastTimer
-from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox, checkpoint_id
-from echo_learner.config import batch_rules, meaning_of
-from echo_learner.evaluation import Evaluations
+from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox, checkpoint_id
+from echo_learner.commit.history import VersionHistory
+from echo_learner.commit.publication import Publication, PublicationThread
+from echo_learner.commit.rivals import Rivals
+from echo_learner.commit.snapshot import SnapshotFiles
+from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.fates import drops_of
 from echo_learner.heartbeat import Heartbeat
-from echo_learner.history import VersionHistory
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.publication import Publication, PublicationThread
-from echo_learner.ranks import Trainer
-from echo_learner.rivals import Rivals
-from echo_learner.snapshot import SnapshotFiles
+from echo_learner.sequential.asking import BatchRequests
 from echo_learner.step_metrics import StepTimes, staleness_histogram, step_metrics, worker_shares
-from echo_learner.trainer import TrainResult
+from echo_learner.training.batch import FormedBatch, SignalSource, form_batch
+from echo_learner.training.config import batch_rules, meaning_of
+from echo_learner.training.ranks import Trainer
+from echo_learner.training.trainer import TrainResult
 from echo_learner.trust import WorkerTrust
 from echo_schemas.records import (
     Control,

@@ -23,24 +23,24 @@ from echo_bus.settings import Settings
 from echo_bus.settings.rules import staleness_policy
 from echo_bus.transactions import TransactionalWriter
 from echo_core.assembly import GroupAssembler
-from echo_learner import session as sessions
-from echo_learner.asking_setup import open_asking
 from echo_learner.broadcast import BroadcastTimer
-from echo_learner.checkpoint import CheckpointStore, LearnerState, Outbox
-from echo_learner.config import assembly_limits, logprob_tolerance, meaning_of, reward_terms, trainer_config
-from echo_learner.evaluation import Evaluations
-from echo_learner.evaluation_setup import kept_manifests, obey_orders, open_evaluations
+from echo_learner.commit import session as sessions
+from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox
+from echo_learner.commit.publication import Publication, PublicationThread, SnapshotWriter
+from echo_learner.commit.resuming import choose_checkpoint, choose_resumption, load_trainer
+from echo_learner.commit.rivals import Rivals
+from echo_learner.commit.session import Tip
+from echo_learner.commit.snapshot import file_names
+from echo_learner.commit.store import SnapshotStore
+from echo_learner.evaluation.evaluations import Evaluations
+from echo_learner.evaluation.setup import kept_manifests, obey_orders, open_evaluations
 from echo_learner.heartbeat import Heartbeat
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.learner import Learner, LearnerParts, Published
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.publication import Publication, PublicationThread, SnapshotWriter
-from echo_learner.ranks import Trainer, follow, is_follower, open_trainer
-from echo_learner.resuming import choose_checkpoint, choose_resumption, load_trainer
-from echo_learner.rivals import Rivals
-from echo_learner.session import Tip
-from echo_learner.snapshot import file_names
-from echo_learner.store import SnapshotStore
+from echo_learner.sequential.setup import open_asking
+from echo_learner.training.config import assembly_limits, logprob_tolerance, meaning_of, reward_terms, trainer_config
+from echo_learner.training.ranks import Trainer, follow, is_follower, open_trainer
 from echo_learner.trust import WorkerTrust
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, DropReason, Progress, WeightKind, WeightManifest, WorkerStatus

@@ -11,7 +11,7 @@ from echo_core.batch_choice import ChosenGroup, ChosenSample, weight_of
 from echo_core.groups import Member, Score
 from echo_core.policy import OverBudget
 from echo_core.staleness import age_of
-from echo_learner.batch import BatchRules, SignalSource, TrainingBatch, form_batch
+from echo_learner.training.batch import BatchRules, SignalSource, TrainingBatch, form_batch
 from echo_replay.sample_source import places_of
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, TOKEN_DTYPE, VALUE_DTYPE
 from echo_schemas.errors import UserError

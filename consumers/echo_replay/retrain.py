@@ -23,12 +23,12 @@ from echo_bus.clock import Deadline
 from echo_bus.errors import BlobCorrupt, OffsetLost
 from echo_bus.settings import Settings
 from echo_core.policy import OverBudget
-from echo_learner.batch import SignalSource
-from echo_learner.checkpoint import CheckpointStore, LearnerState
-from echo_learner.config import batch_rules, changed_meaning, meaning_of
-from echo_learner.ranks import Trainer
-from echo_learner.resuming import load_trainer
-from echo_learner.snapshot import SnapshotFiles
+from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
+from echo_learner.commit.resuming import load_trainer
+from echo_learner.commit.snapshot import SnapshotFiles
+from echo_learner.training.batch import SignalSource
+from echo_learner.training.config import batch_rules, changed_meaning, meaning_of
+from echo_learner.training.ranks import Trainer
 from echo_replay.batches import training_batch
 from echo_replay.run_log import READ_S, batch_of
 from echo_replay.sample_source import SampleSource

@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 
 from echo_bus.bus import Bus
-from echo_learner.snapshot import SnapshotFiles
+from echo_learner.commit.snapshot import SnapshotFiles
 from echo_replay.published import read_from_store
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightManifest

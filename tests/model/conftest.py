@@ -40,8 +40,8 @@ def model_folder(_simulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Where the disks of runs are."""
     from tests.model.scenarios import Letters
 
-    monkeypatch.setattr("echo_learner.asking_setup.resolve_base", Path)
-    monkeypatch.setattr("echo_learner.asking_setup.PromptCodec", Letters)
+    monkeypatch.setattr("echo_learner.sequential.setup.resolve_base", Path)
+    monkeypatch.setattr("echo_learner.sequential.setup.PromptCodec", Letters)
     logging.disable(logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(dir=_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else tmp_path
     yield folder

@@ -19,10 +19,10 @@ from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
 from echo_bus.places import PlaceTimes
 from echo_bus.process import RoleProcess, StopSignal
-from echo_learner.checkpoint import LearnerState
+from echo_learner.commit.checkpoint import LearnerState
+from echo_learner.commit.snapshot import file_names
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
-from echo_learner.snapshot import file_names
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import EchoError, InvalidRecord
 from echo_schemas.records import Chunk, Coordinates, Drop, Record, Reward, StepReport, Trajectory, WeightKind, WeightManifest

@@ -13,9 +13,9 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_bus.memory.producer import MemoryProducer
 from echo_core.assembly import GroupAssembler
 from echo_core.groups import AssemblyState, DropDecision
-from echo_learner.checkpoint import CheckpointStore, LearnerState
+from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
+from echo_learner.commit.publication import Publication, PublicationThread
 from echo_learner.intake import Intake
-from echo_learner.publication import Publication, PublicationThread
 from echo_schemas.records import StepReport
 from echo_schemas.topics import STEPS
 from tests.model.conftest import MakeScenario

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from echo_learner.batch import TrainingBatch
-from echo_learner.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
-from echo_learner.trainer import TrainResult
+from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
+from echo_learner.training.batch import TrainingBatch
+from echo_learner.training.trainer import TrainResult
 from echo_schemas.columns import LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE
 from echo_schemas.records import Coordinates, StepReport, Trajectory, WeightKind
 

@@ -33,7 +33,7 @@ LIGHT = [
     "echo_rollout.engines.catalogue",
     "echo_streams.run",
     "echo_learner.losses.config",
-    "echo_learner.microbatches",
+    "echo_learner.training.microbatches",
     "echo_replay.audit",
 ]
 

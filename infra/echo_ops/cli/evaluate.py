@@ -26,11 +26,11 @@ from echo_bus.kafka import translate
 from echo_bus.reader import From
 from echo_bus.settings import Settings
 from echo_bus.settings.evaluation import EvalSettings, check_evaluations
-from echo_learner.evaluation import Evaluations
-from echo_learner.evaluation_requests import Planned
-from echo_learner.evaluation_setup import kept_manifests, open_evaluations, plan_section, read_evaluations
+from echo_learner.commit.session import is_alive, read_tip
+from echo_learner.evaluation.evaluations import Evaluations
+from echo_learner.evaluation.requests import Planned
+from echo_learner.evaluation.setup import kept_manifests, open_evaluations, plan_section, read_evaluations
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.session import is_alive, read_tip
 from echo_ops.cli.context import DEFAULT_CONFIG, reach_cluster, read_settings
 from echo_ops.cli.output import out
 from echo_ops.report.evaluations import evaluation_line

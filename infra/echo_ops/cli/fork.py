@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from echo_learner.fork import ForkOrder, fork_run
+from echo_learner.commit.fork import ForkOrder, fork_run
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.output import out
 from echo_schemas.errors import UserError

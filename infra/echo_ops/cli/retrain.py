@@ -31,9 +31,9 @@ def retrain(
     try:
         import torch
 
-        from echo_learner.checkpoint import CheckpointStore
-        from echo_learner.config import trainer_config
-        from echo_learner.ranks import open_trainer
+        from echo_learner.commit.checkpoint import CheckpointStore
+        from echo_learner.training.config import trainer_config
+        from echo_learner.training.ranks import open_trainer
         from echo_replay.retrain import Match, RetrainParts, plan_retraining, read_history
         from echo_replay.retrain import retrain as train_again
         from echo_replay.weight_distance import weight_distance

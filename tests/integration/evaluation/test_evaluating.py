@@ -14,7 +14,7 @@ from echo_bus.bus import Bus, open_bus
 from echo_bus.clock import Deadline
 from echo_bus.settings import load_settings
 from echo_core.evaluation import held_out_seed
-from echo_learner.evaluation_setup import read_evaluations
+from echo_learner.evaluation.setup import read_evaluations
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Eval, Purpose, StepReport, Trajectory
 from echo_schemas.topics import STEPS, TRAJECTORIES, Topic

@@ -18,16 +18,16 @@ from transformers import AutoModelForCausalLM
 
 from echo_bus.embedded.ports import free_ports
 from echo_core.normalisation import Normalisation
-from echo_learner.batch import TrainingBatch
-from echo_learner.deepspeed_setup import OptimizerConfig
+from echo_learner.commit.snapshot import write_snapshot
 from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import GrpoTis
-from echo_learner.microbatches import plan_micro_batches, restore_plan
-from echo_learner.policy_model import PolicyConfig
-from echo_learner.ranks import RankedTrainer, follow, open_trainer
-from echo_learner.snapshot import write_snapshot
 from echo_learner.step_metrics import token_metrics
-from echo_learner.trainer import TrainerConfig, TrainResult
+from echo_learner.training.batch import TrainingBatch
+from echo_learner.training.deepspeed_setup import OptimizerConfig
+from echo_learner.training.microbatches import plan_micro_batches, restore_plan
+from echo_learner.training.policy_model import PolicyConfig
+from echo_learner.training.ranks import RankedTrainer, follow, open_trainer
+from echo_learner.training.trainer import TrainerConfig, TrainResult
 from echo_schemas.records import WeightKind
 from tests.contract.engines.snapshots import VOCABULARY, make_base
 from tests.integration.learner.run_jobs import retrain_from_file as retrain_from_file  # jobs, too

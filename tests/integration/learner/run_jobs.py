@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from echo_learner.config import trainer_config
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.ranks import open_trainer
 from echo_learner.run import run_learner, train_in_sessions
+from echo_learner.training.config import trainer_config
+from echo_learner.training.ranks import open_trainer
 from echo_ops.cli.retrain import parse_versions
 from echo_replay.retrain import RetrainParts, plan_retraining, read_history, retrain
 from echo_replay.weight_distance import weight_distance

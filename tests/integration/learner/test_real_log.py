@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 
 from echo_bus.clock import Deadline
 from echo_bus.kafka import KafkaCluster
-from echo_learner.session import READ_S, read_tip
+from echo_learner.commit.session import READ_S, read_tip
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import DropReason

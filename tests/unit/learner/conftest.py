@@ -54,7 +54,7 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
 
     for place in ("echo_bus.view._READ_S", "echo_learner.intake._READ_S", "echo_bus.publisher._POLL_S", "echo_learner.learner._WAIT_S"):
         monkeypatch.setattr(place, 0.003)
-    monkeypatch.setattr("echo_learner.session._LOOK_S", 0.01)
+    monkeypatch.setattr("echo_learner.commit.session._LOOK_S", 0.01)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     return Pipeline(tmp_path / "run")
 

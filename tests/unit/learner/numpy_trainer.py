@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from echo_learner.batch import TrainingBatch
-from echo_learner.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
-from echo_learner.trainer import TrainResult
+from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
+from echo_learner.training.batch import TrainingBatch
+from echo_learner.training.trainer import TrainResult
 from echo_schemas.records import WeightKind
 
 VOCABULARY = 32

@@ -26,7 +26,7 @@ from echo_bus.process import RoleProcess, StopSignal
 from echo_bus.publisher import Publisher
 from echo_bus.request_reply import CORRELATION_ID
 from echo_bus.settings import Settings
-from echo_learner.checkpoint import CheckpointStore
+from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
 from echo_schemas.codec import lock_file_codec

@@ -11,8 +11,8 @@ import pytest
 
 from echo_learner import agreement as module
 from echo_learner.agreement import Agreement
-from echo_learner.batch import TrainingBatch
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.training.batch import TrainingBatch
 from echo_schemas.columns import pack_logprobs
 from echo_schemas.records import LogprobSource, Purpose, Trajectory, VersionSpan
 from tests.unit.core.records import trajectory

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_learner import replies
+from echo_learner.sequential import replies
 from echo_schemas.errors import UserError
 from echo_schemas.records import DropReason, Purpose, ReplyOutcome, RolloutRequest
 from echo_schemas.topics import REQUESTS
@@ -35,9 +35,9 @@ class Letters:
 
 @pytest.fixture(autouse=True)
 def _without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_learner.asking_setup.resolve_base", Path)
-    monkeypatch.setattr("echo_learner.asking_setup.PromptCodec", Letters)
-    monkeypatch.setattr("echo_learner.replies._READ_S", 0.003)
+    monkeypatch.setattr("echo_learner.sequential.setup.resolve_base", Path)
+    monkeypatch.setattr("echo_learner.sequential.setup.PromptCodec", Letters)
+    monkeypatch.setattr("echo_learner.sequential.replies._READ_S", 0.003)
 
 
 def sequential(**sections: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from echo_core.batch_choice import ChosenGroup, ChosenSample
 from echo_core.groups import Member, Score
-from echo_learner.batch import BatchRules, FormedBatch, form_batch
+from echo_learner.training.batch import BatchRules, FormedBatch, form_batch
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack_logprobs, pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import RewardTerm, Span, Trajectory, VersionSpan

@@ -102,7 +102,8 @@ def test_what_is_not_an_import_path_is_refused(path: str) -> None:
 
 def test_checking_a_file_loads_no_torch() -> None:
     code = (
-        "import sys; from echo_learner.losses.catalogue import parse_loss; import echo_learner.microbatches, echo_learner.step_metrics;"
+        "import sys; from echo_learner.losses.catalogue import parse_loss; import echo_learner.training.microbatches;"
+        " import echo_learner.step_metrics;"
         "parse_loss('grpo_tis', {'cap': 2}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the settings stand beside torch code: install the extra 'learner'")
 
-from echo_learner.deepspeed_setup import OptimizerConfig, engine_settings
+from echo_learner.training.deepspeed_setup import OptimizerConfig, engine_settings
 from echo_schemas.errors import UserError
 
 

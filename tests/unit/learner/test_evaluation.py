@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_core.evaluation import evaluation_seq, held_out_seed, index_of
-from echo_learner.evaluation_setup import kept_manifests, read_evaluations
+from echo_learner.evaluation.setup import kept_manifests, read_evaluations
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Eval, EvaluationOrder, Purpose, RolloutRequest, group_id_of
 from echo_schemas.topics import CONTROL, REQUESTS, REWARDS, TRAJECTORIES

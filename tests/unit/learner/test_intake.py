@@ -17,7 +17,7 @@ from echo_bus.reader import LogReader
 from echo_core.assembly import GroupAssembler
 from echo_core.groups import AssemblyLimits
 from echo_core.policy import StalenessPolicy
-from echo_learner.evaluation import Evaluations
+from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.trust import WorkerTrust

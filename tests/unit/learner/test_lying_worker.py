@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from echo_learner.batch import TrainingBatch
-from echo_learner.trainer import TrainResult
+from echo_learner.training.batch import TrainingBatch
+from echo_learner.training.trainer import TrainResult
 from echo_rollout.engines.engine import Generation, Snapshot, SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_logprobs, pack_tokens

@@ -15,7 +15,7 @@ from echo_core.normalisation import Normalisation, sequence_scales
 from echo_learner.losses.catalogue import build_loss, loss_names, parse_loss
 from echo_learner.losses.config import ReferenceKl
 from echo_learner.losses.interface import LossInputs
-from echo_learner.microbatches import Layout, MicroBatch, plan_micro_batches
+from echo_learner.training.microbatches import Layout, MicroBatch, plan_micro_batches
 
 _VOCABULARY = 5
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_learner.microbatches import Layout, MicroBatch, MicroBatchPlan, deal_to_ranks, plan_micro_batches, restore_plan
+from echo_learner.training.microbatches import Layout, MicroBatch, MicroBatchPlan, deal_to_ranks, plan_micro_batches, restore_plan
 
 _GROUPS = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=6), min_size=1, max_size=12)
 

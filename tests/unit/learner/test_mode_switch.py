@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_core.closed_seqs import ClosedSeqs
-from echo_learner.open_requests import left_over
+from echo_learner.sequential.open_requests import left_over
 from echo_schemas.errors import UserError
 from echo_schemas.records import DropReason, Purpose, RolloutRequest, Sampling, group_id_of
 from echo_schemas.topics import REQUESTS
@@ -24,9 +24,9 @@ NOW_MS = 1_000_000
 
 @pytest.fixture(autouse=True)
 def _without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_learner.asking_setup.resolve_base", Path)
-    monkeypatch.setattr("echo_learner.asking_setup.PromptCodec", Letters)
-    monkeypatch.setattr("echo_learner.replies._READ_S", 0.003)
+    monkeypatch.setattr("echo_learner.sequential.setup.resolve_base", Path)
+    monkeypatch.setattr("echo_learner.sequential.setup.PromptCodec", Letters)
+    monkeypatch.setattr("echo_learner.sequential.replies._READ_S", 0.003)
 
 
 def request(seq: int, **changes: Any) -> RolloutRequest:

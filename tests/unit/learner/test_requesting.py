@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_learner.requesting import Ask, ReplyFate, RequestLedger, SeqState
+from echo_learner.sequential.requesting import Ask, ReplyFate, RequestLedger, SeqState
 from echo_schemas.records import Coordinates, DropReason, ReplyOutcome, RolloutReply
 
 SHA = "a" * 64

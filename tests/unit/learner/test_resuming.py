@@ -229,7 +229,7 @@ def test_a_process_that_dies_while_it_prunes_leaves_no_half_checkpoint(pipeline:
             raise Crash
         original(path, **options)
 
-    monkeypatch.setattr("echo_learner.checkpoint.shutil.rmtree", dies)
+    monkeypatch.setattr("echo_learner.commit.checkpoint.shutil.rmtree", dies)
     with pytest.raises(Crash):
         pipeline.train(NumpyTrainer(), steps=6, staleness={"budget": 9})
     monkeypatch.undo()

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_learner.batch import TrainingBatch
-from echo_learner.trainer import TrainingDiverged, TrainResult
+from echo_learner.training.batch import TrainingBatch
+from echo_learner.training.trainer import TrainingDiverged, TrainResult
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim
 from echo_schemas.topics import PROGRESS, STEPS

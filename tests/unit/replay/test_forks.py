@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_learner.checkpoint import CheckpointStore
-from echo_learner.fork import ForkOrder, fork_run
+from echo_learner.commit.checkpoint import CheckpointStore
+from echo_learner.commit.fork import ForkOrder, fork_run
 from echo_replay.audit import audit_run
 from echo_replay.retrain import Match, RetrainParts, plan_retraining, read_history, retrain
 from echo_replay.verdicts import Promise, Verdict

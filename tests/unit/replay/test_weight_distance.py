@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="install the extra 'learner'")
 import safetensors.torch
 import torch
 
-from echo_learner.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
+from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
 from echo_ops.cli.retrain import line_of
 from echo_replay.retrain import Match, RetrainedVersion
 from echo_replay.weight_distance import weight_distance

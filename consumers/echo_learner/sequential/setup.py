@@ -15,13 +15,13 @@ from echo_bus.settings import Settings
 from echo_bus.settings.rules import training_sampling
 from echo_bus.view import CompactedView
 from echo_core.closed_seqs import ClosedSeqs
-from echo_learner.asking import AskingParts, BatchRequests
-from echo_learner.checkpoint import LearnerState
+from echo_learner.commit.checkpoint import LearnerState
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.open_requests import LeftOver, left_over, read_requests
-from echo_learner.replies import ReplyInbox
-from echo_learner.requesting import RequestLedger
+from echo_learner.sequential.asking import AskingParts, BatchRequests
+from echo_learner.sequential.open_requests import LeftOver, left_over, read_requests
+from echo_learner.sequential.replies import ReplyInbox
+from echo_learner.sequential.requesting import RequestLedger
 from echo_schemas.records import DropReason, WorkerState, WorkerStatus
 from echo_schemas.topics import REPLIES, REQUESTS
 from echo_tasks.base_models import resolve_base

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_core.groups import AssemblyState
-from echo_learner.snapshot import SnapshotFiles, read_snapshot, write_snapshot
+from echo_learner.commit.snapshot import SnapshotFiles, read_snapshot, write_snapshot
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.records import Coordinates, Record, RewardTerm, WeightKind

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_core.closed_seqs import ClosedSeqs
-from echo_learner.requesting import Ask
-from echo_learner.session import READ_S
+from echo_learner.commit.session import READ_S
+from echo_learner.sequential.requesting import Ask
 from echo_schemas.records import Purpose, RolloutRequest
 from echo_schemas.topics import REQUESTS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echo_learner.snapshot import SnapshotFiles
+from echo_learner.commit.snapshot import SnapshotFiles
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightManifest
 

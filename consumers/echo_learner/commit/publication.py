@@ -18,10 +18,10 @@ from echo_bus.places import PlaceTimes
 from echo_bus.profiles import MAX_RECORD_BYTES
 from echo_bus.transactions import TransactionalWriter
 from echo_core.bottleneck import Place, Use
-from echo_learner.checkpoint import Outbox
+from echo_learner.commit.checkpoint import Outbox
+from echo_learner.commit.snapshot import SnapshotFiles
+from echo_learner.commit.store import SnapshotStore
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.snapshot import SnapshotFiles
-from echo_learner.store import SnapshotStore
 from echo_schemas.codec import Codec
 from echo_schemas.records import Record, StepReport, WeightManifest
 from echo_schemas.topics import STEPS, WEIGHT_CHUNKS, WEIGHTS, weights_key

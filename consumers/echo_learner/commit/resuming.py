@@ -13,11 +13,11 @@ from typing import Any
 
 from echo_bus.bus import Bus
 from echo_bus.settings import Settings
-from echo_learner.checkpoint import CheckpointStore, LearnerState
-from echo_learner.config import changed_meaning, meaning_of
-from echo_learner.log_changes import examine_log, fork_hint
-from echo_learner.ranks import Trainer
-from echo_learner.session import Tip
+from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
+from echo_learner.commit.log_changes import examine_log, fork_hint
+from echo_learner.commit.session import Tip
+from echo_learner.training.config import changed_meaning, meaning_of
+from echo_learner.training.ranks import Trainer
 from echo_schemas.errors import UserError
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from echo_bus.clock import Clock
 from echo_core.evaluation import EvaluationTally, due_after_restart, is_due
-from echo_learner.evaluation_requests import EvaluationRequests, Planned, PromptFailed
+from echo_learner.evaluation.requests import EvaluationRequests, Planned, PromptFailed
 from echo_learner.metrics import LearnerMetrics
 from echo_schemas.records import Coordinates, Eval, Purpose, Reward, Trajectory, group_id_of
 

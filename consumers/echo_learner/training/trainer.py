@@ -23,16 +23,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from echo_core.normalisation import Normalisation, sequence_scales
-from echo_learner.batch import TrainingBatch
-from echo_learner.deepspeed_setup import OptimizerConfig, RankPlace, engine_settings, start_engine
+from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.losses.catalogue import build_loss, parse_loss
 from echo_learner.losses.config import ReferenceKl
 from echo_learner.losses.interface import LossInputs
 from echo_learner.losses.token_sums import TokenSums, measure_tokens
-from echo_learner.microbatches import MicroBatch, deal_to_ranks, restore_plan
-from echo_learner.policy_model import PolicyConfig, PolicyModel, load_policy, read_weights, snapshot_names, snapshot_of
-from echo_learner.resharding import Layout, universal_form
-from echo_learner.snapshot import SnapshotFiles
+from echo_learner.training.batch import TrainingBatch
+from echo_learner.training.deepspeed_setup import OptimizerConfig, RankPlace, engine_settings, start_engine
+from echo_learner.training.microbatches import MicroBatch, deal_to_ranks, restore_plan
+from echo_learner.training.policy_model import PolicyConfig, PolicyModel, load_policy, read_weights, snapshot_names, snapshot_of
+from echo_learner.training.resharding import Layout, universal_form
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 

@@ -11,7 +11,7 @@ from echo_bus.settings.load import public_config
 from echo_bus.settings.rules import staleness_policy
 from echo_core.groups import AssemblyLimits
 from echo_core.normalisation import Normalisation
-from echo_learner.batch import BatchRules
+from echo_learner.training.batch import BatchRules
 from echo_schemas.records import RewardTerm, WeightKind
 
 # Settings under which the weights came to be: a run goes on in place only if they are the same. Others (names of machines, ports, how many
@@ -71,9 +71,9 @@ def batch_rules(settings: Settings) -> BatchRules:
 
 def trainer_config(settings: Settings, base: Path) -> Any:
     """What every rank of the trainer takes. `base`: the base model's folder. Imports torch."""
-    from echo_learner.deepspeed_setup import OptimizerConfig
-    from echo_learner.policy_model import PolicyConfig
-    from echo_learner.trainer import TrainerConfig
+    from echo_learner.training.deepspeed_setup import OptimizerConfig
+    from echo_learner.training.policy_model import PolicyConfig
+    from echo_learner.training.trainer import TrainerConfig
 
     policy, learner = settings.policy, settings.learner
     return TrainerConfig(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from echo_core.advantages import group_advantages, has_signal, total_reward
 from echo_core.batch_choice import ChosenGroup, ChosenSample
-from echo_learner.microbatches import MicroBatchPlan, plan_micro_batches
+from echo_learner.training.microbatches import MicroBatchPlan, plan_micro_batches
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack
 from echo_schemas.errors import UserError
 from echo_schemas.records import Batch, LogprobSource, RewardColumn, RewardStats, RewardTerm, Trajectory

@@ -21,8 +21,8 @@ from echo_bus.request_reply import reply_headers
 from echo_core.batch_choice import ChosenGroup
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.replies import PARTITION, ReplyInbox
-from echo_learner.requesting import Ask, Closing, ReplyFate, RequestLedger
+from echo_learner.sequential.replies import PARTITION, ReplyInbox
+from echo_learner.sequential.requesting import Ask, Closing, ReplyFate, RequestLedger
 from echo_schemas.errors import UserError
 from echo_schemas.records import Purpose, ReplyOutcome, RewardTerm, RolloutReply, RolloutRequest, Sampling
 from echo_schemas.topics import REQUESTS

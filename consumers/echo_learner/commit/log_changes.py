@@ -20,8 +20,8 @@ from echo_bus.dispatch import WorkObserver
 from echo_bus.reader import LogReader, Place
 from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import AssemblyState
-from echo_learner.checkpoint import LearnerState
-from echo_learner.session import READ_S
+from echo_learner.commit.checkpoint import LearnerState
+from echo_learner.commit.session import READ_S
 from echo_schemas.errors import UserError
 from echo_schemas.partitioning import partition_of
 from echo_schemas.records import Purpose, RolloutRequest, Trajectory

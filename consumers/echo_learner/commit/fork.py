@@ -19,13 +19,13 @@ from pathlib import Path
 from echo_bus.bus import Bus
 from echo_bus.settings import Settings
 from echo_core.groups import AssemblyState
-from echo_learner import session as sessions
-from echo_learner.checkpoint import CheckpointStore, LearnerState, Origin, Outbox, checkpoint_id
-from echo_learner.config import meaning_of, reward_terms
-from echo_learner.evaluation_setup import kept_manifests
-from echo_learner.log_changes import ranges
-from echo_learner.snapshot import SnapshotFiles, file_names
-from echo_learner.store import read_stored
+from echo_learner.commit import session as sessions
+from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Origin, Outbox, checkpoint_id
+from echo_learner.commit.log_changes import ranges
+from echo_learner.commit.snapshot import SnapshotFiles, file_names
+from echo_learner.commit.store import read_stored
+from echo_learner.evaluation.setup import kept_manifests
+from echo_learner.training.config import meaning_of, reward_terms
 from echo_schemas.errors import UserError
 from echo_schemas.records import Drop, DropReason, WeightKind, WeightManifest, group_id_of
 from echo_schemas.topics import DROPS, REWARDS, TRAJECTORIES

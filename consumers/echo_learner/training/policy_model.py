@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, MODEL_WEIGHTS, SnapshotFiles, file_names
 from echo_learner.losses.token_sums import entropy_of_logits
-from echo_learner.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, MODEL_WEIGHTS, SnapshotFiles, file_names
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 

@@ -31,12 +31,12 @@ from echo_bus.clock import Deadline
 from echo_bus.embedded.guard import Guard
 from echo_bus.embedded.ports import free_ports
 from echo_core.normalisation import Normalisation
-from echo_learner.batch import TrainingBatch
-from echo_learner.checkpoint import sync_tree
-from echo_learner.deepspeed_setup import OptimizerConfig, RankPlace
-from echo_learner.policy_model import PolicyConfig
-from echo_learner.snapshot import SnapshotFiles
-from echo_learner.trainer import DeepSpeedTrainer, TrainerConfig, TrainingDiverged, TrainResult
+from echo_learner.commit.checkpoint import sync_tree
+from echo_learner.commit.snapshot import SnapshotFiles
+from echo_learner.training.batch import TrainingBatch
+from echo_learner.training.deepspeed_setup import OptimizerConfig, RankPlace
+from echo_learner.training.policy_model import PolicyConfig
+from echo_learner.training.trainer import DeepSpeedTrainer, TrainerConfig, TrainingDiverged, TrainResult
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
@@ -292,7 +292,7 @@ def _launched_place() -> RankPlace:
 def _start_rank(config: TrainerConfig, first: RankPlace, rank: int) -> subprocess.Popen[bytes]:
     place = RankPlace(rank=rank, world_size=first.world_size, port=first.port, local_rank=rank)
     environment = {**os.environ, **place.environment(), _CONFIG_VARIABLE: json.dumps(asdict(config))}
-    return subprocess.Popen([sys.executable, "-m", "echo_learner.ranks"], env=environment)
+    return subprocess.Popen([sys.executable, "-m", "echo_learner.training.ranks"], env=environment)
 
 
 def _config_from(text: str) -> TrainerConfig:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from echo_learner.deepspeed_setup import RankPlace
+from echo_learner.training.deepspeed_setup import RankPlace
 from echo_schemas.errors import UserError
 
 logger = logging.getLogger(__name__)

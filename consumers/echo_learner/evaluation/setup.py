@@ -18,10 +18,10 @@ from echo_bus.dispatch import WorkObserver
 from echo_bus.settings import Settings
 from echo_bus.settings.evaluation import EvalSettings
 from echo_bus.settings.rules import evaluation_spec, evaluation_specs
-from echo_learner.evaluation import Evaluations
-from echo_learner.evaluation_requests import EvaluationRequests, Planned
+from echo_learner.commit.session import READ_S
+from echo_learner.evaluation.evaluations import Evaluations
+from echo_learner.evaluation.requests import EvaluationRequests, Planned
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.session import READ_S
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Eval, EvaluationOrder, WeightManifest
 from echo_schemas.topics import EVALS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, weights_key

@@ -1,0 +1,1 @@
+"""Held-out prompts under exactly one version: asked for, gathered, published."""
