@@ -27,7 +27,7 @@ from echo_learner.broadcast import BroadcastTimer
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox
 from echo_learner.commit.publication import Publication, PublicationThread, SnapshotWriter
-from echo_learner.commit.resuming import choose_checkpoint, choose_resumption, load_trainer
+from echo_learner.commit.resuming import Resumption, choose_checkpoint, choose_resumption, load_trainer
 from echo_learner.commit.rivals import Rivals
 from echo_learner.commit.session import Tip
 from echo_learner.commit.snapshot import file_names
@@ -51,6 +51,8 @@ from echo_tasks.catalogue import load_task
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
+# A run of tiny steps passes a checkpoint or two within each.
+_MOST_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,7 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
     store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
     sessions.refuse_if_alive(bus, tip.claim, takeover=how.takeover)
     identities = sessions.identities(bus)
-    resumption = choose_resumption(bus, store, tip, settings, identities, skip=how.skip)
+    tip, resumption = _first_look(bus, store, tip, settings, identities, skip=how.skip)
     store.check_writable(run_id)
     with ExitStack() as stack:
         writer = stack.enter_context(closing(bus.transactions("learner")))
@@ -163,6 +165,20 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
             logger.info("Going on from version %d (checkpoint %s)", saved.version, saved.id)
             _resume_evaluations(parts, bus)
         learner.run(process.stop)
+
+
+def _first_look(
+    bus: Bus, store: CheckpointStore, tip: Tip, settings: Settings, identities: dict[str, str], *, skip: bool
+) -> tuple[Tip, Resumption | None]:
+    """What a session would go on from. Whoever is to be taken over trains on meanwhile, and removes the checkpoint that is looked at."""
+    for looks_left in reversed(range(_MOST_LOOKS)):
+        try:
+            return tip, choose_resumption(bus, store, tip, settings, identities, skip=skip)
+        except UserError:
+            before, tip = tip, sessions.read_tip(bus, settings.run.name)
+            if tip.checkpoint == before.checkpoint or not looks_left:
+                raise
+    raise AssertionError("the last look returns or raises")
 
 
 def _resume_evaluations(parts: LearnerParts, bus: Bus) -> None:

@@ -76,6 +76,11 @@ class _Proxy:
         if task is not None:
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
+        # A connection that is cancelled has ended: asyncio's own callback would call that an exception nobody expects.
+        with suppress(asyncio.CancelledError):
+            await self._connect(reader, writer)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self.passes.wait()
             to_reader, to_writer = await asyncio.open_connection(*self.target)

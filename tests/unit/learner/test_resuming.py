@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_bus.memory import MemoryCluster
+from echo_learner.commit import session as sessions
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim
 from echo_schemas.topics import PROGRESS, STEPS
@@ -237,4 +239,21 @@ def test_a_process_that_dies_while_it_prunes_leaves_no_half_checkpoint(pipeline:
         pipeline.store.verify(name)
     pipeline.train(NumpyTrainer(), steps=6, takeover=True, staleness={"budget": 9})
     assert [report.version for report in pipeline.reports()] == [1, 2, 3, 4, 5, 6]
+    assert_books(pipeline)
+
+
+def test_a_checkpoint_that_a_busy_learner_removes_while_it_is_looked_at_is_no_refusal(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections: dict[str, Any] = {"checkpoint": {"keep": 2}, "staleness": {"budget": 9}}
+    fill(pipeline, 6)
+    pipeline.train(NumpyTrainer(), steps=5, **sections)
+    tip = sessions.read_tip(pipeline.bus, "demo")
+    passed = pipeline.reports()[:2]
+    assert not {report.checkpoint for report in passed} & set(pipeline.store.ids()), "they are kept: there is nothing to show"
+    real, earlier = sessions.read_tip, iter([dataclasses.replace(tip, report=report) for report in passed])
+    # As if the first learner made a step between the reading of the log and of the folder, twice.
+    monkeypatch.setattr(sessions, "read_tip", lambda *arguments: next(earlier, None) or real(*arguments))
+    pipeline.train(NumpyTrainer(), steps=6, takeover=True, **sections)
+    assert [report.version for report in pipeline.reports()] == list(range(1, 7))
     assert_books(pipeline)
