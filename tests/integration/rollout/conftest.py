@@ -44,11 +44,12 @@ class Fleet(Swarm):
         self._bootstrap = bootstrap
         self._environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
 
-    def launch(self, role: str, name: str, *, admission: str = "pace", kind: str = "PacedEngine", **engine: Any) -> subprocess.Popen[bytes]:
-        """Start a role; `engine`: options of the engine, `kind` its class."""
+    def launch(
+        self, role: str, name: str, *, admission: str = "pace", kind: str = "PacedEngine", drain_s: float | None = None, **engine: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start a role; `engine`: options of the engine, `kind` its class. `drain_s`: of [run], None for its default."""
         settings = {
-            # How long an engine takes to finish, and a busy machine to deliver, is not what is tested.
-            "run": {"name": RUN, "drain_s": WAIT_S},
+            "run": {"name": RUN} | ({} if drain_s is None else {"drain_s": drain_s}),
             "kafka": {
                 "bootstrap": self._bootstrap,
                 "namespace": self.bus.namespace.name,
