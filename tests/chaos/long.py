@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import shutil
 import signal
@@ -59,7 +60,11 @@ def _suffer_all(scene: Scene, options: argparse.Namespace, outcomes: list[Outcom
     scene.wait_for(3, _BEGINS_WITHIN_S, "the run begins")
     for name, why in scene.without.items():
         _say(f"no faults of the {name}: {why}")
+    deadline = Deadline.after(60 * options.minutes)
     for number, fault in enumerate(draw(rng, options.faults, longest_s=options.longest, without=scene.without), start=1):
+        if deadline.expired():
+            _say(f"{options.minutes:g} minutes are over")
+            break
         outcomes.append(suffer(scene, fault, rng))
         _say(f"{number:4d}  version {scene.follower.version:5d}  {outcomes[-1]}")
         if number % _CHECK_EVERY == 0:
@@ -82,6 +87,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=200, help="how many")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the schedule; by default a new one")
     parser.add_argument("--longest", type=float, default=60.0, help="seconds of the longest freeze or outage")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no fault is begun after so long")
     parser.add_argument("--folder", type=Path, default=None, help="where the run and a kept history lie; by default $TMPDIR")
     parser.add_argument("--json", type=Path, default=None, help="write every fault's numbers there")
     return parser.parse_args(arguments)
