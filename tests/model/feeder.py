@@ -7,7 +7,7 @@ import random
 from echo_schemas.records import Purpose, RolloutRequest, Sampling, WeightManifest, group_id_of
 from echo_schemas.topics import REQUESTS, WEIGHTS
 from tests.model.primitives import SimulatedTime
-from tests.model.records import write_clean, write_doubles, write_ends, write_noisy
+from tests.model.records import FIRST_WEIGHTS, write_clean, write_doubles, write_ends, write_noisy
 from tests.model.runs import ModelRun
 
 _EVERY_S = 0.7
@@ -34,13 +34,14 @@ class NoisyFeeder:
         first = max(asked, default=-1) + 1
         if first > _MOST_SEQS:
             return
-        version = max((manifest.version for manifest in run.read(WEIGHTS, WeightManifest)), default=0)
+        shas = {0: FIRST_WEIGHTS} | {manifest.version: manifest.sha256 for manifest in run.read(WEIGHTS, WeightManifest)}
+        version = max(shas)
         seqs = range(first, first + chance.randint(1, 4))
         pipeline.write(REQUESTS, *(_request(seq, version) for seq in seqs))
         if chance.random() < 0.5:
-            write_clean(pipeline, seqs, version=version)
+            write_clean(pipeline, seqs, version=version, sha256=shas[version])
         else:
-            write_noisy(pipeline, seqs, chance, version=version)
+            write_noisy(pipeline, seqs, chance, version=version, sha256=shas[version])
         if chance.random() < 0.3:
             # Late: of a seq that is closed, or still open, or evicted.
             write_doubles(pipeline, chance.randint(0, first))

@@ -8,13 +8,16 @@ from typing import Any
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import Coordinates, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
-from tests.model.trainer import VOCABULARY
+from tests.model.trainer import VOCABULARY, ModelTrainer
 from tests.unit.learner.pipeline import GROUP_SIZE, Pipeline, sample
+
+FIRST_WEIGHTS = ModelTrainer("anybody").snapshot(0).sha256
 
 
 def member_of(seq: int, index: int, *, content: int = 0, **changes: Any) -> Trajectory:
     """Member `index` of group `seq`; `content` tells it from others of the same name."""
-    return sample(seq, index, **{"token_ids": pack_tokens([seq % VOCABULARY, index, content % VOCABULARY]), **changes})
+    token_ids = pack_tokens([seq % VOCABULARY, index, content % VOCABULARY])
+    return sample(seq, index, **{"token_ids": token_ids, "weights_sha256": FIRST_WEIGHTS, **changes})
 
 
 def value_of(where: Coordinates, repeated: int = 0) -> float:
@@ -27,11 +30,11 @@ def reward_for(pipeline: Pipeline, member: Trajectory, where: Coordinates, *, re
     pipeline.write_reward(member, where, value_of(where, repeated))
 
 
-def write_clean(pipeline: Pipeline, seqs: range, *, version: int = 0) -> None:
+def write_clean(pipeline: Pipeline, seqs: range, *, version: int = 0, sha256: str = FIRST_WEIGHTS) -> None:
     """Whole groups with their rewards; every second one is judged twice, and not alike."""
     for seq in seqs:
         for index in range(GROUP_SIZE):
-            member = member_of(seq, index, version=version)
+            member = member_of(seq, index, version=version, weights_sha256=sha256)
             (where,) = pipeline.write(TRAJECTORIES, member)
             for repeated in range(1 + seq % 2):
                 reward_for(pipeline, member, where, repeated=repeated)
@@ -57,7 +60,7 @@ def write_doubles(pipeline: Pipeline, seq: int) -> None:
         reward_for(pipeline, member, where, repeated=1)
 
 
-def write_noisy(pipeline: Pipeline, seqs: range, chance: random.Random, *, version: int = 0) -> None:
+def write_noisy(pipeline: Pipeline, seqs: range, chance: random.Random, *, version: int = 0, sha256: str = FIRST_WEIGHTS) -> None:
     """Groups in any order: members and rewards between one another, doubled, failed at first, or lost."""
     waiting: list[tuple[Trajectory, Coordinates | None, int]] = []
     for seq in seqs:
@@ -65,7 +68,8 @@ def write_noisy(pipeline: Pipeline, seqs: range, chance: random.Random, *, versi
             for content in range(1 + (chance.random() < 0.3)):
                 attempt = chance.choice("ab") if content else "a"
                 if chance.random() > 0.05:
-                    waiting.append((member_of(seq, index, content=content, attempt=attempt, version=version), None, 0))
+                    changes = {"attempt": attempt, "version": version, "weights_sha256": sha256}
+                    waiting.append((member_of(seq, index, content=content, **changes), None, 0))
     while waiting:
         member, where, repeated = waiting.pop(chance.randrange(min(len(waiting), 8)))
         if where is None:

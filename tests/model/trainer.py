@@ -53,8 +53,8 @@ class ModelTrainer:
         return TrainResult(totals=_TOTALS, grad_norms=(1.0,), compute_s=0.0, lr=1e-3)
 
     def snapshot(self, version: int) -> SnapshotFiles:
-        """The weights, and who made the snapshot."""
-        config = json.dumps({"by": self._by})
+        """The weights, and who made the snapshot; whoever makes the first one makes the same."""
+        config = json.dumps({"by": self._by if version else "anybody"})
         contents = ((ADAPTER_WEIGHTS, self.weights), (ADAPTER_CONFIG, config.encode()))
         return SnapshotFiles(version=version, kind=WeightKind.LORA, config=config, contents=contents)
 
