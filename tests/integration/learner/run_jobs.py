@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,12 @@ from echo_schemas.records import Purpose, Span, VersionSpan
 from echo_schemas.topics import TRAJECTORIES
 from echo_tasks.catalogue import load_task
 from tests.contract.engines.snapshots import VOCABULARY
-from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline, sample
+from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline
 from tests.unit.replay.forged import Kept, SoundRun, everything
 
 NUM_PROMPT, NUM_GENERATED = 3, 4
 STEPS_TO_RETRAIN = 4
+_LOOK_S = 0.02
 
 
 def run(
@@ -45,16 +47,12 @@ def run(
         sys.path.insert(0, python_path)
     pipeline = Pipeline(Path(folder), options=_with_base(sections, base, steps))
     model = _load(base) if probes else None
-    for seq in range(steps * GROUPS_PER_STEP):
-        _write_group(pipeline, seq, model)
-    if model is not None:
-        answer = _random_answer(77, model)
-        pipeline.write(TRAJECTORIES, *(sample(0, index, purpose=Purpose.PROBE, **answer) for index in range(GROUP_SIZE)))
     if dies_at_commit:
         _kill_producer(pipeline, dies_at_commit)
     refused = ""
     try:
-        run_learner(pipeline.process())
+        with _answers(pipeline, steps, model):
+            run_learner(pipeline.process())
     except UserError as exc:
         refused = str(exc)
     return {
@@ -82,8 +80,32 @@ def _load(base: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(base)
 
 
+@contextmanager
+def _answers(pipeline: Pipeline, steps: int, model: Any) -> Iterator[None]:
+    """As soon as version 0 is public, groups of it for so many steps, and with a model one probe group before them."""
+    over = threading.Event()
+
+    def answer() -> None:
+        while not pipeline.manifests():
+            if over.wait(_LOOK_S):
+                return
+        if model is not None:
+            said = _random_answer(77, model)
+            pipeline.write(TRAJECTORIES, *(pipeline.sample(0, index, purpose=Purpose.PROBE, **said) for index in range(GROUP_SIZE)))
+        for seq in range(steps * GROUPS_PER_STEP):
+            _write_group(pipeline, seq, model)
+
+    worker = threading.Thread(target=answer, name="answers", daemon=True)
+    worker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        worker.join()
+
+
 def _write_group(pipeline: Pipeline, seq: int, model: Any) -> None:
-    members = [sample(seq, index, **_random_answer(GROUP_SIZE * seq + index, model)) for index in range(GROUP_SIZE)]
+    members = [pipeline.sample(seq, index, **_random_answer(GROUP_SIZE * seq + index, model)) for index in range(GROUP_SIZE)]
     for member, where in zip(members, pipeline.write(TRAJECTORIES, *members), strict=True):
         pipeline.write_reward(member, where, float(member.index))
 
@@ -124,9 +146,7 @@ def _kill_producer(pipeline: Pipeline, number: int) -> None:
 def train_to_file(folder: str, base: str, *, sections: Mapping[str, Any]) -> None:
     """Four steps in two sessions, and everything that they left in the log as a file, for another process."""
     pipeline = Pipeline(Path(folder), options=_with_base(sections, base, STEPS_TO_RETRAIN))
-    for seq in range(STEPS_TO_RETRAIN * GROUPS_PER_STEP):
-        _write_group(pipeline, seq, None)
-    with closing(open_trainer(trainer_config(pipeline.settings(), Path(base)), 1)) as trainer:
+    with closing(open_trainer(trainer_config(pipeline.settings(), Path(base)), 1)) as trainer, _answers(pipeline, STEPS_TO_RETRAIN, None):
         for last in (2, STEPS_TO_RETRAIN):
             process = pipeline.process(learner={**pipeline.options["learner"], "steps": last})
             train_in_sessions(process, trainer, LearnerMetrics(process.registry), takeover=True)
