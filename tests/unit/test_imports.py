@@ -22,6 +22,7 @@ LIGHT = [
     "echo_ops.topic_admin",
     "echo_ops.cli.doctor",
     "echo_ops.cli.run",
+    "echo_ops.cli.demo",
     "echo_ops.cli.up",
     "echo_tasks.catalogue",
     "echo_tasks.countdown",

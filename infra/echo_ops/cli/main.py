@@ -237,17 +237,18 @@ def demo(
     plain: Plain = False,
     summary: SummaryFile = None,
     report: ReportFile = None,
+    new: Annotated[bool, typer.Option("--new", help="Begin another, even if the last one here has not finished.")] = False,
 ) -> None:
-    """Watch a tiny model learn: Kafka, vLLM, Faust and DeepSpeed on this machine, in about two minutes."""
-    from echo_ops.cli import up as commands
+    """Watch a tiny model learn: Kafka, vLLM, Faust and DeepSpeed on this machine, in about two minutes.
+
+    One that did not finish goes on when it is started again by the same command in the same folder.
+    """
+    from echo_ops.cli import demo as commands
+    from echo_ops.cli.up import Options
 
     with user_errors():
-        commands.demo(
-            commands.demo_name(name, task),
-            seed=seed,
-            steps=steps,
-            options=commands.Options(plain=plain, summary=summary, report=report, overrides={"ECHO_RUN__MODE": mode}),
-        )
+        options = Options(plain=plain, summary=summary, report=report)
+        commands.demo(commands.demo_name(name, task), mode=mode, seed=seed, steps=steps, new=new, options=options)
 
 
 @app.command("fork")

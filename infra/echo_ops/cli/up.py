@@ -7,10 +7,8 @@ import logging
 import os
 import shutil
 import sys
-import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
-from importlib import resources
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.markup import escape
@@ -38,12 +36,9 @@ from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_ops.supervisor.registration import apply_topics, software, write_run
 from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
-from echo_schemas.errors import EchoError, UserError
+from echo_schemas.errors import EchoError
 
 logger = logging.getLogger(__name__)
-
-# Nats. Two correct implementations of the demo's model in fp32 differ by 1e-5; a wrong adapter or weight shows as 1e-2 and more.
-_FP32_AGREEMENT = 1e-4
 
 
 class Disagreement(EchoError):
@@ -53,13 +48,15 @@ class Disagreement(EchoError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the command line says besides the configuration. `overrides` are settings as environment variables; `agreement` is the largest
-    log-probability difference between learner and workers with which the command succeeds; `learner_flags` go to the learner.
+    log-probability difference between learner and workers with which the command succeeds; `learner_flags` go to the learner. In
+    `kafka_folder` a Kafka of the run's own keeps its data.
     """
 
     plain: bool
     summary: Path | None = None
     report: Path | None = None
     keep_kafka: bool = False
+    kafka_folder: Path | None = None
     agreement: float | None = None
     overrides: dict[str, str] = field(default_factory=dict)
     learner_flags: tuple[str, ...] = ()
@@ -71,31 +68,12 @@ def up(config: Path | None, *, steps: int | None, options: Options) -> None:
     """
     if steps is not None:
         options.overrides["ECHO_LEARNER__STEPS"] = str(steps)
-    found = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
-    _Run(found, options).execute()
+    execute(config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None), options)
 
 
-def demo_name(name: str | None, task: str | None) -> str:
-    """Which packaged run is meant. Raises UserError for a digits demo and a task at once."""
-    if name is not None and task is not None:
-        raise UserError(f"There is no demo {name} of {task}.", hint=f"Write `echoswarm demo {name}` or `echoswarm demo --task {task}`.")
-    return name or task or "reverse"
-
-
-def demo(name: str, *, seed: int, steps: int | None, options: Options) -> None:
-    """The packaged run `name` under a fresh run name and folder. Exits as `up`, and 1 if learner and worker disagree."""
-    run_name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path("runs") / run_name
-    options.overrides.update({"ECHO_RUN__NAME": run_name, "ECHO_RUN__SEED": str(seed), "ECHO_CHECKPOINT__FOLDER": str(folder)})
-    if steps is not None:
-        options.overrides["ECHO_LEARNER__STEPS"] = str(steps)
-    folder.mkdir(parents=True, exist_ok=False)
-    config = folder / "run.toml"
-    config.write_text(resources.files("echo_ops.demo").joinpath(f"{name}.toml").read_text(encoding="utf-8"), encoding="utf-8")
-    out.print(
-        f"[bold]echoswarm demo {name}[/]: Kafka, vLLM, Faust and DeepSpeed as processes on this machine; its files: [bold]{folder}[/]"
-    )
-    _Run(config, replace(options, agreement=_FP32_AGREEMENT)).execute()
+def execute(config: Path | None, options: Options) -> None:
+    """Supervise the run of `config`; exits as `up`. Raises Disagreement if learner and workers differ by more than allowed."""
+    _Run(config, options).execute()
 
 
 class _Run:
@@ -112,7 +90,11 @@ class _Run:
         self._summary = options.summary or self._folder / "summary.json"
         self._machine = this_machine()
         self._broker = RunBroker(
-            self._settings, num_cores=len(self._machine.cores), keep=options.keep_kafka, report=lambda line: self.say(line)
+            self._settings,
+            num_cores=len(self._machine.cores),
+            keep=options.keep_kafka,
+            folder=options.kafka_folder,
+            report=lambda line: self.say(line),
         )
         overrides = {**options.overrides, "ECHO_KAFKA__BOOTSTRAP": self._broker.bootstrap}
         self._connected = load_settings(config, {**os.environ, **overrides})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from echo_bus.embedded import EmbeddedKafka, Jit, Jvm, detached
 from echo_bus.embedded.ports import free_ports
@@ -20,21 +21,36 @@ logger = logging.getLogger(__name__)
 _FULL_JIT_FROM = 4
 
 
+def given_bootstrap(bootstrap: str) -> str | None:
+    """Where a run finds its Kafka that outlives it: the one that is named, or the one that `echoswarm kafka up` started; None: nowhere."""
+    if bootstrap != "embedded":
+        return bootstrap
+    state = read_state()
+    return state.bootstrap if state is not None and state.running() else None
+
+
 class RunBroker:
     """Knows the run's `bootstrap` from the start, so that the roles can be told before there is a broker; `start` makes it true."""
 
-    def __init__(self, settings: Settings, *, num_cores: int, keep: bool, report: Callable[[str], None] = logger.info) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        num_cores: int,
+        keep: bool,
+        folder: Path | None = None,
+        report: Callable[[str], None] = logger.info,
+    ) -> None:
+        """`keep`: leave one of its own running. `folder`: where one of its own keeps its data; none: nowhere."""
         self._keep = keep
         self._report = report
         self._own: EmbeddedKafka | None = None
         self._port: int | None = None
         self._jvm = Jvm(jit=Jit.FULL if num_cores >= _FULL_JIT_FROM else Jit.QUICK)
-        if settings.kafka.bootstrap != "embedded":
-            self.bootstrap = settings.kafka.bootstrap
-            return
-        state = read_state()
-        if state is not None and state.running():
-            self.bootstrap = state.bootstrap
+        self._folder = folder
+        given = given_bootstrap(settings.kafka.bootstrap)
+        if given is not None:
+            self.bootstrap = given
             return
         (self._port,) = free_ports(1)
         self.bootstrap = f"{HOST}:{self._port}"
@@ -46,7 +62,7 @@ class RunBroker:
         if self._keep:
             detached.up(ports=(self._port,), jvm=self._jvm, report=self._report)
         else:
-            self._own = EmbeddedKafka(ports=(self._port,), jvm=self._jvm, report=self._report)
+            self._own = EmbeddedKafka(folder=self._folder, ports=(self._port,), jvm=self._jvm, report=self._report)
             self._own.start()
 
     def stop(self) -> None:

@@ -1,12 +1,15 @@
-"""Which packaged run `echoswarm demo` means."""
+"""Which packaged run `echoswarm demo` means, and which one that was begun before."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
-from echo_ops.cli.up import demo_name
+from echo_ops.cli.demo import Begun, demo_name, unfinished
 from echo_schemas.errors import UserError
 
 
@@ -28,3 +31,49 @@ def test_every_choice_is_packaged(name: str | None, task: str | None, packaged: 
 def test_a_digits_demo_of_a_task_is_refused() -> None:
     with pytest.raises(UserError, match=r"no demo sort of sokoban.*`echoswarm demo sort` or `echoswarm demo --task sokoban`"):
         demo_name("sort", "sokoban")
+
+
+SAID = Begun(mode="asynchronous", seed=0, steps=None, kafka=None)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the runs below the present one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def begun(runs: Path, name: str, said: Begun = SAID, outcome: str | None = None) -> Path:
+    folder = runs / name
+    folder.mkdir(parents=True)
+    (folder / "demo.json").write_text(json.dumps(asdict(said)), encoding="utf-8")
+    if outcome is not None:
+        (folder / "summary.json").write_text(json.dumps({"outcome": outcome}), encoding="utf-8")
+    return folder.relative_to(runs.parent)
+
+
+@pytest.mark.parametrize("outcome", [None, "died", "interrupted"])
+def test_the_newest_that_did_not_finish_is_gone_on_with(runs: Path, outcome: str | None) -> None:
+    begun(runs, "reverse-20261121-100000")
+    newest = begun(runs, "reverse-20261121-110000", outcome=outcome)
+    begun(runs, "sort-20261121-120000")
+    assert unfinished("reverse", SAID) == newest
+
+
+def test_one_that_finished_is_over(runs: Path) -> None:
+    assert unfinished("reverse", SAID) is None
+    begun(runs, "reverse-20261121-100000", outcome="finished")
+    assert unfinished("reverse", SAID) is None
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"steps": 40}, {"mode": "sequential"}, {"kafka": "127.0.0.1:9092"}])
+def test_what_another_command_began_or_another_kafka_holds_is_another_run(runs: Path, other: dict[str, object]) -> None:
+    begun(runs, "reverse-20261121-100000", replace(SAID, **other))  # type: ignore[arg-type]
+    assert unfinished("reverse", SAID) is None
+
+
+def test_folders_of_others_are_passed_over(runs: Path) -> None:
+    (runs / "reverse-mine").mkdir(parents=True)
+    (runs / "reverse-torn").mkdir()
+    (runs / "reverse-torn" / "demo.json").write_text('{"mode"', encoding="utf-8")
+    assert unfinished("reverse", SAID) is None

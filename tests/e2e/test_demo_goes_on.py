@@ -1,0 +1,58 @@
+"""`echoswarm demo`, killed and typed again: the same run goes on, on the Kafka that it keeps in its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from echo_bus.clock import Deadline
+from tests.installed import missing
+
+_MISSING = missing("vllm", "faust", "deepspeed")
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(_MISSING), reason=f"{_MISSING} are missing: install the extra 'all-cpu'"),
+]
+
+STEPS = 6
+COMMAND = [sys.executable, "-m", "echo_ops.cli", "demo", "--plain", "--steps", str(STEPS)]
+WAIT_S = 900.0
+
+
+def await_said(output: Path, words: str, process: subprocess.Popen[bytes]) -> None:
+    deadline, nap = Deadline.after(WAIT_S), threading.Event()
+    while words not in output.read_text(encoding="utf-8"):
+        assert process.poll() is None, output.read_text(encoding="utf-8")
+        assert not deadline.expired(), f"waited for {words!r}"
+        nap.wait(0.1)
+
+
+@pytest.mark.parametrize("victim", ["learner", "everything"])
+def test_a_killed_demo_goes_on_when_it_is_typed_again(tmp_path: Path, jars: None, victim: str) -> None:
+    """`everything`: the supervisor, and with it the broker and every role."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ECHO_")}
+    environ["ECHO_STATE_FOLDER"] = str(tmp_path / "state")
+    output = tmp_path / "output.txt"
+    with output.open("wb") as file, subprocess.Popen(COMMAND, cwd=tmp_path, env=environ, stdout=file, stderr=file) as first:
+        await_said(output, f"step 2/{STEPS}", first)
+        (folder,) = (tmp_path / "runs").iterdir()
+        announced = json.loads((folder / "processes" / "learner.json").read_text(encoding="utf-8"))
+        os.kill(announced["pid"] if victim == "learner" else first.pid, signal.SIGKILL)
+        first.wait(WAIT_S)
+    again = subprocess.run(COMMAND, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert again.returncode == 0, f"{again.stdout}{again.stderr}"
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+    assert f"going on with {folder.relative_to(tmp_path)}" in again.stdout.replace("\n", " ")
+    assert "Going on from version" in (folder / "logs" / "learner.log").read_text(encoding="utf-8")
+    assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["outcome"] == "finished"
+    assert not (folder / "kafka").exists(), "a finished demo leaves no broker's data behind"
+    if victim == "learner":
+        assert "the same command goes on with it" in output.read_text(encoding="utf-8")
