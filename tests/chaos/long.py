@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from echo_bus.clock import Deadline
-from tests.chaos.faults import draw
+from tests.chaos.faults import Fault, Kind, draw
 from tests.chaos.proof import in_words, num_sessions, prove, retrain
 from tests.chaos.scene import Scene, dump_log, open_scene
 from tests.chaos.schedule import Outcome, as_json, suffer, table
+from tests.chaos.swarm import ENDED_AS_TOLD
 
 _BEGINS_WITHIN_S = 400.0
 _DRAINED_S = 120.0
@@ -61,7 +62,11 @@ def _suffer_all(scene: Scene, options: argparse.Namespace, outcomes: list[Outcom
     for name, why in scene.without.items():
         _say(f"no faults of the {name}: {why}")
     deadline = Deadline.after(60 * options.minutes)
-    for number, fault in enumerate(draw(rng, options.faults, longest_s=options.longest, without=scene.without), start=1):
+    if options.kills:
+        faults = [Fault(Kind.KILL, "learner")] * options.kills
+    else:
+        faults = draw(rng, options.faults, longest_s=options.longest, without=scene.without)
+    for number, fault in enumerate(faults, start=1):
         if deadline.expired():
             _say(f"{options.minutes:g} minutes are over")
             break
@@ -73,7 +78,7 @@ def _suffer_all(scene: Scene, options: argparse.Namespace, outcomes: list[Outcom
     swarm.terminate_all()
     for name in swarm.names:
         code = swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), scene.wait)
-        assert code == 0, f"{name} ended with {code} at SIGTERM"
+        assert code in ENDED_AS_TOLD, f"{name} ended with {code} at SIGTERM"
     _check(scene)
     _say(f"{num_sessions(scene.bus)} learners after one another; {retrain(scene.swarm, scene.follower.version)}")
 
@@ -85,6 +90,7 @@ def _check(scene: Scene) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=200, help="how many")
+    parser.add_argument("--kills", type=int, default=0, help="instead: so many times kill -9 of the learner")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the schedule; by default a new one")
     parser.add_argument("--longest", type=float, default=60.0, help="seconds of the longest freeze or outage")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no fault is begun after so long")

@@ -24,6 +24,8 @@ from echo_ops.supervisor.plan import ChildPlan, plan_children
 logger = logging.getLogger(__name__)
 
 CONFIG = Path(__file__).with_name("run.toml")
+ENDED_AS_TOLD = frozenset({0, 128 + signal.SIGTERM})
+"""Exit codes after SIGTERM: all was done, or [run] drain_s was over first and the rest is the next one's."""
 _CLOCK_SHIM = Path(__file__).with_name("clock")
 _NUM_SHOWN_LINES = 12
 _SECOND = "-second-"

@@ -11,6 +11,7 @@ from tests.chaos.faults import ROLES, Fault, Kind
 from tests.chaos.proof import num_sessions, prove, retrain
 from tests.chaos.scene import Scene
 from tests.chaos.schedule import Outcome, suffer
+from tests.chaos.swarm import ENDED_AS_TOLD
 
 # Together they take four minutes on two quiet cores; a machine that does other things may need ten times as long.
 pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(2_400)]
@@ -85,4 +86,4 @@ def _drain(scene: Scene) -> None:
     swarm = scene.swarm
     swarm.terminate_all()
     codes = {name: swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), scene.wait) for name in swarm.names}
-    assert codes == dict.fromkeys(swarm.names, 0)
+    assert set(codes.values()) <= ENDED_AS_TOLD, codes
