@@ -27,6 +27,8 @@ _PASSING = frozenset(
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
+        # A leader that has just been elected does not know yet how far its followers are.
+        KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
 _COORDINATOR_MOVES = frozenset(

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from echo_bus.consumer_queries import num_partitions
+from echo_bus.consumer_queries import end_offsets, num_partitions
 from echo_bus.errors import ClusterUnreachable, NotAuthorized
 
 TOPIC = "unit.drops"
@@ -26,6 +26,12 @@ class Client:
             self.failures -= 1
             raise KafkaException(KafkaError(self._code))
         return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None, 2: None}, error=None)})
+
+    def offsets_for_times(self, places: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        if self.failures:
+            self.failures -= 1
+            raise KafkaException(KafkaError(self._code))
+        return [TopicPartition(place.topic, place.partition, 7) for place in places]
 
 
 def test_a_question_whose_connection_broke_is_asked_again() -> None:
@@ -45,3 +51,9 @@ def test_a_refusal_is_not_asked_again() -> None:
     with pytest.raises(NotAuthorized):
         num_partitions(client, TOPIC)
     assert client.failures == 1
+
+
+@pytest.mark.parametrize("code", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.OFFSET_NOT_AVAILABLE])
+def test_a_leader_that_has_just_been_elected_is_asked_again(code: int) -> None:
+    client: Any = Client(2, code)
+    assert end_offsets(client, [(TOPIC, 1)]) == {(TOPIC, 1): 7}
