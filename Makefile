@@ -40,7 +40,7 @@ test: $(STAMP) ## Run every test that needs no GPU, on a real Kafka (started for
 unit: $(STAMP) ## Run the unit tests only: no I/O, a few seconds
 	$(BIN)/pytest tests/unit
 
-chaos: $(STAMP) ## Kill, freeze and cut off everything in a real run on three brokers, five minutes
+chaos: $(STAMP) ## Kill, freeze and cut off everything in a real run on three brokers, six to ten minutes
 	$(BIN)/pytest tests/chaos
 
 chaos-long: $(STAMP) ## The same for hundreds of faults, unattended, with a table at the end (FAULTS=200, SEED=...)

@@ -13,7 +13,7 @@ from tests.chaos.scene import Scene
 from tests.chaos.schedule import Outcome, suffer
 from tests.chaos.swarm import ENDED_AS_TOLD
 
-# Together they take four minutes on two quiet cores; a machine that does other things may need ten times as long.
+# Together they take six to ten minutes on two cores; a machine that does other things may need ten times as long.
 pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(2_400)]
 
 _DRAINED_S = 120.0
