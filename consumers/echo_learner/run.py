@@ -33,7 +33,7 @@ from echo_learner.commit.session import Tip
 from echo_learner.commit.snapshot import file_names
 from echo_learner.commit.store import SnapshotStore
 from echo_learner.evaluation.evaluations import Evaluations
-from echo_learner.evaluation.setup import kept_manifests, obey_orders, open_evaluations
+from echo_learner.evaluation.setup import kept_manifests, obey_orders, open_evaluations, published_manifests
 from echo_learner.heartbeat import Heartbeat
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.learner import Learner, LearnerParts, Published
@@ -44,7 +44,7 @@ from echo_learner.training.ranks import Trainer, follow, is_follower, open_train
 from echo_learner.trust import WorkerTrust
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, DropReason, Progress, WeightKind, WeightManifest, WorkerStatus
-from echo_schemas.topics import CONTROL, REQUESTS_DEAD, REWARDS, TRAJECTORIES, WEIGHTS, WORKERS
+from echo_schemas.topics import CONTROL, REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 
@@ -150,7 +150,7 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
             writer=writer,
             session=session,
             state=saved or _fresh_state(settings, session, identities),
-            manifests=_manifests(bus, run_id),
+            manifests=published_manifests(bus, run_id),
             tip_version=tip.version,
         )
         parts = stack.enter_context(_open_parts(process, trainer, metrics, opened))
@@ -209,13 +209,6 @@ def _fresh_state(settings: Settings, session: str, identities: dict[str, str]) -
         snapshot=None,
         created_ms=0,
     )
-
-
-def _manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
-    """The published snapshots of the run by version, oldest first."""
-    with closing(bus.view(WEIGHTS, WeightManifest)) as weights:
-        found = {manifest.version: manifest for manifest in weights.items().values() if manifest.run_id == run_id}
-    return dict(sorted(found.items()))
 
 
 def _publish_rest(parts: LearnerParts, opened: _Opened) -> Published | None:

@@ -85,15 +85,19 @@ def kept_manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
 
     A snapshot in the store is taken to be there: nothing of ours removes it. Raises DeadlineExceeded, TransportError.
     """
-    with closing(bus.view(WEIGHTS, WeightManifest)) as view:
-        manifests = view.items()
+    published = published_manifests(bus, run_id)
     lows = _first_offsets(bus)
-    found = {
-        manifest.version: manifest
-        for key, manifest in manifests.items()
-        if key == weights_key(run_id, manifest.version)
-        and (manifest.blob is None or manifest.blob.first_offset >= lows[manifest.blob.partition])
+    return {
+        version: manifest
+        for version, manifest in published.items()
+        if manifest.blob is None or manifest.blob.first_offset >= lows[manifest.blob.partition]
     }
+
+
+def published_manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
+    """The versions that were published, oldest first, wherever their weights are now. Raises DeadlineExceeded, TransportError."""
+    with closing(bus.view(WEIGHTS, WeightManifest)) as view:
+        found = {manifest.version: manifest for key, manifest in view.items().items() if key == weights_key(run_id, manifest.version)}
     return dict(sorted(found.items()))
 
 
