@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -145,10 +146,17 @@ def test_a_hostile_answer_is_wrong_within_its_bound_and_the_next_is_judged(answe
 @LOST_IN_A_CALLBACK
 def test_a_hostile_answer_costs_once_however_often_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_checker, "CPU_S", 0.1)
-    answers = ["\\boxed{8^{8^{8^{8}}}}"] * 100
-    started_s = time.process_time()
+    hostile, compared = "8^{8^{8^{8}}}", []
+    compare = math_checker._is_verified
+
+    def counted(reference: list[Any], text: str) -> bool:
+        compared.append(hostile in text)
+        return compare(reference, text)
+
+    monkeypatch.setattr(math_checker, "_is_verified", counted)
+    answers = [f"\\boxed{{{hostile}}}"] * 100
     assert {math(sample(answer, {"answer": "42"})).components["ended"] for answer in answers} == {1.0}
-    assert time.process_time() - started_s < 1.0
+    assert sum(compared) == 1
 
 
 def test_it_runs_where_it_can_be_ended_and_an_end_is_a_wrong_answer() -> None:
