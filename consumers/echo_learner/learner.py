@@ -312,10 +312,12 @@ class Learner:
             self._agreement.remember(version)
             parts.broadcast.ready(version, parts.workers.items())
         before = self._published
+        # A learner that is never idle leaves the publication thread no other moment for them.
+        results = tuple((EVALS, result) for result in parts.evaluations.take())
         parts.publication.submit(
             Publication(
                 version=version,
-                outbox=outbox,
+                outbox=(*outbox, *results),
                 snapshot=snapshot,
                 session=self._session,
                 checkpoint=self._state.id,

@@ -13,10 +13,11 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_core.evaluation import evaluation_seq, held_out_seed, index_of
+from echo_learner.commit.publication import PublicationThread
 from echo_learner.evaluation.setup import kept_manifests, read_evaluations
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Eval, EvaluationOrder, Purpose, RolloutRequest, group_id_of
-from echo_schemas.topics import CONTROL, REQUESTS, REWARDS, TRAJECTORIES
+from echo_schemas.topics import CONTROL, EVALS, REQUESTS, REWARDS, TRAJECTORIES
 from echo_tasks.catalogue import load_task
 from tests.unit.core.records import reward, trajectory
 from tests.unit.learner.crash_point import Crash
@@ -150,6 +151,21 @@ def test_the_learner_trains_on_while_an_evaluation_is_under_way(pipeline: Pipeli
     finally:
         running.end()
     assert keys(pipeline) == [(0, "held-out"), (3, "held-out")], "version 2 gave way to version 3"
+
+
+def test_a_learner_that_is_never_idle_publishes_results_with_its_steps(
+    pipeline: Pipeline, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PublicationThread, "is_busy", property(lambda self: True))
+    pipeline.options["eval"] = [{**SECTION, "every": 0}]
+    running = pipeline.start(NumpyTrainer(), learner={"steps": 0})
+    try:
+        running.wait_until(lambda: running.value("echo_learner_evaluations_total", name="held-out", outcome="done") == 1, "an evaluation")
+        assert keys(pipeline) == []
+        fill(pipeline, 3)
+        pipeline.wait_for(EVALS, Eval, lambda result: result.version == 0, "its result")
+    finally:
+        running.end()
 
 
 def test_missing_prompts_are_asked_once_more_and_then_left_out(pipeline: Pipeline, crowd: Crowd) -> None:
