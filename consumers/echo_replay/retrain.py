@@ -106,7 +106,7 @@ def read_history(bus: Bus, run_id: str) -> History:
     reports: dict[int, StepReport] = {}
     manifests: dict[int, WeightManifest] = {}
     run: Run | None = None
-    with closing(bus.reader([STEPS, WEIGHTS, RUNS])) as reader:
+    with closing(bus.look([STEPS, WEIGHTS, RUNS])) as reader:
         for messages in reader.read_to_end(Deadline.after(READ_S, bus.clock), reader.start()):
             for message in messages:
                 record = message.record

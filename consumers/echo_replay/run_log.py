@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from echo_bus import profiles
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.dead_letters import DeadLetterLimits
@@ -323,7 +324,7 @@ def _reader(bus: Bus, topics: Sequence[Topic], log: RunLog) -> LogReader:
     def count(_raw: object, topic: Topic, _invalid: InvalidRecord) -> None:
         log.unreadable[topic.name] = log.unreadable.get(topic.name, 0) + 1
 
-    return bus.reader(topics, on_invalid=count, limits=_ANY_NUMBER)
+    return bus.reader(topics, on_invalid=count, limits=_ANY_NUMBER, profile=profiles.LOOK)
 
 
 def _note_lows(log: RunLog, reader: LogReader) -> None:
@@ -358,5 +359,5 @@ def _settled(reader: LogReader, goal: dict[tuple[str, int], int], bus: Bus) -> I
 
 def _high_watermarks(bus: Bus, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
     """Where the topics end, open transactions included."""
-    with closing(bus.reader(topics, isolation=Isolation.UNCOMMITTED)) as reader:
-        return reader.start()
+    with closing(bus.look(topics, isolation=Isolation.UNCOMMITTED)) as reader:
+        return {place: end for place, (_, end) in reader.bounds().items()}

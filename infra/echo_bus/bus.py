@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -120,6 +121,17 @@ class Bus:
             limits=limits,
             profile=profile,
         )
+
+    def look(self, topics: Sequence[Topic], *, isolation: Isolation = Isolation.COMMITTED) -> LogReader:
+        """A reader for whoever reads what is there and closes it: at the end nothing is waited for."""
+        return self.reader(topics, isolation=isolation, profile=profiles.LOOK)
+
+    def newest(self, topic: Topic, record: type[V], timeout_s: float = 30.0) -> dict[str, V]:
+        """The newest record of every key of a compacted topic, as it is now. Raises DeadlineExceeded, or as `LogReader.read`."""
+        view = CompactedView(self.look([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, clock=self.clock)
+        with closing(view):
+            view.load(Deadline.after(timeout_s, self.clock))
+            return view.items()
 
     def view(self, topic: Topic, record: type[V], timeout_s: float = 30.0) -> CompactedView[V]:
         """A view of a compacted topic that carries `record`, read to its end."""

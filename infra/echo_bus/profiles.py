@@ -118,6 +118,9 @@ NEXT_GENERATION_GROUP: Properties = MappingProxyType(
 )
 # No group: positions are the caller's, and one that the log no longer holds is an error, never a silent jump.
 READER: Properties = MappingProxyType({**FAILOVER, **_CONSUMER_BASE, **_frozen(auto_offset_reset="error")})
+# A reader of what is there, which is then closed. An empty fetch tells the end behind a transaction's marker, and whatever is asked of a
+# broker meanwhile waits behind the fetch: half a second each time, if it is held back as long as for readers that stay.
+LOOK: Properties = MappingProxyType({**READER, **_frozen(fetch_wait_max_ms=10)})
 # A reader of a stream that always flows and is waited for by nobody: fetches come back full, or after a moment, instead of once for every
 # few records; each is a request that the broker and both clients pay for.
 GATHERING_MIN_BYTES, GATHERING_WAIT_MS = 1_000_000, 50

@@ -121,6 +121,10 @@ class LogReader:
         """Partitions in which there was nothing more when last asked."""
         return frozenset(self._at_end)
 
+    def bounds(self) -> dict[Place, tuple[int, int]]:
+        """The first offset that every partition holds, and the one after its last; nothing is fetched for it."""
+        return self._named(watermarks(self._consumer, self._physical_places))
+
     def start(self, positions: Mapping[Place, int] | None = None, *, otherwise: From = From.BEGINNING) -> dict[Place, int]:
         """Read from `positions`, and in partitions without one from `otherwise`. May be called again to go elsewhere.
 
@@ -133,7 +137,7 @@ class LogReader:
             if place[1] >= self._num_partitions.get(place[0], 0):
                 raise TopicMissing(f"There is no partition {place[1]} of {place[0]}.", hint="Compare with `echoswarm topics check`.")
         chosen = {}
-        bounds = self._named(watermarks(self._consumer, self._physical_places))
+        bounds = self.bounds()
         for place, (low, high) in bounds.items():
             offset = wanted.get(place, low if otherwise is From.BEGINNING else high)
             if offset < low:

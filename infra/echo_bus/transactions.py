@@ -21,7 +21,7 @@ from echo_bus.publisher import Publisher, Receipt
 from echo_schemas.codec import Codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Record
-from echo_schemas.topics import Topic
+from echo_schemas.topics import STEPS, Topic
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,6 +38,8 @@ class TransactionalWriter:
     ) -> None:
         """`producer` was configured with a `transactional.id` (see `profiles.TRANSACTIONAL`)."""
         self._producer = producer
+        # Any one; without a name the answer describes every topic of the cluster.
+        self._topic = namespace.topic(STEPS)
         self._metrics = metrics
         self._clock = clock
         self._publisher = Publisher(
@@ -47,7 +49,9 @@ class TransactionalWriter:
 
     def start(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Take over the transactional id: an unfinished transaction of a predecessor is rolled back and the predecessor fenced."""
-        self._call(self._producer.init_transactions, Deadline.after(timeout_s, self._clock), "taking over the transactional id")
+        deadline = Deadline.after(timeout_s, self._clock)
+        self._connect(deadline)
+        self._call(self._producer.init_transactions, deadline, "taking over the transactional id")
 
     @contextmanager
     def transaction(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[TransactionalWriter]:
@@ -86,6 +90,13 @@ class TransactionalWriter:
     def close(self) -> None:
         """Forget the writer. An open transaction is left to the coordinator, which rolls it back."""
         self._producer.purge()
+
+    def _connect(self, deadline: Deadline) -> None:
+        """Have a connection: a client without one finds nobody to ask for its coordinator, and asks again half a second later."""
+        try:
+            self._producer.list_topics(self._topic, timeout=deadline.remaining_s())
+        except KafkaException as exc:
+            logger.debug("No broker answers yet: %s", exc)
 
     def _require_open(self) -> None:
         if not self._open:

@@ -59,10 +59,14 @@ class CompactedView(Generic[V]):
 
     def open(self, deadline: Deadline) -> None:
         """Read to the end offsets seen now, then follow. Raises DeadlineExceeded, or as `LogReader.read`."""
+        self.load(deadline)
+        self._thread.start()
+
+    def load(self, deadline: Deadline) -> None:
+        """Read to the end offsets seen now, and no further. Raises as `open`."""
         self._reader.start()
         for messages in self._reader.read_to_end(deadline):
             self._apply(messages)
-        self._thread.start()
 
     def get(self, key: str) -> V | None:
         """The newest record of `key`; None if there is none or it was deleted."""

@@ -169,7 +169,7 @@ class Feeder:
         floor = max(manifest.next_seq, 0 if progress is None else progress.next_seq)
         shown: set[int] = set()
         timeout_ms = int(self._parts.settings.rollout.request_timeout_s * 1000)
-        reader = self._parts.bus.reader([REQUESTS])
+        reader = self._parts.bus.look([REQUESTS])
         try:
             reader.start()
             for messages in reader.read_to_end(Deadline.after(_READ_S, self._parts.clock)):

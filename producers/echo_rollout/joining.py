@@ -8,7 +8,6 @@ meanwhile, because joining takes seconds too.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import closing
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
@@ -28,5 +27,4 @@ def others_work(statuses: Iterable[WorkerStatus], worker_id: str, now_ms: int) -
 
 def find_others(bus: Bus, worker_id: str, clock: Clock) -> bool:
     """`others_work`, by what the log says now. Blocks to read `workers`; raises TransportError."""
-    with closing(bus.view(WORKERS, WorkerStatus)) as view:
-        return others_work(view.items().values(), worker_id, clock.time_ms())
+    return others_work(bus.newest(WORKERS, WorkerStatus).values(), worker_id, clock.time_ms())

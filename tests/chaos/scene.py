@@ -88,7 +88,7 @@ def open_scene(
     folder: Path, changes: Mapping[str, str] | None = None, *, config: Path = CONFIG, has_faults: bool = True
 ) -> Iterator[Scene]:
     """Brokers, proxies and the run of `config`, begun; everything is ended when the block is. `changes`: settings as environment variables;
-    without `has_faults` there is no small disk and no network namespace.
+    without `has_faults` there is no small disk and no network namespace, and the proxies stand idle.
     """
     reasons = {"network": Namespace.why_not(), "disk": SmallDisk.why_not(folder)} if has_faults else dict.fromkeys(("network", "disk"), "-")
     without = {name: why for name, why in reasons.items() if why is not None}
@@ -101,7 +101,12 @@ def open_scene(
         stack.callback(kafka.stop)
         proxies = stack.enter_context(kafka.proxies())
         inside = {} if network is None else {"worker-0": network.command}
-        swarm = Swarm(folder, {**(changes or {}), "ECHO_KAFKA__BOOTSTRAP": kafka.proxied}, config=config, inside=inside)
+        swarm = Swarm(
+            folder,
+            {**(changes or {}), "ECHO_KAFKA__BOOTSTRAP": kafka.proxied if has_faults else kafka.bootstrap},
+            config=config,
+            inside=inside,
+        )
         stack.callback(swarm.close)
         direct = swarm.settings.model_copy(update={"kafka": swarm.settings.kafka.model_copy(update={"bootstrap": kafka.bootstrap})})
         bus = open_bus(direct, "view")

@@ -184,8 +184,8 @@ def _state_of(source: _Source, settings: Settings, version: int) -> LearnerState
 
 def _from_the_end(bus: Bus, assembly: AssemblyState) -> AssemblyState:
     """The same closed seqs; reading begins where the log ends now, for what is there is other runs'."""
-    with closing(bus.reader([TRAJECTORIES, REWARDS])) as reader:
-        ends = reader.start()
+    with closing(bus.look([TRAJECTORIES, REWARDS])) as reader:
+        ends = {place: end for place, (_, end) in reader.bounds().items()}
 
     def of(topic: str) -> Mapping[int, int]:
         return {partition: end for (name, partition), end in ends.items() if name == topic}

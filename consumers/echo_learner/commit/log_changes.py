@@ -77,12 +77,12 @@ def examine_log(bus: Bus, state: LearnerState, identities: Mapping[str, str]) ->
         if name in state.identities and name not in made_anew and _count(identities[name]) != _count(state.identities[name])
     ]
     what += [f"{name} was made anew, without the records that were in it." for name in sorted(made_anew)]
-    with closing(bus.reader(_RECORDS)) as reader:
-        ends = reader.start()
-        bounds = _Bounds(reader.positions, ends)
+    with closing(bus.look(_RECORDS)) as reader:
+        found = reader.bounds()
+    bounds = _Bounds({place: low for place, (low, _) in found.items()}, {place: end for place, (_, end) in found.items()})
     damage = _Damage(what, set(state.assembly.open) if made_anew else set(), set())
     if TRAJECTORIES.name in made_anew:
-        damage.unread.update(partition for name, partition in ends if name == TRAJECTORIES.name)
+        damage.unread.update(partition for name, partition in bounds.ends if name == TRAJECTORIES.name)
     else:
         _compare_trajectories(state.assembly, bounds, damage)
     if REWARDS.name not in made_anew:
@@ -171,7 +171,7 @@ def _compare_rewards(assembly: AssemblyState, bounds: _Bounds, damage: _Damage) 
 def _never_read(bus: Bus, state: LearnerState, partitions: Collection[int], bounds: _Bounds) -> set[int]:
     """Seqs that workers have answered in `partitions`, that are not closed, and of which no record is left."""
     closed = ClosedSeqs(state.assembly.floor, state.assembly.closed)
-    with closing(bus.reader([TRAJECTORIES])) as reader:
+    with closing(bus.look([TRAJECTORIES])) as reader:
         reader.start()
         left = {
             trajectory.seq
@@ -194,7 +194,7 @@ def _finished_requests(bus: Bus) -> list[RolloutRequest]:
     observer = WorkObserver(
         bus.cluster, physical=bus.namespace.topic(REQUESTS), group=bus.namespace.group(_WORKERS), client_id=bus.client_id
     )
-    with closing(observer), closing(bus.reader([REQUESTS])) as reader:
+    with closing(observer), closing(bus.look([REQUESTS])) as reader:
         committed = observer.committed(observer.num_partitions())
         reader.start()
         deadline = Deadline.after(READ_S, bus.clock)

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,10 +73,9 @@ def read_tip(bus: Bus, run_id: str) -> Tip:
 
     Raises DeadlineExceeded, TopicMissing, NotAuthorized, ClusterUnreachable.
     """
-    reader = _every_run(bus).reader([STEPS])
-    try:
-        ends = reader.start()
-        lows = reader.positions
+    with closing(_every_run(bus).look([STEPS])) as reader:
+        bounds = reader.bounds()
+        lows, ends = ({place: found[which] for place, found in bounds.items()} for which in (0, 1))
         window = _TAIL
         while True:
             starts = {place: max(lows[place], end - window) for place, end in ends.items()}
@@ -84,8 +84,6 @@ def read_tip(bus: Bus, run_id: str) -> Tip:
             if (tip.report is not None and tip.claim is not None) or starts == lows:
                 return tip
             window *= 4
-    finally:
-        reader.close()
 
 
 def _every_run(bus: Bus) -> Bus:

@@ -70,7 +70,7 @@ def open_evaluations(settings: Settings, bus: Bus, metrics: LearnerMetrics, cloc
 
 def read_evaluations(bus: Bus) -> list[Eval]:
     """All results of the run, in the order of the log, committed only. Raises DeadlineExceeded, TransportError."""
-    with closing(bus.reader([EVALS])) as reader:
+    with closing(bus.look([EVALS])) as reader:
         reader.start()
         return [
             message.record
@@ -96,8 +96,8 @@ def kept_manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
 
 def published_manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
     """The versions that were published, oldest first, wherever their weights are now. Raises DeadlineExceeded, TransportError."""
-    with closing(bus.view(WEIGHTS, WeightManifest)) as view:
-        found = {manifest.version: manifest for key, manifest in view.items().items() if key == weights_key(run_id, manifest.version)}
+    newest = bus.newest(WEIGHTS, WeightManifest)
+    found = {manifest.version: manifest for key, manifest in newest.items() if key == weights_key(run_id, manifest.version)}
     return dict(sorted(found.items()))
 
 
@@ -118,6 +118,5 @@ def _name_of(order: EvaluationOrder) -> str:
 
 def _first_offsets(bus: Bus) -> dict[int, int]:
     """Where each partition of `weights.chunks` begins."""
-    with closing(bus.reader([WEIGHT_CHUNKS])) as reader:
-        reader.start()
-        return {partition: low for (_, partition), low in reader.positions.items()}
+    with closing(bus.look([WEIGHT_CHUNKS])) as reader:
+        return {partition: low for (_, partition), (low, _) in reader.bounds().items()}

@@ -59,10 +59,8 @@ def read_requests(bus: Bus, since_ms: int | None) -> list[RolloutRequest]:
 
     Raises DeadlineExceeded, TransportError.
     """
-    with closing(bus.reader([REQUESTS])) as reader:
-        ends = reader.start()
-        if since_ms is not None:
-            ends = reader.start(reader.offsets_at(max(0, since_ms - _CLOCKS_MS)))
+    with closing(bus.look([REQUESTS])) as reader:
+        ends = reader.start(None if since_ms is None else reader.offsets_at(max(0, since_ms - _CLOCKS_MS)))
         return [
             message.record
             for messages in reader.read_to_end(Deadline.after(READ_S, bus.clock), ends)

@@ -29,7 +29,7 @@ class GenerationSpan:
 def read_spans(bus: Bus, start_ms: int, end_ms: int) -> list[GenerationSpan]:
     """Training groups that were generated between two times, in order of their start. Raises TransportError."""
     spans: dict[tuple[str, str], GenerationSpan] = {}
-    with closing(bus.reader([TRAJECTORIES])) as reader:
+    with closing(bus.look([TRAJECTORIES])) as reader:
         reader.start(reader.offsets_at(start_ms))
         for messages in reader.read_to_end(Deadline.after(_PATIENCE_S), reader.offsets_at(end_ms + _MARGIN_MS)):
             for message in messages:

@@ -157,7 +157,7 @@ class OfflineProducer:
             )
         self._parts.writer.start()
         shown: set[int] = set()
-        reader = self._parts.bus.reader([TRAJECTORIES])
+        reader = self._parts.bus.look([TRAJECTORIES])
         try:
             reader.start()
             for messages in reader.read_to_end(Deadline.after(_READ_S, self._parts.clock)):

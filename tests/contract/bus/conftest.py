@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
 
+from echo_bus.bus import Bus
 from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.cluster import Cluster
 from echo_bus.consumer import ConsumerLoop, group_properties
@@ -71,6 +72,11 @@ class Kit:
     metrics: BusMetrics = field(default_factory=lambda: BusMetrics(CollectorRegistry()))
     clock: Clock = field(default_factory=SystemClock)
     opened: list[Any] = field(default_factory=list)
+
+    @property
+    def bus(self) -> Bus:
+        """The front door to it."""
+        return Bus(cluster=self.cluster, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock, role="view")
 
     def create(self, *topics: Topic, num_partitions: int = NUM_PARTITIONS) -> None:
         """Make topics and their dead letters."""

@@ -88,6 +88,19 @@ def test_starting_again_goes_back(kit: Any, drop: Callable[..., Drop]) -> None:
         assert seqs_of(read_all(reader)) == list(range(20))
 
 
+def test_bounds_say_where_partitions_begin_and_end_and_move_nothing(kit: Any, drop: Callable[..., Drop]) -> None:
+    kit.create(DROPS)
+    publish(kit, drop, range(50))
+    reader = kit.reader(DROPS)
+    bounds = reader.bounds()
+    assert {low for low, _ in bounds.values()} == {0}
+    assert sum(end for _, end in bounds.values()) == 50
+    assert {place: end for place, (_, end) in bounds.items()} == reader.start()
+    publish(kit, drop, range(50, 60))
+    assert sum(end for _, end in reader.bounds().values()) == 60
+    assert len(read_all(reader)) >= 50
+
+
 def test_an_empty_topic_ends_at_once(kit: Any) -> None:
     kit.create(DROPS)
     reader = kit.reader(DROPS)

@@ -46,6 +46,18 @@ def test_a_view_is_whole_when_it_opens_and_follows(
     assert view.wait_for("demo", lambda seen: seen.version >= 7, Deadline.after(PATIENCE_S)) == progress(7)
 
 
+def test_the_newest_of_each_key_as_of_now(kit: Any, progress: Callable[..., Progress]) -> None:
+    kit.create(PROGRESS)
+    assert kit.bus.newest(PROGRESS, Progress) == {}
+    publisher = kit.publisher()
+    for version in range(3):
+        publisher.publish(PROGRESS, progress(version))
+    publisher.publish(PROGRESS, progress(9, "other"))
+    publisher.publish_tombstone(PROGRESS, "gone")
+    publisher.flush(PATIENCE_S)
+    assert kit.bus.newest(PROGRESS, Progress) == {"demo": progress(2), "other": progress(9, "other")}
+
+
 def test_a_tombstone_takes_an_entry_away_and_listeners_hear_it(
     kit: Any, progress: Callable[..., Progress], open_view: Callable[..., CompactedView[Progress]], until: Until
 ) -> None:
