@@ -94,7 +94,9 @@ class TransactionalWriter:
     def _connect(self, deadline: Deadline) -> None:
         """Have a connection: a client without one finds nobody to ask for its coordinator, and asks again half a second later."""
         try:
-            self._producer.list_topics(self._topic, timeout=deadline.remaining_s())
+            # The first answer comes over a connection to the configured address, which the client gives up once it knows its brokers.
+            for _ in range(2):
+                self._producer.list_topics(self._topic, timeout=deadline.remaining_s())
         except KafkaException as exc:
             logger.debug("No broker answers yet: %s", exc)
 
