@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ _LENGTH = struct.Struct("<I")
 _PROBE_BYTES = 1 << 16
 _HASHED_AT_ONCE = 4
 _MIB = 1 << 20
+# Threads take longer to start than a few MiB to hash.
+_WORTH_THREADS = 8 * _MIB
+_POSITIONS = ("trajectory_lows", "trajectory_read_to", "reward_lows")
 _NOT_WHOLE_HINT = (
     "Bring its folder back as it was. If its version is not in the log yet, removing it lets the run go on from the one before."
 )
@@ -113,7 +116,7 @@ class CheckpointStore:
                 write_snapshot(snapshot, staging / _SNAPSHOT)
             (staging / _OUTBOX).write_bytes(b"".join(self._packed(outbox)))
             content = {"format": _FORMAT, "files": _files_of(staging), **_to_json(state)}
-            (staging / _STATE).write_text(json.dumps({**content, "checksum": _checksum(content)}), encoding="utf-8")
+            (staging / _STATE).write_text(_sealed(content), encoding="utf-8")
             sync_tree(staging)
             staging.rename(final)
             _sync(self._folder)
@@ -298,14 +301,23 @@ def _comes_from(state: LearnerState, root: str | None, states: Mapping[str, Lear
 
 
 def _to_json(state: LearnerState) -> dict[str, Any]:
-    content = asdict(state)
-    assembly = content["assembly"]
-    assembly["closed"] = sorted(assembly["closed"])
-    assembly["settled"] = sorted([where.partition, where.offset] for where in state.assembly.settled)
-    assembly["open"] = {seq: [[where.partition, where.offset] for where in lows] for seq, lows in sorted(state.assembly.open.items())}
-    # As it will be read: JSON knows no integer keys, and the checksum is over what is read.
-    plain: dict[str, Any] = json.loads(json.dumps(content))
-    return plain
+    """As it will be read: JSON knows no integer keys, and the checksum is over what is read.
+
+    By hand, because `asdict` would copy hundreds of positions, one by one, at each step.
+    """
+    assembly = state.assembly
+    return {
+        **{each.name: getattr(state, each.name) for each in fields(state)},
+        "assembly": {
+            "floor": assembly.floor,
+            "closed": sorted(assembly.closed),
+            "settled": sorted((where.partition, where.offset) for where in assembly.settled),
+            "open": {str(seq): [(where.partition, where.offset) for where in lows] for seq, lows in assembly.open.items()},
+            **{name: {str(key): value for key, value in getattr(assembly, name).items()} for name in _POSITIONS},
+        },
+        "terms": [asdict(term) for term in state.terms],
+        "origin": None if state.origin is None else asdict(state.origin),
+    }
 
 
 def _from_json(content: Mapping[str, Any]) -> LearnerState:
@@ -315,10 +327,7 @@ def _from_json(content: Mapping[str, Any]) -> LearnerState:
         floor=assembly["floor"],
         closed=frozenset(assembly["closed"]),
         settled=frozenset(Coordinates(partition=partition, offset=offset) for partition, offset in assembly["settled"]),
-        **{
-            name: {int(key): value for key, value in assembly[name].items()}
-            for name in ("trajectory_lows", "trajectory_read_to", "reward_lows")
-        },
+        **{name: {int(key): value for key, value in assembly[name].items()} for name in _POSITIONS},
         open={
             int(seq): tuple(Coordinates(partition=partition, offset=offset) for partition, offset in lows)
             for seq, lows in assembly["open"].items()
@@ -329,8 +338,22 @@ def _from_json(content: Mapping[str, Any]) -> LearnerState:
     return LearnerState(**fields)
 
 
+def _sealed(content: Mapping[str, Any]) -> str:
+    """`content` as JSON, its own checksum first."""
+    text = _canonical(content)
+    return f'{{"checksum": "{_sha256(text)}", {text.removeprefix("{")}'
+
+
 def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return _sha256(_canonical(content))
+
+
+def _canonical(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _files_of(folder: Path) -> dict[str, list[Any]]:
@@ -339,13 +362,15 @@ def _files_of(folder: Path) -> dict[str, list[Any]]:
 
 
 def _digests(folder: Path, paths: Sequence[str]) -> list[tuple[str, list[Any]]]:
-    """Several at once: hashing lets other threads run, and a large trainer has a file for each rank."""
+    """Large ones several at once: hashing lets other threads run, and a large trainer has a file for each rank."""
 
     def digest(path: str) -> tuple[str, list[Any]]:
         with (folder / path).open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             return path, [file.tell(), sha256]
 
+    if sum((folder / path).stat().st_size for path in paths) < _WORTH_THREADS:
+        return list(map(digest, paths))
     with ThreadPoolExecutor(_HASHED_AT_ONCE, thread_name_prefix="checksums") as pool:
         return list(pool.map(digest, paths))
 
