@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from echo_bus import profiles
 from echo_bus.blobs import BlobWriter
 from echo_bus.bus import Bus
 from echo_bus.dead_letters import DeadLetters
-from echo_bus.errors import ProducerFenced
+from echo_bus.errors import ProducerFenced, TransportError
 from echo_bus.process import RoleProcess, without_collection
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import staleness_policy
@@ -43,7 +43,7 @@ from echo_learner.training.config import assembly_limits, logprob_tolerance, mea
 from echo_learner.training.ranks import Trainer, follow, is_follower, open_trainer
 from echo_learner.trust import WorkerTrust
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, DropReason, Progress, WeightKind, WeightManifest, WorkerStatus
+from echo_schemas.records import Control, DropReason, Progress, SessionClaim, WeightKind, WeightManifest, WorkerStatus
 from echo_schemas.topics import CONTROL, REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
@@ -98,18 +98,27 @@ def train_in_sessions(
     bus, run_id = process.bus, process.settings.run.name
     while True:
         session, tip = sessions.new_session(), sessions.read_tip(bus, run_id)
+        known = frozenset({session} if tip.claim is None else {session, tip.claim.session})
         try:
             _run_session(process, trainer, metrics, tip, _How(session=session, takeover=takeover, skip=skip))
         except ProducerFenced as exc:
-            known = frozenset({session} if tip.claim is None else {session, tip.claim.session})
-            successor = sessions.find_successor(bus, run_id, process.stop, known=known)
-            if successor is not None:
-                whose = f"process {successor.pid} on {successor.host}, session {successor.session}"
-                raise UserError(f"Another learner has taken this namespace over: {whose}. This one ends.") from exc
+            _refuse_successor(sessions.find_successor(bus, run_id, process.stop, known=known), exc)
             logger.warning("The transactional producer died without a successor (%s); starting the session over", exc)
             takeover = True
+        except TransportError as exc:
+            # A process frozen for longer than something waits for the cluster hears of that before it hears of whoever came after it.
+            with suppress(TransportError):
+                _refuse_successor(sessions.find_successor(bus, run_id, process.stop, known=known), exc)
+            raise
         else:
             return
+
+
+def _refuse_successor(successor: SessionClaim | None, cause: TransportError) -> None:
+    """Raise UserError, with what brought it to light, if another session owns the namespace now."""
+    if successor is not None:
+        whose = f"process {successor.pid} on {successor.host}, session {successor.session}"
+        raise UserError(f"Another learner has taken this namespace over: {whose}. This one ends.") from cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

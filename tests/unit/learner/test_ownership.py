@@ -17,6 +17,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_bus.clock import ManualClock, SystemClock
+from echo_bus.errors import DeadlineExceeded, DeliveryFailed, TransactionAborted, TransportError
 from echo_bus.memory import MemoryCluster
 from echo_learner.commit.session import is_alive
 from echo_schemas.errors import UserError
@@ -188,6 +189,25 @@ def test_a_take_over_ends_the_first_at_its_next_commit(pipeline: Pipeline) -> No
     assert [(report.version, report.session) for report in pipeline.reports()] == [(1, newest.session), (2, newest.session)]
     assert [manifest.session for manifest in pipeline.manifests()][1:] == [newest.session] * 2
     assert_books(pipeline)
+
+
+@pytest.mark.parametrize("error", [DeliveryFailed, DeadlineExceeded, TransactionAborted])
+@pytest.mark.parametrize("is_succeeded", [True, False])
+def test_a_record_that_was_given_up_names_the_successor_if_there_is_one(
+    pipeline: Pipeline, error: type[TransportError], *, is_succeeded: bool
+) -> None:
+    def before(operation: str) -> None:
+        if operation == "flush" and threading.current_thread().name.startswith("publication"):
+            raise error("A record was not acknowledged.")
+
+    with waiting_learner(pipeline) as first:
+        pipeline.cluster.faults.before = before
+        if is_succeeded:
+            pipeline.write(STEPS, replace(pipeline.read(STEPS, SessionClaim)[-1], session="successor"))
+        fill(pipeline, 1)
+        expected = "Another learner has taken this namespace over: .* session successor" if is_succeeded else "was not acknowledged"
+        with pytest.raises(UserError if is_succeeded else error, match=expected):
+            first.join()
 
 
 def test_a_learner_that_has_nothing_to_commit_finds_its_successor(pipeline: Pipeline) -> None:
