@@ -26,7 +26,7 @@ _GATHER_S = 0.02
 # Nothing at all for so long is no slowness.
 _SILENCE_S = 60.0
 # Large fetches, and enough of them ahead of the reader that it never waits for one.
-_PROFILE = {**profiles.READER, "fetch.max.bytes": 33_554_432, "max.partition.fetch.bytes": 8_388_608, "queued.max.messages.kbytes": 131_072}
+_PROFILE = {**profiles.LOOK, "fetch.max.bytes": 33_554_432, "max.partition.fetch.bytes": 8_388_608, "queued.max.messages.kbytes": 131_072}
 
 
 class RawLog:
