@@ -1,7 +1,7 @@
-"""The learner's process: a trainer, then sessions until one ends well.
+"""The learner's process: a look at the run, a trainer, then sessions until one ends well.
 
-trainer up (slow: torch, model) ─▶ session: fence, claim, tip, checkpoint ─▶ train ─▶ end
-                                      ▲ fenced, and the newest claim is still ours: once more
+look (may it go on?) ─▶ trainer up (slow: torch, model) ─▶ session: look, fence, claim, tip, checkpoint ─▶ train ─▶ end
+                                                             ▲ fenced, and the newest claim is still ours: once more
 """
 
 from __future__ import annotations
@@ -84,23 +84,29 @@ def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = Fa
         follow(config)
         return
     metrics = LearnerMetrics(process.registry)
+    # Whoever may not go on learns it now, and not when the trainer is up.
+    claim = _look(process, sessions.read_tip(process.bus, settings.run.name), _How(takeover=takeover, skip=skip)).tip.claim
     with without_collection():
         trainer = open_trainer(config, settings.learner.ranks)
     with closing(trainer):
         logger.info("The trainer is up")
-        train_in_sessions(process, trainer, metrics, takeover=takeover, skip=skip)
+        silent = "" if claim is None else claim.session
+        train_in_sessions(process, trainer, metrics, takeover=takeover, skip=skip, silent=silent)
 
 
 def train_in_sessions(
-    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, *, takeover: bool = False, skip: bool = False
+    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, *, takeover: bool = False, skip: bool = False, silent: str = ""
 ) -> None:
-    """Sessions until one ends well. A fatal transactional error does not prove a successor: a new claim does."""
+    """Sessions until one ends well. A fatal transactional error does not prove a successor: a new claim does.
+
+    `silent`: a session that was found dead a moment ago, and is not listened for again.
+    """
     bus, run_id = process.bus, process.settings.run.name
     while True:
         session, tip = sessions.new_session(), sessions.read_tip(bus, run_id)
         known = frozenset({session} if tip.claim is None else {session, tip.claim.session})
         try:
-            _run_session(process, trainer, metrics, tip, _How(session=session, takeover=takeover, skip=skip))
+            _run_session(process, trainer, metrics, tip, session, _How(takeover=takeover, skip=skip, silent=silent))
         except ProducerFenced as exc:
             _refuse_successor(sessions.find_successor(bus, run_id, process.stop, known=known), exc)
             logger.warning("The transactional producer died without a successor (%s); starting the session over", exc)
@@ -123,21 +129,18 @@ def _refuse_successor(successor: SessionClaim | None, cause: TransportError) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _How:
-    """Which session it is, and what it was told to do in spite of what it finds."""
+    """What a session was told to do in spite of what it finds; see `train_in_sessions`."""
 
-    session: str
     takeover: bool
     skip: bool
+    silent: str = ""
 
 
-def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, tip: Tip, how: _How) -> None:
-    bus, settings, session = process.bus, process.settings, how.session
+def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, tip: Tip, session: str, how: _How) -> None:
+    bus, settings = process.bus, process.settings
     run_id = settings.run.name
-    store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
-    sessions.refuse_if_alive(bus, tip.claim, takeover=how.takeover)
-    identities = sessions.identities(bus)
-    tip, resumption = _first_look(bus, store, tip, settings, identities, skip=how.skip)
-    store.check_writable(run_id)
+    seen = _look(process, tip, how)
+    store, identities, tip, resumption = seen.store, seen.identities, seen.tip, seen.resumption
     with ExitStack() as stack:
         writer = stack.enter_context(closing(bus.transactions("learner")))
         writer.start()
@@ -176,10 +179,32 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
         learner.run(process.stop)
 
 
-def _first_look(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What a session would go on from. `resumption`: None for a run that never began."""
+
+    store: CheckpointStore
+    identities: dict[str, str]
+    tip: Tip
+    resumption: Resumption | None
+
+
+def _look(process: RoleProcess, tip: Tip, how: _How) -> _Seen:
+    """Look at the run and change nothing. Raises UserError if another learner has it, or if it cannot go on as it is."""
+    bus, settings = process.bus, process.settings
+    store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
+    if tip.claim is not None and tip.claim.session != how.silent:
+        sessions.refuse_if_alive(bus, tip.claim, takeover=how.takeover)
+    identities = sessions.identities(bus)
+    tip, resumption = _find_resumption(bus, store, tip, settings, identities, skip=how.skip)
+    store.check_writable(settings.run.name)
+    return _Seen(store=store, identities=identities, tip=tip, resumption=resumption)
+
+
+def _find_resumption(
     bus: Bus, store: CheckpointStore, tip: Tip, settings: Settings, identities: dict[str, str], *, skip: bool
 ) -> tuple[Tip, Resumption | None]:
-    """What a session would go on from. Whoever is to be taken over trains on meanwhile, and removes the checkpoint that is looked at."""
+    """The checkpoint to go on from. Whoever is to be taken over trains on meanwhile, and removes the one that is looked at."""
     for looks_left in reversed(range(_MOST_LOOKS)):
         try:
             return tip, choose_resumption(bus, store, tip, settings, identities, skip=skip)

@@ -16,10 +16,12 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
+from echo_bus.bus import Bus
 from echo_bus.clock import ManualClock, SystemClock
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed, TransactionAborted, TransportError
 from echo_bus.memory import MemoryCluster
 from echo_learner.commit.session import is_alive
+from echo_learner.run import run_learner
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim
 from echo_schemas.topics import PROGRESS, STEPS
@@ -86,6 +88,50 @@ def test_a_learner_that_fell_silent_is_followed_after_a_watch(pipeline: Pipeline
     pipeline.train(NumpyTrainer("second"), steps=2)
     assert [report.version for report in pipeline.reports()] == [1, 2]
     assert_books(pipeline)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[NumpyTrainer]:
+    """Stands in for DeepSpeed in `run_learner`; the trainers that were opened."""
+    trainers: list[NumpyTrainer] = []
+
+    def open_trainer(config: object, num_ranks: int) -> NumpyTrainer:
+        trainers.append(NumpyTrainer("opened"))
+        return trainers[-1]
+
+    monkeypatch.setattr("echo_learner.run.resolve_base", lambda base: base)
+    monkeypatch.setattr("echo_learner.run.open_trainer", open_trainer)
+    return trainers
+
+
+def test_a_second_learner_is_refused_before_its_trainer_is_up(pipeline: Pipeline, opened: list[NumpyTrainer]) -> None:
+    with waiting_learner(pipeline), pytest.raises(UserError, match=ALIVE):
+        run_learner(pipeline.process())
+    assert opened == []
+
+
+def test_other_values_are_refused_before_the_trainer_is_up(pipeline: Pipeline, opened: list[NumpyTrainer]) -> None:
+    fill(pipeline, 1)
+    pipeline.train(NumpyTrainer(), steps=1)
+    with pytest.raises(UserError, match="was started with other values"):
+        run_learner(pipeline.process(learner={"lr": 0.5}), takeover=True)
+    assert opened == []
+
+
+def test_a_silent_session_is_listened_for_once(pipeline: Pipeline, opened: list[NumpyTrainer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_learner.commit.session._SILENCE_S", 0.1)
+    watched: list[str] = []
+
+    def listen(bus: Bus, claim: SessionClaim) -> bool:
+        watched.append(claim.session)
+        return is_alive(bus, claim)
+
+    monkeypatch.setattr("echo_learner.commit.session.is_alive", listen)
+    fill(pipeline, 2)
+    claim = dead_learner(pipeline)
+    run_learner(pipeline.process(learner={"steps": 2}))
+    assert (watched, len(opened)) == ([claim.session], 1)
+    assert [report.version for report in pipeline.reports()] == [1, 2]
 
 
 def test_a_process_that_is_known_to_be_gone_needs_no_watch(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
