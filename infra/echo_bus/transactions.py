@@ -21,7 +21,7 @@ from echo_bus.publisher import Publisher, Receipt
 from echo_schemas.codec import Codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Record
-from echo_schemas.topics import STEPS, Topic
+from echo_schemas.topics import PROGRESS, Topic
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,8 +38,8 @@ class TransactionalWriter:
     ) -> None:
         """`producer` was configured with a `transactional.id` (see `profiles.TRANSACTIONAL`)."""
         self._producer = producer
-        # Any one; without a name the answer describes every topic of the cluster.
-        self._topic = namespace.topic(STEPS)
+        # One that everybody with a transactional id may see; without a name the answer describes every topic of the cluster.
+        self._topic = namespace.topic(PROGRESS)
         self._metrics = metrics
         self._clock = clock
         self._publisher = Publisher(

@@ -321,9 +321,9 @@ def _to_json(state: LearnerState) -> dict[str, Any]:
 
 
 def _from_json(content: Mapping[str, Any]) -> LearnerState:
-    fields = {name: value for name, value in content.items() if name not in {"format", "files"}}
-    assembly = fields["assembly"]
-    fields["assembly"] = AssemblyState(
+    values = {name: value for name, value in content.items() if name not in {"format", "files"}}
+    assembly = values["assembly"]
+    values["assembly"] = AssemblyState(
         floor=assembly["floor"],
         closed=frozenset(assembly["closed"]),
         settled=frozenset(Coordinates(partition=partition, offset=offset) for partition, offset in assembly["settled"]),
@@ -333,9 +333,9 @@ def _from_json(content: Mapping[str, Any]) -> LearnerState:
             for seq, lows in assembly["open"].items()
         },
     )
-    fields["origin"] = None if fields["origin"] is None else Origin(**fields["origin"])
-    fields["terms"] = tuple(RewardTerm(**term) for term in fields["terms"])
-    return LearnerState(**fields)
+    values["origin"] = None if values["origin"] is None else Origin(**values["origin"])
+    values["terms"] = tuple(RewardTerm(**term) for term in values["terms"])
+    return LearnerState(**values)
 
 
 def _sealed(content: Mapping[str, Any]) -> str:
