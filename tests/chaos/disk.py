@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.chaos.undo import Undo
+
 _MOUNT_S = 20.0
 _BLOCK = 65_536
 
@@ -34,17 +36,25 @@ class SmallDisk:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
+        # Lazily: whoever still has a file open there keeps it until it ends.
+        self._undo = Undo(("umount", "--lazy", str(self._folder)))
+        try:
+            self._mount()
+        except BaseException:  # there is nothing to undo, but a shell that waits
+            self._undo.run()
+            raise
+        return self
+
+    def _mount(self) -> None:
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={self._size_mb}m", "echoswarm-chaos", str(self._folder)],
             check=True,
             capture_output=True,
             timeout=_MOUNT_S,
         )
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # Lazily: whoever still has a file open there keeps it until it ends.
-        subprocess.run(["umount", "--lazy", str(self._folder)], capture_output=True, timeout=_MOUNT_S, check=False)
+        self._undo.run()
 
     def fill(self) -> None:
         """Leave nothing free."""

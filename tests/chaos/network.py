@@ -8,6 +8,8 @@ import subprocess
 from types import TracebackType
 from typing import Self
 
+from tests.chaos.undo import Undo
+
 _IP_S = 20.0
 
 
@@ -41,6 +43,7 @@ class Namespace:
         return ("ip", "netns", "exec", self.name)
 
     def __enter__(self) -> Self:
+        self._undo = Undo(("ip", "netns", "del", self.name), ("ip", "link", "del", self._cable), ("ip", "link", "del", self._bridge))
         try:
             _ip("link", "add", self._bridge, "type", "bridge")
             _ip("addr", "add", f"{self.bridge_address}/24", "dev", self._bridge)
@@ -57,8 +60,7 @@ class Namespace:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for command in (("netns", "del", self.name), ("link", "del", self._cable), ("link", "del", self._bridge)):
-            subprocess.run(["ip", *command], capture_output=True, timeout=_IP_S, check=False)
+        self._undo.run()
 
     def pull_cable(self) -> None:
         """No packet goes in or out."""
