@@ -312,12 +312,11 @@ class Learner:
             self._agreement.remember(version)
             parts.broadcast.ready(version, parts.workers.items())
         before = self._published
-        # A learner that is never idle leaves the publication thread no other moment for them.
-        results = tuple((EVALS, result) for result in parts.evaluations.take())
         parts.publication.submit(
             Publication(
                 version=version,
-                outbox=(*outbox, *results),
+                # A learner that is never idle leaves the publication thread no other moment for results.
+                outbox=(*outbox, *((EVALS, result) for result in parts.evaluations.take())),
                 snapshot=snapshot,
                 session=self._session,
                 checkpoint=self._state.id,

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from echo_bus import profiles
@@ -27,7 +26,7 @@ from echo_learner.broadcast import BroadcastTimer
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox
 from echo_learner.commit.publication import Publication, PublicationThread, SnapshotWriter
-from echo_learner.commit.resuming import Resumption, choose_checkpoint, choose_resumption, load_trainer
+from echo_learner.commit.resuming import choose_checkpoint, choose_resumption, load_trainer, look
 from echo_learner.commit.rivals import Rivals
 from echo_learner.commit.session import Tip
 from echo_learner.commit.snapshot import file_names
@@ -51,8 +50,6 @@ from echo_tasks.catalogue import load_task
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
-# A run of tiny steps passes a checkpoint or two within each.
-_MOST_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +82,7 @@ def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = Fa
         return
     metrics = LearnerMetrics(process.registry)
     # Whoever may not go on learns it now, and not when the trainer is up.
-    claim = _look(process, sessions.read_tip(process.bus, settings.run.name), _How(takeover=takeover, skip=skip)).tip.claim
+    claim = look(process.bus, settings, sessions.read_tip(process.bus, settings.run.name), takeover=takeover, skip=skip).tip.claim
     with without_collection():
         trainer = open_trainer(config, settings.learner.ranks)
     with closing(trainer):
@@ -133,13 +130,13 @@ class _How:
 
     takeover: bool
     skip: bool
-    silent: str = ""
+    silent: str
 
 
 def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, tip: Tip, session: str, how: _How) -> None:
     bus, settings = process.bus, process.settings
     run_id = settings.run.name
-    seen = _look(process, tip, how)
+    seen = look(bus, settings, tip, takeover=how.takeover, skip=how.skip, silent=how.silent)
     store, identities, tip, resumption = seen.store, seen.identities, seen.tip, seen.resumption
     with ExitStack() as stack:
         writer = stack.enter_context(closing(bus.transactions("learner")))
@@ -177,42 +174,6 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
             logger.info("Going on from version %d (checkpoint %s)", saved.version, saved.id)
             _resume_evaluations(parts, bus)
         learner.run(process.stop)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """What a session would go on from. `resumption`: None for a run that never began."""
-
-    store: CheckpointStore
-    identities: dict[str, str]
-    tip: Tip
-    resumption: Resumption | None
-
-
-def _look(process: RoleProcess, tip: Tip, how: _How) -> _Seen:
-    """Look at the run and change nothing. Raises UserError if another learner has it, or if it cannot go on as it is."""
-    bus, settings = process.bus, process.settings
-    store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
-    if tip.claim is not None and tip.claim.session != how.silent:
-        sessions.refuse_if_alive(bus, tip.claim, takeover=how.takeover)
-    identities = sessions.identities(bus)
-    tip, resumption = _find_resumption(bus, store, tip, settings, identities, skip=how.skip)
-    store.check_writable(settings.run.name)
-    return _Seen(store=store, identities=identities, tip=tip, resumption=resumption)
-
-
-def _find_resumption(
-    bus: Bus, store: CheckpointStore, tip: Tip, settings: Settings, identities: dict[str, str], *, skip: bool
-) -> tuple[Tip, Resumption | None]:
-    """The checkpoint to go on from. Whoever is to be taken over trains on meanwhile, and removes the one that is looked at."""
-    for looks_left in reversed(range(_MOST_LOOKS)):
-        try:
-            return tip, choose_resumption(bus, store, tip, settings, identities, skip=skip)
-        except UserError:
-            before, tip = tip, sessions.read_tip(bus, settings.run.name)
-            if tip.checkpoint == before.checkpoint or not looks_left:
-                raise
-    raise AssertionError("the last look returns or raises")
 
 
 def _resume_evaluations(parts: LearnerParts, bus: Bus) -> None:

@@ -9,10 +9,12 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from echo_bus.bus import Bus
 from echo_bus.settings import Settings
+from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
 from echo_learner.commit.log_changes import examine_log, fork_hint
 from echo_learner.commit.session import Tip
@@ -22,6 +24,9 @@ from echo_schemas.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+# A run of tiny steps passes a checkpoint or two within each.
+_MOST_LOOKS = 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
@@ -29,6 +34,44 @@ class Resumption:
 
     state: LearnerState
     lost: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a session would go on from. `resumption`: None for a run that never began."""
+
+    store: CheckpointStore
+    identities: dict[str, str]
+    tip: Tip
+    resumption: Resumption | None
+
+
+def look(bus: Bus, settings: Settings, tip: Tip, *, takeover: bool, skip: bool, silent: str = "") -> Seen:
+    """Look at a run whose tip was just read. `silent`: a session that was found dead a moment ago, and is not listened for again.
+
+    Raises UserError if another learner has the run, or if it cannot go on as it is; TransportError.
+    """
+    store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
+    if tip.claim is not None and tip.claim.session != silent:
+        sessions.refuse_if_alive(bus, tip.claim, takeover=takeover)
+    identities = sessions.identities(bus)
+    tip, resumption = _find_resumption(bus, store, tip, settings, identities, skip=skip)
+    store.check_writable(settings.run.name)
+    return Seen(store=store, identities=identities, tip=tip, resumption=resumption)
+
+
+def _find_resumption(
+    bus: Bus, store: CheckpointStore, tip: Tip, settings: Settings, identities: Mapping[str, str], *, skip: bool
+) -> tuple[Tip, Resumption | None]:
+    """The checkpoint to go on from. Whoever is to be taken over trains on meanwhile, and removes the one that is looked at."""
+    for looks_left in reversed(range(_MOST_LOOKS)):
+        try:
+            return tip, choose_resumption(bus, store, tip, settings, identities, skip=skip)
+        except UserError:
+            before, tip = tip, sessions.read_tip(bus, settings.run.name)
+            if tip.checkpoint == before.checkpoint or not looks_left:
+                raise
+    raise AssertionError("the last look returns or raises")
 
 
 def choose_resumption(
