@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 
 import numpy as np
 
 from echo_bus.bus import Bus
-from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost
+from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost, TransportError
 from echo_core.policy import OverBudget
 from echo_replay.books import Samples
 from echo_replay.run_log import RunLog, Step
@@ -65,27 +65,35 @@ def check_blobs(bus: Bus, log: RunLog) -> Finding:
     newest = {manifest.version: manifest for _, _, manifest in log.manifests}
     current = max(newest, default=None)
     finding = Finding(Promise.CURRENT, num_looked_at=len(newest))
-    with closing(bus.blob_reader()) as blobs:
-        if newest:
-            blobs.warm(WEIGHT_CHUNKS)
-        for version, manifest in sorted(newest.items()):
-            try:
-                if manifest.blob is not None:
-                    found = hashlib.sha256(blobs.read(manifest.blob, log.run_id)).hexdigest()
-                else:
-                    found = _sha256_in_store(manifest)
-            except OffsetLost as exc:
-                if version == current:
-                    finding.broken(f"`current` names what retention has removed: {exc.message}", version=version)
-                else:
-                    finding.gap("retention has removed the blobs of old versions")
-                continue
-            except (BlobCorrupt, DeadlineExceeded, OSError) as exc:
-                finding.broken(f"A manifest names what is not there whole: {exc}", version=version, is_current=version == current)
-                continue
-            if found != manifest.sha256:
+    for version, found in _hashed(bus, log.run_id, newest):
+        match found:
+            case OffsetLost() if version == current:
+                finding.broken(f"`current` names what retention has removed: {found.message}", version=version)
+            case OffsetLost():
+                finding.gap("retention has removed the blobs of old versions")
+            case BlobCorrupt() | DeadlineExceeded() | OSError():
+                finding.broken(f"A manifest names what is not there whole: {found}", version=version, is_current=version == current)
+            case Exception():
+                raise found
+            case _ if found != newest[version].sha256:
                 finding.broken("The bytes of a version are not those that its manifest names.", version=version, sha256=found)
     return finding
+
+
+def _hashed(bus: Bus, run_id: str, manifests: Mapping[int, WeightManifest]) -> Iterator[tuple[int, str | TransportError | OSError]]:
+    """Each version's checksum, of the bytes that are there, or why they cannot be read."""
+    in_log = [(version, manifest.blob) for version, manifest in manifests.items() if manifest.blob is not None]
+    with closing(bus.blob_reader()) as blobs:
+        if in_log:
+            blobs.warm(WEIGHT_CHUNKS)
+        for number, found in blobs.read_each([blob for _, blob in in_log], run_id):
+            yield in_log[number][0], found if isinstance(found, TransportError) else hashlib.sha256(found).hexdigest()
+    for version, manifest in manifests.items():
+        if manifest.blob is None:
+            try:
+                yield version, _sha256_in_store(manifest)
+            except OSError as exc:
+                yield version, exc
 
 
 def check_tags(log: RunLog, index: TrajectoryIndex, samples: Samples) -> Finding:

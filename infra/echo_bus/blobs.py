@@ -15,23 +15,21 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import cast
-
-from confluent_kafka import KafkaError, TopicPartition
+from typing import NoReturn, cast
 
 from echo_bus import profiles
+from echo_bus.blob_cursor import BlobCursor, lost
 from echo_bus.blob_digests import StreamDigest, sha256_of
 from echo_bus.clock import Clock, Deadline
 from echo_bus.cluster import Cluster, RawConsumer, RawMessage
-from echo_bus.consumer_errors import END_OF_PARTITION
-from echo_bus.consumer_queries import num_partitions
-from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost, TransportError
+from echo_bus.consumer_queries import num_partitions, watermarks
+from echo_bus.errors import BlobCorrupt, TransportError
 from echo_bus.metrics import BusMetrics
-from echo_bus.publisher import Publisher, wait_all
+from echo_bus.publisher import Publisher, Receipt, wait_all
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.naming import Namespace
@@ -43,10 +41,6 @@ from echo_schemas.topics import BY_NAME, Topic
 CHUNK_BYTES = profiles.MAX_RECORD_BYTES - 1_000
 # Above this many chunks the list itself no longer fits beside a manifest; it becomes a blob of its own.
 MAX_INLINE_CHUNKS = 4_000
-_FETCH_BATCH = 20
-_FETCH_WAIT_S = 0.2
-# How long the log may end before the blob does: a broker that has just become leader may not show its last records at once.
-_MISSING_S = 1.0
 _HASHING_THREADS = 2
 _FETCH_BYTES = 8 << 20
 _READING = {
@@ -66,6 +60,8 @@ class BlobWriter:
         self._publisher = publisher
         self._metrics = metrics
         self._clock = clock
+        self._known: set[tuple[str, int]] = set()
+        """(topic, partition) whose leader knows the producer."""
 
     def write(
         self, topic: Topic, run_id: str, blob: str, data: bytes | memoryview, *, sha256: str | None = None, timeout_s: float = 60.0
@@ -80,18 +76,24 @@ class BlobWriter:
         view = memoryview(data)
         pieces = [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)] or [view]
         partition = partition_of(f"{run_id}/{blob}", self._publisher.num_partitions(topic))
-        receipts, digests = [], []
+        receipts: list[Receipt] = []
+        digests: list[str] = []
+        deadline = Deadline.after(timeout_s, self._clock)
         with ExitStack() as stack:
             pool = ThreadPoolExecutor(_HASHING_THREADS + 1, thread_name_prefix="blob digests")
             stack.callback(pool.shutdown, cancel_futures=True)
             whole = None if sha256 is not None else pool.submit(sha256_of, view)
-            for index, (piece, digest) in enumerate(zip(pieces, pool.map(sha256_of, pieces), strict=True)):
-                # The codec copies any buffer into the record; a `bytes` of it would be one copy more.
-                chunk = Chunk(run_id=run_id, blob=blob, index=index, num_chunks=len(pieces), sha256=digest, data=cast("bytes", piece))
-                receipts.append(self._publisher.publish(topic, chunk, partition=partition))
-                digests.append(digest)
             try:
-                where = wait_all(receipts, Deadline.after(timeout_s, self._clock))
+                for index, (piece, digest) in enumerate(zip(pieces, pool.map(sha256_of, pieces), strict=True)):
+                    # The codec copies any buffer into the record; a `bytes` of it would be one copy more.
+                    chunk = Chunk(run_id=run_id, blob=blob, index=index, num_chunks=len(pieces), sha256=digest, data=cast("bytes", piece))
+                    receipts.append(self._publisher.publish(topic, chunk, partition=partition))
+                    digests.append(digest)
+                    if (topic.name, partition) not in self._known:
+                        # Several at once are safe only behind one that the leader has taken: see `profiles`.
+                        wait_all(receipts, deadline)
+                        self._known.add((topic.name, partition))
+                where = wait_all(receipts, deadline)
             except TransportError as exc:
                 self._metrics.blob_failures.labels("write", type(exc).__name__).inc()
                 raise
@@ -161,6 +163,32 @@ class BlobReader:
             self._verify(whole, ref, run_id, deadline)
             return b"".join(read)
 
+    def read_each(self, refs: Sequence[BlobRef], run_id: str, *, timeout_s: float = 60.0) -> Iterator[tuple[int, bytes | TransportError]]:
+        """Many blobs by their number in `refs`: the bytes of each, or what `read` would have raised. In the order of the log.
+
+        One fetch holds many small blobs; reading them one by one would fetch the same megabytes again for each. `timeout_s`: for each.
+        """
+        lows = self._lows(refs)
+        cursor: BlobCursor | None = None
+        try:
+            for number, ref in sorted(enumerate(refs), key=lambda each: (each[1].topic, each[1].partition, each[1].first_offset)):
+                found: bytes | TransportError
+                if ref.first_offset < lows.get((ref.topic, ref.partition), 0):
+                    yield number, lost(ref)
+                    continue
+                cursor = cursor or BlobCursor(self._borrow())
+                try:
+                    with self._counted(ref):
+                        found = self._whole(cursor, ref, run_id, Deadline.after(timeout_s, self._clock))
+                except TransportError as exc:
+                    found = exc
+                    cursor.consumer.close()
+                    cursor = None
+                yield number, found
+        finally:
+            if cursor is not None:
+                self._give_back(cursor.consumer)
+
     def read_files(self, ref: BlobRef, run_id: str, files: Sequence[WeightFile], folder: Path, *, timeout_s: float = 60.0) -> Path:
         """Split the blob into `files` inside the new folder `folder`, every file verified. Atomic: `folder` is whole or absent.
 
@@ -203,10 +231,29 @@ class BlobReader:
         if whole.finish() == ref.sha256:
             return
         with closing(self._chunks(ref, run_id, deadline)) as chunks:
-            for chunk in chunks:
-                if sha256_of(chunk.data) != chunk.sha256:
-                    raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
-        raise BlobCorrupt(f"The blob {ref.blob} does not have the promised checksum.")
+            _refuse_altered(chunks, ref)
+
+    def _whole(self, cursor: BlobCursor, ref: BlobRef, run_id: str, deadline: Deadline) -> bytes:
+        chunks = list(self._chunks_at(cursor, ref, run_id, deadline))
+        data = b"".join(chunk.data for chunk in chunks)
+        if sha256_of(data) != ref.sha256:
+            _refuse_altered(chunks, ref)
+        return data
+
+    def _lows(self, refs: Sequence[BlobRef]) -> dict[tuple[str, int], int]:
+        """The first offset that each partition holds, of those that `refs` name and that exist."""
+        places = sorted({(ref.topic, ref.partition) for ref in refs if ref.topic in BY_NAME})
+        physical = {place: (self._namespace.topic(BY_NAME[place[0]]), place[1]) for place in places}
+        if not places:
+            return {}
+        consumer = self._borrow()
+        try:
+            found = watermarks(consumer, list(physical.values()))
+        except BaseException:  # whatever ends the query, an interrupt included: the client must not outlive it
+            consumer.close()
+            raise
+        self._give_back(consumer)
+        return {place: found[physical[place]][0] for place in places}
 
     def _pieces(self, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[bytes, None, None]:
         """The chunks' data in order, not verified."""
@@ -215,33 +262,37 @@ class BlobReader:
                 yield chunk.data
 
     def _chunks(self, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[Chunk, None, None]:
-        """The blob's chunks by index; repeated and foreign ones between them are passed over."""
-        topic = BY_NAME.get(ref.topic)
-        if topic is None:
-            raise BlobCorrupt(f"The blob {ref.blob} names the topic {ref.topic!r}, which is not one of ours.")
-        promised = {chunk.index: chunk.sha256 for chunk in ref.chunks}
-        consumer, is_sound, wanted = self._borrow(), False, 0
+        """The blob's chunks, by a client that is given back if it has read them all."""
+        consumer, is_sound = self._borrow(), False
         try:
-            consumer.assign([TopicPartition(self._namespace.topic(topic), ref.partition, ref.first_offset)])
-            for message in _messages(consumer, ref, deadline):
-                chunk = self._decode(message, ref)
-                if chunk is None or chunk.run_id != run_id or chunk.blob != ref.blob or chunk.index != wanted:
-                    continue
-                if chunk.num_chunks != ref.num_chunks:
-                    raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} belongs to {chunk.num_chunks} chunks, not {ref.num_chunks}.")
-                if chunk.sha256 != promised.get(chunk.index, chunk.sha256):
-                    raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
-                yield chunk
-                wanted += 1
-                if wanted == ref.num_chunks:
-                    is_sound = True
-                    return
-            raise BlobCorrupt(f"Chunk {wanted} of {ref.num_chunks} of {ref.blob} is not in the log.")
+            yield from self._chunks_at(BlobCursor(consumer), ref, run_id, deadline)
+            is_sound = True
         finally:
             if is_sound:
                 self._give_back(consumer)
             else:
                 consumer.close()
+
+    def _chunks_at(self, cursor: BlobCursor, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[Chunk, None, None]:
+        """The blob's chunks by index; repeated and foreign ones between them are passed over."""
+        topic = BY_NAME.get(ref.topic)
+        if topic is None:
+            raise BlobCorrupt(f"The blob {ref.blob} names the topic {ref.topic!r}, which is not one of ours.")
+        promised, wanted = {chunk.index: chunk.sha256 for chunk in ref.chunks}, 0
+        cursor.go_to(self._namespace.topic(topic), ref)
+        for message in cursor.messages(ref, deadline):
+            chunk = self._decode(message, ref)
+            if chunk is None or chunk.run_id != run_id or chunk.blob != ref.blob or chunk.index != wanted:
+                continue
+            if chunk.num_chunks != ref.num_chunks:
+                raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} belongs to {chunk.num_chunks} chunks, not {ref.num_chunks}.")
+            if chunk.sha256 != promised.get(chunk.index, chunk.sha256):
+                raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
+            yield chunk
+            wanted += 1
+            if wanted == ref.num_chunks:
+                return
+        raise BlobCorrupt(f"Chunk {wanted} of {ref.num_chunks} of {ref.blob} is not in the log.")
 
     def _borrow(self) -> RawConsumer:
         with self._lock:
@@ -267,36 +318,12 @@ class BlobReader:
         return record if isinstance(record, Chunk) else None
 
 
-def _messages(consumer: RawConsumer, ref: BlobRef, deadline: Deadline) -> Iterator[RawMessage]:
-    """Messages from the blob's first to its last offset; fewer where the log ends before that and stays so."""
-    missing: Deadline | None = None
-    while missing is None or not missing.expired():
-        for message in _fetched(consumer, deadline):
-            error = message.error()
-            if error is None:
-                missing = None
-                if (message.offset() or 0) > ref.last_offset:
-                    return
-                yield message
-                if message.offset() == ref.last_offset:
-                    return
-            elif error.code() == END_OF_PARTITION:
-                missing = missing or Deadline.after(_MISSING_S, deadline.clock)
-            elif error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001  public in librdkafka
-                raise OffsetLost(
-                    f"Retention has removed the blob {ref.blob} (offset {ref.first_offset} of partition {ref.partition}).",
-                    hint="Raise bytes_per_partition of the topic, or publish the snapshot again.",
-                )
-            elif not error.retriable():
-                raise TransportError(f"The blob {ref.blob} could not be read: {error.str()}.")
-        if deadline.expired():
-            raise DeadlineExceeded(f"The blob {ref.blob} was not read in time.")
-
-
-def _fetched(consumer: RawConsumer, deadline: Deadline) -> list[RawMessage]:
-    """What is there, or the first that comes within a moment; `consume` alone would wait for a full batch."""
-    first = consumer.poll(min(_FETCH_WAIT_S, deadline.remaining_s()))
-    return [] if first is None else [first, *consumer.consume(_FETCH_BATCH - 1, 0)]
+def _refuse_altered(chunks: Iterable[Chunk], ref: BlobRef) -> NoReturn:
+    """Raise BlobCorrupt for a blob whose bytes are not the promised ones, with the chunk that is not, if one of them tells."""
+    for chunk in chunks:
+        if sha256_of(chunk.data) != chunk.sha256:
+            raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
+    raise BlobCorrupt(f"The blob {ref.blob} does not have the promised checksum.")
 
 
 def _write_files(

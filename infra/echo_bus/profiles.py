@@ -45,9 +45,15 @@ BROKER_FAILOVER: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# As many as an idempotent producer may have.
+_MOST_IN_FLIGHT = 5
+
 _PRODUCER_BASE = _frozen(
     enable_idempotence=True,
     acks="all",
+    # Idempotence alone loses records: a leader that does not know the producer yet may refuse its first batch ("not leader") and take its
+    # second, and librdkafka then calls the first one delivered (confluent-kafka-go#921). Nothing is sent behind what is not acknowledged.
+    max_in_flight_requests_per_connection=1,
     # librdkafka's own default is CRC32; Java and Faust use murmur2, and co-partitioning needs one rule.
     partitioner="murmur2_random",
     request_timeout_ms=4_000,
@@ -74,9 +80,15 @@ PRODUCER_AWAITED: Properties = MappingProxyType({**PRODUCER_THROUGHPUT, **_froze
 FOR_EVER: Properties = _frozen(delivery_timeout_ms=0)
 # Few records that somebody waits for.
 PRODUCER_LATENCY: Properties = MappingProxyType({**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=0, queue_buffering_max_kbytes=65_536)})
-# Large records that do not compress.
+# Large records that do not compress, several on their way. Whoever writes them waits for the first one on a partition: see `BlobWriter`.
 PRODUCER_BLOBS: Properties = MappingProxyType(
-    {**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=0, batch_size=1_000_000, queue_buffering_max_kbytes=131_072)}
+    {
+        **FAILOVER,
+        **_PRODUCER_BASE,
+        **_frozen(
+            linger_ms=0, batch_size=1_000_000, queue_buffering_max_kbytes=131_072, max_in_flight_requests_per_connection=_MOST_IN_FLIGHT
+        ),
+    }
 )
 # A transaction that outlives the longest fail-over, and a delivery that ends before it: librdkafka refuses any other order. Longer would
 # only keep the readers behind an abandoned transaction waiting longer.

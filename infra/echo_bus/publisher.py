@@ -229,14 +229,15 @@ class Publisher:
     def _delivered(
         self, receipt: Receipt, topic_metrics: _TopicMetrics, started_s: float, error: KafkaError | None, message: RawMessage
     ) -> None:
-        if error is None:
-            offset = message.offset() or 0
+        offset = message.offset()
+        if error is None and offset is not None:
             if not offset % _TIMED_EVERY:
                 topic_metrics.seconds.observe(time.monotonic() - started_s)
             receipt.settle(Coordinates(partition=message.partition() or 0, offset=offset), None)
             return
-        failure = _failed(topic_metrics.physical, error)
-        self._metrics.publish_failures.labels(topic_metrics.physical, error.name()).inc()
+        # The client takes such a record for delivered because a later one was; no broker has said so.
+        failure = _unproven(topic_metrics.physical) if error is None else _failed(topic_metrics.physical, error)
+        self._metrics.publish_failures.labels(topic_metrics.physical, "no offset" if error is None else error.name()).inc()
         logger.error("%s", failure)
         self._failure = failure
         receipt.settle(None, failure)
@@ -289,6 +290,13 @@ def _failed(physical: str, error: Any) -> TransportError:
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return NotAuthorized(f"This client may not write to {physical}.", hint="Compare with `echoswarm acls render`.")
     return DeliveryFailed(f"A record for {physical} was not acknowledged: {error.str()}.")
+
+
+def _unproven(physical: str) -> DeliveryFailed:
+    return DeliveryFailed(
+        f"A record for {physical} was acknowledged without an offset, so nobody knows whether it is in the log.",
+        hint="Publish it again: readers take a record that comes twice for one.",
+    )
 
 
 def wait_all(receipts: Sequence[Receipt], deadline: Deadline) -> list[Coordinates]:

@@ -44,6 +44,7 @@ class Faults:
         self.before: Callable[[str], None] | None = None
         self.held_topics: set[str] = set()
         self._produce_errors: dict[str, list[KafkaError]] = {}
+        self._unproven: list[str] = []
 
     def hold(self, topic: str) -> None:
         """Records for `topic` stay in their producers until `release`: a partition without a leader."""
@@ -56,6 +57,19 @@ class Faults:
     def fail_next_produce(self, topic: str, code: int = KafkaError._MSG_TIMED_OUT) -> None:  # noqa: SLF001  public in librdkafka
         """The next record for `topic` is refused with `code`."""
         self._produce_errors.setdefault(topic, []).append(KafkaError(code))
+
+    def lose_next_produce(self, topic: str) -> None:
+        """The next record for `topic` is not appended and yet reported as delivered, without an offset: librdkafka does so for a batch that
+        was refused, if one behind it was taken.
+        """
+        self._unproven.append(topic)
+
+    def take_lost(self, topic: str) -> bool:
+        """Whether `lose_next_produce` means this record for `topic`, once."""
+        if topic not in self._unproven:
+            return False
+        self._unproven.remove(topic)
+        return True
 
     def take_produce_error(self, topic: str) -> KafkaError | None:
         """The error queued for `topic`, once."""

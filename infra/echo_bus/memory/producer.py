@@ -32,6 +32,7 @@ class _Pending:
     callback: DeliveryCallback | None
     error: KafkaError | None = None
     sent: bool = False
+    lost: bool = False
 
 
 class MemoryProducer:
@@ -69,6 +70,7 @@ class MemoryProducer:
             )
             pending = _Pending(topic, partition, record, on_delivery)
             pending.error = self._broker.faults.take_produce_error(topic) or self._place(pending)
+            pending.lost = pending.error is None and self._broker.faults.take_lost(topic)
             self._queue.append(pending)
             self._send()
             self._broker.changed.notify_all()
@@ -152,7 +154,8 @@ class MemoryProducer:
                 if pending.topic not in self._broker.topics:
                     pending.error = KafkaError(KafkaError._UNKNOWN_TOPIC, "Local: Unknown topic")  # noqa: SLF001  public in librdkafka
                     continue
-                self._broker.append(pending.topic, pending.partition, pending.record)
+                if not pending.lost:
+                    self._broker.append(pending.topic, pending.partition, pending.record)
                 pending.sent = True
 
     def _report(self, timeout: float, *, all_of_them: bool) -> int:
@@ -175,7 +178,7 @@ class MemoryProducer:
             for pending in settled:
                 reported += 1
                 if pending.callback is not None:
-                    offset = pending.record.offset if pending.error is None else None
+                    offset = pending.record.offset if pending.error is None and not pending.lost else None
                     record = pending.record
                     pending.callback(
                         pending.error,

@@ -6,13 +6,16 @@ import dataclasses
 import hashlib
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from echo_bus import profiles
 from echo_bus.blobs import CHUNK_BYTES, BlobReader
 from echo_bus.bus import Bus
-from echo_bus.errors import BlobCorrupt
+from echo_bus.cluster import RawConsumer
+from echo_bus.errors import BlobCorrupt, OffsetLost
 from echo_schemas.records import BlobRef, Chunk, WeightFile
 from echo_schemas.topics import WEIGHT_CHUNKS
 from tests.contract.conftest import WAIT_S
@@ -121,3 +124,50 @@ def test_a_file_whose_checksum_is_wrong_is_named(bus: Bus, reader: BlobReader, t
     with pytest.raises(BlobCorrupt, match=rf"The file {wrong}\.bin does not have the promised checksum"):
         reader.read_files(ref, RUN, files, tmp_path / "v1")
     assert list(tmp_path.iterdir()) == []
+
+
+class CountedAssigns:
+    """A consumer, and the partitions that it was sent to."""
+
+    def __init__(self, consumer: RawConsumer, partitions: list[int]) -> None:
+        self._consumer, self._partitions = consumer, partitions
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self._partitions += [each.partition for each in partitions]
+        self._consumer.assign(partitions)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+def test_many_blobs_are_read_in_one_passage(bus: Bus, reader: BlobReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = [bytes([number]) * (10 + number) for number in range(30)]
+    refs = [written(bus, content, blob=f"v/{number}/abc") for number, content in enumerate(data)]
+    partitions: list[int] = []
+    borrow = BlobReader._borrow
+    monkeypatch.setattr(BlobReader, "_borrow", lambda self: CountedAssigns(borrow(self), partitions))
+    found = dict(reader.read_each(refs[::-1], RUN))
+    assert [found[number] for number in range(30)] == data[::-1]
+    assert sorted(partitions) == sorted({ref.partition for ref in refs}), "each partition is gone to once"
+
+
+def test_what_is_wrong_with_one_of_many_blobs_is_said_and_the_others_are_read(bus: Bus, reader: BlobReader) -> None:
+    data = [DATA + bytes([number]) for number in range(7)]
+    refs = [written(bus, content, blob=f"v/{number}/abc") for number, content in enumerate(data)]
+    wrong: dict[int, tuple[type[Exception], dict[str, Any]]] = {
+        1: (BlobCorrupt, {"sha256": "0" * 64}),
+        2: (BlobCorrupt, {"topic": "nowhere"}),
+        3: (BlobCorrupt, {"last_offset": refs[3].last_offset - 1}),
+        4: (OffsetLost, {"first_offset": -1}),
+    }
+    asked = [dataclasses.replace(ref, **wrong[number][1]) if number in wrong else ref for number, ref in enumerate(refs)]
+    found = dict(reader.read_each([*asked, refs[3]], RUN))
+    for number, (error, _) in wrong.items():
+        assert isinstance(found[number], error), number
+    assert {number: found[number] for number in (0, 5, 6)} == {number: data[number] for number in (0, 5, 6)}
+    assert found[7] == data[3], "asked for twice, and wrong only once"
+
+
+def test_for_no_blobs_no_client_is_opened(reader: BlobReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlobReader, "_borrow", lambda self: pytest.fail("it opened a client"))
+    assert list(reader.read_each([], RUN)) == []

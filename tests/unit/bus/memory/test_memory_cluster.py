@@ -10,6 +10,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from echo_bus import profiles
+from echo_bus.blobs import CHUNK_BYTES
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.errors import DeliveryFailed, ProducerFenced, TransactionAborted
@@ -19,7 +20,7 @@ from echo_schemas.codec import lock_file_codec
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Progress
-from echo_schemas.topics import PROGRESS, TOPICS
+from echo_schemas.topics import PROGRESS, TOPICS, WEIGHT_CHUNKS
 
 NAMESPACE = Namespace("unit")
 WAIT_S = 60.0
@@ -100,6 +101,51 @@ def test_a_failed_record_is_raised_by_receipt_and_flush(cluster: MemoryCluster, 
     with pytest.raises(DeliveryFailed):
         publisher.flush(WAIT_S)
     publisher.publish(PROGRESS, progress()).wait(WAIT_S)
+    publisher.close()
+
+
+def test_a_record_that_is_called_delivered_and_is_nowhere_has_failed(cluster: MemoryCluster, bus: Bus) -> None:
+    cluster.faults.lose_next_produce(NAMESPACE.topic(PROGRESS))
+    publisher = bus.publisher()
+    receipt = publisher.publish(PROGRESS, progress(), partition=0)
+    with pytest.raises(DeliveryFailed, match="without an offset"):
+        receipt.wait(WAIT_S)
+    with pytest.raises(DeliveryFailed):
+        publisher.flush(WAIT_S)
+    publisher.publish(PROGRESS, progress(), partition=0).wait(WAIT_S)
+    publisher.close()
+    assert len(values(cluster, NAMESPACE.topic(PROGRESS))) == 1
+
+
+def test_a_lost_record_of_a_transaction_rolls_it_back(cluster: MemoryCluster, bus: Bus) -> None:
+    writer = bus.transactions()
+    writer.start(WAIT_S)
+    cluster.faults.lose_next_produce(NAMESPACE.topic(PROGRESS))
+    with pytest.raises(DeliveryFailed, match="without an offset"), writer.transaction():
+        writer.publish(PROGRESS, progress(), partition=0)
+    with writer.transaction():
+        writer.publish(PROGRESS, progress(7), partition=0)
+    assert len(values(cluster, NAMESPACE.topic(PROGRESS))) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in dir(profiles) if name.startswith("PRODUCER_") or name == "TRANSACTIONAL"])
+def test_nothing_is_sent_behind_what_is_not_acknowledged(name: str) -> None:
+    """Unless its writer sees to it: `BlobWriter` does."""
+    most = getattr(profiles, name)["max.in.flight.requests.per.connection"]
+    assert (most == 1) == (name != "PRODUCER_BLOBS")
+
+
+def test_the_first_chunk_on_a_partition_goes_alone(cluster: MemoryCluster, bus: Bus) -> None:
+    publisher = bus.publisher(profiles.PRODUCER_BLOBS)
+    writer, data = bus.blob_writer(publisher), bytes(2 * CHUNK_BYTES + 1)
+    cluster.faults.lose_next_produce(NAMESPACE.topic(WEIGHT_CHUNKS))
+    with pytest.raises(DeliveryFailed, match="without an offset"):
+        writer.write(WEIGHT_CHUNKS, "demo", "v/1/a", data)
+    with pytest.raises(DeliveryFailed):
+        publisher.flush(WAIT_S)
+    ref = writer.write(WEIGHT_CHUNKS, "demo", "v/1/a", data)
+    assert (ref.first_offset, ref.last_offset) == (0, 2), "chunks had been sent behind one that nobody had acknowledged"
+    assert bus.blob_reader().read(ref, "demo") == data
     publisher.close()
 
 
