@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from echo_bus import profiles
-from echo_bus.clock import Deadline
+from echo_bus.clock import Deadline, SystemClock
 from echo_bus.cluster import Cluster, RawMessage, RawProducer
 from echo_schemas.partitioning import partition_of
 from tests.contract.conftest import WAIT_S, Consumers, MakeTopic, error_code, read
@@ -189,13 +189,15 @@ def test_retention_moves_the_low_watermark_and_a_lost_position_is_an_error(
 def test_offsets_for_times(cluster: Cluster, make_topic: MakeTopic, consumers: Consumers) -> None:
     topic = make_topic()
     producer = producer_of(cluster)
+    # Of today: older ones retention takes away as soon as it looks.
+    first_ms = SystemClock().time_ms()
     for number in range(3):
-        producer.produce(topic, b"v", timestamp=1_700_000_000_000 + number * 1_000)
+        producer.produce(topic, b"v", timestamp=first_ms + number * 1_000)
     producer.flush(WAIT_S)
     consumer = consumers.open()
-    (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, 1_700_000_001_000)], timeout=WAIT_S)
+    (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, first_ms + 1_000)], timeout=WAIT_S)
     assert found.offset == 1
-    (beyond,) = consumer.offsets_for_times([TopicPartition(topic, 0, 1_700_000_009_000)], timeout=WAIT_S)
+    (beyond,) = consumer.offsets_for_times([TopicPartition(topic, 0, first_ms + 9_000)], timeout=WAIT_S)
     assert beyond.offset == OFFSET_END
 
 
