@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from prometheus_client import CollectorRegistry
 
-from echo_bus import blobs
+from echo_bus import blob_cursor
 from echo_bus.clock import SystemClock
 from echo_bus.errors import BlobCorrupt, ClusterUnreachable, DeadlineExceeded, OffsetLost
 from echo_bus.memory import MemoryCluster
@@ -55,7 +55,7 @@ def another_sum(ref: BlobRef) -> BlobRef:
 def test_a_snapshot_that_is_not_in_the_log_as_promised_leaves_the_old_weights_in_force(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, altered: Callable[[BlobRef], BlobRef]
 ) -> None:
-    monkeypatch.setattr(blobs, "_MISSING_S", 0.02)
+    monkeypatch.setattr(blob_cursor, "_MISSING_S", 0.02)
     monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 0.01)
     swarm = make_swarm()
     swarm.publish_version(0)
