@@ -65,7 +65,7 @@ def check_blobs(bus: Bus, log: RunLog) -> Finding:
     newest = {manifest.version: manifest for _, _, manifest in log.manifests}
     current = max(newest, default=None)
     finding = Finding(Promise.CURRENT, num_looked_at=len(newest))
-    for version, found in _hashed(bus, log.run_id, newest):
+    for version, found in sorted(_hashed(bus, log.run_id, newest), key=lambda each: each[0]):
         match found:
             case OffsetLost() if version == current:
                 finding.broken(f"`current` names what retention has removed: {found.message}", version=version)
@@ -87,7 +87,9 @@ def _hashed(bus: Bus, run_id: str, manifests: Mapping[int, WeightManifest]) -> I
         if in_log:
             blobs.warm(WEIGHT_CHUNKS)
         for number, found in blobs.read_each([blob for _, blob in in_log], run_id):
-            yield in_log[number][0], found if isinstance(found, TransportError) else hashlib.sha256(found).hexdigest()
+            version, blob = in_log[number]
+            # What is read has the checksum that its reference promises.
+            yield version, found if isinstance(found, TransportError) else blob.sha256
     for version, manifest in manifests.items():
         if manifest.blob is None:
             try:

@@ -135,14 +135,9 @@ class BlobReader:
 
         Raises TopicMissing, NotAuthorized or ClusterUnreachable.
         """
-        consumer = self._borrow()
-        try:
+        with self._client() as consumer:
             num_partitions(consumer, self._namespace.topic(topic))
-        except BaseException:  # whatever ends the query, an interrupt included: the client must not outlive it
-            consumer.close()
-            raise
-        self._keeps = True
-        self._give_back(consumer)
+            self._keeps = True
 
     def close(self) -> None:
         """Close the client that is kept. Idempotent; later reads work, each with a client of its own."""
@@ -246,13 +241,8 @@ class BlobReader:
         physical = {place: (self._namespace.topic(BY_NAME[place[0]]), place[1]) for place in places}
         if not places:
             return {}
-        consumer = self._borrow()
-        try:
+        with self._client() as consumer:
             found = watermarks(consumer, list(physical.values()))
-        except BaseException:  # whatever ends the query, an interrupt included: the client must not outlive it
-            consumer.close()
-            raise
-        self._give_back(consumer)
         return {place: found[physical[place]][0] for place in places}
 
     def _pieces(self, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[bytes, None, None]:
@@ -263,15 +253,8 @@ class BlobReader:
 
     def _chunks(self, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[Chunk, None, None]:
         """The blob's chunks, by a client that is given back if it has read them all."""
-        consumer, is_sound = self._borrow(), False
-        try:
+        with self._client() as consumer:
             yield from self._chunks_at(BlobCursor(consumer), ref, run_id, deadline)
-            is_sound = True
-        finally:
-            if is_sound:
-                self._give_back(consumer)
-            else:
-                consumer.close()
 
     def _chunks_at(self, cursor: BlobCursor, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[Chunk, None, None]:
         """The blob's chunks by index; repeated and foreign ones between them are passed over."""
@@ -293,6 +276,17 @@ class BlobReader:
             if wanted == ref.num_chunks:
                 return
         raise BlobCorrupt(f"Chunk {wanted} of {ref.num_chunks} of {ref.blob} is not in the log.")
+
+    @contextmanager
+    def _client(self) -> Iterator[RawConsumer]:
+        """A client, given back if the block ends well. Otherwise closed: nobody knows where it stands."""
+        consumer = self._borrow()
+        try:
+            yield consumer
+        except BaseException:  # whatever ends the block, an interrupt or an abandoned generator included
+            consumer.close()
+            raise
+        self._give_back(consumer)
 
     def _borrow(self) -> RawConsumer:
         with self._lock:

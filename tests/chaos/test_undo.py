@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,10 @@ with SmallDisk(Path(sys.argv[1]), 1), Namespace(sys.argv[2], int(sys.argv[3])):
 """
 
 
-def wait_until_gone(path: Path) -> None:
+def wait_until_gone(is_there: Callable[[], bool], what: str) -> None:
     deadline, never = Deadline.after(_WITHIN_S), threading.Event()
-    while path.exists():
-        assert not deadline.expired(), f"waited until {path} is gone"
+    while is_there():
+        assert not deadline.expired(), f"waited until {what} is gone"
         never.wait(0.02)
 
 
@@ -55,9 +56,6 @@ def test_a_killed_process_leaves_neither_a_mount_nor_a_network(tmp_path: Path) -
         network = Path("/run/netns") / f"{tag}-ns"
         assert network.exists()
         holder.kill()
-    wait_until_gone(network)
-    wait_until_gone(Path("/sys/class/net") / f"{tag}-br")
-    deadline, never = Deadline.after(_WITHIN_S), threading.Event()
-    while os.path.ismount(folder):
-        assert not deadline.expired(), "waited until the disk is gone"
-        never.wait(0.02)
+    wait_until_gone(network.exists, "the network")
+    wait_until_gone((Path("/sys/class/net") / f"{tag}-br").exists, "its bridge")
+    wait_until_gone(lambda: os.path.ismount(folder), "the disk")
