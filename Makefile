@@ -9,13 +9,16 @@ EXTRAS := all-cpu
 STAMP  := $(VENV)/.installed
 # Of `make chaos-long`.
 FAULTS ?= 200
+# Two at a time, each file in one process: most of a test's time is processes that start and brokers that answer. Files go out in the order
+# of `testpaths`, the longest first.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 CODE   := schemas infra producers streams consumers tests bench
 
 # Byte code is kept: without it heavy libraries take three times as long to import.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt unit chaos chaos-long bench constraints clean
+.PHONY: help setup demo test check types unit nightly fmt chaos chaos-long bench constraints clean
 
 help: ## Print this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,14 +37,17 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 		--editable '.[$(EXTRAS)]' --group dev
 	@touch $(STAMP)
 
-test: $(STAMP) ## Run every test that needs no GPU, on a real Kafka (started for you)
-	$(BIN)/pytest
+test: $(STAMP) ## Run every test that needs no GPU, on a real Kafka (started for you), under twenty minutes
+	$(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20
 
-unit: $(STAMP) ## Run the unit tests only: no I/O, a few seconds
-	$(BIN)/pytest tests/unit
+unit: $(STAMP) ## Run the unit tests only: no I/O, under a minute
+	$(BIN)/pytest -q $(SIDE_BY_SIDE) tests/unit
+
+nightly: $(STAMP) ## Run every test at full length: all faults, the whole model check, every example, other generated cases; hours
+	ECHO_THOROUGH=1 $(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20
 
 chaos: $(STAMP) ## Kill, freeze and cut off everything in a real run on three brokers, six to ten minutes
-	$(BIN)/pytest tests/chaos
+	ECHO_THOROUGH=1 $(BIN)/pytest tests/chaos
 
 chaos-long: $(STAMP) ## The same for hundreds of faults, unattended, with a table at the end (FAULTS=200, SEED=...)
 	$(BIN)/python -m tests.chaos.long --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
@@ -49,12 +55,14 @@ chaos-long: $(STAMP) ## The same for hundreds of faults, unattended, with a tabl
 demo: $(STAMP) ## Watch a tiny language model learn: Kafka, vLLM, Faust and DeepSpeed, two minutes
 	$(BIN)/echoswarm demo
 
-check: $(STAMP) ## Format, lint, types, import layers and unit tests: under two minutes
+check: $(STAMP) ## Format, lint, types, import layers and unit tests: ninety seconds
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -n auto tests/unit
+	@$(MAKE) --no-print-directory --jobs=2 types unit
+
+types: $(STAMP)
+	$(BIN)/mypy
 
 fmt: $(STAMP) ## Format and mend what the linter can mend
 	$(BIN)/ruff format $(CODE)

@@ -25,12 +25,14 @@ from echo_bus.embedded.readiness import wait_for_brokers
 from echo_bus.embedded.registry import SchemaRegistry, install_registry
 from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace
+from tests.forks.process import ForkingProcess
+from tests.installed import missing
+from tests.thorough import IS_THOROUGH, examples
 
 _log = logging.getLogger(__name__)
 # A busy machine makes no example wrong; what hangs, pytest's own time limit ends. The same examples each time: a test that passes today
-# passes tomorrow. Look further with `--hypothesis-profile=explore`.
-hypothesis.settings.register_profile("explore", deadline=None, derandomize=False)
-hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
+# passes tomorrow. A thorough run looks further, at other ones each time.
+hypothesis.settings.register_profile("project", deadline=None, derandomize=not IS_THOROUGH, max_examples=examples(100))
 hypothesis.settings.load_profile("project")
 _BOOTSTRAP_VARIABLE = "ECHO_KAFKA__BOOTSTRAP"
 _REGISTRY_VARIABLE = "ECHO_REGISTRY__URL"
@@ -43,6 +45,8 @@ install_kafka(find_java(), report=print)
 install_registry()
 """
 _FETCH_S = 500.0
+# Engines with processes of their own import vLLM three times, one after another.
+_ENGINE_S = 900.0
 # Tests want little CPU and an early answer more than the last microsecond.
 _JVM = Jvm(jit=Jit.QUICK)
 _session = uuid.uuid4().hex[:8]
@@ -141,6 +145,18 @@ def registry_url(jars: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     finally:
         guard.close()
         lock.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkingProcess]:
+    """Where engines on vLLM run, in forks of a process that has imported it; see tests/contract/engines/vllm_jobs."""
+    if absent := missing("vllm"):
+        pytest.skip(f"{', '.join(absent)} is not installed: install the extra 'rollout-cpu'")
+    # Threads bound to cores would share one with those of other tests.
+    environ = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    process = ForkingProcess("tests.contract.engines.vllm_jobs", tmp_path_factory.mktemp("vllm"), job_s=_ENGINE_S, environ=environ)
+    yield process
+    process.close()
 
 
 @pytest.fixture

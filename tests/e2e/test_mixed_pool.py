@@ -1,4 +1,5 @@
-"""`echoswarm up` with a pool of two engines: vLLM and transformers sample one run, each saying truly under which version and how likely."""
+"""`echoswarm up` with a pool of two engines: vLLM's own server and transformers sample one run, each saying truly under which version and
+how likely."""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ pytestmark = [
 ]
 
 WAIT_S = 1_500.0
+ENGINES = {"openai", "transformers"}
 ENOUGH = 128
 """Trajectories of each engine, with which the run is stopped, given a step: how long an engine takes to start is nobody's to say."""
 # As the demo's: two correct implementations differ by 1e-5 in float32, a wrong adapter by 1e-2 and more.
@@ -41,7 +43,9 @@ AGREEMENT = 1e-4
 POOL = """
 [[rollout.pool]]
 name = "server"
+engine = "openai"
 price_per_hour = 2.0
+groups_in_flight = 16
 
 [[rollout.pool]]
 name = "laptop"
@@ -69,7 +73,7 @@ def await_enough(bus: Bus, process: subprocess.Popen[bytes]) -> None:
     deadline, nap = Deadline.after(WAIT_S), threading.Event()
     engines: set[str] = set()
     version = 0
-    while engines != {"vllm", "transformers"} or version < 1:
+    while engines != ENGINES or version < 1:
         assert process.poll() is None, "the run has ended"
         assert not deadline.expired(), f"waited for both engines to deliver and a step; so far: {engines}, version {version}"
         nap.wait(1.0)
@@ -122,7 +126,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str) -> End
 def test_both_engines_deliver_and_the_report_says_what_each_did(ended: Ended) -> None:
     assert ended.summary["outcome"] == "interrupted"
     lines = {line["kind"]: line for line in ended.summary["workers"]}
-    assert {kind: line["engine"] for kind, line in lines.items()} == {"server": "vllm", "laptop": "transformers"}
+    assert {kind: line["engine"] for kind, line in lines.items()} == {"server": "openai", "laptop": "transformers"}
     for line in lines.values():
         assert line["delivered"] > 0
         assert line["cost_per_1000"] > 0
@@ -134,7 +138,7 @@ def test_both_engines_deliver_and_the_report_says_what_each_did(ended: Ended) ->
 
 
 def test_every_trajectory_names_the_version_and_the_weights_that_made_it(ended: Ended) -> None:
-    assert {record.engine for record in ended.trajectories} == {"vllm", "transformers"}
+    assert {record.engine for record in ended.trajectories} == ENGINES
     for record in ended.trajectories:
         assert record.weights_sha256 in {ended.manifests[version].sha256 for version in (record.min_version, record.max_version)}
     assert ended.summary["max_staleness"] <= 3
@@ -142,7 +146,7 @@ def test_every_trajectory_names_the_version_and_the_weights_that_made_it(ended: 
 
 # peft says so of every configuration that it has written itself.
 @pytest.mark.filterwarnings("ignore:The configuration file contains a `runtime_config` key:UserWarning")
-@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+@pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_what_an_engine_says_of_its_tokens_is_what_the_version_that_it_names_says(ended: Ended, engine: str, tmp_path: Path) -> None:
     """The version's own files, from the log, loaded by a third implementation."""
     import torch

@@ -19,6 +19,7 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import LogprobSource, Purpose, Trajectory
 from echo_schemas.topics import TRAJECTORIES
 from tests.installed import missing
+from tests.thorough import only_thorough
 
 _MISSING = missing("vllm", "faust", "deepspeed")
 pytestmark = [
@@ -37,6 +38,7 @@ CHANGES = {
 }
 
 
+@only_thorough
 def test_a_run_on_a_server_of_its_own(tmp_path: Path, kafka_bootstrap: str) -> None:
     text = resources.files("echo_ops.demo").joinpath("reverse.toml").read_text(encoding="utf-8")
     for old, new in CHANGES.items():

@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from tests.model.scenarios import play_at_random
+from tests.thorough import IS_THOROUGH
 
-_NUM_RUNS = int(os.environ.get("ECHO_MODEL_RUNS", "40"))
+_NUM_RUNS = int(os.environ.get("ECHO_MODEL_RUNS", "400" if IS_THOROUGH else "10"))
 _SEEDS = [int(os.environ["ECHO_MODEL_SEED"])] if "ECHO_MODEL_SEED" in os.environ else range(_NUM_RUNS)
 
 

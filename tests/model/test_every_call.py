@@ -1,11 +1,9 @@
 """One fault at every call that a learner makes to the cluster or the disk: it dies there, with or without the power, or sleeps there.
 
-Every call is tried where a step is published each time, and a share of them where it is not; `ECHO_MODEL=whole` tries them all (minutes).
+A share of the calls is tried, the largest where a step is published each time; a thorough run tries them all (minutes).
 """
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
@@ -15,16 +13,16 @@ from tests.model.conftest import MakeScenario
 from tests.model.disk import Loss
 from tests.model.runs import Fate, Fault
 from tests.model.scenarios import PLAYS
+from tests.thorough import IS_THOROUGH
 
-_IS_WHOLE = os.environ.get("ECHO_MODEL") == "whole"
 _KINDS = [("asynchronous", 1), ("asynchronous", 2), ("asynchronous", 3), ("asynchronous", 4), ("sequential", 1)]
 # Of so many calls one is tried.
 _EACH: dict[tuple[str, int], dict[Fate, int]] = {
-    ("asynchronous", 1): {Fate.KILL: 1, Fate.POWER: 1, Fate.PAUSE: 1, Fate.FENCE: 7},
-    ("asynchronous", 2): {Fate.KILL: 6, Fate.POWER: 6, Fate.PAUSE: 13, Fate.FENCE: 17},
-    ("asynchronous", 3): {Fate.KILL: 11, Fate.POWER: 11, Fate.PAUSE: 29, Fate.FENCE: 31},
-    ("asynchronous", 4): {Fate.KILL: 14, Fate.POWER: 14, Fate.PAUSE: 37, Fate.FENCE: 41},
-    ("sequential", 1): {Fate.KILL: 6, Fate.POWER: 6, Fate.PAUSE: 13, Fate.FENCE: 17},
+    ("asynchronous", 1): {Fate.KILL: 3, Fate.POWER: 3, Fate.PAUSE: 5, Fate.FENCE: 13},
+    ("asynchronous", 2): {Fate.KILL: 17, Fate.POWER: 17, Fate.PAUSE: 31, Fate.FENCE: 41},
+    ("asynchronous", 3): {Fate.KILL: 29, Fate.POWER: 29, Fate.PAUSE: 61, Fate.FENCE: 67},
+    ("asynchronous", 4): {Fate.KILL: 37, Fate.POWER: 37, Fate.PAUSE: 71, Fate.FENCE: 79},
+    ("sequential", 1): {Fate.KILL: 17, Fate.POWER: 17, Fate.PAUSE: 31, Fate.FENCE: 41},
 }
 
 
@@ -33,12 +31,12 @@ _EACH: dict[tuple[str, int], dict[Fate, int]] = {
 @pytest.mark.parametrize(("mode", "kappa"), _KINDS)
 def test_a_learner_may_meet_a_fault_at_every_call(scenario: MakeScenario, mode: str, kappa: int, fate: Fate) -> None:
     model = scenario(mode, kappa)
-    each = 1 if _IS_WHOLE else _EACH[mode, kappa][fate]
+    each = 1 if IS_THOROUGH else _EACH[mode, kappa][fate]
     numbers = range(1, len(model.calls) + 1) if fate is Fate.PAUSE else model.effects
     assert len(numbers) > 100, "the calls were not seen"
     for number in numbers[kappa % each :: each]:
         losses = list(Loss) if fate is Fate.POWER else [Loss.EVERYTHING]
-        for loss in losses if _IS_WHOLE else losses[number % len(losses) :][:1]:
+        for loss in losses if IS_THOROUGH else losses[number % len(losses) :][:1]:
             fault = Fault(fate, number, loss, seed=number)
             with model.run(fault=fault, call=model.calls[number - 1]) as run:
                 PLAYS[fate](run, fault)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,13 +59,9 @@ def expected_logprobs(
 
     Without a snapshot: under the base alone. Temperature 0 leaves the distribution as it is.
     """
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        snapshot.folder if snapshot is not None and snapshot.kind is WeightKind.FULL else base
-    )
-    if snapshot is not None and snapshot.kind is WeightKind.LORA:
-        model = PeftModel.from_pretrained(model, str(snapshot.folder))
+    model = _load(base, snapshot.folder if snapshot else None, snapshot.kind if snapshot else None)
     with torch.inference_mode():
-        scores: Any = model.eval()(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].float()
+        scores: Any = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].float()
     scores = scores / (sampling.temperature or 1.0)
     ids: Any = torch.zeros(len(tokens), 1, dtype=torch.long)
     if sampling.min_p > 0:
@@ -75,6 +72,13 @@ def expected_logprobs(
         scores = TopPLogitsWarper(sampling.top_p)(ids, scores)
     logprobs = scores.log_softmax(dim=-1)
     return [float(logprobs[index, token]) for index, token in enumerate(tokens)]
+
+
+@functools.cache
+def _load(base: Path, folder: Path | None, kind: WeightKind | None) -> Any:
+    """The base with the snapshot of `folder`, ready for a forward pass. A snapshot's files never change."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder if kind is WeightKind.FULL else base)
+    return (PeftModel.from_pretrained(model, str(folder)) if kind is WeightKind.LORA else model).eval()
 
 
 def broken(snapshot: Snapshot, folder: Path) -> Snapshot:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,9 @@ from echo_rollout.engines.engine import Snapshot, SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.records import WeightKind
 from tests.contract.engines import contract
-
-_ROOT = Path(__file__).parents[3]
-# Engines with processes of their own import vLLM three times, one after another.
-_PROCESS_S = 900.0
+from tests.forks.process import ForkingProcess
+from tests.installed import missing
+from tests.thorough import only_thorough
 
 
 def test_scripted_engine_keeps_the_contract(tmp_path: Path) -> None:
@@ -37,28 +34,33 @@ def test_scripted_engine_keeps_the_contract(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(_PROCESS_S + 20)
+@pytest.mark.timeout(1_000)
 @pytest.mark.parametrize(
-    "arguments",
+    "engine",
     [
         "transformers lora",
         "transformers full",
         "vllm lora",
         "vllm full",
-        "vllm lora async",
         "openai lora",
-        "openai full",
-        "openai lora completions",
+        # The same engines by another way, each after a minute of starting processes.
+        *(pytest.param(engine, marks=only_thorough) for engine in ("vllm lora async", "openai full", "openai lora completions")),
     ],
-    ids=lambda arguments: arguments.replace(" ", "-"),
+    ids=lambda engine: engine.replace(" ", "-"),
 )
-def test_engine_with_a_model_keeps_the_contract(arguments: str) -> None:
-    if not arguments.startswith("transformers") and importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    command = [sys.executable, "-m", "tests.contract.engines.engine_process", *arguments.split()]
-    done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=_PROCESS_S, check=False)
-    told = done.stdout[-6_000:] + done.stderr[-3_000:]
-    assert done.returncode == 0, told
-    ok = [line.removeprefix("ok ") for line in done.stdout.splitlines() if line.startswith("ok ")]
-    assert ok == [behaviour.__name__ for behaviour in contract.BEHAVIOURS], told
+def test_engine_with_a_model_keeps_the_contract(engine: str, request: pytest.FixtureRequest) -> None:
+    name, kind, *way = engine.split()
+    process: ForkingProcess = request.getfixturevalue("transformers_process" if name == "transformers" else "vllm_process")
+    found = process.run("keep_contract", name=name, kind=kind, way="".join(way))
+    assert list(found) == [behaviour.__name__ for behaviour in contract.BEHAVIOURS]
+    broken = {behaviour: told for behaviour, told in found.items() if told}
+    assert not broken, "\n".join(broken.values())
+
+
+@pytest.fixture(scope="module")
+def transformers_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkingProcess]:
+    """Where engines on transformers run."""
+    if absent := missing("torch", "transformers", "peft"):
+        pytest.skip(f"{', '.join(absent)} is not installed: install the extra 'learner'")
+    with closing(ForkingProcess("tests.contract.engines.engine_jobs", tmp_path_factory.mktemp("transformers"))) as process:
+        yield process

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.thorough import only_thorough
+
 BENCH = Path(__file__).parents[3] / "bench" / "pool.py"
 FIGURES = {
     *("pool_per_s", "sum_per_s", "ratio", "fast_per_s", "slow_per_s"),
@@ -18,6 +20,7 @@ FIGURES = {
 
 @pytest.mark.kafka
 @pytest.mark.slow
+@only_thorough
 def test_a_short_run_writes_every_figure(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [sys.executable, str(BENCH), "--seconds", "4", "--json", str(file)]

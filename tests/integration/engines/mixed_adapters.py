@@ -1,16 +1,8 @@
-"""One vLLM batch of two adapters and none, checked row by row against transformers and PEFT; a process of its own.
-
-    python -m tests.integration.engines.mixed_adapters [stock]
-
-Writes one JSON object: the largest difference of a log-probability for each adapter, and how many of them one call of the replaced
-functions saw together. `stock`: with vLLM's own functions.
-"""
+"""A job: one vLLM batch of two adapters and none, checked row by row against transformers and PEFT."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +12,7 @@ from torch import Tensor
 
 from echo_rollout.engines.engine import EngineConfig, Snapshot
 from echo_rollout.engines.vllm_arguments import sampling_params
-from echo_rollout.engines.vllm_inprocess import VllmInProcess, prefetch
+from echo_rollout.engines.vllm_inprocess import VllmInProcess
 from echo_schemas.records import Sampling, WeightKind
 from tests.contract.engines import snapshots
 
@@ -76,8 +68,15 @@ def generate(vllm: Any, chosen: dict[str, Snapshot | None]) -> list[Row]:
     return rows
 
 
-async def measure(folder: Path, *, stock: bool) -> dict[str, Any]:
-    """See the module."""
+def mix_adapters(*, stock: bool) -> dict[str, Any]:
+    """The largest difference of a log-probability for each adapter, how many rows there were, and how many adapters one call of the
+    replaced functions saw together. `stock`: with vLLM's own functions.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_measure(Path(folder), stock=stock))
+
+
+async def _measure(folder: Path, *, stock: bool) -> dict[str, Any]:
     base = snapshots.make_base(folder / "base")
     chosen: dict[str, Snapshot | None] = {
         "first": snapshots.make_snapshot(folder / "v1", base, WeightKind.LORA, 1),
@@ -102,15 +101,3 @@ async def measure(folder: Path, *, stock: bool) -> dict[str, Any]:
         largest = max(abs(found - wanted) for found, wanted in zip(logprobs, expected, strict=True))
         differences[name] = max(differences[name], largest)
     return {"differences": differences, "rows": len(rows), "adapters_in_a_call": max(seen, default=0)}
-
-
-def main() -> int:
-    """Write the object."""
-    prefetch()
-    with tempfile.TemporaryDirectory() as folder:
-        sys.stdout.write(json.dumps(asyncio.run(measure(Path(folder), stock=sys.argv[1:] == ["stock"]))) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-_ROOT = Path(__file__).parents[3]
+from tests.forks.process import ForkingProcess
+
 _DIFFERENCE = 1e-4
 
 
-def differences(*arguments: str) -> dict[str, float]:
+def differences(vllm_process: ForkingProcess, *, stock: bool) -> dict[str, float]:
     """The largest difference from transformers and PEFT among the rows of each adapter."""
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    command = [sys.executable, "-m", "tests.integration.engines.mixed_adapters", *arguments]
-    done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    told = done.stdout[-3_000:] + done.stderr[-3_000:]
-    assert done.returncode == 0, told
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["rows"] == 36, told
-    if not arguments:
+    found = vllm_process.run("mix_adapters", stock=stock)
+    assert found["rows"] == 36, found
+    if not stock:
         assert found["adapters_in_a_call"] == 3, "the adapters never met in one batch"
     measured: dict[str, float] = found["differences"]
     return measured
 
 
 @pytest.mark.slow
-def test_every_row_of_a_mixed_batch_has_its_own_adapter() -> None:
-    for name, difference in differences().items():
+def test_every_row_of_a_mixed_batch_has_its_own_adapter(vllm_process: ForkingProcess) -> None:
+    for name, difference in differences(vllm_process, stock=False).items():
         assert difference <= _DIFFERENCE, f"the rows of {name} differ by {difference} from transformers and PEFT"
 
 
 @pytest.mark.slow
-def test_vllm_s_own_functions_give_rows_without_an_adapter_another_s() -> None:
+def test_vllm_s_own_functions_give_rows_without_an_adapter_another_s(vllm_process: ForkingProcess) -> None:
     """What the replacement cures, and that the test above would see it. Once this fails, only speed speaks for the replacement."""
-    assert differences("stock")["none"] > 1.0
+    assert differences(vllm_process, stock=True)["none"] > 1.0

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_schemas.errors import UserError
 from echo_schemas.records import SessionClaim
 from echo_schemas.topics import STEPS
-from tests.integration.learner.torch_process import TorchProcess
+from tests.forks.process import ForkingProcess
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import Pipeline, assert_books, fill
 
@@ -91,7 +91,7 @@ def test_a_disk_that_is_read_only_is_noticed_before_anything_changes(small_disk:
 
 
 @pytest.mark.slow
-def test_what_torch_makes_of_a_full_disk_is_an_error_of_the_disk(torch_process: TorchProcess, base: Path, small_disk: Path) -> None:
+def test_what_torch_makes_of_a_full_disk_is_an_error_of_the_disk(torch_process: ForkingProcess, base: Path, small_disk: Path) -> None:
     """torch's writer raises RuntimeError, which would pass for a bug."""
     (small_disk / "ballast").write_bytes(bytes(900 * 1024))
     with pytest.raises(AssertionError, match=r"(?s)OSError.*could not be written whole \(is the disk full\?\)"):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.forks.process import ForkingProcess, Refused
 from tests.integration.learner.test_trainer import assert_close, deepspeed_file, weights_in
-from tests.integration.learner.torch_process import Refused, TorchProcess
 
 pytestmark = pytest.mark.slow
 
 
-def train(torch_process: TorchProcess, base: Path, script: list[list[Any]], folder: Path, **how: Any) -> list[Any]:
+def train(torch_process: ForkingProcess, base: Path, script: list[list[Any]], folder: Path, **how: Any) -> list[Any]:
     """Run a script on so many ranks under a ZeRO stage, of an adapter or of all weights."""
     ranks, stage, kind, dtype = how["ranks"], how["stage"], how["kind"], how.get("dtype", "float32")
     own = deepspeed_file(folder, {"zero_optimization": {"stage": stage}})
@@ -38,7 +38,7 @@ def train(torch_process: TorchProcess, base: Path, script: list[list[Any]], fold
     ids=str,
 )
 def test_a_run_goes_on_over_other_ranks(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, dtype: str, wrote: tuple[int, int], reads: tuple[int, int]
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str, dtype: str, wrote: tuple[int, int], reads: tuple[int, int]
 ) -> None:
     """Two steps, two more elsewhere; as if all four had been trained where the first two were. Optimizer and warm-up included."""
     saved, first, second = str(tmp_path / "v2" / "trainer"), tmp_path / "through", tmp_path / "resumed"
@@ -58,7 +58,7 @@ def test_a_run_goes_on_over_other_ranks(
 
 @pytest.mark.parametrize(("wrote", "reads"), [(0, 2), (3, 1)])
 def test_a_stage_that_cannot_read_the_optimizer_says_so(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, wrote: int, reads: int
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, wrote: int, reads: int
 ) -> None:
     saved = str(tmp_path / "v1" / "trainer")
     train(torch_process, base, [["step", 1], ["save", saved]], tmp_path, kind="lora", ranks=1, stage=wrote)
@@ -70,7 +70,7 @@ def test_a_stage_that_cannot_read_the_optimizer_says_so(
 
 @pytest.mark.parametrize(("ranks", "spoilt"), [(1, "*_optim_states.pt"), (2, "*_optim_states.pt"), (2, "*_model_states.pt")])
 def test_a_state_that_cannot_be_converted_ends_every_rank_with_a_sentence(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, ranks: int, spoilt: str
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, ranks: int, spoilt: str
 ) -> None:
     saved = tmp_path / "v1" / "trainer"
     train(torch_process, base, [["step", 1], ["save", str(saved)]], tmp_path, kind="lora", ranks=3 - ranks, stage=2)
@@ -92,7 +92,7 @@ def test_a_state_that_cannot_be_converted_ends_every_rank_with_a_sentence(
     ],
 )
 def test_weights_alone_are_a_beginning(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, dtype: str, ranks: int, stage: int
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str, dtype: str, ranks: int, stage: int
 ) -> None:
     """The same snapshot comes out again, and a step later the weights have moved from it: the optimizer's own copy was replaced too."""
     how = {"kind": kind, "dtype": dtype, "ranks": ranks, "stage": stage}
@@ -108,7 +108,7 @@ def test_weights_alone_are_a_beginning(
         assert max(abs(now[name] - weight).max() for name, weight in before.items()) <= 2e-4 * 1.01
 
 
-def test_weights_of_another_policy_are_refused(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
+def test_weights_of_another_policy_are_refused(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> None:
     taken = str(tmp_path / "taken")
     train(torch_process, base, [["snapshot", taken]], tmp_path, kind="lora", ranks=1, stage=0)
     with pytest.raises(Refused, match=r"are of another policy: .* has the shape .* \[policy\] base, update and lora must be"):

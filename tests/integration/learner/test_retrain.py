@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.learner.torch_process import TorchProcess
+from tests.forks.process import ForkingProcess
 
 pytestmark = pytest.mark.slow
 
 
-def train_again(torch_process: TorchProcess, base: Path, folder: Path, *, sections: dict[str, Any], **arguments: Any) -> dict[str, Any]:
+def train_again(torch_process: ForkingProcess, base: Path, folder: Path, *, sections: dict[str, Any], **arguments: Any) -> dict[str, Any]:
     """A run, and in another process the same from its log."""
     given = {"folder": str(folder / "run"), "base": str(base), "sections": sections}
     torch_process.run("train_to_file", **given)
@@ -31,7 +31,7 @@ def train_again(torch_process: TorchProcess, base: Path, folder: Path, *, sectio
     ids=["adapter from the base", "all weights, two updates, from the base", "adapter from a checkpoint"],
 )
 def test_every_version_comes_out_as_it_was_published(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, sections: dict[str, Any], *, from_start: bool, start: int
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, sections: dict[str, Any], *, from_start: bool, start: int
 ) -> None:
     versions = "0..4" if from_start else "2..4"
     found = train_again(torch_process, base, tmp_path, versions=versions, sections=sections, from_start=from_start)
@@ -42,7 +42,7 @@ def test_every_version_comes_out_as_it_was_published(
     assert len({each["sha256"] for each in found["versions"]}) == len(found["versions"]), "each step has changed the weights"
 
 
-def test_with_another_number_of_ranks_the_weights_are_close(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
+def test_with_another_number_of_ranks_the_weights_are_close(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> None:
     found = train_again(torch_process, base, tmp_path, versions="0..4", sections={}, from_start=True, ranks=2)
     assert [each["version"] for each in found["versions"]] == [0, 1, 2, 3, 4]
     assert {each["match"] for each in found["versions"]} <= {"identical", "within_tolerance"}

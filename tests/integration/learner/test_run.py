@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.learner.torch_process import TorchProcess
+from tests.forks.process import ForkingProcess
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def reinforce(batch: LossInputs, *, scale: float = 1.0, breaks_at: int = 0) -> L
 
 
 @pytest.fixture
-def run(torch_process: TorchProcess, base: Path, tmp_path: Path) -> Run:
+def run(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> Run:
     """`run(steps, name=, sections=, …)`: see `run_jobs.run`; each name is a folder of checkpoints."""
     (tmp_path / "own_losses.py").write_text(OWN_LOSS, encoding="utf-8")
 

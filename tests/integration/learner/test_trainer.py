@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.integration.learner.torch_process import Refused, TorchProcess
+from tests.forks.process import ForkingProcess, Refused
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def assert_close(one: dict[str, Any], other: dict[str, Any], tolerance: float = 
 
 
 @pytest.fixture(scope="module")
-def alone(torch_process: TorchProcess, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+def alone(torch_process: ForkingProcess, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     """What one rank makes of the script: numbers of the steps, and weights; of an adapter and of full weights."""
     found = {}
     for kind in ("lora", "full"):
@@ -50,7 +50,7 @@ def alone(torch_process: TorchProcess, base: Path, tmp_path_factory: pytest.Temp
 @pytest.mark.parametrize("kind", ["lora", "full"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_two_ranks_train_what_one_does(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, alone: Alone, kind: str, stage: int
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, alone: Alone, kind: str, stage: int
 ) -> None:
     """Same numbers and same weights, under every ZeRO stage of a user's own file; the ranks as torchrun would start them."""
     own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
@@ -68,7 +68,7 @@ def test_two_ranks_train_what_one_does(
     assert_close(weights, weights_in(tmp_path / "two"))
 
 
-def test_ranks_that_the_learner_starts_itself(torch_process: TorchProcess, base: Path, tmp_path: Path, alone: Alone) -> None:
+def test_ranks_that_the_learner_starts_itself(torch_process: ForkingProcess, base: Path, tmp_path: Path, alone: Alone) -> None:
     """They do what it does, end with it when the policy diverges, and leave the sentence about it alone."""
     script = [*SCRIPT, ["save", str(tmp_path / "saved")], ["snapshot", str(tmp_path / "two")], ["bad_step", 3]]
     with pytest.raises(Refused, match=r"1 tokens of this step have a log-probability that is not finite.*lower \[learner\] lr"):
@@ -78,7 +78,7 @@ def test_ranks_that_the_learner_starts_itself(torch_process: TorchProcess, base:
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
-def test_the_numbers_are_those_of_plain_torch(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str) -> None:
+def test_the_numbers_are_those_of_plain_torch(torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str) -> None:
     """Forward passes of one sample at a time without padding, the loss over the whole update, torch's AdamW and clipping."""
     settings = {"kind": kind, "weight_decay": 0.1, "max_grad_norm": 0.5}
     ours = torch_process.run("train", base=str(base), script=[*SCRIPT, ["snapshot", str(tmp_path / "ours")]], settings=settings)[:-1]
@@ -91,7 +91,7 @@ def test_the_numbers_are_those_of_plain_torch(torch_process: TorchProcess, base:
 @pytest.mark.parametrize("kind", ["lora", "full"])
 @pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"max_tokens": 1}], ids=["checkpointing", "one sample at a time"])
 def test_how_memory_is_saved_changes_nothing(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, changes: dict[str, Any]
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
     max_tokens = changes.pop("max_tokens", 10_000)
     for name, settings, tokens in (("plain", {}, 10_000), ("saving", changes, max_tokens)):
@@ -101,7 +101,7 @@ def test_how_memory_is_saved_changes_nothing(
 
 
 @pytest.mark.parametrize(("kind", "stage"), [("lora", 0), ("full", 0), ("lora", 2), ("full", 3)])
-def test_bfloat16_follows_float32(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, stage: int) -> None:
+def test_bfloat16_follows_float32(torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str, stage: int) -> None:
     """Small steps add up, which they do only on float32 master weights: bfloat16 alone would round each of them away."""
     own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
     script = [["step", 1]] * 20
@@ -117,7 +117,7 @@ def test_bfloat16_follows_float32(torch_process: TorchProcess, base: Path, tmp_p
 
 @pytest.mark.parametrize(("kind", "stage", "ranks"), [("lora", 0, 1), ("full", 0, 1), ("lora", 2, 2), ("full", 3, 2)])
 def test_going_on_from_a_checkpoint_is_bit_for_bit_the_same(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, stage: int, ranks: int
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str, stage: int, ranks: int
 ) -> None:
     settings = {"kind": kind, "deepspeed": deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}}), "warmup_steps": 5}
     saved = str(tmp_path / "saved")
@@ -129,7 +129,7 @@ def test_going_on_from_a_checkpoint_is_bit_for_bit_the_same(
     assert found[1:] == expected[3:], "numbers and checksum"
 
 
-def test_each_update_of_a_step_starts_from_the_one_before(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
+def test_each_update_of_a_step_starts_from_the_one_before(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> None:
     steps = torch_process.run("train", base=str(base), script=[["step", 1, 4], ["step", 1, 1]], settings={"lr": 3e-3})
     four, one = steps
     assert len([name for name in four if name.startswith("grad_norm_")]) == 4
@@ -139,7 +139,7 @@ def test_each_update_of_a_step_starts_from_the_one_before(torch_process: TorchPr
     assert four["num_tokens"] == one["num_tokens"]
 
 
-def test_the_rate_warms_up(torch_process: TorchProcess, base: Path) -> None:
+def test_the_rate_warms_up(torch_process: ForkingProcess, base: Path) -> None:
     steps = torch_process.run(
         "train", base=str(base), script=[["step", 1, 2], ["step", 2], ["step", 3]], settings={"warmup_steps": 4, "lr": 4e-3}
     )
@@ -148,7 +148,7 @@ def test_the_rate_warms_up(torch_process: TorchProcess, base: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_logprobs_that_nobody_said_are_the_learner_s_own_at_the_step_s_start(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, ranks: int
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, ranks: int
 ) -> None:
     """The same numbers and weights as if they had been computed before, over one update and over two, on one rank and on two."""
     found = {}

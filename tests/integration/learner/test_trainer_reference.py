@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.forks.process import ForkingProcess
 from tests.integration.learner.test_trainer import deepspeed_file
-from tests.integration.learner.torch_process import TorchProcess
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def flat(rows: list[list[float]]) -> Any:
     [("lora", 0, 1, 1.0), ("full", 0, 1, 1.0), ("lora", 0, 1, 0.7), ("lora", 3, 2, 1.0), ("full", 3, 2, 1.0), ("full", 2, 2, 1.0)],
 )
 def test_a_snapshot_loads_in_plain_libraries_and_means_the_same(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, stage: int, ranks: int, temperature: float
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str, stage: int, ranks: int, temperature: float
 ) -> None:
     """Under ZeRO-3 nobody holds whole weights to compare with, so the twin is a trainer on one rank."""
     own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
@@ -43,7 +43,7 @@ def test_a_snapshot_loads_in_plain_libraries_and_means_the_same(
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
-def test_the_starting_weights_are_the_base_models(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str) -> None:
+def test_the_starting_weights_are_the_base_models(torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str) -> None:
     """Version 0: a fresh adapter changes nothing, and the same seed makes the same one."""
     script = [["logprobs", 5], ["snapshot", str(tmp_path / "first")]]
     first, first_sha256 = torch_process.run("train", base=str(base), script=script, settings={"kind": kind})
@@ -55,7 +55,7 @@ def test_the_starting_weights_are_the_base_models(torch_process: TorchProcess, b
 
 @pytest.mark.parametrize(("kind", "stage", "ranks"), [("lora", 0, 1), ("full", 0, 1), ("lora", 3, 2), ("full", 3, 2)])
 def test_the_kl_term_is_taken_to_the_starting_policy(
-    torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, stage: int, ranks: int
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str, stage: int, ranks: int
 ) -> None:
     """With an adapter the reference is the base without it; with full weights a frozen copy. The k3 estimate, computed again outside."""
     own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
@@ -75,7 +75,7 @@ def test_the_kl_term_is_taken_to_the_starting_policy(
     assert third["loss"] > third["policy_loss"]
 
 
-def test_a_strong_kl_term_holds_the_policy_back(torch_process: TorchProcess, base: Path) -> None:
+def test_a_strong_kl_term_holds_the_policy_back(torch_process: ForkingProcess, base: Path) -> None:
     script = [["step", 1]] * 8
     free, held = (torch_process.run("train", base=str(base), script=script, settings={"kl": coef, "lr": 5e-3})[-1] for coef in (1e-9, 5.0))
     assert held["reference_kl"] < 0.5 * free["reference_kl"]

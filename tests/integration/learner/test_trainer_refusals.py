@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
+from tests.forks.process import ForkingProcess, Refused
 from tests.integration.learner.test_trainer import deepspeed_file
-from tests.integration.learner.torch_process import Refused, TorchProcess
 
 pytestmark = pytest.mark.slow
 
 
-def refusal(torch_process: TorchProcess, base: Path, script: list[list[Any]], **arguments: Any) -> str:
+def refusal(torch_process: ForkingProcess, base: Path, script: list[list[Any]], **arguments: Any) -> str:
     with pytest.raises(Refused) as refused:
         torch_process.run("train", base=str(base), script=script, **arguments)
     return str(refused.value)
 
 
 @pytest.mark.parametrize(("kind", "ranks", "stage"), [("lora", 1, 0), ("full", 1, 0), ("lora", 2, 0), ("full", 2, 2)])
-def test_a_policy_that_diverges(torch_process: TorchProcess, base: Path, tmp_path: Path, kind: str, ranks: int, stage: int) -> None:
+def test_a_policy_that_diverges(torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str, ranks: int, stage: int) -> None:
     """An update with an absurd rate leaves weights under which no log-probability is a number."""
     own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
     settings = {"kind": kind, "lr": 1e30, "deepspeed": own}
@@ -29,20 +29,20 @@ def test_a_policy_that_diverges(torch_process: TorchProcess, base: Path, tmp_pat
     assert "lower [learner] lr" in said
 
 
-def test_a_rank_that_dies_is_named(torch_process: TorchProcess, base: Path) -> None:
+def test_a_rank_that_dies_is_named(torch_process: ForkingProcess, base: Path) -> None:
     said = refusal(torch_process, base, [["step", 1], ["kill_rank", 1], ["step", 2]], ranks=2)
     assert "Rank 1" in said
     assert "-9" in said
 
 
-def test_a_deepspeed_file_that_it_refuses_itself(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
+def test_a_deepspeed_file_that_it_refuses_itself(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> None:
     own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": 2, "overlap_com": True}})
     said = refusal(torch_process, base, [["step", 1]], settings={"deepspeed": own})
     assert f"DeepSpeed refuses {own}" in said
     assert "overlap_com" in said
 
 
-def test_a_users_file_is_merged_over_ours(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
+def test_a_users_file_is_merged_over_ours(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> None:
     """Offload and clipping are taken from it; what it does not name stays ours."""
     own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "gradient_clipping": 1e-3})
     (step, _) = torch_process.run(
@@ -54,14 +54,14 @@ def test_a_users_file_is_merged_over_ours(torch_process: TorchProcess, base: Pat
     assert step == pytest.approx(plain, rel=1e-4)
 
 
-def test_a_folder_without_a_model(torch_process: TorchProcess, tmp_path: Path) -> None:
+def test_a_folder_without_a_model(torch_process: ForkingProcess, tmp_path: Path) -> None:
     assert "is no model folder: it has no config.json" in refusal(torch_process, tmp_path, [])
 
 
 @pytest.mark.parametrize(
     ("file", "content"), [("config.json", "{"), ("config.json", '{"model_type": "nosuch"}'), ("model.safetensors", "cut off")]
 )
-def test_a_model_that_cannot_be_loaded(torch_process: TorchProcess, base: Path, tmp_path: Path, file: str, content: str) -> None:
+def test_a_model_that_cannot_be_loaded(torch_process: ForkingProcess, base: Path, tmp_path: Path, file: str, content: str) -> None:
     broken = tmp_path / "model"
     broken.mkdir()
     for path in base.iterdir():
@@ -71,11 +71,11 @@ def test_a_model_that_cannot_be_loaded(torch_process: TorchProcess, base: Path, 
     assert f"The model in {broken} cannot be loaded" in refusal(torch_process, broken, [])
 
 
-def test_a_checkpoint_without_a_trainer_is_no_start(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_trainer_is_no_start(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> None:
     assert "There is no trainer state in" in refusal(torch_process, base, [["load", str(tmp_path)]])
 
 
-def test_a_checkpoint_that_is_cut_off_is_no_start(torch_process: TorchProcess, base: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_cut_off_is_no_start(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     torch_process.run("train", base=str(base), script=[["step", 1], ["save", str(saved)]])
     for path in saved.rglob("*.pt"):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from echo_core.assembly import GroupAssembler
 from echo_core.groups import AssemblyLimits, AssemblyState, ReadyGroup
 from echo_schemas.records import Coordinates, DropReason, Reward, Trajectory
+from tests.thorough import examples
 from tests.unit.core.records import EXACT, GROUP_SIZE, at, reward, trajectory
 
 PARTITIONS = 2
@@ -193,7 +194,7 @@ ROOMY = AssemblyLimits(max_open_groups=100, max_early_rewards=1_000, group_timeo
 TIGHT = AssemblyLimits(max_open_groups=2, max_early_rewards=3, group_timeout_s=20.0, reward_timeout_s=10.0)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250))
 @given(worlds, st.sampled_from([ROOMY, TIGHT]))
 def test_whatever_happens_each_group_is_yielded_at_most_once_and_every_record_has_one_state(
     steps: list[tuple[str, int, int, str]], limits: AssemblyLimits
@@ -205,7 +206,7 @@ def test_whatever_happens_each_group_is_yielded_at_most_once_and_every_record_ha
     check_accounts(learner)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120))
 @given(worlds)
 def test_every_group_with_a_whole_attempt_is_yielded_in_the_end(steps: list[tuple[str, int, int, str]]) -> None:
     *_, learner = play(steps, ROOMY)
@@ -218,7 +219,7 @@ def test_every_group_with_a_whole_attempt_is_yielded_in_the_end(steps: list[tupl
     assert {group.seq for group in learner.yielded} == whole
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120))
 @given(worlds, st.integers(0, SEQS - 1), st.sampled_from(["a", "new"]))
 def test_a_record_of_a_closed_seq_appended_again_changes_nothing(steps: list[tuple[str, int, int, str]], seq: int, attempt: str) -> None:
     *_, learner = play(steps, ROOMY)
@@ -236,7 +237,7 @@ def test_a_record_of_a_closed_seq_appended_again_changes_nothing(steps: list[tup
         assert [group.seq for group in learner.yielded] == before
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(worlds)
 def test_a_restart_rebuilds_the_same_open_records(steps: list[tuple[str, int, int, str]]) -> None:
     *_, learner = play(steps, ROOMY)
@@ -247,7 +248,7 @@ def test_a_restart_rebuilds_the_same_open_records(steps: list[tuple[str, int, in
     assert learner.assembler.drain_drops() == []
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120))
 @given(worlds)
 def test_a_restart_finds_the_same_rewards_again(steps: list[tuple[str, int, int, str]]) -> None:
     *_, played = play(steps, ROOMY)

@@ -27,6 +27,7 @@ from echo_core.evaluation import (
     reward_stats,
 )
 from echo_schemas.records import Coordinates, Purpose, Reward, RewardOutcome, Sampling, Trajectory, VersionSpan
+from tests.thorough import examples
 from tests.unit.core.records import reward, trajectory
 
 SAMPLING = Sampling(max_new_tokens=4)
@@ -149,7 +150,7 @@ def judge(where: Coordinates, index: int, member: int, value: float | None, **ch
     return replace(made, **changes)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.randoms(use_true_random=False))
 def test_the_result_does_not_depend_on_the_order_in_which_records_come(order: random.Random) -> None:
     values = {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (1, 1): 1.0, (2, 0): 0.0, (2, 1): 0.0}

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from echo_core.work_shares import FEEDBACK_S, WorkerLoad, allowances, horizon_of, next_worker
+from tests.thorough import examples
 
 RATES = st.floats(0.01, 200.0)
 LOADS = st.lists(
@@ -129,7 +130,7 @@ class Pool:
         heapq.heappush(self._events, (time_s, self._num_events, worker, is_heard))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(speeds=st.lists(st.floats(0.1, 20.0), min_size=2, max_size=4), window=st.integers(16, 64))
 def test_every_worker_is_as_busy_as_it_would_be_alone_and_no_queue_grows_old(speeds: list[float], window: int) -> None:
     seconds = 200 / max(speeds) + 4 / min(speeds)

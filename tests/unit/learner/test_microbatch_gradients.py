@@ -16,6 +16,7 @@ from echo_learner.losses.catalogue import build_loss, loss_names, parse_loss
 from echo_learner.losses.config import ReferenceKl
 from echo_learner.losses.interface import LossInputs
 from echo_learner.training.microbatches import Layout, MicroBatch, plan_micro_batches
+from tests.thorough import examples
 
 _VOCABULARY = 5
 
@@ -57,7 +58,7 @@ class _Update:
         return torch.stack(gradients).sum(dim=0)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     lengths=st.lists(st.integers(1, 8), min_size=1, max_size=10),
     max_tokens=st.integers(1, 40),

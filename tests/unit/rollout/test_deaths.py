@@ -6,7 +6,6 @@ import logging
 import random
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import Sampling
 from echo_schemas.topics import REQUESTS, TRAJECTORIES
+from tests.thorough import IS_THOROUGH
 from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, GatedEngine, Swarm, wait_until
 from tests.unit.rollout.test_requests import committed, dead_letters, group_of
@@ -23,7 +23,7 @@ from tests.unit.rollout.test_requests import committed, dead_letters, group_of
 NUM_REQUESTS, NUM_PARTITIONS = 8, 4
 POISON = 5
 SEED = 20
-# Kills of a quick run, out of as many as a worker and a feeder have chances to die; the others are for a whole run.
+# Kills of a run that is not thorough, out of as many as a worker and a feeder have chances to die.
 NUM_KILLS = 5
 WORKER_CALLS, FEEDER_CALLS = 29, 24
 # Polling is what a worker does most and changes nothing.
@@ -31,10 +31,10 @@ _KILLED_AT = frozenset({"produce", "flush", "commit", "subscribe", "list_topics"
 _KILLED_AT |= {"init_transactions", "begin_transaction", "commit_transaction", "abort_transaction"}
 
 
-def kills(num_calls: int) -> list[Any]:
-    """Each call once; some of them in every run."""
-    quick = random.Random(SEED).sample(range(1, num_calls + 1), NUM_KILLS)
-    return [pytest.param(number, marks=[] if number in quick else pytest.mark.slow) for number in range(1, num_calls + 1)]
+def kills(num_calls: int) -> list[int]:
+    """Each call once, or some of them."""
+    every = range(1, num_calls + 1)
+    return list(every) if IS_THOROUGH else sorted(random.Random(SEED).sample(every, NUM_KILLS))
 
 
 class Killed(BaseException):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_rollout.feeder import Ledger, OpenSeqs, plan_resume, standing_of
 from echo_schemas.records import Progress
 
 
-@settings(deadline=None)
 @given(floor=st.integers(0, 50), shown=st.sets(st.integers(0, 80)))
 def test_resuming_skips_no_seq_and_repeats_none_that_is_shown(floor: int, shown: set[int]) -> None:
     resume = plan_resume(floor, shown)
@@ -20,7 +19,6 @@ def test_resuming_skips_no_seq_and_repeats_none_that_is_shown(floor: int, shown:
     assert resume.next_seq == max(known, default=floor - 1) + 1
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=30), st.data())
 def test_markers_between_requests_never_count_as_work(gaps: list[int], data: st.DataObject) -> None:
     ledger, offsets, end = Ledger(1), [], 0

@@ -13,6 +13,7 @@ from echo_core.dispatch import may_issue, required_version
 from echo_core.policy import StalenessPolicy
 from echo_rollout.feeder import plan_resume, standing_of
 from echo_schemas.records import Progress
+from tests.thorough import examples
 
 STEPS = 10
 TIMES = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=6)
@@ -131,7 +132,7 @@ def policy_of(budget: int, period: int, groups: int, slack: int) -> StalenessPol
 POLICIES = st.builds(policy_of, st.integers(0, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 4))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(policy=POLICIES, steps=TIMES, groups=TIMES, lags=LAGS)
 def test_whatever_steps_take_no_group_is_trained_beyond_the_budget(
     policy: StalenessPolicy, steps: list[float], groups: list[float], lags: list[float]
@@ -141,7 +142,7 @@ def test_whatever_steps_take_no_group_is_trained_beyond_the_budget(
     assert simulation.oldest <= policy.budget
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(policy=POLICIES, steps=TIMES, groups=TIMES, lags=LAGS, moments=st.frozensets(st.integers(0, 60), max_size=5))
 def test_feeders_that_replace_one_another_issue_every_seq_once_and_keep_to_the_budget(
     policy: StalenessPolicy, steps: list[float], groups: list[float], lags: list[float], moments: frozenset[int]

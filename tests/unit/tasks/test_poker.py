@@ -17,6 +17,7 @@ from echo_tasks.poker.cards import NUM_CARDS, RANKS, SUITS, card_name
 from echo_tasks.poker.episode import PENALISED, HandEpisode, Said, Verdict, read_answer
 from echo_tasks.poker.opponents import CALL, FOLD, OPPONENTS, View, play_randomly, play_tightly
 from echo_tasks.task import Turn
+from tests.thorough import examples
 
 ACTIONS = st.one_of(
     st.text(max_size=30),
@@ -132,7 +133,7 @@ def test_where_no_raise_is_legal_it_is_a_call() -> None:
     assert meant(Said(verb="all-in"), closed, 20) == (CALL, Verdict.FINE)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     players=st.integers(2, 10),
     seed=st.integers(0, 9),

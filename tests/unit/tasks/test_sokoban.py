@@ -16,6 +16,7 @@ from echo_tasks.sokoban import Sokoban
 from echo_tasks.sokoban.board import Move, Room, State, drawn, moved, read_board
 from echo_tasks.sokoban.episode import SHAPED, SUCCESS, Verdict, read_answer
 from echo_tasks.sokoban.generator import Recipe, make_level, search_back, solution
+from tests.thorough import examples
 
 BOARD = "\n".join(["######", "#P_X_#", "#__XO#", "#___O#", "#____#", "######"])
 STEPS = {Move.UP: (-1, 0), Move.DOWN: (1, 0), Move.LEFT: (0, -1), Move.RIGHT: (0, 1)}
@@ -66,7 +67,7 @@ recipes = st.builds(
 )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10))
 @given(recipe=recipes, seed=st.integers(0, 2**32))
 def test_every_board_is_solved_by_its_solution_and_by_no_shorter_one(recipe: Recipe, seed: int) -> None:
     level = make_level(random.Random(seed), recipe)
@@ -80,7 +81,7 @@ def test_every_board_is_solved_by_its_solution_and_by_no_shorter_one(recipe: Rec
     assert fewest_moves(drawn(level.room, level.state)) == len(level.solution)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 10_000), path=st.lists(st.sampled_from(list(Move)), max_size=40))
 def test_moves_are_those_of_the_rules(seed: int, path: list[Move]) -> None:
     level = make_level(random.Random(seed), Sokoban().recipe)
@@ -178,7 +179,7 @@ def test_every_text_is_an_answer_with_an_outcome(text: str, moves: str, verdict:
     assert (" ".join(found), why) == (moves, verdict)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(text=st.text() | st.lists(st.sampled_from(["<answer>", "</answer>", "Up", "||", "x", "\n"])).map("".join))
 def test_no_text_breaks_an_episode(text: str) -> None:
     task = Sokoban()

@@ -1,12 +1,13 @@
-"""A process that imports torch, transformers, PEFT and DeepSpeed once and forks itself for each job: DeepSpeed keeps state for good.
+"""A process that imports a module of jobs once, with all that is heavy, and forks itself for each job, since libraries keep state.
 
-    python -m tests.integration.learner.forks      one JSON line a job on stdin: {job, arguments, answer}; one line when it is over
+    python -m tests.forks MODULE      one JSON line a job on stdin: {job, arguments, answer}; one line when it is over
 
-A job is a function of `jobs`; what it returns, or how it failed, is written as JSON to the file `answer`. Its output goes to stderr.
+A job is a function of the module; what it returns, or how it failed, is written as JSON to the file `answer`. Its output goes to stderr.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -17,20 +18,21 @@ from typing import Any
 from echo_schemas.errors import UserError
 
 
-def serve() -> None:
-    """Do jobs until stdin ends."""
+def serve(module: str) -> None:
+    """Do jobs of `module` until stdin ends."""
     os.environ["DS_ACCELERATOR"] = "cpu"
-    from tests.integration.learner import jobs
-
+    # What libraries say while they are imported is no answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    jobs = importlib.import_module(module)
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
         if not pid:
-            os.dup2(2, 1)
             os._exit(_do(jobs, order))
         _, status = os.waitpid(pid, 0)
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
-        sys.stdout.flush()
+        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        answers.flush()
 
 
 def _do(jobs: Any, order: dict[str, Any]) -> int:
@@ -47,4 +49,4 @@ def _do(jobs: Any, order: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1])

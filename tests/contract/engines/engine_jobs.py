@@ -1,32 +1,28 @@
-"""All behaviours of the contract against one engine with a model, in a process of its own.
+"""Jobs: all behaviours of the contract against one engine with a model. Imports transformers; `vllm_jobs` imports vLLM too.
 
-    python -m tests.contract.engines.engine_process NAME KIND [async | completions]
-
-vLLM replaces torch's thread settings and warns a lot while it is imported; neither may reach other tests. Writes `ok NAME` for each.
+vLLM replaces torch's thread settings and warns a lot while it is imported; neither may reach other tests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from echo_rollout.engines.catalogue import open_engine, prefetch
+from echo_rollout.engines.catalogue import open_engine
 from echo_rollout.engines.engine import EngineConfig, Snapshot
 from echo_schemas.records import Sampling, WeightKind
 from tests.contract.engines import contract, snapshots
 
 _MAX_LENGTH = 64
-_BEHAVIOUR_S = 120.0
 _OPTIONS: dict[str, dict[str, object]] = {"async": {"in_process": False}, "completions": {"enable_scale_out": False}}
 """What makes the engine take its other way: `vllm` processes of its own, `openai` the route that every server has."""
 
 
-async def _run(name: str, kind: WeightKind, options: dict[str, object], folder: Path) -> int:
+async def _run(name: str, kind: WeightKind, options: dict[str, object], folder: Path) -> dict[str, str]:
     base = snapshots.make_base(folder / "base", tied=kind is WeightKind.FULL)
     versions = tuple(snapshots.make_snapshot(folder / f"v{number}", base, kind, number) for number in range(3))
     refused = [snapshots.broken(versions[0], folder / "broken")]
@@ -41,30 +37,22 @@ async def _run(name: str, kind: WeightKind, options: dict[str, object], folder: 
     await engine.start()
     expected = partial(_expected, base)
     case = contract.Case(engine, versions, tuple(refused), expected, _MAX_LENGTH, base)
-    failed = 0
+    found = {}
     for behaviour in contract.BEHAVIOURS:
         try:
             await asyncio.wait_for(behaviour(case), timeout=300)
-            sys.stdout.write(f"ok {behaviour.__name__}\n")
-        except Exception:  # the next behaviour is tried too, and the parent sees which failed
-            failed += 1
-            sys.stdout.write(f"FAILED {behaviour.__name__}\n{traceback.format_exc()}\n")
+            found[behaviour.__name__] = ""
+        except Exception:  # the next behaviour is tried too, and the test shows which failed
+            found[behaviour.__name__] = traceback.format_exc()
     await engine.close()
-    return failed
+    return found
 
 
 def _expected(base: Path, snapshot: Snapshot, tokens: list[int], sampling: Sampling) -> list[float]:
     return snapshots.expected_logprobs(base, snapshot, contract.PROMPT, tokens, sampling)
 
 
-def main() -> int:
-    """0 if every behaviour is as it must be."""
-    name, kind, *rest = sys.argv[1:]
-    options = dict(_OPTIONS[rest[0]]) if rest else {}
-    prefetch(name)
+def keep_contract(name: str, kind: str, way: str = "") -> dict[str, str]:
+    """By behaviour: empty where the engine is as it must be, else the traceback. `way`: one of the engine's other ways."""
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_run(name, WeightKind(kind), options, Path(folder)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return asyncio.run(_run(name, WeightKind(kind), dict(_OPTIONS.get(way, {})), Path(folder)))

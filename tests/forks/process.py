@@ -1,4 +1,4 @@
-"""The tests' end of `forks`: the process in which trainers run."""
+"""The tests' end of it: one process for one module of jobs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-_START_S = 400.0
+_START_S = 100.0
 _JOB_S = 300.0
 # Threads would fight for two cores, and a forked process must not have had any.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -20,20 +21,21 @@ class Refused(Exception):
     """The job raised a UserError; its sentence and hint."""
 
 
-class TorchProcess:
-    """Runs functions of `jobs`, each in a fork of one process that has everything imported."""
+class ForkingProcess:
+    """Runs functions of `module`, each in a fork of one process that has everything imported. `environ` is its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, module: str, folder: Path, *, job_s: float = _JOB_S, environ: Mapping[str, str] | None = None) -> None:
         self._folder = folder
+        self._job_s = job_s
         self._log = (folder / "log").open("wb")
         self._num_jobs = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.learner.forks"],
+            [sys.executable, "-m", "tests.forks", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**os.environ, **_ONE_THREAD, "HF_HUB_OFFLINE": "1"},
-            cwd=Path(__file__).parents[3],
+            env={**os.environ, **_ONE_THREAD, "HF_HUB_OFFLINE": "1", **(environ or {})},
+            cwd=Path(__file__).parents[2],
         )
 
     def run(self, job: str, **arguments: Any) -> Any:
@@ -45,7 +47,7 @@ class TorchProcess:
         assert pipe_out is not None
         pipe_in.write(json.dumps({"job": job, "arguments": arguments, "answer": str(answer)}).encode() + b"\n")
         pipe_in.flush()
-        self._wait(pipe_out, job, _JOB_S if self._num_jobs > 1 else _START_S)
+        self._wait(pipe_out, job, self._job_s + (0 if self._num_jobs > 1 else _START_S))
         if not answer.is_file():
             raise AssertionError(f"{job} died:\n{self._tail()}")
         content = json.loads(answer.read_text(encoding="utf-8"))
