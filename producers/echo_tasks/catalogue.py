@@ -9,13 +9,14 @@ my_task.py:MyTask         file
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,14 +50,20 @@ _BUILT_IN_REWARDS: Mapping[str, str] = {
 }
 
 
+@functools.cache
+def _installed(group: str) -> tuple[EntryPoint, ...]:
+    """What packages offer in `group`: they do not change while a process runs, and looking takes long where many are installed."""
+    return tuple(entry_points(group=group))
+
+
 def task_names() -> tuple[str, ...]:
     """Every task that has a name, built-in ones first."""
-    return (*_BUILT_IN_TASKS, *sorted(point.name for point in entry_points(group=TASK_GROUP)))
+    return (*_BUILT_IN_TASKS, *sorted(point.name for point in _installed(TASK_GROUP)))
 
 
 def reward_names() -> tuple[str, ...]:
     """Every reward that has a name."""
-    return (*_BUILT_IN_REWARDS, *sorted(point.name for point in entry_points(group=REWARD_GROUP)))
+    return (*_BUILT_IN_REWARDS, *sorted(point.name for point in _installed(REWARD_GROUP)))
 
 
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
@@ -122,7 +129,7 @@ def _checked(task: Any, name: str) -> Task:
 def _find(name: str, group: str, kind: str, known: Sequence[str]) -> Any:
     if ":" in name:
         return import_object(name)
-    for point in entry_points(group=group):
+    for point in _installed(group):
         if point.name == name:
             return _guarded(point.load, name)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)

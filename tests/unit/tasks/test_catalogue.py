@@ -78,7 +78,7 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wr
 
 def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
     """As if a package with these entry points were installed."""
-    monkeypatch.setattr(catalogue, "entry_points", lambda group: tuple(point for point in points if point.group == group))
+    monkeypatch.setattr(catalogue, "_installed", lambda group: tuple(point for point in points if point.group == group))
 
 
 def test_built_in_names_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ def test_prompts_are_those_that_were_published() -> None:
 
 def test_neither_neighbouring_seeds_nor_signs_share_puzzles() -> None:
     task = load_task("knights-knaves", {"n_people": 5, "depth_constraint": 3, "style": "brief"})
-    texts = [task.prompt(seed, seq).text for seed in (-7, 6, 7, 8) for seq in range(20)]
+    texts = [task.prompt(seed, seq).text for seed in (-7, 6, 7, 8) for seq in range(5)]
     assert len(set(texts)) == len(texts)
 
 

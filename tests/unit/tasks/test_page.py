@@ -82,11 +82,11 @@ def test_the_rewards_judge() -> None:
 
 def test_another_process_finds_a_function_by_its_origin(files: Path) -> None:
     """A decorated function cannot be pickled, its name stands for a RewardFunction: the origin is what travels."""
-    for name in ("my_rewards.py:brevity", "my_rewards.py:rank", "exact"):
-        origin = load_reward(name).origin
-        code = f"from echo_tasks.catalogue import load_reward; print(load_reward({origin!r}).name)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240, cwd=files)
-        assert done.stdout.strip() == name.rpartition(":")[2]
+    names = ("my_rewards.py:brevity", "my_rewards.py:rank", "exact")
+    origins = [load_reward(name).origin for name in names]
+    code = f"from echo_tasks.catalogue import load_reward; print(*(load_reward(origin).name for origin in {origins!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240, cwd=files)
+    assert done.stdout.split() == [name.rpartition(":")[2] for name in names]
 
 
 @pytest.mark.usefixtures("files")
