@@ -19,6 +19,10 @@ from echo_schemas.records import WorkerState, WorkerStatus
 _MISSED_WORDS = 5
 _LEAST_PATIENCE_S = 5.0
 _NUM_STEPS = 5
+# How long a request may take: what pace lets in is trained within budget + 1 steps, and twice that is too long; so is four times what the
+# slowest of the last requests took.
+_STEPS, _TURNS = 2, 4
+_NUM_TURNS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,16 @@ class Roster:
         self._group_size = group_size
         self._lock = threading.Lock()
         self._heard: dict[str, tuple[float, WorkerStatus]] = {}
+        self._active_s: dict[str, float] = {}
 
     def heard(self, status: WorkerStatus, now_s: float) -> None:
         """A worker's newest word came at `now_s`, on the feeder's monotonic clock: workers' own clocks are not compared with it."""
         with self._lock:
+            _, known = self._heard.get(status.worker_id, (now_s, None))
+            # One that is not ready yet, or has just got a partition, has had no time to finish anything of it.
+            is_idle = status.state is WorkerState.READY and known is not None and known.partitions == status.partitions
+            if not is_idle or known is None or status.rollouts != known.rollouts:
+                self._active_s[status.worker_id] = now_s
             self._heard[status.worker_id] = (now_s, status)
 
     def found(self, statuses: Mapping[str, WorkerStatus], now_s: float, now_ms: int) -> None:
@@ -54,9 +64,7 @@ class Roster:
 
         While none has weights yet, those that wait for them count, so that their first requests are there when the weights are.
         """
-        with self._lock:
-            heard = sorted(self._heard.values(), key=lambda item: item[0])
-        live = [status for when_s, status in heard if status.state is not WorkerState.GONE and now_s - when_s <= self._patience_s]
+        live = self._live(now_s)
         ready = [status for status in live if status.state is WorkerState.READY]
         working = ready or [status for status in live if status.state is WorkerState.STARTING]
         return Shares(
@@ -71,6 +79,40 @@ class Roster:
             ),
             alone=len(live) == 1,
         )
+
+    def active_s(self, now_s: float) -> dict[int, float]:
+        """The partitions that living workers hold, each with the moment when its worker last finished something, or could have begun to."""
+        live = self._live(now_s)
+        with self._lock:
+            return {partition: self._active_s[status.worker_id] for status in live for partition in status.partitions}
+
+    def _live(self, now_s: float) -> list[WorkerStatus]:
+        """Those heard lately, the longest unheard first."""
+        with self._lock:
+            heard = sorted(self._heard.values(), key=lambda item: item[0])
+        return [status for when_s, status in heard if status.state is not WorkerState.GONE and now_s - when_s <= self._patience_s]
+
+
+class Patience:
+    """How long a request may take, from its issue to its commit, before it counts as expired, or its worker as stuck.
+
+    With S = 3, steps of 1,600 s and requests that took up to 400 s: max(600, 2 · 4 · 1,600, 4 · 400) = 12,800 s.
+    """
+
+    def __init__(self, *, least_s: float, budget: int) -> None:
+        self._least_s = least_s
+        self._num_steps = _STEPS * (budget + 1)
+        self._took_s: deque[float] = deque(maxlen=_NUM_TURNS)
+
+    def finished(self, took_s: float) -> None:
+        """A request was committed so long after its issue."""
+        self._took_s.append(took_s)
+
+    def limit_s(self, step_s: float | None) -> float | None:
+        """None before a step and a request were measured: nobody knows then whether an hour is long."""
+        if step_s is None or not self._took_s:
+            return None
+        return max(self._least_s, self._num_steps * step_s, _TURNS * max(self._took_s))
 
 
 class StepPace:

@@ -25,6 +25,11 @@ class ClosedSeqs:
         """The closed seqs at or above the floor."""
         return frozenset(self._above)
 
+    def from_seq(self, base: int) -> Iterable[int]:
+        """The closed seqs at or above `base`, where `base` is not far below the floor; in no order."""
+        yield from range(base, self._floor)
+        yield from (seq for seq in self._above if seq >= base)
+
     def __contains__(self, seq: int) -> bool:
         return seq < self._floor or seq in self._above
 
