@@ -1,6 +1,5 @@
 """Which seqs to issue, and how much of what was issued is still open: the feeder's rules, without Kafka and without a clock.
 
-    plan_resume   what the log shows of a run → the seqs to write and the next new one
     Ledger        requests by partition → how many the workers have finished
     OpenSeqs      the seqs that were issued: how many are undecided
     OpenRequests  their requests: which are lost
@@ -10,49 +9,19 @@ Used from the feeder's thread alone.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from echo_core.dispatch import Standing
-from echo_schemas.columns import MOST_SEQS, seqs_of
+from echo_schemas.columns import seqs_of
 from echo_schemas.records import Progress
 
-logger = logging.getLogger(__name__)
-
-# Between two seqs of a run that the log shows, no more are missing: one far above the others was not issued by this run's allocator.
-_MOST_MISSING = 10_000
 # Between the moment when a worker commits a request and the one up to which the learner has read, at least: twenty of the learner's words.
 # It covers the way of those words to us, and of the trajectories to the learner.
 _READ_BEHIND_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Where a feeder goes on: `missing` were never written, or the log has lost them; `next_seq` was never issued."""
-
-    missing: tuple[int, ...]
-    next_seq: int
-
-
-def plan_resume(floor: int, known: Set[int]) -> Resume:
-    """Every seq from `floor` on is in `known`, or missing, or new; none is skipped.
-
-    `floor`: every seq below it is trained or dropped. `known`: the training seqs that are in the log, as requests or as trajectories. One
-    far above the others is passed over: nobody issued it.
-    """
-    next_seq = floor
-    missing: list[int] = []
-    for seq in sorted(seq for seq in known if seq >= floor):
-        if seq - next_seq > _MOST_MISSING or len(missing) > MOST_SEQS:
-            logger.warning("The log names seq %d, and this run has issued none from %d on: it is passed over", seq, next_seq)
-            break
-        missing.extend(range(next_seq, seq))
-        next_seq = seq + 1
-    return Resume(missing=tuple(missing), next_seq=next_seq)
 
 
 def standing_of(progress: Progress | None, undecided: int) -> Standing:

@@ -30,13 +30,15 @@ from echo_bus.settings import Settings
 from echo_bus.transactions import TransactionalWriter
 from echo_bus.view import CompactedView
 from echo_core.bottleneck import Place, Use
+from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import Standing, may_issue, required_version
+from echo_core.patience import Patience
 from echo_core.policy import StalenessPolicy
 from echo_core.work_shares import horizon_of
-from echo_rollout.feeder import Ledger, OpenRequests, OpenSeqs, plan_resume, standing_of
+from echo_rollout.feeder import Ledger, OpenRequests, OpenSeqs, standing_of
 from echo_rollout.metrics import FeederMetrics
 from echo_rollout.prompts import TextCodec
-from echo_rollout.roster import Patience, Roster, StepPace
+from echo_rollout.roster import Roster, StepPace
 from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
@@ -138,7 +140,7 @@ class Feeder:
         self._full_wait_s = _FULL_LEAST_S
         self._roster = Roster(heartbeat_s=parts.settings.rollout.heartbeat_s, group_size=parts.settings.rollout.group_size)
         self._steps = StepPace()
-        self._patience = Patience(least_s=parts.settings.rollout.request_timeout_s, budget=parts.policy.budget)
+        self._patience = Patience(least_s=parts.settings.rollout.request_timeout_s, num_steps=parts.policy.budget + 1)
         self._looked_s = parts.clock.monotonic_s()
         for view in (parts.progress, parts.weights, parts.control):
             view.on_change(lambda _key, _record: self._wake.set())

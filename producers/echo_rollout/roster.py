@@ -19,10 +19,6 @@ from echo_schemas.records import WorkerState, WorkerStatus
 _MISSED_WORDS = 5
 _LEAST_PATIENCE_S = 5.0
 _NUM_STEPS = 5
-# How long a request may take: what pace lets in is trained within budget + 1 steps, and twice that is too long; so is four times what the
-# slowest of the last requests took.
-_STEPS, _TURNS = 2, 4
-_NUM_TURNS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +87,6 @@ class Roster:
         with self._lock:
             heard = sorted(self._heard.values(), key=lambda item: item[0])
         return [status for when_s, status in heard if status.state is not WorkerState.GONE and now_s - when_s <= self._patience_s]
-
-
-class Patience:
-    """How long a request may take, from its issue to its commit, before it counts as expired, or its worker as stuck.
-
-    With S = 3, steps of 1,600 s and requests that took up to 400 s: max(600, 2 · 4 · 1,600, 4 · 400) = 12,800 s.
-    """
-
-    def __init__(self, *, least_s: float, budget: int) -> None:
-        self._least_s = least_s
-        self._num_steps = _STEPS * (budget + 1)
-        self._took_s: deque[float] = deque(maxlen=_NUM_TURNS)
-
-    def finished(self, took_s: float) -> None:
-        """A request was committed so long after its issue."""
-        self._took_s.append(took_s)
-
-    def limit_s(self, step_s: float | None) -> float | None:
-        """None before a step and a request were measured: nobody knows then whether an hour is long."""
-        if step_s is None or not self._took_s:
-            return None
-        return max(self._least_s, self._num_steps * step_s, _TURNS * max(self._took_s))
 
 
 class StepPace:

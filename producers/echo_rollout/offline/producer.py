@@ -28,9 +28,10 @@ from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
 from echo_bus.transactions import TransactionalWriter
 from echo_bus.view import CompactedView
+from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import may_issue
 from echo_core.policy import Admission, StalenessPolicy
-from echo_rollout.feeder import OpenSeqs, plan_resume, standing_of
+from echo_rollout.feeder import OpenSeqs, standing_of
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.rendering import RenderedEpisode
 from echo_schemas.columns import pack_logprobs, pack_tokens

@@ -9,10 +9,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import may_issue
+from echo_core.patience import Patience
 from echo_core.policy import StalenessPolicy
-from echo_rollout.feeder import Ledger, Lost, OpenRequests, OpenSeqs, plan_resume, standing_of
-from echo_rollout.roster import Patience
+from echo_rollout.feeder import Ledger, Lost, OpenRequests, OpenSeqs, standing_of
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Progress
 
@@ -149,7 +150,7 @@ def test_a_seq_far_above_all_others_was_issued_by_nobody() -> None:
 
 
 def test_a_time_limit_follows_what_was_measured_and_there_is_none_before() -> None:
-    patience = Patience(least_s=600.0, budget=3)
+    patience = Patience(least_s=600.0, num_steps=4)
     assert patience.limit_s(1_600.0) is None
     patience.finished(400.0)
     assert patience.limit_s(None) is None
