@@ -6,7 +6,7 @@ Threads: any thread changes the state; one thread of its own repeats it. A faile
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,20 @@ _EVERY_S = 0.5
 class Heartbeat:
     """Publishes Progress. `start` it, and `close` it."""
 
-    def __init__(self, publisher: Publisher, first: Progress, clock: Clock) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        first: Progress,
+        clock: Clock,
+        *,
+        closed_from: Callable[[int], bytes] = lambda base: b"",
+        read: Callable[[int], Mapping[str, Any]] = lambda base: {},
+    ) -> None:
+        """`closed_from(next_seq)`: Progress.closed, asked for at each `update`, when it is that of the version. `read(next_seq)`: what was
+        read, as fields of Progress; asked for at each word, from any thread.
+        """
+        self._closed_from = closed_from
+        self._read = read
         self._publisher = publisher
         self._clock = clock
         self._lock = threading.Lock()
@@ -37,10 +50,14 @@ class Heartbeat:
         self._thread.start()
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the state and publish it. Raises the error of an earlier failed publication."""
+        """Change fields of the state and publish it. For the learner's thread, between two steps.
+
+        Raises the error of an earlier failed publication.
+        """
         self._raise_error()
+        closed = self._closed_from(changes.get("next_seq", self._state.next_seq))
         with self._lock:
-            self._change(changes)
+            self._change({**changes, "closed": closed})
             self._publish_locked()
 
     def published(self, version: int) -> None:
@@ -71,7 +88,8 @@ class Heartbeat:
             self._publish_locked()
 
     def _publish_locked(self) -> None:
-        self._state = replace(self._state, time_ms=self._clock.time_ms())
+        read, clock_s = self._read(self._state.next_seq), self._clock.monotonic_s()
+        self._state = replace(self._state, **read, clock_s=clock_s, time_ms=self._clock.time_ms())
         self._publisher.publish(PROGRESS, self._state)
 
     def _repeat(self) -> None:

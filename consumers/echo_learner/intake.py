@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from echo_bus.clock import Clock
 from echo_bus.dead_letters import said_of
@@ -96,6 +97,9 @@ class Intake:
         self._whole_probes: list[tuple[Trajectory, ...]] = []
         self._goal: dict[ReaderPlace, int] = {}
         self._caught_up = False
+        # When each partition of `trajectories` was read to its end the last time.
+        self._at_end_s: dict[int, float] = {}
+        self._num_partitions = 0
         self._paused = False
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
@@ -117,6 +121,7 @@ class Intake:
             positions = {(TRAJECTORIES.name, partition): low for partition, low in state.trajectory_lows.items()}
             positions |= {(REWARDS.name, partition): low for partition, low in state.reward_lows.items()}
         self._goal = self._reader.start(positions)
+        self._num_partitions = sum(topic == TRAJECTORIES.name for topic, _ in self._goal)
         self._thread.start()
 
     def wait_for_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
@@ -200,6 +205,18 @@ class Intake:
         """Every seq below is closed."""
         with self._changed:
             return self._assembler.floor
+
+    def closed_from(self, base: int) -> bytes:
+        """The seqs from `base` on that are trained, dropped or in the batch under way, as Progress.closed has them."""
+        with self._changed:
+            return self._assembler.closed_from(base)
+
+    def read_from(self, base: int) -> dict[str, Any]:
+        """As fields of Progress: the seqs from `base` on that were seen, and up to when `trajectories` is read. From any thread."""
+        with self._changed:
+            seen = self._assembler.seen_from(base)
+            read_s = min(self._at_end_s.values(), default=None) if len(self._at_end_s) == self._num_partitions else None
+        return {"seen": seen, "read_s": read_s}
 
     def close(self) -> None:
         """Stop reading and close the reader."""
@@ -331,8 +348,11 @@ class Intake:
 
     def _note_positions(self, positions: Mapping[ReaderPlace, int]) -> None:
         """Records that nobody gets (invalid, other runs', transaction markers) are behind us too."""
+        at_end, now_s = self._reader.at_end, self._clock.monotonic_s()
         for (topic, partition), position in positions.items():
             if topic == TRAJECTORIES.name:
+                if (topic, partition) in at_end and not self._paused:
+                    self._at_end_s[partition] = now_s
                 self._assembler.skip_to(partition, position)
             elif topic == REWARDS.name:
                 self._assembler.skip_rewards_to(partition, position)

@@ -41,6 +41,7 @@ from echo_learner.sequential.setup import open_asking
 from echo_learner.training.config import assembly_limits, logprob_tolerance, meaning_of, reward_terms, trainer_config
 from echo_learner.training.ranks import Trainer, follow, is_follower, open_trainer
 from echo_learner.trust import WorkerTrust
+from echo_schemas.columns import pack_seqs
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, DropReason, Progress, SessionClaim, WeightKind, WeightManifest, WorkerStatus
 from echo_schemas.topics import CONTROL, REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
@@ -256,14 +257,14 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         control = stack.enter_context(closing(bus.view(CONTROL, Control)))
         broadcast = BroadcastTimer(metrics, process.clock)
         workers.on_change(broadcast.on_worker)
-        heartbeat = stack.enter_context(closing(Heartbeat(publisher, _first_progress(opened), process.clock)))
         evaluations = stack.enter_context(closing(open_evaluations(settings, bus, metrics, process.clock)))
         trust = WorkerTrust(metrics, process.clock, tolerance=logprob_tolerance(settings))
         for manifest in opened.manifests.values():
             trust.published(manifest.version, manifest.sha256)
         dead_letters = bus.dead_letters(publisher)
         intake = stack.enter_context(closing(_open_intake(process, trainer, trust, evaluations, metrics, state, dead_letters)))
-
+        heartbeat = Heartbeat(publisher, _first_progress(opened), process.clock, closed_from=intake.closed_from, read=intake.read_from)
+        stack.enter_context(closing(heartbeat))
         asking = stack.enter_context(open_asking(bus, settings, state, intake, workers, publisher, metrics, process.clock))
 
         def on_published(publication: Publication) -> None:
@@ -359,5 +360,6 @@ def _first_progress(opened: _Opened) -> Progress:
         groups_dropped=state.groups_dropped,
         groups_ready=0,
         next_seq=state.assembly.floor,
+        closed=pack_seqs(state.assembly.floor, state.assembly.closed),
         time_ms=0,
     )

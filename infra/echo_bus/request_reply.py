@@ -41,14 +41,14 @@ PARTITION_STRUCT = struct.Struct(">i")
 _READ_S = 0.1
 
 
-def reply_headers(correlation: str, *, topic: str, partition: int, deadline_ms: int) -> tuple[tuple[str, bytes], ...]:
-    """The headers of a request that wants its reply on `partition` of `topic` (a physical name) before `deadline_ms`."""
-    return (
+def reply_headers(correlation: str, *, topic: str, partition: int, deadline_ms: int | None) -> tuple[tuple[str, bytes], ...]:
+    """The headers of a request that wants its reply on `partition` of `topic` (a physical name) before `deadline_ms` (None: some time)."""
+    headers = (
         (CORRELATION_ID, correlation.encode()),
         (REPLY_TOPIC, topic.encode()),
         (REPLY_PARTITION, PARTITION_STRUCT.pack(partition)),
-        (DEADLINE_MS, str(deadline_ms).encode()),
     )
+    return headers if deadline_ms is None else (*headers, (DEADLINE_MS, str(deadline_ms).encode()))
 
 
 class PendingReply:

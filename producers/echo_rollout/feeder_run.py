@@ -30,10 +30,12 @@ from echo_bus.settings import Settings
 from echo_bus.transactions import TransactionalWriter
 from echo_bus.view import CompactedView
 from echo_core.bottleneck import Place, Use
+from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import Standing, may_issue, required_version
+from echo_core.patience import Patience
 from echo_core.policy import StalenessPolicy
 from echo_core.work_shares import horizon_of
-from echo_rollout.feeder import Ledger, OpenSeqs, plan_resume, standing_of
+from echo_rollout.feeder import Ledger, OpenRequests, OpenSeqs, standing_of
 from echo_rollout.metrics import FeederMetrics
 from echo_rollout.prompts import TextCodec
 from echo_rollout.roster import Roster, StepPace
@@ -60,6 +62,10 @@ _MAX_BATCH = 64
 _FULL_LEAST_S, _FULL_MOST_S = 0.02, 0.2
 _IDLE_S = 0.25
 _READ_S = 120.0
+# Lost requests are few and no step waits for one in particular.
+_LOOK_S = 1.0
+# Where there is always something new to write, a lost seq would stay open for ever: after so many new ones one of these is written.
+_NEW_PER_LOST = 8
 
 
 class Why(StrEnum):
@@ -101,11 +107,12 @@ class FeederParts:
 
 @dataclass(frozen=True, slots=True)
 class _Issue:
-    """One request to write: `resends` counts how often its seq was issued before."""
+    """One request to write: `resends` counts how often its seq was issued before, `why` says why it is once more."""
 
     purpose: Purpose
     seq: int
     resends: int = 0
+    why: str = ""
 
 
 class Feeder:
@@ -117,7 +124,13 @@ class Feeder:
         self._run_id = parts.settings.run.name
         self._wake = threading.Event()
         self._open = OpenSeqs()
-        self._again: deque[_Issue] = deque()
+        self._requests = OpenRequests(self._open)
+        # Never written, though seqs above them were; lost; probes.
+        self._missing: deque[_Issue] = deque()
+        self._lost: deque[_Issue] = deque()
+        self._probes: deque[_Issue] = deque()
+        # Since a lost one was written.
+        self._num_new = 0
         self._next_seq = 0
         self._num_partitions = parts.observer.num_partitions()
         self._chooser = LeastLagChooser(self._num_partitions, depth=parts.settings.rollout.depth)
@@ -127,6 +140,8 @@ class Feeder:
         self._full_wait_s = _FULL_LEAST_S
         self._roster = Roster(heartbeat_s=parts.settings.rollout.heartbeat_s, group_size=parts.settings.rollout.group_size)
         self._steps = StepPace()
+        self._patience = Patience(least_s=parts.settings.rollout.request_timeout_s, num_steps=parts.policy.budget + 1)
+        self._looked_s = parts.clock.monotonic_s()
         for view in (parts.progress, parts.weights, parts.control):
             view.on_change(lambda _key, _record: self._wake.set())
         parts.workers.on_change(self._hear)
@@ -167,8 +182,9 @@ class Feeder:
         self._parts.writer.start()
         progress = self._parts.progress.get(self._run_id)
         floor = max(manifest.next_seq, 0 if progress is None else progress.next_seq)
-        shown: set[int] = set()
-        timeout_ms = int(self._parts.settings.rollout.request_timeout_s * 1000)
+        if progress is not None:
+            self._requests.hear(progress)
+        shown: dict[int, tuple[int, int, int]] = {}
         reader = self._parts.bus.look([REQUESTS])
         try:
             reader.start()
@@ -182,13 +198,17 @@ class Feeder:
                     if request.purpose is Purpose.PROBE:
                         self._last_probe = max(self._last_probe, request.seq)
                     elif request.purpose is Purpose.TRAIN:
-                        shown.add(request.seq)
-                        self._open.issued(request.seq, request.deadline_ms or request.issued_ms + timeout_ms)
+                        # The newest of a seq counts; partitions are read in no order.
+                        known = shown.get(request.seq, (0, 0, 0))
+                        shown[request.seq] = max(known, (request.resends, ordinal, message.partition))
         finally:
             reader.close()
-        resume = plan_resume(floor, shown)
-        self._open.decided_below(floor)
-        self._again.extend(_Issue(Purpose.TRAIN, seq) for seq in resume.missing)
+        resume = plan_resume(floor, shown.keys() | self._open.seen)
+        now_s = self._parts.clock.monotonic_s()
+        for seq, (resends, ordinal, partition) in sorted(shown.items(), key=lambda item: item[1][1]):
+            if floor <= seq < resume.next_seq:
+                self._requests.issued(seq, partition, ordinal, now_s, resends=resends, is_ours=False)
+        self._missing.extend(_Issue(Purpose.TRAIN, seq) for seq in resume.missing)
         self._parts.metrics.reissued.labels(Why.MISSING.value).inc(len(resume.missing))
         self._next_seq = resume.next_seq
         self._observe()
@@ -201,11 +221,11 @@ class Feeder:
             return Hold.PAUSED
         progress = self._parts.progress.get(self._run_id)
         if progress is not None:
-            self._open.decided_below(progress.next_seq)
-            self._plan_lost()
+            self._requests.hear(progress)
             self._steps.saw(progress.version, self._parts.clock.monotonic_s())
+        self._plan_lost()
         self._plan_probe(progress)
-        if not self._again and not may_issue(standing_of(progress, self._next_seq), self._parts.policy):
+        if not self._has_work(standing_of(progress, self._open.undecided)):
             return Hold.PACE
         self._observe()
         self._share()
@@ -218,20 +238,37 @@ class Feeder:
     def _choose(self, progress: Progress | None) -> tuple[list[tuple[_Issue, int, RolloutRequest]], Hold | None]:
         """The next requests with their partitions, at most a batch; and what stopped it short of one."""
         batch: list[tuple[_Issue, int, RolloutRequest]] = []
+        num_new = 0
         while len(batch) < _MAX_BATCH:
-            standing = standing_of(progress, self._next_seq)
-            if not self._again and not may_issue(standing, self._parts.policy):
+            standing = standing_of(progress, self._open.undecided + num_new)
+            if not self._has_work(standing):
                 return batch, Hold.PACE
             partition = self._chooser.choose()
             if partition is None:
                 return batch, Hold.WINDOW
-            if self._again:
-                issue = self._again.popleft()
-            else:
-                issue = _Issue(Purpose.TRAIN, self._next_seq)
-                self._next_seq += 1
+            issue = self._next_issue(standing)
+            num_new += issue.purpose is Purpose.TRAIN and not issue.resends
             batch.append((issue, partition, self._request(issue, standing)))
         return batch, None
+
+    def _has_work(self, standing: Standing) -> bool:
+        """Whether there is anything that may be written now."""
+        while self._lost and not self._open.is_missed(self._lost[0].seq):
+            self._lost.popleft()
+        return bool(self._probes or self._lost) or may_issue(standing, self._parts.policy)
+
+    def _next_issue(self, standing: Standing) -> _Issue:
+        """Probes, then what was never written, then what was lost: once pace lets nothing new in, the batch waits for that."""
+        if self._probes:
+            return self._probes.popleft()
+        if self._lost and (self._num_new >= _NEW_PER_LOST or not may_issue(standing, self._parts.policy)):
+            self._num_new = 0
+            return self._lost.popleft()
+        self._num_new += 1
+        if self._missing:
+            return self._missing.popleft()
+        self._next_seq += 1
+        return _Issue(Purpose.TRAIN, self._next_seq - 1)
 
     def _write(self, batch: list[tuple[_Issue, int, RolloutRequest]]) -> None:
         """All of `batch` or nothing of it. Raises UserError if another feeder has taken over."""
@@ -247,22 +284,29 @@ class Feeder:
         except TransactionAborted as exc:
             logger.warning("%d requests were rolled back and are written again: %s", len(batch), exc)
             metrics.aborted.inc()
-            for _, partition, _ in batch:
+            for issue, partition, _ in reversed(batch):
                 self._chooser.failed(partition)
-            self._again.extendleft(issue for issue, _, _ in reversed(batch))
+                where = self._probes if issue.purpose is Purpose.PROBE else self._lost if issue.resends else self._missing
+                where.appendleft(issue)
             return
-        for (issue, partition, request), receipt in zip(batch, receipts, strict=True):
+        now_s = self._parts.clock.monotonic_s()
+        for (issue, partition, _), receipt in zip(batch, receipts, strict=True):
             if receipt.where is None:
                 raise ClusterUnreachable(f"A committed request of seq {issue.seq} has no coordinates.")
-            self._chooser.acknowledged(partition, self._ledger.written(partition, receipt.where.offset))
+            ordinal = self._ledger.written(partition, receipt.where.offset)
+            self._chooser.acknowledged(partition, ordinal)
             metrics.issued.labels(issue.purpose.value).inc()
-            if issue.purpose is Purpose.TRAIN and request.deadline_ms is not None:
-                self._open.issued(issue.seq, request.deadline_ms)
+            if issue.purpose is Purpose.TRAIN:
+                self._requests.issued(issue.seq, partition, ordinal, now_s, resends=issue.resends)
+            if issue.resends:
+                logger.warning("The request for seq %d was lost (%s); it is issued again", issue.seq, issue.why)
+                metrics.reissued.labels(Why.LOST.value).inc()
         metrics.next_seq.set(self._next_seq)
 
     def _request(self, issue: _Issue, standing: Standing) -> RolloutRequest:
         settings, now_ms = self._parts.settings, self._parts.clock.time_ms()
         rollout, is_probe = settings.rollout, issue.purpose is Purpose.PROBE
+        patience_s = self._patience.limit_s(self._steps.step_s)
         prompt = self._parts.task.prompt(settings.run.seed, issue.seq)
         return RolloutRequest(
             run_id=self._run_id,
@@ -286,7 +330,7 @@ class Feeder:
             exact=is_probe,
             learner_version=standing.version,
             issued_ms=now_ms,
-            deadline_ms=now_ms + int(rollout.request_timeout_s * 1000),
+            deadline_ms=None if patience_s is None else now_ms + int(patience_s * 1000),
             resends=issue.resends,
         )
 
@@ -295,19 +339,18 @@ class Feeder:
         published = 0 if progress is None else progress.published
         if self._parts.settings.rollout.probe_size and published > self._last_probe:
             self._last_probe = published
-            self._again.appendleft(_Issue(Purpose.PROBE, published))
+            self._probes.append(_Issue(Purpose.PROBE, published))
 
     def _plan_lost(self) -> None:
-        now_ms = self._parts.clock.time_ms()
-        timeout_ms = int(self._parts.settings.rollout.request_timeout_s * 1000)
-        waiting = {issue.seq for issue in self._again if issue.purpose is Purpose.TRAIN}
-        for seq in self._open.lost(now_ms):
-            if seq in waiting:
-                continue
-            logger.warning("Seq %d is still open after its deadline; it is issued again", seq)
-            self._parts.metrics.reissued.labels(Why.LOST.value).inc()
-            self._open.issued(seq, now_ms + timeout_ms)
-            self._again.append(_Issue(Purpose.TRAIN, seq, resends=1))
+        """Now and then look which requests are lost."""
+        now_s = self._parts.clock.monotonic_s()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        self._observe()
+        alone = self._roster.shares(now_s).alone
+        found = self._requests.lost(now_s, self._patience.limit_s(self._steps.step_s), self._roster.active_s(now_s), alone=alone)
+        self._lost = deque(_Issue(Purpose.TRAIN, seq, resends=resends + 1, why=why) for seq, resends, why in found)
 
     def _hear(self, _key: str, status: WorkerStatus | None) -> None:
         """On the view's thread: a worker's newest word. Who works where may have changed, so the feeder looks."""
@@ -328,11 +371,13 @@ class Feeder:
         except ClusterUnreachable as exc:
             logger.warning("The workers' offsets are not known at the moment: %s", exc)
             return
+        now_s = self._parts.clock.monotonic_s()
+        done = {partition: self._ledger.finish_below(partition, offset) for partition, offset in committed.items()}
+        for partition, num_done in done.items():
+            for took_s in self._requests.finished(partition, num_done, now_s):
+                self._patience.finished(took_s)
         self._chooser.observe(
-            {
-                partition: PartitionWork(first_open=self._ledger.finish_below(partition, offset), end=self._ledger.num_written(partition))
-                for partition, offset in committed.items()
-            }
+            {partition: PartitionWork(first_open=num_done, end=self._ledger.num_written(partition)) for partition, num_done in done.items()}
         )
         self._parts.metrics.outstanding.set(self._chooser.outstanding)
 

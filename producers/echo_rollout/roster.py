@@ -38,10 +38,16 @@ class Roster:
         self._group_size = group_size
         self._lock = threading.Lock()
         self._heard: dict[str, tuple[float, WorkerStatus]] = {}
+        self._active_s: dict[str, float] = {}
 
     def heard(self, status: WorkerStatus, now_s: float) -> None:
         """A worker's newest word came at `now_s`, on the feeder's monotonic clock: workers' own clocks are not compared with it."""
         with self._lock:
+            _, known = self._heard.get(status.worker_id, (now_s, None))
+            # One that is not ready yet, or has just got a partition, has had no time to finish anything of it.
+            is_idle = status.state is WorkerState.READY and known is not None and known.partitions == status.partitions
+            if not is_idle or known is None or status.rollouts != known.rollouts:
+                self._active_s[status.worker_id] = now_s
             self._heard[status.worker_id] = (now_s, status)
 
     def found(self, statuses: Mapping[str, WorkerStatus], now_s: float, now_ms: int) -> None:
@@ -54,9 +60,7 @@ class Roster:
 
         While none has weights yet, those that wait for them count, so that their first requests are there when the weights are.
         """
-        with self._lock:
-            heard = sorted(self._heard.values(), key=lambda item: item[0])
-        live = [status for when_s, status in heard if status.state is not WorkerState.GONE and now_s - when_s <= self._patience_s]
+        live = self._live(now_s)
         ready = [status for status in live if status.state is WorkerState.READY]
         working = ready or [status for status in live if status.state is WorkerState.STARTING]
         return Shares(
@@ -71,6 +75,18 @@ class Roster:
             ),
             alone=len(live) == 1,
         )
+
+    def active_s(self, now_s: float) -> dict[int, float]:
+        """The partitions that living workers hold, each with the moment when its worker last finished something, or could have begun to."""
+        live = self._live(now_s)
+        with self._lock:
+            return {partition: self._active_s[status.worker_id] for status in live for partition in status.partitions}
+
+    def _live(self, now_s: float) -> list[WorkerStatus]:
+        """Those heard lately, the longest unheard first."""
+        with self._lock:
+            heard = sorted(self._heard.values(), key=lambda item: item[0])
+        return [status for when_s, status in heard if status.state is not WorkerState.GONE and now_s - when_s <= self._patience_s]
 
 
 class StepPace:

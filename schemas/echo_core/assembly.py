@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import AssemblyCounters, AssemblyLimits, AssemblyState, DropDecision, Member, ReadyGroup, Score
+from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardOutcome, RewardTerm, Trajectory
 
 
@@ -167,6 +169,14 @@ class GroupAssembler:
     def floor(self) -> int:
         """Every seq below is closed: what a new allocator starts from."""
         return self._closed.floor
+
+    def closed_from(self, base: int) -> bytes:
+        """The closed seqs from `base` on, as `pack_seqs` has them."""
+        return pack_seqs(base, self._closed.from_seq(base))
+
+    def seen_from(self, base: int) -> bytes:
+        """The same with those of which a record is open."""
+        return pack_seqs(base, chain(self._closed.from_seq(base), self._open))
 
     def is_closed(self, seq: int) -> bool:
         """Whether the seq is trained or dropped."""

@@ -1,8 +1,17 @@
-"""Which seqs are settled for ever: a floor below which all are, and the closed ones above it."""
+"""Which seqs are settled for ever: a floor below which all are, and the closed ones above it; and where an allocator goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+from echo_schemas.columns import MOST_SEQS
+
+logger = logging.getLogger(__name__)
+
+# Between two seqs of a run that the log shows, no more are missing: one far above the others was not issued by this run's allocator.
+_MOST_MISSING = 10_000
 
 
 class ClosedSeqs:
@@ -25,6 +34,11 @@ class ClosedSeqs:
         """The closed seqs at or above the floor."""
         return frozenset(self._above)
 
+    def from_seq(self, base: int) -> Iterable[int]:
+        """The closed seqs at or above `base`, where `base` is not far below the floor; in no order."""
+        yield from range(base, self._floor)
+        yield from (seq for seq in self._above if seq >= base)
+
     def __contains__(self, seq: int) -> bool:
         return seq < self._floor or seq in self._above
 
@@ -40,3 +54,28 @@ class ClosedSeqs:
         while self._floor in self._above:
             self._above.remove(self._floor)
             self._floor += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where an allocator goes on: `missing` were never written, or the log has lost them; `next_seq` was never issued."""
+
+    missing: tuple[int, ...]
+    next_seq: int
+
+
+def plan_resume(floor: int, known: Set[int]) -> Resume:
+    """Every seq from `floor` on is in `known`, or missing, or new; none is skipped.
+
+    `floor`: every seq below it is trained or dropped. `known`: the training seqs that are in the log, or closed. One far above the others
+    is passed over: nobody issued it.
+    """
+    next_seq = floor
+    missing: list[int] = []
+    for seq in sorted(seq for seq in known if seq >= floor):
+        if seq - next_seq > _MOST_MISSING or len(missing) > MOST_SEQS:
+            logger.warning("The log names seq %d, and this run has issued none from %d on: it is passed over", seq, next_seq)
+            break
+        missing.extend(range(next_seq, seq))
+        next_seq = seq + 1
+    return Resume(missing=tuple(missing), next_seq=next_seq)

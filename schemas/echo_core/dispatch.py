@@ -9,22 +9,20 @@ from echo_core.policy import Admission, StalenessPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where the run stands, as the allocator of seqs knows it. Counts are of training groups."""
+    """Where the run stands, as the allocator of seqs knows it. `undecided`: training groups issued, and neither trained nor dropped.
+
+    Not how many were ever issued: before a fork each step may have taken another number of groups.
+    """
 
     version: int
     published: int
-    issued: int
-    trained: int
-    dropped: int
-
-    @property
-    def undecided(self) -> int:
-        """Issued, and neither trained nor dropped."""
-        return self.issued - self.trained - self.dropped
+    undecided: int
 
 
 def may_issue(standing: Standing, policy: StalenessPolicy) -> bool:
-    """Whether one more group may be issued: issued − dropped ≤ (lead + p + 1) · groups per step, counting the new one.
+    """Whether one more group may be issued: undecided ≤ (lead + p + 1 − v) · groups per step, counting the new one.
+
+    With S = lead = 3 at v = p = 5 and 32 groups a step: 128, for the steps 6 to 9, of which the last trains what is 3 versions old.
 
     With lead = S: more could not be trained within the budget, however fast the workers are. Since p ≥ v − kappa + 1 ≥ v − lead the bound
     always admits the next step's groups, so pace never starves the learner. A smaller lead keeps samples of fast workers younger and leaves
@@ -32,7 +30,8 @@ def may_issue(standing: Standing, policy: StalenessPolicy) -> bool:
     """
     if policy.admission is Admission.FREE:
         return True
-    return standing.issued - standing.dropped + 1 <= (policy.pace_lead + standing.published + 1) * policy.groups_per_step
+    steps = policy.pace_lead + standing.published + 1 - standing.version
+    return standing.undecided + 1 <= steps * policy.groups_per_step
 
 
 def required_version(standing: Standing, policy: StalenessPolicy) -> int:

@@ -19,6 +19,7 @@ from echo_bus.dispatch import LeastLagChooser, PartitionWork
 from echo_bus.publisher import Publisher
 from echo_bus.request_reply import reply_headers
 from echo_core.batch_choice import ChosenGroup
+from echo_core.patience import Patience
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.replies import PARTITION, ReplyInbox
@@ -38,7 +39,7 @@ _MOST_REPLACED = 8
 class AskingParts:
     """What is asked with; opened, and closed, by whoever made it. `inbox` is started; `reply_topic` is its physical name.
 
-    `share` tells the chooser who works and how fast, before each round of requests. `timeout_s`: from a request to its deadline.
+    `share` tells the chooser who works and how fast, before each round of requests. `timeout_s`: the least time that a request has.
     """
 
     builder: RequestBuilder
@@ -70,6 +71,7 @@ class BatchRequests:
         self._num_sent = self._num_resent = 0
         # Whether requests wait for room: then every receipt counts.
         self._is_short = False
+        self._patience = Patience(least_s=parts.timeout_s, num_steps=0)
         # Requests are counted and not offsets: other writers' records lie between them.
         self._placed: dict[str, int] = {}
         self._written = [0] * parts.num_partitions
@@ -97,7 +99,7 @@ class BatchRequests:
             if intake.is_caught_up:
                 self._look()
                 self._take_replies()
-                self._close(self._ledger.expire(clock.time_ms()))
+                self._close(self._ledger.expire(clock.time_ms(), self._patience.limit_s(), least_s=self._parts.timeout_s))
                 self._send()
             groups = intake.wait_for_batch(version, terms, max(0.0, until_s - clock.monotonic_s()))
             if groups is not None:
@@ -124,7 +126,9 @@ class BatchRequests:
     def _look(self) -> None:
         """What the assembler made of the open seqs."""
         for seq, state in self._parts.intake.states(self._ledger.open_seqs).items():
-            self._ledger.look(seq, state)
+            took_s = self._ledger.look(seq, state, self._parts.clock.time_ms())
+            if took_s is not None:
+                self._patience.finished(took_s)
 
     def _take_replies(self) -> None:
         for correlation, reply in self._parts.inbox.take():
@@ -157,17 +161,16 @@ class BatchRequests:
         self._settle_places()
         parts.share(parts.chooser)
         self._send_probe()
-        deadline_ms = parts.clock.time_ms() + int(parts.timeout_s * 1000)
-        while (ask := ledger.next_wanted(deadline_ms)) is not None:
+        while (ask := ledger.next_wanted(parts.clock.time_ms(), self._patience.limit_s())) is not None:
             partition = parts.chooser.choose()
             self._is_short = partition is None
             if partition is None:
                 return
             request = parts.builder.build(ask.seq, Purpose.TRAIN, group_size=parts.group_size, sampling=parts.sampling)
             self._publish(
-                replace(self._exact(request, deadline_ms), correlation=ask.correlation, resends=ask.resends),
+                replace(self._exact(request, ask.deadline_ms), correlation=ask.correlation, resends=ask.resends),
                 partition,
-                headers=reply_headers(ask.correlation, topic=parts.reply_topic, partition=PARTITION, deadline_ms=deadline_ms),
+                headers=reply_headers(ask.correlation, topic=parts.reply_topic, partition=PARTITION, deadline_ms=ask.deadline_ms),
             )
             self._place(ask.correlation, partition)
             ledger.sent(ask)
@@ -184,10 +187,12 @@ class BatchRequests:
         if partition is None:
             return
         request = parts.builder.build(self._version, Purpose.PROBE, group_size=parts.probe_size, sampling=parts.sampling)
-        self._publish(self._exact(request, parts.clock.time_ms() + int(parts.timeout_s * 1000)), partition)
+        patience_s = self._patience.limit_s()
+        deadline_ms = None if patience_s is None else parts.clock.time_ms() + int(patience_s * 1000)
+        self._publish(self._exact(request, deadline_ms), partition)
         parts.chooser.failed(partition)
 
-    def _exact(self, request: RolloutRequest, deadline_ms: int) -> RolloutRequest:
+    def _exact(self, request: RolloutRequest, deadline_ms: int | None) -> RolloutRequest:
         return replace(
             request,
             required_version=self._version,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_core.closed_seqs import ClosedSeqs
+from echo_core.closed_seqs import ClosedSeqs, plan_resume
 from echo_learner.commit.session import READ_S
 from echo_learner.sequential.requesting import Ask
 from echo_schemas.records import Purpose, RolloutRequest
@@ -39,11 +39,10 @@ def left_over(shown: Iterable[RolloutRequest], closed: ClosedSeqs, *, version: i
         known = newest.get(request.seq)
         if known is None or (request.issued_ms, request.resends) >= (known.issued_ms, known.resends):
             newest[request.seq] = request
-    next_seq = max((closed.floor, *(seq + 1 for seq in closed.above), *(seq + 1 for seq in newest)))
+    resume = plan_resume(closed.floor, newest.keys() | closed.above)
+    open_seqs = sorted({*resume.missing, *(seq for seq in newest if seq < resume.next_seq and seq not in closed)})
     on_their_way, again, other_mode = [], [], []
-    for seq in range(closed.floor, next_seq):
-        if seq in closed:
-            continue
+    for seq in open_seqs:
         found = newest.get(seq)
         if found is not None and found.exact is not is_sequential:
             other_mode.append(seq)
@@ -51,7 +50,7 @@ def left_over(shown: Iterable[RolloutRequest], closed: ClosedSeqs, *, version: i
             again.append(seq)
         else:
             on_their_way.append(_ask_of(found))
-    return LeftOver(next_seq=next_seq, on_their_way=tuple(on_their_way), again=tuple(again), other_mode=tuple(other_mode))
+    return LeftOver(next_seq=resume.next_seq, on_their_way=tuple(on_their_way), again=tuple(again), other_mode=tuple(other_mode))
 
 
 def read_requests(bus: Bus, since_ms: int | None) -> list[RolloutRequest]:
@@ -70,10 +69,15 @@ def read_requests(bus: Bus, since_ms: int | None) -> list[RolloutRequest]:
 
 
 def _is_on_its_way(request: RolloutRequest, version: int, now_ms: int) -> bool:
-    return request.required_version == version and request.correlation is not None and (request.deadline_ms or 0) > now_ms
+    is_late = request.deadline_ms is not None and request.deadline_ms <= now_ms
+    return request.required_version == version and request.correlation is not None and not is_late
 
 
 def _ask_of(request: RolloutRequest) -> Ask:
     return Ask(
-        seq=request.seq, correlation=request.correlation or "", deadline_ms=request.deadline_ms or 0, resends=request.resends
-    )  # fmt: skip
+        seq=request.seq,
+        correlation=request.correlation or "",
+        sent_ms=request.issued_ms,
+        deadline_ms=request.deadline_ms,
+        resends=request.resends,
+    )

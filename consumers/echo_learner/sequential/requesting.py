@@ -1,7 +1,8 @@
 """The requests of one sequential step: which seqs are wanted, sent, answered or given up. Pure: no log, no clock, no thread.
 
     wanted ──sent──▶ on its way ── whole in the log ──▶ settled ── trained ──▶ over
-      ▲                 │  ├─ not ready, failed, expired, silent: again, `max_resends` times ──▶ wanted
+      ▲                 │  ├─ not ready, failed, expired, whole by its receipt alone: again, `max_resends` times ──▶ wanted
+      │                 └──┴─ silent for longer than requests take: again ──▶ wanted
       └── replacement ──┴──┴─ false answer, or no resend left ──▶ given up: a Closing, and a new seq in its place
 
 At every moment `num_groups` seqs are open, so the batch always fills. A correlation id is taken once, a seq is settled once.
@@ -18,6 +19,8 @@ from echo_schemas.records import DropReason, ReplyOutcome, RolloutReply
 
 # Correlation ids of seqs that are over, so that what comes late is known as such.
 _REMEMBERED = 4096
+# A request that nobody answers is asked again after 1, 2, 4, … up to 32 times what requests may take.
+_MOST_DOUBLINGS = 5
 _UNFULFILLED = {
     ReplyOutcome.NOT_READY: DropReason.EXPIRED,
     ReplyOutcome.EXPIRED: DropReason.EXPIRED,
@@ -46,11 +49,12 @@ class SeqState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request to send, or on its way. Times are milliseconds since the epoch."""
+    """One request to send, or on its way. Times are milliseconds since the epoch; `deadline_ms` None: nobody knows yet what is long."""
 
     seq: int
     correlation: str
-    deadline_ms: int
+    sent_ms: int
+    deadline_ms: int | None = None
     resends: int = 0
 
 
@@ -74,13 +78,22 @@ class Verdict:
 
 @dataclass(slots=True)
 class _OpenSeq:
-    """A seq of this step. `sent` None: wanted. `answered`: a receipt for trajectories was taken. `whole`: the log has them."""
+    """A seq of this step. `sent` None: wanted. `answered`: a receipt for trajectories was taken. `whole`: the log has them.
+
+    `silences`: how many of its `resends` were for requests that nobody answered.
+    """
 
     seq: int
     resends: int = 0
+    silences: int = 0
     sent: Ask | None = None
     answered: bool = False
+    answered_ms: int | None = None
     whole: bool = False
+
+    def patience_ms(self, patience_s: float) -> int:
+        """Twice as long after each silence: a worker that is that slow is heard in the end, and one that is stuck costs few requests."""
+        return int(patience_s * 1000) << min(self.silences, _MOST_DOUBLINGS)
 
 
 @dataclass(slots=True)
@@ -144,8 +157,11 @@ class RequestLedger:
         return frozenset(each.sent.correlation for each in self._open.values() if each.sent is not None and not each.whole)
 
     def adopt(self, ask: Ask) -> None:
-        """A request of an earlier session that is still on its way, under the version that the next `begin` names."""
-        self._open[ask.seq] = _OpenSeq(seq=ask.seq, resends=ask.resends, sent=ask)
+        """A request of an earlier session that is still on its way, under the version that the next `begin` names.
+
+        Nobody knows why it was sent again before: refusals count from now on.
+        """
+        self._open[ask.seq] = _OpenSeq(seq=ask.seq, resends=ask.resends, silences=ask.resends, sent=ask)
         self._seq_of[ask.correlation] = ask.seq
         self._next_seq = max(self._next_seq, ask.seq + 1)
 
@@ -164,13 +180,19 @@ class RequestLedger:
         while len(self._open) < self._num_groups:
             self._add()
 
-    def next_wanted(self, deadline_ms: int) -> Ask | None:
-        """The request to send next, to be answered before `deadline_ms`; the smallest seq first. `sent` notes it."""
+    def next_wanted(self, now_ms: int, patience_s: float | None) -> Ask | None:
+        """The request to send next, to be answered within `patience_s`; the smallest seq first. `sent` notes it."""
         wanted = min((seq for seq, each in self._open.items() if each.sent is None and not each.whole), default=None)
         if wanted is None:
             return None
-        resends = self._open[wanted].resends
-        return Ask(seq=wanted, correlation=f"{self._session}-{wanted}-{self._version}-{resends}", deadline_ms=deadline_ms, resends=resends)
+        each = self._open[wanted]
+        return Ask(
+            seq=wanted,
+            correlation=f"{self._session}-{wanted}-{self._version}-{each.resends}",
+            sent_ms=now_ms,
+            deadline_ms=None if patience_s is None else now_ms + each.patience_ms(patience_s),
+            resends=each.resends,
+        )
 
     def sent(self, ask: Ask) -> None:
         """`ask` is on its way."""
@@ -201,22 +223,35 @@ class RequestLedger:
         said = f"{reply.worker_id}: {reply.error or reply.outcome.value}"
         return Verdict(fate=ReplyFate.UNFULFILLED, seq=seq, closing=self._again(seq, _UNFULFILLED[reply.outcome], said))
 
-    def look(self, seq: int, state: SeqState) -> None:
-        """What the log holds of an open seq now. One that was closed without training is replaced."""
+    def look(self, seq: int, state: SeqState, now_ms: int) -> float | None:
+        """What the log holds of an open seq now. One that was closed without training is replaced.
+
+        Returns how many seconds its request took, if the group has become whole.
+        """
         if state is SeqState.CLOSED:
             self._give_up(seq)
-        else:
-            self._open[seq].whole = state is SeqState.WHOLE
+            return None
+        each = self._open[seq]
+        was_whole, each.whole = each.whole, state is SeqState.WHOLE
+        return (now_ms - each.sent.sent_ms) / 1000 if each.whole and not was_whole and each.sent is not None else None
 
-    def expire(self, now_ms: int) -> list[Closing]:
-        """Send again what was not answered in time, or answered and never seen; the seqs that are given up for it."""
-        silent = [each for each in self._open.values() if each.sent is not None and not each.whole and now_ms > each.sent.deadline_ms]
+    def expire(self, now_ms: int, patience_s: float | None, *, least_s: float) -> list[Closing]:
+        """Send again what was not answered within `patience_s`, however often: whoever has it may be slow or stuck, and nobody has refused
+        it. And what was answered `least_s` ago, and is not in the log; the seqs that are given up for that.
+        """
         found = []
-        for each in silent:
-            said = "Its receipt came, its trajectories did not." if each.answered else "No answer came before the deadline."
-            closing = self._again(each.seq, DropReason.LOST if each.answered else DropReason.EXPIRED, said)
-            if closing is not None:
-                found.append(closing)
+        for each in list(self._open.values()):
+            if each.sent is None or each.whole:
+                continue
+            if each.answered:
+                each.answered_ms = now_ms if each.answered_ms is None else each.answered_ms
+                if now_ms - each.answered_ms > least_s * 1000:
+                    closing = self._again(each.seq, DropReason.LOST, "Its receipt came, its trajectories did not.")
+                    found += [] if closing is None else [closing]
+            elif patience_s is not None and now_ms - each.sent.sent_ms > each.patience_ms(patience_s):
+                each.resends += 1
+                each.silences += 1
+                each.sent = None
         return found
 
     def trained(self, seqs: Iterable[int]) -> None:
@@ -230,11 +265,11 @@ class RequestLedger:
     def _again(self, seq: int, why: DropReason, said: str) -> Closing | None:
         """Wanted once more, or given up."""
         each = self._open[seq]
-        if each.resends >= self._max_resends:
+        if each.resends - each.silences >= self._max_resends:
             self._give_up(seq)
             return Closing(seq=seq, why=why, detail=f"Sent {each.resends + 1} times. {said}")
         each.resends += 1
-        each.sent, each.answered = None, False
+        each.sent, each.answered, each.answered_ms = None, False, None
         return None
 
     def _give_up(self, seq: int) -> None:

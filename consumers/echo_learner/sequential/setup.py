@@ -14,7 +14,7 @@ from echo_bus.publisher import Publisher
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import training_sampling
 from echo_bus.view import CompactedView
-from echo_core.closed_seqs import ClosedSeqs
+from echo_core.closed_seqs import ClosedSeqs, plan_resume
 from echo_learner.commit.checkpoint import LearnerState
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
@@ -47,7 +47,7 @@ def close_other_mode(bus: Bus, settings: Settings, state: LearnerState, intake: 
     before = state.meaning.get(MODE, settings.run.mode)
     closed = ClosedSeqs(state.assembly.floor, state.assembly.closed)
     if not state.id or (before == settings.run.mode and not is_sequential):
-        return LeftOver(next_seq=max((closed.floor, *(seq + 1 for seq in closed.above))), on_their_way=(), again=(), other_mode=())
+        return LeftOver(next_seq=plan_resume(closed.floor, closed.above).next_seq, on_their_way=(), again=(), other_mode=())
     # A sequential learner has no open seq at a checkpoint; a feeder runs ahead of it.
     since_ms = state.created_ms if before == _SEQUENTIAL else None
     found = left_over(

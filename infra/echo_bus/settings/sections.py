@@ -132,7 +132,8 @@ class RolloutSettings(Section):
     depth: int = Field(default=1, ge=1)
     """Requests that may wait or be worked on in one partition of `requests`; times its partitions, the window of the feeder."""
     request_timeout_s: float = Field(default=600.0, gt=0)
-    """From issue to the latest start; a request that is older is closed as expired."""
+    """The least time limit of a request. The limit in force follows what was measured: twice the steps within which a request is trained,
+    or four times what the slowest of the last requests took, if that is more; none before a step and a request were measured."""
     resends: int = Field(default=2, ge=0)
     """In sequential mode: how often a request that yielded no group is sent again before its seq is given up for another."""
     probe_size: int = Field(default=4, ge=0)

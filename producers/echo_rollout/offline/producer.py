@@ -28,9 +28,10 @@ from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
 from echo_bus.transactions import TransactionalWriter
 from echo_bus.view import CompactedView
+from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import may_issue
 from echo_core.policy import Admission, StalenessPolicy
-from echo_rollout.feeder import plan_resume, standing_of
+from echo_rollout.feeder import OpenSeqs, standing_of
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.rendering import RenderedEpisode
 from echo_schemas.columns import pack_logprobs, pack_tokens
@@ -122,6 +123,7 @@ class OfflineProducer:
         self._policy = replace(parts.policy, admission=Admission.PACE)
         self._next_seq = 0
         self._again: deque[int] = deque()
+        self._open = OpenSeqs()
         self._wake = threading.Event()
         for view in (parts.progress, parts.control):
             view.on_change(lambda _key, _record: self._wake.set())
@@ -165,7 +167,11 @@ class OfflineProducer:
                 shown.update(record.seq for record in records if isinstance(record, Trajectory) and record.purpose is Purpose.TRAIN)
         finally:
             reader.close()
-        resume = plan_resume(floor, shown)
+        self._open.hear(progress)
+        resume = plan_resume(floor, shown | self._open.seen)
+        for seq in shown:
+            if seq < resume.next_seq:
+                self._open.issued(seq)
         self._again.extend(resume.missing)
         self._next_seq = resume.next_seq
         logger.info("Going on from seq %d; %d below it are missing", resume.next_seq, len(resume.missing))
@@ -191,10 +197,14 @@ class OfflineProducer:
         seqs: list[int] = []
         end = self._parts.schedule.end
         num_bytes = 0
+        if progress is not None:
+            self._open.hear(progress)
         while len(seqs) < _MAX_BATCH and num_bytes < _MAX_BATCH_BYTES:
+            if not may_issue(standing_of(progress, self._open.undecided + len(seqs)), self._policy):
+                break
             if self._again:
                 seqs.append(self._again.popleft())
-            elif (end is None or self._next_seq < end) and may_issue(standing_of(progress, self._next_seq), self._policy):
+            elif end is None or self._next_seq < end:
                 seqs.append(self._next_seq)
                 self._next_seq += 1
             else:
@@ -221,6 +231,8 @@ class OfflineProducer:
             metrics.aborted.inc()
             self._again.extendleft(reversed(seqs))
             return
+        for seq in seqs:
+            self._open.issued(seq)
         metrics.groups.inc(len(seqs))
         metrics.episodes.inc(len(records))
         metrics.next_seq.set(self._next_seq)

@@ -71,7 +71,13 @@ class Run(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Record):
-    """How far the learner is. Written at every change and at least once a second, so that silence means trouble."""
+    """How far the learner is. Written at every change and at least once a second, so that silence means trouble.
+
+    `next_seq`: every seq below is trained or dropped, and a checkpoint says so. From there on `closed` names those that are trained or
+    dropped as of `version`, and `seen` those of which the learner has read a record, or that are closed by now (`columns.pack_seqs`).
+    Everything that `trajectories` held at `read_s` is read; it and `clock_s` are moments of the learner's monotonic clock, comparable
+    within a session. None: an older learner wrote it, or nothing was read yet.
+    """
 
     SCHEMA: ClassVar[str] = "progress"
 
@@ -83,6 +89,10 @@ class Progress(Record):
     groups_dropped: int
     groups_ready: int
     next_seq: int
+    closed: bytes | None = None
+    seen: bytes | None = None
+    clock_s: float | None = None
+    read_s: float | None = None
     time_ms: int
 
     def validate(self) -> None:

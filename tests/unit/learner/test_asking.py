@@ -15,7 +15,7 @@ from echo_learner.sequential import replies
 from echo_schemas.errors import UserError
 from echo_schemas.records import DropReason, Purpose, ReplyOutcome, RolloutRequest
 from echo_schemas.topics import REQUESTS
-from tests.unit.learner.answerer import Answerer, Asked, works
+from tests.unit.learner.answerer import Answerer, Asked
 from tests.unit.learner.crash_point import Crash
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import Pipeline, assert_books
@@ -71,7 +71,9 @@ def test_each_step_asks_for_its_batch_under_its_version_and_staleness_is_0(pipel
     assert {(request.seq // 2, request.required_version, request.learner_version, request.exact) for request in train} == {
         (version, version, version, True) for version in range(3)
     }
-    assert all(request.deadline_ms is not None and request.deadline_ms > request.issued_ms for request in train)
+    # Nobody knows how long an answer takes before there was one.
+    assert {request.deadline_ms is not None for request in train if request.required_version == 0} == {False}
+    assert all(request.deadline_ms is not None and request.deadline_ms > request.issued_ms for request in train if request.seq > 1)
     assert [report.staleness_total for report in pipeline.reports()] == [(4,), (4,), (4,)]
     assert batch_seqs(pipeline) == [[0, 1], [2, 3], [4, 5]]
     assert total(pipeline, "requests_sent") == 6
@@ -122,7 +124,7 @@ def test_workers_that_fail_at_everything_end_the_run_with_their_reason(pipeline:
         pipeline.train(NumpyTrainer(), steps=2, **sequential(rollout={"resends": 0}))
 
 
-def test_silence_until_the_deadline_is_asked_again(pipeline: Pipeline) -> None:
+def test_silence_for_longer_than_answers_take_is_asked_again(pipeline: Pipeline) -> None:
     def behave(asked: Asked) -> None:
         if asked.request.seq != 1 or asked.number > 1:
             asked.answer()
@@ -252,17 +254,6 @@ def test_a_learner_that_dies_at_its_commits_trains_every_seq_once(pipeline: Pipe
     assert len(trained) == len(set(trained)) == 6
     assert [report.staleness_total for report in pipeline.reports()] == [(4,)] * 3
     pipeline.accounts().assert_each_once()
-
-
-def test_requests_past_their_deadline_are_asked_again_after_a_restart(pipeline: Pipeline) -> None:
-    seen: list[Asked] = []
-    with Answerer(pipeline, seen.append):
-        first = pipeline.start(NumpyTrainer(), **sequential(learner={"steps": 1}, rollout={"request_timeout_s": 0.01, "resends": 0}))
-        first.wait_until(lambda: len(seen) >= 2, "requests to be sent")
-        first.end()
-    with Answerer(pipeline, works):
-        pipeline.train(NumpyTrainer(), steps=1, takeover=True, **SEQUENTIAL)
-    assert len(batch_seqs(pipeline)) == 1
 
 
 def test_the_learner_reads_a_partition_of_its_own(pipeline: Pipeline) -> None:

@@ -69,6 +69,11 @@ def test_every_seq_that_is_not_closed_is_waited_for_asked_again_or_closed() -> N
     assert found.next_seq == 10
 
 
+def test_seqs_that_nobody_issued_make_no_list_of_all_those_below_them() -> None:
+    found = left_over([exact(3, 7), exact(10**12, 7)], ClosedSeqs(2, (10**9,)), version=7, is_sequential=True, now_ms=NOW_MS)
+    assert ([ask.seq for ask in found.on_their_way], found.again, found.next_seq) == ([3], (2,), 4)
+
+
 def test_an_asynchronous_run_closes_what_was_asked_for_exactly_and_leaves_the_rest_to_the_feeder() -> None:
     found = left_over([exact(2, 7), request(3)], ClosedSeqs(1), version=7, is_sequential=False, now_ms=NOW_MS)
     assert (found.other_mode, found.on_their_way, found.next_seq) == ((2,), (), 4)

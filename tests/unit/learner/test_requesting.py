@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_learner.sequential.requesting import Ask, ReplyFate, RequestLedger, SeqState
+from echo_learner.sequential.requesting import Ask, Closing, ReplyFate, RequestLedger, SeqState
 from echo_schemas.records import Coordinates, DropReason, ReplyOutcome, RolloutReply
 
 SHA = "a" * 64
@@ -24,12 +24,16 @@ def ledger(num_groups: int = 2, max_resends: int = 1, **fields: Any) -> RequestL
     return made
 
 
-def send_all(requests: RequestLedger, deadline_ms: int = 1000) -> list[Ask]:
+def send_all(requests: RequestLedger, now_ms: int = 0, patience_s: float | None = 1.0) -> list[Ask]:
     asks = []
-    while (ask := requests.next_wanted(deadline_ms)) is not None:
+    while (ask := requests.next_wanted(now_ms, patience_s)) is not None:
         requests.sent(ask)
         asks.append(ask)
     return asks
+
+
+def expire(requests: RequestLedger, now_ms: int, patience_s: float | None = None) -> list[Closing]:
+    return requests.expire(now_ms, patience_s, least_s=1.0)
 
 
 def reply(ask: Ask, outcome: ReplyOutcome = ReplyOutcome.DONE, **changes: Any) -> RolloutReply:
@@ -72,42 +76,75 @@ def test_what_a_step_left_untrained_is_asked_for_under_the_next_version() -> Non
 
 def test_a_request_of_an_earlier_session_is_waited_for_and_not_sent() -> None:
     requests = RequestLedger(num_groups=2, group_size=GROUP_SIZE, max_resends=1, session="new", next_seq=4)
-    requests.adopt(Ask(seq=5, correlation="old-5", deadline_ms=100, resends=1))
+    requests.adopt(Ask(seq=5, correlation="old-5", sent_ms=0, resends=1))
     requests.begin(4, SHA)
     (own,) = send_all(requests)
     assert own.seq == 6
-    assert requests.take("old-5", reply(Ask(seq=5, correlation="old-5", deadline_ms=100))).fate is ReplyFate.ACCEPTED
+    assert requests.take("old-5", reply(Ask(seq=5, correlation="old-5", sent_ms=0))).fate is ReplyFate.ACCEPTED
 
 
-def test_a_receipt_whose_group_never_shows_is_asked_again_at_its_deadline() -> None:
+def test_a_receipt_whose_group_never_shows_is_asked_again_a_while_after_it() -> None:
     requests = ledger(1)
     (ask,) = send_all(requests)
+    assert expire(requests, 10**9) == []
     assert requests.take(ask.correlation, reply(ask)).fate is ReplyFate.ACCEPTED
-    assert requests.expire(1000) == []
-    assert requests.expire(1001) == []
-    (again,) = send_all(requests, 2000)
+    assert expire(requests, 10**9) == []
+    assert expire(requests, 10**9 + 1000) == []
+    assert expire(requests, 10**9 + 1001) == []
+    (again,) = send_all(requests, 10**9 + 1001)
     assert (again.seq, again.resends) == (0, 1)
     requests.take(again.correlation, reply(again))
-    (closing,) = requests.expire(2001)
+    expire(requests, 2 * 10**9)
+    (closing,) = expire(requests, 2 * 10**9 + 1001)
     assert (closing.seq, closing.why) == (0, DropReason.LOST)
+
+
+def test_a_generation_of_an_hour_is_neither_sent_again_nor_given_up() -> None:
+    requests = ledger(2, max_resends=0)
+    first, second = send_all(requests, patience_s=None)
+    assert (first.deadline_ms, second.deadline_ms) == (None, None)
+    assert expire(requests, 3_600_000, None) == []
+    assert requests.num_wanted == 0
+    took_s = requests.look(0, SeqState.WHOLE, 3_600_000)
+    assert took_s == 3_600.0
+    assert requests.look(0, SeqState.WHOLE, 3_700_000) is None
+    assert expire(requests, 4 * 3_600_000, 4 * took_s) == []
+    assert requests.num_wanted == 0
+
+
+def test_a_request_that_nobody_answers_is_sent_again_ever_more_rarely_and_never_given_up() -> None:
+    requests = ledger(1, max_resends=0)
+    sent_ms, waits = 0, []
+    for _ in range(8):
+        (ask,) = send_all(requests, sent_ms)
+        assert ask.deadline_ms is not None
+        waits.append(ask.deadline_ms - sent_ms)
+        assert expire(requests, ask.deadline_ms, 1.0) == []
+        assert requests.num_wanted == 0
+        sent_ms = ask.deadline_ms + 1
+        assert expire(requests, sent_ms, 1.0) == []
+        assert requests.num_wanted == 1
+    assert waits == [1000 * factor for factor in (1, 2, 4, 8, 16, 32, 32, 32)]
+    (ask,) = send_all(requests, sent_ms)
+    assert requests.take(ask.correlation, reply(ask, ReplyOutcome.FAILED)).closing is not None
 
 
 def test_a_group_that_is_whole_is_waited_for_however_long_its_rewards_take() -> None:
     requests = ledger(1)
     (ask,) = send_all(requests)
-    requests.look(0, SeqState.WHOLE)
-    assert requests.expire(10**9) == []
+    requests.look(0, SeqState.WHOLE, 1)
+    assert expire(requests, 10**9, 1.0) == []
     assert requests.current == frozenset()
     requests.take(ask.correlation, reply(ask, ReplyOutcome.EXPIRED))
     assert requests.num_wanted == 0
-    requests.look(0, SeqState.CLOSED)
+    requests.look(0, SeqState.CLOSED, 1)
     assert [each.seq for each in send_all(requests)] == [1]
 
 
 def test_an_answer_to_an_earlier_request_of_the_seq_counts_and_its_regret_does_not() -> None:
     requests = ledger(1, max_resends=2)
     (first,) = send_all(requests)
-    requests.expire(1001)
+    expire(requests, 1001, 1.0)
     (second,) = send_all(requests, 2000)
     assert requests.take(first.correlation, reply(first, ReplyOutcome.NOT_READY)).fate is ReplyFate.UNFULFILLED
     assert requests.num_wanted == 0, "the second request is on its way"
@@ -145,6 +182,7 @@ def test_whatever_happens_answers_count_once_resends_end_and_the_batch_can_fill(
     accepted: Counter[str] = Counter()
     sends: Counter[int] = Counter()
     closed: Counter[int] = Counter()
+    silences: Counter[int] = Counter()
     now_ms = 0
 
     def note(ask: Ask, answer: RolloutReply) -> None:
@@ -155,7 +193,7 @@ def test_whatever_happens_answers_count_once_resends_end_and_the_batch_can_fill(
             closed[verdict.closing.seq] += 1
 
     for event, which in events:
-        for ask in send_all(requests, now_ms + 100):
+        for ask in send_all(requests, now_ms):
             sent.append(ask)
             sends[ask.seq] += 1
         ask = sent[-1 - which % len(sent)]
@@ -163,12 +201,13 @@ def test_whatever_happens_answers_count_once_resends_end_and_the_batch_can_fill(
             note(ask, reply(ask))
         elif event in {"whole", "closed"}:
             if ask.seq in requests.open_seqs:
-                requests.look(ask.seq, SeqState(event))
+                requests.look(ask.seq, SeqState(event), now_ms)
         elif event == "false":
             note(ask, reply(ask, version=3) if which % 2 else reply(ask, where=PLACES[:1]))
         elif event == "silence":
-            now_ms += 200
-            for closing in requests.expire(now_ms):
+            now_ms += 200_000
+            silences.update(seq for seq in requests.open_seqs)
+            for closing in expire(requests, now_ms, 1.0):
                 closed[closing.seq] += 1
         elif event == "forgery":
             assert requests.take("nobody's", reply(ask)).fate is ReplyFate.UNKNOWN
@@ -178,16 +217,16 @@ def test_whatever_happens_answers_count_once_resends_end_and_the_batch_can_fill(
         assert not closed.keys() & requests.open_seqs, "a seq that was given up is open"
     assert all(count == 1 for count in accepted.values())
     assert all(count == 1 for count in closed.values())
-    assert all(count <= max_resends + 1 for count in sends.values())
+    assert all(count <= max_resends + 1 + silences[seq] for seq, count in sends.items())
     # From any state good workers fill the batch: nothing that is neither on its way nor whole is left unwanted.
     for _ in range(max_resends + 2):
-        for ask in send_all(requests, now_ms + 100):
-            requests.look(ask.seq, SeqState.WHOLE)
-        now_ms += 200
-        requests.expire(now_ms)
+        for ask in send_all(requests, now_ms):
+            requests.look(ask.seq, SeqState.WHOLE, now_ms)
+        now_ms += 200_000
+        expire(requests, now_ms, 1.0)
     batch = requests.open_seqs
     for seq in batch:
-        requests.look(seq, SeqState.WHOLE)
+        requests.look(seq, SeqState.WHOLE, now_ms)
     requests.trained(batch)
     requests.begin(5, SHA)
     assert not requests.open_seqs & batch

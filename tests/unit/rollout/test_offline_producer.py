@@ -90,7 +90,7 @@ def seqs(swarm: Swarm) -> list[int]:
 def test_a_file_goes_into_the_log_once_and_the_producer_ends(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm()
     thread = offline(swarm)
-    swarm.say(version=3, published=2)
+    swarm.say(version=2, published=2)
     assert ended(thread) is None
     assert seqs(swarm) == list(range(len(GROUPS)))
     lines = Counter(record.metadata["line"] for record in swarm.trajectories())
@@ -100,7 +100,7 @@ def test_a_file_goes_into_the_log_once_and_the_producer_ends(make_swarm: MakeSwa
 def test_a_record_says_what_it_is(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm()
     thread = offline(swarm)
-    swarm.say(version=3, published=2)
+    swarm.say(version=2, published=2)
     assert ended(thread) is None
     record = next(record for record in swarm.trajectories() if record.metadata["line"] == "11")
     assert (record.source, record.logprob_source, record.engine) == (TrajectorySource.OFFLINE, LogprobSource.RECOMPUTED, "offline")

@@ -9,9 +9,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import may_issue, required_version
 from echo_core.policy import StalenessPolicy
-from echo_rollout.feeder import plan_resume, standing_of
+from echo_rollout.feeder import OpenSeqs, standing_of
+from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Progress
 from tests.thorough import examples
 
@@ -38,6 +40,8 @@ class Simulation:
         self._requests: list[tuple[int, int]] = []
         self._ready: list[tuple[int, int]] = []
         self.issued: list[int] = []
+        self._open = OpenSeqs()
+        self._trained: set[int] = set()
         self.next_seq = 0
         self.version = 0
         self.oldest = 0
@@ -53,6 +57,9 @@ class Simulation:
                 resume = plan_resume(floor, set(self.issued))
                 assert not resume.missing
                 self.next_seq = resume.next_seq
+                self._open = OpenSeqs()
+                for seq in self.issued:
+                    self._open.issued(seq)
             assert self._events, f"the run stands still before step {self.version + 1}"
             self._now_s, _, happens = heapq.heappop(self._events)
             happens()
@@ -62,8 +69,11 @@ class Simulation:
         raise AssertionError("the run does not end")
 
     def _issue(self) -> None:
-        while self._seen is not None and may_issue(standing_of(self._seen, self.next_seq), self._policy):
-            standing = standing_of(self._seen, self.next_seq)
+        if self._seen is None:
+            return
+        self._open.hear(self._seen)
+        while may_issue(standing := standing_of(self._seen, self._open.undecided), self._policy):
+            self._open.issued(self.next_seq)
             self._requests.append((self.next_seq, required_version(standing, self._policy)))
             self.issued.append(self.next_seq)
             self.next_seq += 1
@@ -90,6 +100,7 @@ class Simulation:
             def done() -> None:
                 self._is_training = False
                 self.version += 1
+                self._trained |= {seq for _, seq in batch}
                 self._hear(self._progress())
 
             self._after(self._step_s[self.version % len(self._step_s)], done)
@@ -104,7 +115,8 @@ class Simulation:
             groups_trained=trained,
             groups_dropped=0,
             groups_ready=len(self._ready),
-            next_seq=trained,
+            next_seq=0,
+            closed=pack_seqs(0, self._trained),
             time_ms=0,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 from echo_bus.errors import DeliveryFailed
 from echo_bus.memory import MemoryCluster
 from echo_rollout.engines.scripted import ScriptedEngine
-from echo_schemas.columns import pack_tokens
+from echo_schemas.columns import pack_seqs, pack_tokens
 from echo_schemas.records import FinishReason, Purpose, RunState, Sampling, Span, WorkerState
 from echo_schemas.topics import REQUESTS, TRAJECTORIES
 from echo_tasks.task import Observation, Turn
@@ -221,22 +221,25 @@ def test_one_probe_is_issued_per_published_version(make_swarm: MakeSwarm) -> Non
     assert all(probe.exact and probe.required_version == seq for seq, probe in swarm.requests(Purpose.PROBE).items())
 
 
-def test_a_lost_request_is_issued_again_when_its_time_is_over(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(rollout={"request_timeout_s": 0.2, "depth": 8})
-    swarm.publish_version(0)
-    swarm.start_feeder()
-    wait_until(lambda: any(record.resends for record in swarm.records(REQUESTS)), "seq 0 to be issued again")
-    first = next(record for record in swarm.records(REQUESTS) if record.resends)
-    assert first.seq == 0
-
-
-def test_all_requests_that_nobody_answered_are_issued_again(make_swarm: MakeSwarm) -> None:
+def test_a_request_that_was_committed_and_left_no_record_is_issued_again_and_no_other(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(rollout={"request_timeout_s": 0.1, "depth": 8})
     swarm.publish_version(0)
+    swarm.say(closed=b"", seen=b"", clock_s=0.0, read_s=0.0)
     swarm.start_feeder()
-    wait_until(lambda: len({record.seq for record in swarm.records(REQUESTS) if record.resends}) > 1, "more than seq 0 to be issued again")
-    issued = {record.seq for record in swarm.records(REQUESTS) if not record.resends}
-    wait_until(lambda: {record.seq for record in swarm.records(REQUESTS) if record.resends} >= issued, "all of them to be issued again")
+    wait_until(lambda: len(swarm.requests()) == 8, "the groups that pace admits")
+    worker = swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: len(swarm.groups()) == 8, "all groups")
+    # The learner is far away and slow: it has seen one, decided another, and of a third it has read past the place where it would stand.
+    beat = itertools.count(100, 20)
+
+    def again() -> set[int]:
+        now_s = float(next(beat))
+        swarm.say(seen=pack_seqs(0, {*range(20)} - {5}), closed=pack_seqs(0, [1]), clock_s=now_s, read_s=now_s)
+        return {record.seq for record in swarm.records(REQUESTS) if record.resends}
+
+    wait_until(again, "the lost one to be issued again")
+    assert again() == {5}
+    worker.stop()
 
 
 def test_a_worker_that_was_killed_leaves_its_requests_to_the_next(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:

@@ -30,9 +30,10 @@ from echo_rollout.heartbeat import Speed
 from echo_rollout.metrics import FeederMetrics
 from echo_rollout.worker import GROUP
 from echo_schemas.codec import lock_file_codec
+from echo_schemas.columns import pack_seqs
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Progress, WeightManifest, WorkerState, WorkerStatus
+from echo_schemas.records import Progress, RolloutRequest, WeightManifest, WorkerState, WorkerStatus
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REQUESTS, WEIGHTS, weights_key
 from tests.unit.rollout.swarm import RUN, LetterCodec, LetterTask
@@ -102,8 +103,9 @@ class Pool:
         ]
         for future in self.cluster.admin().create_topics(topics).values():
             future.result(5)
+        self.codec = lock_file_codec()
         bus = Bus(
-            cluster=self.cluster, namespace=namespace, codec=lock_file_codec(), metrics=BusMetrics(), clock=self.clock, role="t", run_id=RUN
+            cluster=self.cluster, namespace=namespace, codec=self.codec, metrics=BusMetrics(), clock=self.clock, role="t", run_id=RUN
         )  # fmt: skip
         self.settings = Settings.model_validate(
             {
@@ -147,6 +149,13 @@ class Pool:
         self.issued_s: dict[Place, float] = {}
         self.open: dict[int, list[int]] = {partition: [] for partition in range(NUM_PARTITIONS)}
         self.finished: Counter[Place] = Counter()
+        self.seqs: dict[Place, int] = {}
+        self.resent: list[int] = []
+        self.in_log: list[int] = []
+        self.trained: set[int] = set()
+        self.step_s = 0.0
+        self._trained_s = 0.0
+        self._said_s = 0.0
         self.num_done = 0
         self._version = 0
         self._say_progress()
@@ -190,6 +199,10 @@ class Pool:
         while (message := self.reader.poll(0)) is not None:
             place = (message.partition() or 0, message.offset() or 0)
             self.issued_s[place] = now_s
+            request = self.codec.decode(message.value() or b"")
+            assert isinstance(request, RolloutRequest)
+            self.seqs[place] = request.seq
+            self.resent += [request.seq] if request.resends else []
             self.open[place[0]].append(place[1])
             next(worker for worker in self.workers if place[0] in worker.partitions).waiting.append(place)
         for worker in self.workers:
@@ -206,6 +219,7 @@ class Pool:
             samples += GROUP_SIZE
             worker.ages_s.append(now_s - self.issued_s[place])
             self.finished[place] += 1
+            self.in_log.append(self.seqs[place])
             if place[1] in self.open[place[0]]:
                 self.num_done += 1
         while worker.waiting and len(worker.working) < worker.slots:
@@ -243,8 +257,14 @@ class Pool:
                 del offsets[:num_done]
         if moved:
             self.reader.commit(offsets=moved, asynchronous=False)
-        if self.num_done // GROUPS_PER_STEP > self._version:
-            self._version = self.num_done // GROUPS_PER_STEP
+        now_s = self.clock.monotonic_s()
+        ready = [seq for seq in dict.fromkeys(self.in_log) if seq not in self.trained]
+        if len(ready) >= GROUPS_PER_STEP and now_s - self._trained_s >= self.step_s - NEARLY_S:
+            self._trained_s = now_s
+            self.trained |= set(ready[:GROUPS_PER_STEP])
+            self._version += 1
+            self._say_progress()
+        elif now_s - self._said_s >= 1.0:
             self._say_progress()
 
     def _say_progress(self) -> None:
@@ -257,8 +277,13 @@ class Pool:
             groups_dropped=0,
             groups_ready=0,
             next_seq=0,
+            closed=pack_seqs(0, self.trained),
+            seen=pack_seqs(0, self.in_log),
+            clock_s=self.clock.monotonic_s(),
+            read_s=self.clock.monotonic_s(),
             time_ms=self.clock.time_ms(),
         )
+        self._said_s = self.clock.monotonic_s()
         self.progress.put(RUN, progress)
 
 
@@ -340,3 +365,28 @@ def test_a_worker_that_stands_still_holds_a_bounded_part_and_the_other_goes_on(p
     pool.advance(20)
     assert len(stuck.waiting) + len(stuck.working) <= 4
     assert rates_over(pool, 20)["fast"] >= 0.9 * 20
+
+
+def test_steps_of_half_an_hour_and_answers_of_minutes_make_nobody_ask_again() -> None:
+    """ECHO-2's proportions at a fiftieth of the time: steps of 32 s, and a time-out of 12 s, that of 600."""
+    with ExitStack() as stack:
+        pool = Pool(stack, request_timeout_s=12.0)
+        pool.step_s = 32.0
+        pool.join(PlayedWorker("fast", 4.0, 8), PlayedWorker("slow", 15.0, 4))
+        pool.advance(130)
+        assert len(pool.trained) >= 3 * GROUPS_PER_STEP
+        assert pool.resent == []
+        assert max(pool.finished.values()) == 1
+
+
+def test_what_a_stuck_worker_holds_is_asked_of_the_others_once_it_is_clear_that_it_is_stuck() -> None:
+    with ExitStack() as stack:
+        pool = Pool(stack, request_timeout_s=5.0)
+        stuck = PlayedWorker("stuck", 1e9, 8)
+        pool.join(PlayedWorker("fast", 0.4, 8), stuck)
+        pool.advance(40)
+        held = {pool.seqs[place] for place in [*stuck.waiting, *stuck.working]}
+        assert held
+        assert set(pool.resent) <= held
+        assert held & set(pool.resent) <= pool.trained
+        assert pool.resent
