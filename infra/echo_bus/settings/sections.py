@@ -38,6 +38,8 @@ class KafkaSettings(Section):
     """`embedded` finds the broker that `echoswarm kafka up` started; otherwise host:port, several separated by commas."""
     namespace: str = "echo.demo"
     """Prefix of every topic, group, client id and transactional id; one running pipeline per namespace."""
+    replicas: int | None = Field(default=None, ge=1)
+    """Copies of each topic, fixed when the namespace is made; none: 3, or 1 on a cluster of one broker. Where there are two, say it."""
     group_protocol: Literal["classic", "consumer"] = "classic"
     """`classic` with cooperative-sticky assignment, or `consumer` (KIP-848), where sessions and heartbeats are the broker's settings."""
     # Not in the repr: it may hold a password.

@@ -38,7 +38,7 @@ from echo_ops.supervisor.child import Crew, ProcessChild
 from echo_ops.supervisor.folder_lock import folder_lock
 from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
-from echo_ops.supervisor.registration import apply_topics, refuse_if_owned
+from echo_ops.supervisor.registration import make_topics, refuse_if_owned
 from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
 from echo_schemas.errors import EchoError
 
@@ -198,7 +198,9 @@ class _Run:
     def _prepare(self) -> None:
         self._observer.note(Milestone.KAFKA)
         self._bus = bus = open_bus(self._connected, "view")
-        apply_topics(open_cluster(self._connected), bus.namespace)
+        differing = make_topics(open_cluster(self._connected), bus.namespace, replicas=self._settings.kafka.replicas)
+        if differing:
+            self.say(differing)
         self._observer.note(Milestone.TOPICS)
         self._observer.start(bus)
 

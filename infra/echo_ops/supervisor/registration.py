@@ -11,7 +11,7 @@ from echo_bus.errors import TopicMissing
 from echo_bus.kafka import KafkaCluster
 from echo_learner.commit.session import read_tip, refuse_if_alive
 from echo_ops.topic_admin import TopicAdmin
-from echo_ops.topic_plan import summarise
+from echo_ops.topic_plan import Kind
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 
@@ -32,21 +32,28 @@ def refuse_if_owned(cluster: KafkaCluster, bus: Bus, run_id: str, *, takeover: b
     refuse_if_alive(bus, claim, run_id=run_id, takeover=takeover)
 
 
-def apply_topics(cluster: KafkaCluster, namespace: Namespace) -> str:
-    """Create and change topics; says what was done. Raises UserError where a difference cannot be removed, or TransportError."""
+def make_topics(cluster: KafkaCluster, namespace: Namespace, *, replicas: int | None = None) -> str:
+    """Create the topics that are missing and wait until all can be used. What differs otherwise is left as it is: a start needs topics
+    that are usable, and changing them is the operator's (`echoswarm topics apply`). Returns a sentence on that; empty: nothing differs.
+
+    Raises UserError where a topic is missing and cannot be made, TransportError where one has no leader.
+    """
     cluster.check(_REACH_S)
-    admin = TopicAdmin(cluster, namespace)
+    admin = TopicAdmin(cluster, namespace, replicas=replicas)
     plan = admin.plan()
-    if plan.refused:
+    if plan.unmakeable:
         raise UserError(
-            f"{len(plan.refused)} topics of {namespace.name!r} differ from their files in ways that are not changed by themselves.",
-            hint="See them with `echoswarm topics plan`, or name another [kafka] namespace.",
+            f"{len(plan.unmakeable)} topics of {namespace.name!r} are missing, {plan.unmakeable[0].topic!r} for one, and cannot be made: "
+            f"{plan.unmakeable[0].why}.",
+            hint="`echoswarm doctor` says which brokers answer.",
         )
     clients = cluster.admin()
     asked = clients.describe_consumer_groups([namespace.group("worker")], request_timeout=_COORDINATOR_S)
-    admin.apply(plan)
+    admin.apply(plan.only(Kind.CREATE))
+    admin.wait_usable(plan.specs)
     # A cluster that never had a group makes its offsets topic at the first question and leaves that one unanswered: better ours, now,
     # than a role's, which would wait its whole time-out.
     with suppress(KafkaException):
         asked[namespace.group("worker")].result()
-    return ", ".join(f"{count} {kind}" for kind, count in summarise(plan).items()) or "as they should be"
+    differing = {step.topic for step in plan.steps if step.kind is not Kind.CREATE}
+    return f"{len(differing)} topics differ from their files; `echoswarm topics plan` shows how" if differing else ""
