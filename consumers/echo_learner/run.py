@@ -43,8 +43,8 @@ from echo_learner.training.config import assembly_limits, logprob_tolerance, mea
 from echo_learner.training.ranks import Trainer, follow, is_follower, open_trainer
 from echo_learner.trust import WorkerTrust
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, DropReason, Progress, SessionClaim, WeightKind, WeightManifest, WorkerStatus
-from echo_schemas.topics import CONTROL, REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
+from echo_schemas.records import DropReason, Progress, SessionClaim, WeightKind, WeightManifest, WorkerStatus
+from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 
@@ -262,7 +262,7 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         publisher = stack.enter_context(closing(bus.publisher(profiles.PRODUCER_LATENCY)))
         chunks = stack.enter_context(closing(bus.publisher(profiles.PRODUCER_BLOBS)))
         workers = stack.enter_context(closing(bus.view(WORKERS, WorkerStatus)))
-        control = stack.enter_context(closing(bus.view(CONTROL, Control)))
+        control = stack.enter_context(closing(bus.orders()))
         broadcast = BroadcastTimer(metrics, process.clock)
         workers.on_change(broadcast.on_worker)
         heartbeat = stack.enter_context(closing(Heartbeat(publisher, _first_progress(opened), process.clock)))

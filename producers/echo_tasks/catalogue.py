@@ -48,6 +48,9 @@ _BUILT_IN_REWARDS: Mapping[str, str] = {
     "reasoning-gym": "echo_tasks.reasoning_scorer:reasoning_gym_score",
 }
 
+BUILT_IN_TASKS = frozenset(_BUILT_IN_TASKS)
+BUILT_IN_REWARDS = frozenset(_BUILT_IN_REWARDS)
+
 
 def task_names() -> tuple[str, ...]:
     """Every task that has a name, built-in ones first."""

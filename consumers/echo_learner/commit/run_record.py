@@ -8,7 +8,7 @@ from importlib import metadata
 
 from echo_bus.publisher import Publisher
 from echo_bus.settings import Settings
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import public_config
 from echo_schemas.records import Mode, Run
 from echo_schemas.topics import RUNS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_bus.settings import Settings
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import public_config
 from echo_bus.settings.rules import staleness_policy
 from echo_core.groups import AssemblyLimits
 from echo_core.normalisation import Normalisation

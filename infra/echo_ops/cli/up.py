@@ -20,7 +20,7 @@ from echo_bus.embedded.guard import Guard
 from echo_bus.errors import TransportError
 from echo_bus.ownership import START_VARIABLE
 from echo_bus.settings import Settings, load_settings
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import public_config
 from echo_learner.commit.run_record import software
 from echo_ops.cli.context import DEFAULT_CONFIG
 from echo_ops.cli.output import out

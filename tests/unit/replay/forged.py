@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import public_config
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import AuditReport
 from echo_schemas.codec import lock_file_codec
