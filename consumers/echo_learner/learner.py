@@ -38,7 +38,7 @@ from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.asking import BatchRequests
 from echo_learner.step_metrics import StepTimes, staleness_histogram, step_metrics, worker_shares
 from echo_learner.training.batch import FormedBatch, SignalSource, form_batch
-from echo_learner.training.config import batch_rules, meaning_of
+from echo_learner.training.config import batch_rules, meaning_of, step_policy
 from echo_learner.training.ranks import Trainer
 from echo_learner.training.trainer import TrainResult
 from echo_learner.trust import WorkerTrust
@@ -239,6 +239,7 @@ class Learner:
             seeds={"run": seed},
             world_size=self._settings.learner.ranks,
             reward_terms=self._terms,
+            policy=step_policy(self._policy),
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
             staleness_dispatch=staleness_histogram(stages.dispatch),
             staleness_in_flight=staleness_histogram(stages.in_flight),

@@ -28,6 +28,7 @@ from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox
 from echo_learner.commit.publication import Publication, PublicationThread, SnapshotWriter
 from echo_learner.commit.resuming import choose_checkpoint, choose_resumption, load_trainer, look
 from echo_learner.commit.rivals import Rivals
+from echo_learner.commit.run_record import write_run
 from echo_learner.commit.session import Tip
 from echo_learner.commit.snapshot import file_names
 from echo_learner.commit.store import SnapshotStore
@@ -43,8 +44,8 @@ from echo_learner.training.ranks import Trainer, follow, is_follower, open_train
 from echo_learner.trust import WorkerTrust
 from echo_schemas.columns import pack_seqs
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, DropReason, Progress, SessionClaim, WeightKind, WeightManifest, WorkerStatus
-from echo_schemas.topics import CONTROL, REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
+from echo_schemas.records import DropReason, Progress, SessionClaim, WeightKind, WeightManifest, WorkerStatus
+from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 
@@ -100,9 +101,12 @@ def train_in_sessions(
     `silent`: a session that was found dead a moment ago, and is not listened for again.
     """
     bus, run_id = process.bus, process.settings.run.name
+    known: frozenset[str] = frozenset()
     while True:
-        session, tip = sessions.new_session(), sessions.read_tip(bus, run_id)
-        known = frozenset({session} if tip.claim is None else {session, tip.claim.session})
+        session, tip = sessions.new_session(process.start), sessions.read_tip(bus, run_id)
+        if known and tip.claim is not None and tip.claim.session not in known:
+            _refuse_successor(tip.claim, None)
+        known |= {session} if tip.claim is None else {session, tip.claim.session}
         try:
             _run_session(process, trainer, metrics, tip, session, _How(takeover=takeover, skip=skip, silent=silent))
         except ProducerFenced as exc:
@@ -118,7 +122,7 @@ def train_in_sessions(
             return
 
 
-def _refuse_successor(successor: SessionClaim | None, cause: TransportError) -> None:
+def _refuse_successor(successor: SessionClaim | None, cause: TransportError | None) -> None:
     """Raise UserError, with what brought it to light, if another session owns the namespace now."""
     if successor is not None:
         whose = f"process {successor.pid} on {successor.host}, session {successor.session}"
@@ -142,8 +146,13 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
     with ExitStack() as stack:
         writer = stack.enter_context(closing(bus.transactions("learner")))
         writer.start()
-        sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=how.takeover)
         # Fencing rolled back or completed whatever a predecessor had open.
+        before, tip = tip, sessions.read_tip(bus, run_id)
+        # Whoever claimed between our look and our fencing may have trained already what our folder does not hold. It finds no successor's
+        # claim, and goes on in a session of its own.
+        if tip.claim is not None and (before.claim is None or tip.claim.session != before.claim.session):
+            _refuse_successor(tip.claim, None)
+        sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=how.takeover)
         tip = sessions.read_tip(bus, run_id)
         skew_s = sessions.clock_skew_s(tip)
         metrics.clock_skew.set(skew_s)
@@ -254,7 +263,7 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         publisher = stack.enter_context(closing(bus.publisher(profiles.PRODUCER_LATENCY)))
         chunks = stack.enter_context(closing(bus.publisher(profiles.PRODUCER_BLOBS)))
         workers = stack.enter_context(closing(bus.view(WORKERS, WorkerStatus)))
-        control = stack.enter_context(closing(bus.view(CONTROL, Control)))
+        control = stack.enter_context(closing(bus.orders()))
         broadcast = BroadcastTimer(metrics, process.clock)
         workers.on_change(broadcast.on_worker)
         evaluations = stack.enter_context(closing(open_evaluations(settings, bus, metrics, process.clock)))
@@ -278,6 +287,7 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         publication = stack.enter_context(closing(_open_publication(process, metrics, opened.writer, writer, on_published)))
         progress = stack.enter_context(closing(sessions.watch_progress(bus)))
         rivals = Rivals(progress, opened.session, lambda: sessions.read_tip(bus, settings.run.name).claim)
+        write_run(publisher, settings, created_ms=process.clock.time_ms())
         heartbeat.start()
         evaluations.start()
         control.on_change(lambda key, order: obey_orders(evaluations, settings, {key: order} if order is not None else {}))

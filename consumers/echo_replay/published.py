@@ -153,8 +153,8 @@ def check_staleness(log: RunLog, index: TrajectoryIndex, samples: Samples) -> Fi
     ages[exempt] = 0
     finding.num_looked_at = int(found_all.sum())
     policies = [_policy_at(log.runs, step) for step in log.steps]
-    if log.steps and not log.runs:
-        finding.gap("`runs` has no record of this run, so what its policy allows is not known")
+    if any(budget is None for budget, _ in policies):
+        finding.gap("neither the reports nor `runs` say what the policy of this run allows")
     for number, step in enumerate(log.steps):
         mine = np.flatnonzero((samples.steps == number) & found_all)
         budget, keeps_older = policies[number]
@@ -185,11 +185,15 @@ def check_staleness(log: RunLog, index: TrajectoryIndex, samples: Samples) -> Fi
 def _policy_at(runs: Sequence[Run], step: Step) -> tuple[int | None, bool]:
     """The budget in force at a step, and whether older samples may stay in its batch (with less weight, or none).
 
-    A sequential step takes what its own version sampled. For others the newest record of the run that is not younger than the step counts;
-    `runs` is compacted, so where only a younger one is left, that.
+    A sequential step takes what its own version sampled. For others what the learner committed with the step counts. Reports of earlier
+    releases do not say it: then the newest record of the run that is not younger than the step; `runs` is compacted, so where only a
+    younger one is left, that.
     """
     if step.is_sequential:
         return 0, False
+    policy = step.report.policy
+    if policy is not None:
+        return policy.budget, policy.over_budget != OverBudget.DROP
     before = [run for run in runs if run.created_ms <= step.report.time_ms]
     if not runs:
         return None, False

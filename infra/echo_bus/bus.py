@@ -25,9 +25,9 @@ from echo_bus.transactions import TransactionalWriter
 from echo_bus.view import CompactedView
 from echo_schemas.codec import Codec, lock_file_codec
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Record
+from echo_schemas.records import Control, Record
 from echo_schemas.registry import HttpRegistry, subjects_of
-from echo_schemas.topics import REPLIES, Topic
+from echo_schemas.topics import CONTROL, REPLIES, Topic
 
 V = TypeVar("V", bound=Record)
 
@@ -136,6 +136,22 @@ class Bus:
     def view(self, topic: Topic, record: type[V], timeout_s: float = 30.0) -> CompactedView[V]:
         """A view of a compacted topic that carries `record`, read to its end."""
         view = CompactedView(self.reader([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, clock=self.clock)
+        view.open(Deadline.after(timeout_s, self.clock))
+        return view
+
+    def orders(self, timeout_s: float = 30.0) -> CompactedView[Control]:
+        """The orders of `control` by key, read to the end: the one way to read them. Lower epochs are ignored; a tombstone takes back an
+        order, and its epoch with it.
+        """
+        view = CompactedView(
+            self.reader([CONTROL]),
+            CONTROL,
+            Control,
+            metrics=self.metrics,
+            run_id=self.run_id,
+            clock=self.clock,
+            is_outdated=lambda known, new: new.epoch < known.epoch,
+        )
         view.open(Deadline.after(timeout_s, self.clock))
         return view
 

@@ -75,7 +75,9 @@ class StopSignal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleProcess:
-    """What a role works with. `ready_checks` may be added to until the role is ready: name → None or a sentence."""
+    """What a role works with. `ready_checks` may be added to until the role is ready: name → None or a sentence. `start` names the start of
+    all roles that this process is part of; empty: it was started by itself (`echo_bus.ownership`).
+    """
 
     settings: Settings
     bus: Bus
@@ -85,11 +87,15 @@ class RoleProcess:
     stop: StopSignal
     ready_checks: dict[str, Check] = field(default_factory=dict)
     health_checks: dict[str, Check] = field(default_factory=dict)
+    start: str = ""
 
 
 @contextmanager
-def open_role(settings: Settings, role: str, *, name: str | None = None, announce: Path | None = None) -> Iterator[RoleProcess]:
+def open_role(
+    settings: Settings, role: str, *, name: str | None = None, announce: Path | None = None, start: str = ""
+) -> Iterator[RoleProcess]:
     """Everything a role needs, until the block ends. `role` is one of roles.yaml; `name` tells several of a kind apart in client ids.
+    `start`: see `RoleProcess`.
 
     `announce`: a file that gets `{"role", "name", "pid", "metrics"}` as JSON once the metrics server listens. On the main thread the first
     SIGTERM or SIGINT sets `stop`; the second ends the process, and so does the end of [run] drain_s.
@@ -118,6 +124,7 @@ def open_role(settings: Settings, role: str, *, name: str | None = None, announc
             stop=stop,
             ready_checks=ready,
             health_checks=healthy,
+            start=start,
         )
 
 

@@ -40,12 +40,16 @@ class CompactedView(Generic[V]):
         metrics: BusMetrics,
         run_id: str | None = None,
         clock: Clock | None = None,
+        is_outdated: Callable[[V, V], bool] = lambda known, new: False,
     ) -> None:
-        """`reader` reads `topic` alone. With `run_id`, tombstones of other runs' keys are passed by too (their records already are)."""
+        """`reader` reads `topic` alone. With `run_id`, tombstones of other runs' keys are passed by too (their records already are).
+        `is_outdated(known, new)`: the key keeps what is `known`, although `new` was written later.
+        """
         if not topic.compacted:
             raise UserError(f"{topic.name!r} is not compacted, so a view of it would not be whole.", hint="Read it with LogReader.")
         self._reader = reader
         self._record = record
+        self._is_outdated = is_outdated
         self._own_keys = None if run_id is None else (run_id, f"{run_id}/")
         self._clock = clock or SystemClock()
         self._updates = metrics.view_updates.labels(topic.name)
@@ -136,6 +140,10 @@ class CompactedView(Generic[V]):
                 if key is None or not (record is None or isinstance(record, self._record)):
                     continue
                 if record is not None:
+                    known = self._entries.get(key)
+                    if known is not None and self._is_outdated(known, record):
+                        logger.warning("A record of %s under %r comes after a newer one, and is ignored", message.topic.name, key)
+                        continue
                     self._entries[key] = record
                 elif self._is_ours(key):
                     self._entries.pop(key, None)

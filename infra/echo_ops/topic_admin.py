@@ -14,7 +14,7 @@ from echo_bus.clock import Deadline
 from echo_bus.cluster import Cluster
 from echo_bus.errors import DeadlineExceeded
 from echo_bus.kafka import translate
-from echo_ops.topic_plan import Actual, Kind, Plan, make_plan
+from echo_ops.topic_plan import Actual, Kind, Plan, choose_replicas, make_plan
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
@@ -27,16 +27,21 @@ _ASK_AGAIN_S = 0.05
 class TopicAdmin:
     """Plans and applies the topics of one namespace."""
 
-    def __init__(self, cluster: Cluster, namespace: Namespace) -> None:
+    def __init__(self, cluster: Cluster, namespace: Namespace, *, replicas: int | None = None) -> None:
+        """`replicas`: those that somebody asked for; see `choose_replicas`."""
         self._admin = cluster.admin()
         self._namespace = namespace
+        self._replicas = replicas
+        self._num_addresses = len(getattr(cluster, "bootstrap", "").split(","))
 
     def wanted(self) -> dict[str, TopicSpec]:
         """Physical name → topic, from the files."""
         return {f"{self._namespace.name}.{spec.name}": spec for spec in load_topic_specs()}
 
-    def plan(self, *, force: bool = False) -> Plan:
-        """The differences between files and cluster. Raises TransportError."""
+    def plan(self, *, force: bool = False, lowers: bool = False) -> Plan:
+        """The differences between files and cluster; see `make_plan`. Raises UserError where too few brokers answer to make the namespace,
+        TransportError.
+        """
         metadata = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S))
         wanted = self.wanted()
         existing = [name for name in wanted if name in metadata.topics]
@@ -49,7 +54,21 @@ class TopicAdmin:
             )
             for name in existing
         }
-        return make_plan(wanted, actual, num_brokers=len(metadata.brokers), force=force)
+        num_brokers = len(metadata.brokers)
+        replicas = choose_replicas(
+            wanted, actual, num_brokers=num_brokers, num_addresses=self._num_addresses, asked=self._replicas
+        )  # fmt: skip
+        return make_plan(wanted, actual, replicas=replicas, num_brokers=num_brokers, force=force, lowers=lowers)
+
+    def wait_usable(self, names: Iterable[str]) -> None:
+        """Wait until somebody leads every partition of the topics `names`. Raises DeadlineExceeded, TransportError."""
+        self._wait_told(dict.fromkeys(names, 1))
+
+    def short_of_replicas(self) -> int:
+        """How many partitions of the namespace have a replica that does not follow its leader: its broker is away, or behind."""
+        topics = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
+        partitions = [part for name in self.wanted() if name in topics for part in topics[name].partitions.values()]
+        return sum(len(part.isrs) < len(part.replicas) for part in partitions)
 
     def strangers(self) -> list[str]:
         """Topics below the namespace that no file describes."""
@@ -91,7 +110,7 @@ class TopicAdmin:
                 return
             if deadline.expired():
                 raise DeadlineExceeded(
-                    f"{len(untold)} topics, {untold[0]!r} for one, were made, and no broker leads all of their partitions.",
+                    f"{len(untold)} topics, {untold[0]!r} for one, are there, and no broker leads all of their partitions.",
                     hint="Do enough brokers run? `echoswarm doctor` says.",
                 )
             time.sleep(_ASK_AGAIN_S)

@@ -1,7 +1,10 @@
 """Topics as code: what is, what should be, and the steps between them. Pure; `topic_admin` asks and acts.
 
-Apply is idempotent. It never shrinks a topic, and grows a keyed one only by force, since keys would move. Settings that the files do
-not name are left alone.
+Apply is idempotent. It never shrinks a topic, grows a keyed one only by force, since keys would move, and lowers durability only by force
+and for a reason. Settings that the files do not name are left alone.
+
+How many replicas a namespace has is fixed when it is made, and its topics are the record of it: a broker that is away at a later look
+changes nothing about what should be.
 """
 
 from __future__ import annotations
@@ -10,7 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from echo_schemas.errors import UserError
 from echo_schemas.topic_files import TopicSpec
+
+# Below so many acknowledged replicas a record may be lost with a disk.
+_DURABILITY = "min.insync.replicas"
 
 
 class Kind(StrEnum):
@@ -55,28 +62,77 @@ class Plan:
         """Whether the cluster is as the files say."""
         return not self.steps
 
+    def only(self, *kinds: Kind) -> Plan:
+        """The steps of these kinds alone."""
+        return Plan(steps=tuple(step for step in self.steps if step.kind in kinds), specs=self.specs)
+
+    @property
+    def unmakeable(self) -> tuple[Step, ...]:
+        """Topics that are missing and cannot be made now."""
+        return tuple(step for step in self.refused if step.before == "missing")
+
     @property
     def refused(self) -> tuple[Step, ...]:
         """Steps that nobody will do."""
         return tuple(step for step in self.steps if step.kind is Kind.REFUSED)
 
 
-def make_plan(wanted: Mapping[str, TopicSpec], actual: Mapping[str, Actual], *, num_brokers: int, force: bool = False) -> Plan:
-    """The steps from `actual` to `wanted`, both by physical name. `force` lets keyed topics grow."""
-    specs = {name: spec.fitted_to(num_brokers) for name, spec in wanted.items()}
+def choose_replicas(
+    wanted: Mapping[str, TopicSpec], actual: Mapping[str, Actual], *, num_brokers: int, num_addresses: int, asked: int | None
+) -> int:
+    """How many replicas the topics of a namespace have: those that were `asked` for, else as the namespace was made; a new one gets those
+    of the files, or on a cluster of one broker one. `num_addresses`: how many brokers [kafka] bootstrap names.
+
+    Raises UserError for a new namespace if fewer brokers answer than the files want and nobody has said that there are no more.
+    """
+    if asked is not None:
+        return asked
+    if actual:
+        return max(found.replication_factor for found in actual.values())
+    most = max(spec.replication_factor for spec in wanted.values())
+    if num_brokers >= most:
+        return most
+    if num_brokers == 1 and num_addresses == 1:
+        return 1
+    raise UserError(
+        f"{num_brokers} brokers answer, and the topics want {most} replicas. How many a namespace has is fixed when it is made, so one "
+        "that is made while a broker is away would have too few for good.",
+        hint=f"Start the missing brokers. If there are no more, say so: [kafka] replicas = {num_brokers}.",
+    )
+
+
+def make_plan(
+    wanted: Mapping[str, TopicSpec],
+    actual: Mapping[str, Actual],
+    *,
+    replicas: int,
+    num_brokers: int,
+    force: bool = False,
+    lowers: bool = False,
+) -> Plan:
+    """The steps from `actual` to `wanted`, both by physical name, with so many `replicas`. `force` lets keyed topics grow, `lowers` lets
+    durability go down.
+    """
+    specs = {name: spec.fitted_to(replicas) for name, spec in wanted.items()}
     steps: list[Step] = []
     for name, spec in specs.items():
         found = actual.get(name)
-        steps += [_creation(name, spec)] if found is None else _differences(name, spec, found, force=force)
+        if found is None:
+            steps.append(_creation(name, spec, num_brokers))
+        else:
+            steps += _differences(name, spec, found, force=force, lowers=lowers)
     return Plan(steps=tuple(steps), specs=specs)
 
 
-def _creation(name: str, spec: TopicSpec) -> Step:
+def _creation(name: str, spec: TopicSpec, num_brokers: int) -> Step:
     after = f"{spec.partitions} partitions, {spec.replication_factor} replicas, {_settings(spec.config)}"
+    if spec.replication_factor > num_brokers:
+        why = f"the cluster makes no topic with more replicas than brokers, and {num_brokers} answer; start the others"
+        return Step(topic=name, kind=Kind.REFUSED, what="topic", before="missing", after=after, why=why)
     return Step(topic=name, kind=Kind.CREATE, what="topic", after=after)
 
 
-def _differences(name: str, spec: TopicSpec, found: Actual, *, force: bool) -> Iterable[Step]:
+def _differences(name: str, spec: TopicSpec, found: Actual, *, force: bool, lowers: bool) -> Iterable[Step]:
     if found.partitions != spec.partitions:
         yield _resize(name, spec, found, force=force)
     if found.replication_factor != spec.replication_factor:
@@ -90,8 +146,13 @@ def _differences(name: str, spec: TopicSpec, found: Actual, *, force: bool) -> I
         )
     for key, value in sorted(spec.config.items()):
         before = found.config.get(key)
-        if before != value:
-            yield Step(topic=name, kind=Kind.SETTING, what=key, before=before or "default", after=value)
+        if before == value:
+            continue
+        why = ""
+        if key == _DURABILITY and before is not None and int(before) > int(value) and not lowers:
+            why = "fewer replicas would have to have a record before it counts; `topics apply --force --reason TEXT` lowers it"
+        kind = Kind.REFUSED if why else Kind.SETTING
+        yield Step(topic=name, kind=kind, what=key, before=before or "default", after=value, why=why)
 
 
 def _resize(name: str, spec: TopicSpec, found: Actual, *, force: bool) -> Step:

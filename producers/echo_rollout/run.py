@@ -32,8 +32,8 @@ from echo_rollout.weights import LogSource
 from echo_rollout.worker import GROUP, Worker
 from echo_rollout.worker_parts import WorkerParts
 from echo_schemas.errors import EchoError, UserError
-from echo_schemas.records import Control, Progress, WeightKind, WeightManifest, WorkerStatus
-from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, WORKERS
+from echo_schemas.records import Progress, WeightKind, WeightManifest, WorkerStatus
+from echo_schemas.topics import PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 from echo_tasks.evaluation import load_evaluation_tasks
@@ -148,7 +148,7 @@ def run_feeder(process: RoleProcess) -> None:
             progress=stack.enter_context(closing(bus.view(PROGRESS, Progress))),
             weights=stack.enter_context(closing(bus.view(WEIGHTS, WeightManifest))),
             workers=stack.enter_context(closing(bus.view(WORKERS, WorkerStatus))),
-            control=stack.enter_context(closing(bus.view(CONTROL, Control))),
+            control=stack.enter_context(closing(bus.orders())),
             places=process.places,
             metrics=FeederMetrics(process.registry),
             clock=process.clock,

@@ -49,6 +49,9 @@ _BUILT_IN_REWARDS: Mapping[str, str] = {
     "reasoning-gym": "echo_tasks.reasoning_scorer:reasoning_gym_score",
 }
 
+BUILT_IN_TASKS = frozenset(_BUILT_IN_TASKS)
+BUILT_IN_REWARDS = frozenset(_BUILT_IN_REWARDS)
+
 
 @functools.cache
 def _installed(group: str) -> tuple[EntryPoint, ...]:

@@ -56,13 +56,13 @@ class TopicSpec:
         topic = self.topic
         return topic is not None and topic.key is not None and not topic.placed
 
-    def fitted_to(self, num_brokers: int) -> TopicSpec:
-        """The same topic on a cluster with fewer brokers than replicas: as many replicas as there are brokers."""
-        if num_brokers >= self.replication_factor:
+    def fitted_to(self, replicas: int) -> TopicSpec:
+        """The same topic with so many replicas. Of two or more, one may be away: so many less one must have a record at most."""
+        if replicas == self.replication_factor:
             return self
         config = dict(self.config)
-        config["min.insync.replicas"] = str(max(1, min(int(config["min.insync.replicas"]), num_brokers - 1)))
-        return dataclasses.replace(self, replication_factor=num_brokers, config=config)
+        config["min.insync.replicas"] = str(max(1, min(int(config["min.insync.replicas"]), replicas - 1)))
+        return dataclasses.replace(self, replication_factor=replicas, config=config)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from echo_bus.bus import Bus, open_bus, open_cluster
 from echo_bus.clock import Deadline
-from echo_ops.supervisor.registration import apply_topics, write_run
+from echo_ops.supervisor.registration import make_topics
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import BY_NAME
 from tests.chaos.cluster import ProxiedKafka
@@ -110,8 +110,7 @@ def open_scene(
         stack.callback(swarm.close)
         direct = swarm.settings.model_copy(update={"kafka": swarm.settings.kafka.model_copy(update={"bootstrap": kafka.bootstrap})})
         bus = open_bus(direct, "view")
-        apply_topics(open_cluster(direct), bus.namespace)
-        write_run(bus, swarm.settings)
+        make_topics(open_cluster(direct), bus.namespace)
         follower = stack.enter_context(Follower(bus))
         swarm.start_all()
         yield Scene(

@@ -53,7 +53,7 @@ def look(bus: Bus, settings: Settings, tip: Tip, *, takeover: bool, skip: bool, 
     """
     store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
     if tip.claim is not None and tip.claim.session != silent:
-        sessions.refuse_if_alive(bus, tip.claim, takeover=takeover)
+        sessions.refuse_if_alive(bus, tip.claim, run_id=settings.run.name, takeover=takeover)
     identities = sessions.identities(bus)
     tip, resumption = _find_resumption(bus, store, tip, settings, identities, skip=skip)
     store.check_writable(settings.run.name)

@@ -20,6 +20,7 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import Message
+from echo_bus.ownership import SILENCE_S
 from echo_bus.process import StopSignal
 from echo_bus.transactions import TransactionalWriter
 from echo_bus.view import CompactedView
@@ -30,8 +31,7 @@ from echo_schemas.topics import PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS
 logger = logging.getLogger(__name__)
 
 READ_S = 60.0
-# Six of the learner's heartbeats.
-_SILENCE_S = 3.0
+_SILENCE_S = SILENCE_S
 # A successor claims as soon as it has fenced its predecessor, which takes some milliseconds.
 _LOOKS_FOR_SUCCESSOR = 5
 _LOOK_S = 0.2
@@ -63,9 +63,9 @@ class Tip:
         return None if self.report is None else self.report.checkpoint
 
 
-def new_session() -> str:
-    """A name that no other session has."""
-    return secrets.token_hex(4)
+def new_session(start: str = "") -> str:
+    """A name that no other session has; the roles that were started together know theirs by its beginning, `start`."""
+    return start + secrets.token_hex(4)
 
 
 def read_tip(bus: Bus, run_id: str) -> Tip:
@@ -103,13 +103,20 @@ def _scan(batches: Iterable[list[Message]], run_id: str) -> Tip:
     return tip
 
 
-def refuse_if_alive(bus: Bus, claim: SessionClaim | None, *, takeover: bool) -> None:
-    """Raise UserError if the session that owns the namespace still heartbeats, unless it is to be taken over."""
-    if claim is not None and not takeover and is_alive(bus, claim):
-        raise UserError(
-            f"A learner is alive in this namespace: run {claim.run_id!r}, process {claim.pid} on {claim.host}, session {claim.session}.",
-            hint="Stop it first, use another [kafka] namespace, or start this one with --takeover, which fences it.",
-        )
+def refuse_if_alive(bus: Bus, claim: SessionClaim | None, *, run_id: str, takeover: bool) -> None:
+    """Raise UserError if the session that owns the namespace still heartbeats, unless it is of this run and to be taken over.
+
+    Of another run, its workers and reward processes would go on in the groups of this namespace, and commit this run's records unread.
+    """
+    if claim is None or (takeover and claim.run_id == run_id) or not is_alive(bus, claim):
+        return
+    hint = "Stop it first, or use another [kafka] namespace: --takeover is for a learner of the same run."
+    if claim.run_id == run_id:
+        hint = "Stop it first, use another [kafka] namespace, or start this one with --takeover, which fences it."
+    raise UserError(
+        f"A learner is alive in this namespace: run {claim.run_id!r}, process {claim.pid} on {claim.host}, session {claim.session}.",
+        hint=hint,
+    )
 
 
 def is_alive(bus: Bus, claim: SessionClaim) -> bool:

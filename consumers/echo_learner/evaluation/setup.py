@@ -26,6 +26,7 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Eval, EvaluationOrder, WeightManifest
 from echo_schemas.topics import EVALS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, weights_key
 from echo_tasks.base_models import resolve_base
+from echo_tasks.catalogue import BUILT_IN_REWARDS, BUILT_IN_TASKS
 from echo_tasks.evaluation import load_evaluation_tasks
 from echo_tasks.prompts import PromptCodec
 
@@ -45,6 +46,24 @@ def plan_section(settings: Settings, section: EvalSettings) -> Planned:
     """One evaluation that the file need not have. Raises UserError as `plan_evaluations`."""
     spec = evaluation_spec(settings, section)
     return Planned(spec=spec, task=load_evaluation_tasks((spec,))[spec.name])
+
+
+def plan_order(settings: Settings, order: EvaluationOrder) -> Planned:
+    """The evaluation that an order asks for. Whoever may write to `control` chooses among what is here already, and names no code and no
+    file: its task with its options, and its rewards, are the configuration's, or built in and without options.
+
+    Raises UserError, also as `plan_evaluations`; ValidationError.
+    """
+    section = EvalSettings.model_validate_json(order.section)
+    spec, known = evaluation_spec(settings, section), evaluation_specs(settings)
+    tasks = [(settings.task.name, settings.task.options), *((each.task, each.options) for each in known)]
+    if (spec.task, spec.options) not in tasks and (spec.task not in BUILT_IN_TASKS or spec.options):
+        raise UserError(f"the configuration has no task {spec.task!r} with these options, and an order may not bring its own")
+    rewards = {*settings.rewards, *(name for each in known for name in each.rewards), *BUILT_IN_REWARDS}
+    unknown = [name for name in spec.rewards if name not in rewards]
+    if unknown:
+        raise UserError(f"the configuration has no reward {unknown[0]!r}, and an order may not bring its own")
+    return plan_section(settings, section)
 
 
 def open_evaluations(settings: Settings, bus: Bus, metrics: LearnerMetrics, clock: Clock) -> Evaluations:
@@ -106,8 +125,7 @@ def obey_orders(evaluations: Evaluations, settings: Settings, orders: Mapping[st
     for control in orders.values():
         if control.evaluation is not None and control.run_id == settings.run.name:
             try:
-                section = EvalSettings.model_validate_json(control.evaluation.section)
-                evaluations.order(plan_section(settings, section), control.evaluation.version)
+                evaluations.order(plan_order(settings, control.evaluation), control.evaluation.version)
             except (ValidationError, UserError) as exc:
                 logger.warning("The order to evaluate %r cannot be obeyed: %s", _name_of(control.evaluation), exc)
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from echo_bus.settings import Settings
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import public_config
 from echo_bus.settings.rules import staleness_policy
 from echo_core.groups import AssemblyLimits
 from echo_core.normalisation import Normalisation
+from echo_core.policy import StalenessPolicy
 from echo_learner.training.batch import BatchRules
-from echo_schemas.records import RewardTerm, WeightKind
+from echo_schemas.records import RewardTerm, StepPolicy, WeightKind
 
 # Settings under which the weights came to be: a run goes on in place only if they are the same. Others (names of machines, ports, how many
 # steps, how often to checkpoint) may change between two starts.
@@ -44,6 +45,17 @@ def reward_terms(settings: Settings) -> tuple[RewardTerm, ...]:
     """The reward specification that a run starts with: every reward of [rewards] is required."""
     deadline_s = settings.scoring.deadline_s
     return tuple(RewardTerm(name=name, weight=weight, deadline_s=deadline_s) for name, weight in settings.rewards.items())
+
+
+def step_policy(policy: StalenessPolicy) -> StepPolicy:
+    """What a report says of the policy that governed its step: `runs` may hold the configuration of another start by then."""
+    return StepPolicy(
+        budget=policy.budget,
+        publication_period=policy.publication_period,
+        over_budget=policy.over_budget.value,
+        groups_per_step=policy.groups_per_step,
+        min_group_size=policy.min_group_size,
+    )
 
 
 def assembly_limits(settings: Settings) -> AssemblyLimits:

@@ -131,10 +131,3 @@ def _explain(exc: ValidationError, where: str) -> str:
         key = f"[{'.'.join(place[:-1])}] {place[-1]}: " if len(place) > 1 else (f"[{place[0]}]: " if place else "")
         problems.append(f"{key}{error['msg'].removeprefix('Value error, ')}")
     return f"{where}: {'; '.join(problems)}."
-
-
-def public_config(settings: Settings) -> dict[str, Any]:
-    """The settings as plain data with every secret left out: what `runs` records and what may be logged."""
-    content = settings.model_dump(mode="json", exclude={"registry": {"password"}})
-    content["kafka"]["client"] = {key: value for key, value in settings.kafka.client.items() if key not in _SECRET_PROPERTIES}
-    return content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,7 +13,20 @@ _PART_OF_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Section(BaseModel):
     """Frozen, and strict about unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # No number that is none: nan compares with nothing, so no rule below would find it.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+def without_credentials(address: str, belongs: str) -> str:
+    """`address`, known to hold no user, password or query: addresses are published with the run. Raises ValueError, which says where
+    credentials belong, and does not repeat them.
+    """
+    # fsspec chains addresses with "::".
+    parts = [urlsplit(each if "://" in each else f"//{each}") for each in address.split("::")]
+    if any("@" in part.netloc or part.query for part in parts):
+        message = f"may hold no user, password or query, because it is published with the run; {belongs}"
+        raise ValueError(message)
+    return address
 
 
 def part_of_key(name: str) -> str:

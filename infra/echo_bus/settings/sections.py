@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from echo_bus.settings.evaluation import EvalSettings, check_evaluations
 from echo_bus.settings.offline import OfflineSettings
 from echo_bus.settings.pool import PoolSettings, check_pool
-from echo_bus.settings.section import Section, part_of_key
+from echo_bus.settings.section import Section, part_of_key, without_credentials
 from echo_schemas.naming import Namespace
 
 
@@ -38,11 +38,20 @@ class KafkaSettings(Section):
     """`embedded` finds the broker that `echoswarm kafka up` started; otherwise host:port, several separated by commas."""
     namespace: str = "echo.demo"
     """Prefix of every topic, group, client id and transactional id; one running pipeline per namespace."""
+    replicas: int | None = Field(default=None, ge=1)
+    """Copies of each topic, fixed when the namespace is made; none: 3, or 1 on a cluster of one broker. Where there are two, say it."""
     group_protocol: Literal["classic", "consumer"] = "classic"
     """`classic` with cooperative-sticky assignment, or `consumer` (KIP-848), where sessions and heartbeats are the broker's settings."""
     # Not in the repr: it may hold a password.
     client: dict[str, str | int | float | bool] = Field(default_factory=dict, repr=False)
     """Any librdkafka property, as [kafka.client]; wins over the project's own. Passwords in files: `"sasl.password_file" = "/run/…"`."""
+
+    @field_validator("bootstrap")
+    @classmethod
+    def _bootstrap_holds_no_login(cls, bootstrap: str) -> str:
+        for address in bootstrap.split(","):
+            without_credentials(address, 'write them into [kafka.client]: "sasl.username", and "sasl.password_file" for the password')
+        return bootstrap
 
     @field_validator("namespace")
     @classmethod
@@ -63,6 +72,11 @@ class RegistrySettings(Section):
     ca_file: str = ""
     """CA certificate of the registry, PEM."""
 
+    @field_validator("url")
+    @classmethod
+    def _url_holds_no_login(cls, url: str) -> str:
+        return without_credentials(url, "write them into [registry] user and password_file")
+
     def client_properties(self) -> dict[str, Any]:
         """What the registry client wants besides the address."""
         properties: dict[str, Any] = {}
@@ -79,7 +93,7 @@ class TaskSettings(Section):
     name: str = "reverse-digits"
     """A built-in task, an entry point, or `package.module:attribute`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """What the task is made with, as [task.options]."""
+    """What the task is made with, as [task.options]. Published with the run: no secrets here."""
 
 
 class LoraSettings(Section):
@@ -250,6 +264,11 @@ class StoreSettings(Section):
     """An fsspec address such as s3://bucket/path or file:///path; empty: all snapshots travel through `weights.chunks`."""
     above_mb: int = Field(default=1024, ge=0)
     """Snapshots of at least so many MiB go to the store."""
+
+    @field_validator("uri")
+    @classmethod
+    def _uri_holds_no_login(cls, uri: str) -> str:
+        return without_credentials(uri, "give them to each process as the store's driver reads them, for S3 in AWS_ACCESS_KEY_ID and so on")
 
 
 class MetricsSettings(Section):

@@ -105,11 +105,14 @@ def _cluster(settings: Settings) -> Iterator[Finding]:
         cluster = open_cluster(settings)
         brokers = cluster.check()
         yield Finding(Verdict.FINE, "Kafka", f"{brokers} broker{'s' if brokers > 1 else ''} at {cluster.bootstrap}")
-        admin = TopicAdmin(cluster, Namespace(settings.kafka.namespace))
-        plan = admin.plan()
+        admin = TopicAdmin(cluster, Namespace(settings.kafka.namespace), replicas=settings.kafka.replicas)
+        plan, num_short = admin.plan(), admin.short_of_replicas()
     except EchoError as exc:
         yield Finding(Verdict.BROKEN, "Kafka", exc.message, exc.hint)
         return
+    if num_short:
+        mend = "start the broker that is away; topics need no change, and a run goes on meanwhile as long as they have leaders"
+        yield Finding(Verdict.BROKEN, "replicas", f"{num_short} partitions are short of a replica", mend)
     if plan.is_empty:
         yield Finding(Verdict.FINE, "topics", f"all {len(plan.specs)} are as the files say")
     else:

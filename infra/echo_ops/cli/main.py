@@ -72,12 +72,16 @@ def topics_plan(config: Config = None, force: Annotated[bool, typer.Option("--fo
 
 
 @topics.command("apply")
-def topics_apply(config: Config = None, force: Annotated[bool, typer.Option("--force", help="Let keyed topics grow.")] = False) -> None:
-    """Create and change topics until they are as the files say. Never shrinks anything."""
+def topics_apply(
+    config: Config = None,
+    force: Annotated[bool, typer.Option("--force", help="Let keyed topics grow.")] = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="With --force: why durability may be lowered too.")] = "",
+) -> None:
+    """Create and change topics until they are as the files say. Never shrinks any; lowers durability only with --force and --reason."""
     from echo_ops.cli import topics as commands
 
     with user_errors():
-        commands.apply(config, force=force)
+        commands.apply(config, force=force, reason=reason)
 
 
 @topics.command("check")

@@ -19,6 +19,7 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_bus.kafka import translate
+from echo_bus.ownership import START_VARIABLE, await_turn
 from echo_bus.process import StopSignal, open_role, without_collection
 from echo_bus.settings import Settings
 from echo_bus.settings.kinds import settings_of_kind
@@ -38,12 +39,15 @@ _LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a role's code is, the extra that installs what it needs, and how its libraries are imported before it begins."""
+    """Where a role's code is, the extra that installs what it needs, and how its libraries are imported before it begins. `allocates`: it
+    fences whoever did its work before and writes what others act on, so a learner must have accepted the run first.
+    """
 
     module: str
     function: str
     extra: str
     prefetch: Callable[[Settings], None] = lambda settings: None
+    allocates: bool = False
 
 
 def _prefetch_engine(settings: Settings) -> None:
@@ -52,17 +56,26 @@ def _prefetch_engine(settings: Settings) -> None:
     prefetch(settings.rollout.engine)
 
 
+def _prefetch_faust(settings: Settings) -> None:
+    """While the learner comes up, which a reward process of `echoswarm up` waits for."""
+    del settings
+    importlib.import_module("echo_streams.faust_app")
+
+
 _ENTRIES = {
     "worker": _Entry("echo_rollout.run", "run_worker", "rollout", _prefetch_engine),
-    "feeder": _Entry("echo_rollout.run", "run_feeder", "rollout"),
-    "offline": _Entry("echo_rollout.offline.run", "run_offline", "rollout"),
-    "reward": _Entry("echo_streams.run", "run_reward", "streams"),
+    "feeder": _Entry("echo_rollout.run", "run_feeder", "rollout", allocates=True),
+    "offline": _Entry("echo_rollout.offline.run", "run_offline", "rollout", allocates=True),
+    "reward": _Entry("echo_streams.run", "run_reward", "streams", _prefetch_faust),
     "learner": _Entry("echo_learner.run", "run_learner", "learner"),
 }
 
 
 def run_role(role: str, config: Path | None, *, name: str | None, announce: Path | None, log_file: Path | None, **more: Any) -> None:
-    """Import what the role needs (the slow part), wait for its topics, run it. Blocks until it ends. `more`: the role's own arguments."""
+    """Import what the role needs (the slow part), wait for its topics, see whose namespace it is, run it. Blocks until it ends.
+
+    `more`: the role's own arguments. Raises UserError where another run owns the namespace.
+    """
     log_to(log_file)
     settings = settings_of_kind(read_settings(config), more.get("kind", ""))
     entry = _ENTRIES[role]
@@ -70,8 +83,12 @@ def run_role(role: str, config: Path | None, *, name: str | None, announce: Path
     with without_collection():
         function = import_entry(entry, settings)
     logger.info("%s imported in %.1f s", role, time.monotonic() - started_s)
-    with open_role(settings, role, name=name, announce=announce) as process:
+    with open_role(settings, role, name=name, announce=announce, start=os.environ.get(START_VARIABLE, "")) as process:
         if not wait_for_topics(process.bus, process.stop, Deadline.after(TOPICS_S)):
+            return
+        # The learner decides whose the namespace is, by itself. A worker has an engine to start meanwhile, and writes only what was asked.
+        waits = entry.allocates or (role == "reward" and bool(process.start))
+        if role != "learner" and not await_turn(process, needs_learner=waits):
             return
         if role == "worker":
             more["worker_id"] = name or f"worker-{own_name()}"

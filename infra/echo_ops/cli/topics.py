@@ -9,6 +9,7 @@ from echo_ops.cli.context import reach_cluster, read_settings
 from echo_ops.cli.output import ExitCode, out
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import Kind, Plan, Step, summarise
+from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 
 _MARKS = {Kind.CREATE: "[green]+[/]", Kind.GROW: "[green]>[/]", Kind.SETTING: "[yellow]~[/]", Kind.REFUSED: "[red]![/]"}
@@ -21,9 +22,11 @@ def plan(config: Path | None, *, force: bool) -> None:
         out.print("Do it with [bold]echoswarm topics apply[/].")
 
 
-def apply(config: Path | None, *, force: bool) -> None:
+def apply(config: Path | None, *, force: bool, reason: str) -> None:
+    if reason and not force:
+        raise UserError("--reason says why durability is lowered, which is only done by force.", hint="Add --force.")
     admin = _admin(config)
-    made = admin.plan(force=force)
+    made = admin.plan(force=force, lowers=bool(reason))
     _show(made)
     admin.apply(made)
     if made.refused:
@@ -46,7 +49,7 @@ def check(config: Path | None) -> None:
 
 def _admin(config: Path | None) -> TopicAdmin:
     settings = read_settings(config)
-    return TopicAdmin(reach_cluster(settings), Namespace(settings.kafka.namespace))
+    return TopicAdmin(reach_cluster(settings), Namespace(settings.kafka.namespace), replicas=settings.kafka.replicas)
 
 
 def _show(made: Plan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import shutil
 import sys
 from contextlib import ExitStack, closing
@@ -17,8 +18,10 @@ from echo_bus.bus import Bus, open_bus, open_cluster
 from echo_bus.clock import SystemClock
 from echo_bus.embedded.guard import Guard
 from echo_bus.errors import TransportError
-from echo_bus.settings import load_settings
-from echo_bus.settings.load import public_config
+from echo_bus.ownership import START_VARIABLE
+from echo_bus.settings import Settings, load_settings
+from echo_bus.settings.public import public_config
+from echo_learner.commit.run_record import software
 from echo_ops.cli.context import DEFAULT_CONFIG
 from echo_ops.cli.output import out
 from echo_ops.report.charts import close_up_window
@@ -30,11 +33,12 @@ from echo_ops.report.screen import Screen
 from echo_ops.report.spans import GenerationSpan, read_spans
 from echo_ops.report.summary import summarise_run
 from echo_ops.supervisor.age import process_age_s
-from echo_ops.supervisor.broker import RunBroker
+from echo_ops.supervisor.broker import RunBroker, given_bootstrap
 from echo_ops.supervisor.child import Crew, ProcessChild
+from echo_ops.supervisor.folder_lock import folder_lock
 from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
-from echo_ops.supervisor.registration import apply_topics, software, write_run
+from echo_ops.supervisor.registration import make_topics, refuse_if_owned
 from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
 from echo_schemas.errors import EchoError
 
@@ -72,20 +76,30 @@ def up(config: Path | None, *, steps: int | None, options: Options) -> None:
 
 
 def execute(config: Path | None, options: Options) -> None:
-    """Supervise the run of `config`; exits as `up`. Raises Disagreement if learner and workers differ by more than allowed."""
-    _Run(config, options).execute()
+    """Supervise the run of `config`; exits as `up`. Raises UserError if it or another run is going on in its folder or namespace, and then
+    nothing was changed; Disagreement if learner and workers differ by more than allowed.
+    """
+    settings = load_settings(config, {**os.environ, **options.overrides})
+    with folder_lock(Path(settings.checkpoint.folder)):
+        _refuse_if_owned(settings, takeover="--takeover" in options.learner_flags)
+        _Run(config, options, settings).execute()
+
+
+def _refuse_if_owned(settings: Settings, *, takeover: bool) -> None:
+    """A Kafka that is started for this run is nobody else's."""
+    if given_bootstrap(settings.kafka.bootstrap) is not None:
+        refuse_if_owned(open_cluster(settings), open_bus(settings, "view"), settings.run.name, takeover=takeover)
 
 
 class _Run:
     """One supervised run, from settings to summary."""
 
-    def __init__(self, config: Path | None, options: Options) -> None:
+    def __init__(self, config: Path | None, options: Options, settings: Settings) -> None:
         self._options = options
         self._clock = SystemClock()
         self._zero_s = self._clock.monotonic_s() - process_age_s()
-        self._settings = load_settings(config, {**os.environ, **options.overrides})
+        self._settings = settings
         self._folder = Path(self._settings.checkpoint.folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._report = options.report or self._folder / "report.html"
         self._summary = options.summary or self._folder / "summary.json"
         self._machine = this_machine()
@@ -96,7 +110,7 @@ class _Run:
             folder=options.kafka_folder,
             report=lambda line: self.say(line),
         )
-        overrides = {**options.overrides, "ECHO_KAFKA__BOOTSTRAP": self._broker.bootstrap}
+        overrides = {**options.overrides, "ECHO_KAFKA__BOOTSTRAP": self._broker.bootstrap, START_VARIABLE: secrets.token_hex(2)}
         self._connected = load_settings(config, {**os.environ, **overrides})
         self._plans = plan_children(
             self._settings,
@@ -184,9 +198,10 @@ class _Run:
     def _prepare(self) -> None:
         self._observer.note(Milestone.KAFKA)
         self._bus = bus = open_bus(self._connected, "view")
-        apply_topics(open_cluster(self._connected), bus.namespace)
+        differing = make_topics(open_cluster(self._connected), bus.namespace, replicas=self._settings.kafka.replicas)
+        if differing:
+            self.say(differing)
         self._observer.note(Milestone.TOPICS)
-        write_run(bus, self._settings)
         self._observer.start(bus)
 
     def _conclude(self) -> None:

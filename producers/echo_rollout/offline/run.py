@@ -16,8 +16,8 @@ from echo_rollout.offline.episodes import Episode, EpisodeFile, EpisodeRefused, 
 from echo_rollout.offline.producer import Group, OfflineParts, OfflineProducer, Schedule
 from echo_rollout.offline.rendering import ChatWording, ModelLimits, PlainWording, RenderedEpisode, end_token, render_episode
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, Progress
-from echo_schemas.topics import CONTROL, PROGRESS
+from echo_schemas.records import Progress
+from echo_schemas.topics import PROGRESS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.prompts import PromptCodec, vocabulary_size
 
@@ -56,7 +56,7 @@ def run_offline(process: RoleProcess, *, episodes: Path | None = None) -> None:
             bus=bus,
             writer=stack.enter_context(closing(bus.transactions("feeder"))),
             progress=stack.enter_context(closing(bus.view(PROGRESS, Progress))),
-            control=stack.enter_context(closing(bus.view(CONTROL, Control))),
+            control=stack.enter_context(closing(bus.orders())),
             metrics=metrics,
             clock=process.clock,
         )

@@ -35,6 +35,7 @@ from echo_schemas.records.step import (
     RewardStats,
     RewardTerm,
     SessionClaim,
+    StepPolicy,
     StepReport,
     WorkerShare,
 )
@@ -94,6 +95,7 @@ __all__ = [
     "Sampling",
     "SessionClaim",
     "Span",
+    "StepPolicy",
     "StepReport",
     "Trajectory",
     "TrajectorySource",

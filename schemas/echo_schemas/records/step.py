@@ -50,6 +50,17 @@ class RewardTerm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepPolicy:
+    """What governed a step: how old a sample may be (`budget`, S), what becomes of older ones (`over_budget`), and how batches are cut."""
+
+    budget: int
+    publication_period: int
+    over_budget: str
+    groups_per_step: int
+    min_group_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardColumn:
     """The values of one reward over the batch: float64 [N] and a flag [N] that is 1 where the default stood in."""
 
@@ -139,7 +150,7 @@ class StepReport(Record):
     """One training step. Together with the log it is enough to train the step again.
 
     Staleness histograms: entry i counts samples of staleness i, for each of the four stages. `batch` is inline, or, when large,
-    `batch_blob` names the parts written in the same transaction.
+    `batch_blob` names the parts written in the same transaction. `policy` is None in reports of releases that did not commit it.
     """
 
     SCHEMA: ClassVar[str] = "step_report"
@@ -155,6 +166,7 @@ class StepReport(Record):
     seeds: Mapping[str, int] = field(default_factory=dict)
     world_size: int = 1
     reward_terms: tuple[RewardTerm, ...] = ()
+    policy: StepPolicy | None = None
     positions: tuple[Position, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     staleness_dispatch: tuple[int, ...] = ()

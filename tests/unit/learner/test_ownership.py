@@ -23,8 +23,8 @@ from echo_bus.memory import MemoryCluster
 from echo_learner.commit.session import is_alive
 from echo_learner.run import run_learner
 from echo_schemas.errors import UserError
-from echo_schemas.records import Progress, SessionClaim
-from echo_schemas.topics import PROGRESS, STEPS
+from echo_schemas.records import Progress, Run, SessionClaim, StepPolicy
+from echo_schemas.topics import PROGRESS, RUNS, STEPS
 from tests.unit.learner.crash_point import Crash, calls_of
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import Pipeline, Running, assert_books, fill
@@ -297,3 +297,55 @@ def test_runs_may_follow_one_another_in_a_namespace(pipeline: Pipeline, monkeypa
     assert [(claim.run_id, claim.tip_version) for claim in claims] == [("demo", 0), ("other", 0), ("demo", 1)]
     assert [report.version for report in pipeline.reports()] == [1, 2]
     assert_books(pipeline)
+
+
+def test_a_learner_of_another_run_is_not_taken_over(pipeline: Pipeline) -> None:
+    """Its workers and reward processes would go on in the groups of the namespace."""
+    with waiting_learner(pipeline) as first:
+        with pytest.raises(UserError, match=f"{ALIVE}: run 'demo'") as refused:
+            pipeline.train(NumpyTrainer("other"), steps=1, takeover=True, run={"name": "other"})
+        assert "of the same run" in refused.value.hint
+        assert len(pipeline.read(STEPS, SessionClaim)) == 1
+        first.stop()
+
+
+def test_of_two_learners_that_race_on_a_fresh_run_exactly_one_goes_on(pipeline: Pipeline, tmp_path: Path) -> None:
+    """Each on a disk of its own. The late one has looked, and fences, but the other has claimed and trained meanwhile."""
+    elsewhere = Pipeline(tmp_path / "another disk", cluster=pipeline.cluster)
+    has_looked, may_fence = threading.Event(), threading.Event()
+
+    def before(operation: str) -> None:
+        if operation == "init_transactions" and not has_looked.is_set():
+            has_looked.set()
+            assert may_fence.wait(60), "waited for the other learner"
+
+    fill(pipeline, 1)
+    pipeline.cluster.faults.before = before
+    late = elsewhere.start(NumpyTrainer("late"))
+    assert has_looked.wait(60), "waited for the late learner's look"
+    first = pipeline.start(NumpyTrainer("first"))
+    pipeline.wait_for_manifest(1)
+    may_fence.set()
+    with pytest.raises(UserError, match="Another learner has taken this namespace over"):
+        late.join()
+    fill(pipeline, 2, start=1)
+    pipeline.wait_for_manifest(2)
+    first.stop()
+    assert [report.version for report in pipeline.reports()] == [1, 2]
+    assert_books(pipeline)
+
+
+def test_only_a_learner_that_has_accepted_the_run_says_what_it_is(pipeline: Pipeline) -> None:
+    fill(pipeline, 1)
+    pipeline.train(NumpyTrainer(), steps=1)
+    (said,) = pipeline.read(RUNS, Run)
+    with pytest.raises(UserError, match="was started with other values"):
+        pipeline.train(NumpyTrainer("refused"), steps=2, takeover=True, staleness={"budget": 50, "publication_period": 1})
+    assert pipeline.read(RUNS, Run) == [said]
+
+
+def test_a_report_says_what_governed_its_step(pipeline: Pipeline) -> None:
+    fill(pipeline, 1)
+    pipeline.train(NumpyTrainer(), steps=1)
+    (report,) = pipeline.reports()
+    assert report.policy == StepPolicy(budget=3, publication_period=1, over_budget="drop", groups_per_step=2, min_group_size=2)

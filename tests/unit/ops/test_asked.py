@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from echo_bus.settings import Settings
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import public_config
 from echo_ops.report.page import report_page
 from echo_ops.report.plain import closing_lines
 from echo_ops.report.run_view import RunView

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from echo_bus.settings import Settings
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import public_config
 from echo_ops.report.evaluations import evaluation_line, over_versions
 from echo_ops.report.page import report_page
 from echo_ops.report.plain import PlainLines

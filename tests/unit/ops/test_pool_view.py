@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from echo_bus.settings import Settings
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import public_config
 from echo_ops.report.page import report_page
 from echo_ops.report.plain import closing_lines
 from echo_ops.report.pool import PoolView, WorkerLine, cost_per_1000

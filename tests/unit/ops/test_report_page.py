@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from echo_bus.settings import Settings
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import public_config
 from echo_ops.report import charts
 from echo_ops.report.page import report_page
 from echo_ops.report.run_view import RunView

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from echo_bus.errors import DeadlineExceeded
 from echo_bus.memory import MemoryCluster
 from echo_ops import topic_admin
+from echo_ops.supervisor.registration import make_topics
 from echo_ops.topic_admin import TopicAdmin
 from echo_schemas.naming import Namespace
+from echo_schemas.topics import EVALS, TRAJECTORIES
 
 SPACE = Namespace("unit.topics")
 
@@ -45,6 +49,25 @@ class HesitantCluster(MemoryCluster):
         return inner
 
 
+class Answering(MemoryCluster):
+    """Says that it is there, as a real one does."""
+
+    def check(self, timeout_s: float) -> int:
+        del timeout_s
+        return 1
+
+    def admin(self) -> Any:
+        inner = super().admin()
+
+        def describe(groups: list[str], **_: Any) -> dict[str, Future[None]]:
+            answered: Future[None] = Future()
+            answered.set_result(None)
+            return dict.fromkeys(groups, answered)
+
+        inner.describe_consumer_groups = describe  # type: ignore[attr-defined]
+        return inner
+
+
 @pytest.mark.parametrize("leaderless", [False, True])
 def test_topics_that_were_made_are_there_when_apply_returns(leaderless: bool) -> None:
     cluster = HesitantCluster(3, leaderless=leaderless)
@@ -58,5 +81,20 @@ def test_topics_that_nobody_tells_of_are_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(topic_admin, "_TOLD_S", 0.0)
     topics = TopicAdmin(HesitantCluster(1_000), SPACE)
     plan = topics.plan()
-    with pytest.raises(DeadlineExceeded, match=r"topics, 'unit\.topics\..*' for one, were made, and no broker leads"):
+    with pytest.raises(DeadlineExceeded, match=r"topics, 'unit\.topics\..*' for one, are there, and no broker leads"):
         topics.apply(plan)
+
+
+def test_a_start_makes_what_is_missing_and_changes_nothing_else() -> None:
+    cluster = Answering()
+    assert make_topics(cluster, SPACE) == ""  # type: ignore[arg-type]  # all of a real cluster that it needs
+    retention = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, SPACE.topic(TRAJECTORIES), incremental_configs=[retention])
+    for changed in cluster.admin().incremental_alter_configs([resource]).values():
+        changed.result()
+    for deleted in cluster.admin().delete_topics([SPACE.topic(EVALS)]).values():
+        deleted.result()
+    said = make_topics(cluster, SPACE)  # type: ignore[arg-type]
+    assert said == "1 topics differ from their files; `echoswarm topics plan` shows how"
+    (step,) = TopicAdmin(cluster, SPACE).plan().steps
+    assert (step.topic, step.what, step.before) == (SPACE.topic(TRAJECTORIES), "retention.ms", "1000")

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from echo_ops.topic_plan import Actual, Kind, Plan, make_plan, summarise
+from echo_ops.topic_plan import Actual, Kind, Plan, choose_replicas, make_plan, summarise
+from echo_schemas.errors import UserError
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
 SPECS = {f"ns.{spec.name}": spec for spec in load_topic_specs()}
@@ -17,14 +18,14 @@ def actual_of(spec: TopicSpec, **changes: object) -> Actual:
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
 
 
-def plan(name: str, *, force: bool = False, **changes: object) -> Plan:
+def plan(name: str, *, force: bool = False, lowers: bool = False, **changes: object) -> Plan:
     everything = {physical: actual_of(spec) for physical, spec in SPECS.items()}
     everything[name] = actual_of(SPECS[name], **changes)
-    return make_plan(SPECS, everything, num_brokers=3, force=force)
+    return make_plan(SPECS, everything, replicas=3, num_brokers=3, force=force, lowers=lowers)
 
 
 def test_an_empty_cluster_gets_everything() -> None:
-    made = make_plan(SPECS, {}, num_brokers=3)
+    made = make_plan(SPECS, {}, replicas=3, num_brokers=3)
     assert [step.kind for step in made.steps] == [Kind.CREATE] * len(SPECS)
     assert summarise(made) == {"create": len(SPECS)}
 
@@ -35,10 +36,59 @@ def test_a_cluster_as_the_files_say_needs_nothing() -> None:
     assert summarise(made) == {}
 
 
-def test_a_small_cluster_is_measured_by_what_it_can_hold() -> None:
-    specs = {name: spec.fitted_to(1) for name, spec in SPECS.items()}
-    everything = {name: actual_of(spec) for name, spec in specs.items()}
-    assert make_plan(SPECS, everything, num_brokers=1).is_empty
+def namespace_of(replicas: int) -> dict[str, Actual]:
+    """What the cluster has of a namespace that was made with so many replicas."""
+    return {name: actual_of(spec.fitted_to(replicas)) for name, spec in SPECS.items()}
+
+
+def chosen(actual: dict[str, Actual], *, num_brokers: int, num_addresses: int = 1, asked: int | None = None) -> int:
+    return choose_replicas(SPECS, actual, num_brokers=num_brokers, num_addresses=num_addresses, asked=asked)
+
+
+@pytest.mark.parametrize(("num_brokers", "replicas"), [(1, 1), (3, 3), (5, 3)])
+def test_a_new_namespace_is_fitted_to_the_cluster(num_brokers: int, replicas: int) -> None:
+    assert chosen({}, num_brokers=num_brokers) == replicas
+
+
+@pytest.mark.parametrize(("num_brokers", "num_addresses"), [(2, 1), (2, 3), (1, 3)])
+def test_a_new_namespace_is_not_fitted_to_what_happens_to_answer(num_brokers: int, num_addresses: int) -> None:
+    with pytest.raises(UserError, match=f"{num_brokers} brokers answer, and the topics want 3 replicas") as refused:
+        chosen({}, num_brokers=num_brokers, num_addresses=num_addresses)
+    assert f"replicas = {num_brokers}" in refused.value.hint
+    assert chosen({}, num_brokers=num_brokers, num_addresses=num_addresses, asked=num_brokers) == num_brokers
+
+
+@pytest.mark.parametrize("made_with", [1, 2, 3])
+@pytest.mark.parametrize("num_brokers", [1, 2, 3])
+def test_a_broker_that_is_away_changes_nothing_about_what_should_be(made_with: int, num_brokers: int) -> None:
+    actual = namespace_of(made_with)
+    replicas = chosen(actual, num_brokers=num_brokers, num_addresses=3)
+    assert make_plan(SPECS, actual, replicas=replicas, num_brokers=num_brokers).is_empty
+
+
+def test_a_topic_that_is_missing_waits_for_the_brokers_that_are_away() -> None:
+    actual = namespace_of(3)
+    del actual["ns.evals"]
+    made = make_plan(SPECS, actual, replicas=chosen(actual, num_brokers=2), num_brokers=2)
+    (step,) = made.unmakeable
+    assert (step.topic, step.kind) == ("ns.evals", Kind.REFUSED)
+    assert "2 answer" in step.why
+    assert make_plan(SPECS, actual, replicas=3, num_brokers=3).only(Kind.CREATE).steps[0].topic == "ns.evals"
+
+
+def test_durability_is_lowered_only_for_a_reason() -> None:
+    config = {**SPECS["ns.steps"].config, "min.insync.replicas": "3"}
+    for force in (False, True):
+        (step,) = plan("ns.steps", force=force, config=config).steps
+        assert (step.kind, step.before, step.after) == (Kind.REFUSED, "3", "2")
+        assert "--reason" in step.why
+    (step,) = plan("ns.steps", force=True, lowers=True, config=config).steps
+    assert step.kind is Kind.SETTING
+
+
+def test_durability_is_raised_without_a_word() -> None:
+    (step,) = plan("ns.steps", config={**SPECS["ns.steps"].config, "min.insync.replicas": "1"}).steps
+    assert (step.kind, step.after) == (Kind.SETTING, "2")
 
 
 def test_settings_that_differ_are_changed_and_others_left_alone() -> None:

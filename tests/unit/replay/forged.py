@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import public_config
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import AuditReport
 from echo_schemas.codec import lock_file_codec
@@ -27,6 +27,7 @@ from echo_schemas.records import (
     RolloutRequest,
     Run,
     Sampling,
+    StepReport,
     TrajectorySource,
     group_id_of,
 )
@@ -86,6 +87,17 @@ class SoundRun:
 def only(kind: type[Record], change: Callable[[Any], Iterable[Record]]) -> Edit:
     """An edit of the records of one kind."""
     return lambda _topic, record: change(record) if isinstance(record, kind) else (record,)
+
+
+def of_earlier_release(topic: Topic, record: Record) -> Iterable[Record]:
+    """An edit: reports that do not say what governed their step."""
+    del topic
+    return (replace(record, policy=None) if isinstance(record, StepReport) else record,)
+
+
+def without_any_policy(topic: Topic, record: Record) -> Iterable[Record]:
+    """An edit: neither reports nor `runs` say what governed the run."""
+    return () if isinstance(record, Run) else of_earlier_release(topic, record)
 
 
 def run_record(pipeline: Pipeline, run_id: str = "demo", **staleness: Any) -> Run:

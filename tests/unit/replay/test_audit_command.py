@@ -16,10 +16,10 @@ import echo_ops.cli.audit as command
 from echo_ops.cli.output import ExitCode
 from echo_replay.verdicts import Promise
 from echo_schemas.errors import UserError
-from echo_schemas.records import Run, StepReport
+from echo_schemas.records import StepReport
 from echo_schemas.topics import RUNS
 from tests.unit.learner.pipeline import Pipeline
-from tests.unit.replay.forged import SoundRun, only, run_record
+from tests.unit.replay.forged import SoundRun, only, run_record, without_any_policy
 
 Command = Callable[..., int]
 
@@ -73,9 +73,9 @@ def test_a_broken_run_exits_with_4_and_shows_what_breaks_it(
 def test_an_unproved_run_exits_with_5_unless_that_is_allowed(
     run_audit: Command, sound: SoundRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy = sound.forge(tmp_path, only(Run, lambda _: ()))
+    copy = sound.forge(tmp_path, without_any_policy)
     assert run_audit(copy) == ExitCode.UNPROVED
-    assert "because `runs` has no record of this run" in capsys.readouterr().out
+    assert "because neither the reports nor `runs` say" in capsys.readouterr().out
     assert run_audit(copy, allow_unproved=True) == 0
 
 

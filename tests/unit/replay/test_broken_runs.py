@@ -32,7 +32,7 @@ from echo_schemas.records import (
 )
 from echo_schemas.topics import DROPS, REPLIES, REQUESTS, RUNS, STEPS, TRAJECTORIES, WEIGHTS, Topic
 from tests.unit.learner.pipeline import Pipeline
-from tests.unit.replay.forged import Edit, SoundRun, only, request_of, run_record
+from tests.unit.replay.forged import Edit, SoundRun, of_earlier_release, only, request_of, run_record
 
 LAST = 6
 Changed = Callable[[StepReport], StepReport]
@@ -54,6 +54,16 @@ def assert_broken(report: AuditReport, promise: Promise, says: str, **where: Any
 def report_of(version: int, change: Changed) -> Edit:
     """An edit of one step's report."""
     return only(StepReport, lambda report: (change(report) if report.version == version else report,))
+
+
+def governed(**policy: Any) -> Callable[[StepReport], tuple[StepReport]]:
+    """A report under another policy."""
+
+    def changed(report: StepReport) -> tuple[StepReport]:
+        assert report.policy is not None
+        return (replace(report, policy=replace(report.policy, **policy)),)
+
+    return changed
 
 
 def with_batch(change: Callable[[Batch], Batch]) -> Changed:
@@ -248,8 +258,34 @@ def test_a_floor_that_goes_back(sound: SoundRun, tmp_path: Path) -> None:
 
 
 def test_a_sample_that_was_too_old(sound: SoundRun, tmp_path: Path) -> None:
-    copy = sound.forge(tmp_path, only(Run, lambda run: (replace(run, staleness_budget=1, config='{"staleness": {"budget": 1}}'),)))
+    copy = sound.forge(tmp_path, only(StepReport, governed(budget=1)))
     assert_broken(audit(copy), Promise.STALENESS, "policy does not allow", staleness=2, budget=1)
+
+
+def test_a_sample_that_was_too_old_by_reports_of_an_earlier_release(sound: SoundRun, tmp_path: Path) -> None:
+    def edit(topic: Topic, record: Record) -> Iterable[Record]:
+        if isinstance(record, Run):
+            return (replace(record, staleness_budget=1, config='{"staleness": {"budget": 1}}'),)
+        return of_earlier_release(topic, record)
+
+    assert_broken(audit(sound.forge(tmp_path, edit)), Promise.STALENESS, "policy does not allow", staleness=2, budget=1)
+
+
+def test_the_configuration_of_a_start_that_was_refused_makes_no_breaks(sound: SoundRun, tmp_path: Path) -> None:
+    refused = run_record(sound.pipeline, budget=1)
+    copy = sound.forge(tmp_path, only(Run, lambda _: (refused,)))
+    assert audit(copy).finding(Promise.STALENESS).verdict is Verdict.PROVED
+
+
+def test_the_configuration_of_a_start_that_was_refused_hides_no_breaks(sound: SoundRun, tmp_path: Path) -> None:
+    refused = run_record(sound.pipeline, budget=100)
+
+    def edit(_topic: Topic, record: Record) -> Iterable[Record]:
+        if isinstance(record, Run):
+            return (refused,)
+        return governed(budget=1)(record) if isinstance(record, StepReport) else (record,)
+
+    assert_broken(audit(sound.forge(tmp_path, edit)), Promise.STALENESS, "policy does not allow", staleness=2, budget=1)
 
 
 def test_a_sample_from_the_future(sound: SoundRun, tmp_path: Path) -> None:
@@ -264,8 +300,7 @@ def test_a_sample_from_the_future(sound: SoundRun, tmp_path: Path) -> None:
 
 
 def test_older_samples_that_the_policy_keeps_are_no_fault(sound: SoundRun, tmp_path: Path) -> None:
-    record = run_record(sound.pipeline, budget=1, over_budget="withhold")
-    copy = sound.forge(tmp_path, only(Run, lambda _: (record,)))
+    copy = sound.forge(tmp_path, only(StepReport, governed(budget=1, over_budget="withhold")))
     assert audit(copy).finding(Promise.STALENESS).verdict is Verdict.PROVED
 
 

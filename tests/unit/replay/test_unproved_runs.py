@@ -19,7 +19,7 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import BlobRef, Drop, Purpose, Record, Run, StepReport, Trajectory
 from echo_schemas.topics import DROPS, RUNS, STEPS, TRAJECTORIES, WEIGHT_CHUNKS, Topic
 from tests.unit.learner.pipeline import NUM_PARTITIONS, Pipeline, sample
-from tests.unit.replay.forged import SoundRun, only
+from tests.unit.replay.forged import SoundRun, only, without_any_policy
 from tests.unit.replay.test_broken_runs import drop_of
 
 PROVED, UNPROVED, BROKEN = Verdict.PROVED, Verdict.UNPROVED, Verdict.BROKEN
@@ -88,10 +88,10 @@ def test_old_snapshots_may_go_and_the_newest_may_not(sound: SoundRun, tmp_path: 
 
 
 def test_a_run_whose_policy_nobody_wrote_down(sound: SoundRun, tmp_path: Path) -> None:
-    copy = sound.forge(tmp_path, only(Run, lambda _: ()))
+    copy = sound.forge(tmp_path, without_any_policy)
     finding = audit_run(copy.bus, "demo").finding(Promise.STALENESS)
     assert finding.verdict is UNPROVED
-    assert "`runs` has no record" in finding.gaps[0]
+    assert "neither the reports nor `runs` say" in finding.gaps[0]
 
 
 def in_blobs(pipeline: Pipeline, copy_to: Path, sound: SoundRun, *, garbage: bool = False) -> Pipeline:

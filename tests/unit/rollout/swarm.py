@@ -252,7 +252,7 @@ class Swarm:
             group_size=settings.rollout.group_size,
             admission=Admission(settings.staleness.admission),
         )
-        progress, weights, control = bus.view(PROGRESS, Progress), bus.view(WEIGHTS, WeightManifest), bus.view(CONTROL, Control)
+        progress, weights, control = bus.view(PROGRESS, Progress), bus.view(WEIGHTS, WeightManifest), bus.orders()
         workers = bus.view(WORKERS, WorkerStatus)
         with closing(observer), closed_together(progress, weights, control, workers), closing(bus.transactions("feeder")) as writer:
             parts = FeederParts(

@@ -18,8 +18,8 @@ from echo_rollout.offline.episodes import Episode
 from echo_rollout.offline.producer import OfflineParts, OfflineProducer, Schedule
 from echo_rollout.offline.rendering import RenderedEpisode
 from echo_schemas.errors import UserError
-from echo_schemas.records import ChatMessage, Control, LogprobSource, Progress, RunState, Span, Trajectory, TrajectorySource
-from echo_schemas.topics import CONTROL, PROGRESS
+from echo_schemas.records import ChatMessage, LogprobSource, Progress, RunState, Span, Trajectory, TrajectorySource
+from echo_schemas.topics import PROGRESS
 from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, Swarm, Thread, closed_together, wait_until
 
@@ -50,7 +50,7 @@ def offline(swarm: Swarm, *, epochs: int = 1, first_seq: int = 0) -> Thread:
         policy = StalenessPolicy(
             budget=1, publication_period=1, groups_per_step=settings.learner.groups_per_step, group_size=2, admission=Admission.FREE
         )
-        progress, control = bus.view(PROGRESS, Progress), bus.view(CONTROL, Control)
+        progress, control = bus.view(PROGRESS, Progress), bus.orders()
         with closed_together(progress, control), closing(bus.transactions("feeder")) as writer:
             parts = OfflineParts(
                 settings=settings,

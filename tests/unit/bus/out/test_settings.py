@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echo_bus.settings import load_settings
-from echo_bus.settings.load import public_config
+from echo_bus.settings.public import HIDDEN, public_config
 from echo_schemas.errors import UserError
 
 
@@ -92,3 +92,53 @@ def test_a_secret_is_not_repeated_in_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load(tmp_path, "[metrics]\nport = 'hunter2'")
     assert "hunter2" not in str(caught.value)
+
+
+OAUTH = """
+[kafka.client]
+"security.protocol" = "SASL_SSL"
+"sasl.oauthbearer.client.id" = "echo"
+"sasl.oauthbearer.client.secret" = "hunter2"
+"sasl.oauthbearer.config" = "principal=hunter2"
+"sasl.oauthbearer.assertion.private.key.pem" = "hunter2"
+"a.property.of.next.year" = "hunter2"
+"linger.ms" = 3
+[rollout]
+engine = "vllm"
+[rollout.options]
+hf_token = "hunter2"
+speculative_config = { token = "hunter2" }
+url = "http://user:hunter2@host/v1"
+dtype = "float32"
+max_num_seqs = 8
+"""
+
+
+def test_what_is_published_is_a_list_of_what_may_be(tmp_path: Path) -> None:
+    public = public_config(load_settings_of(tmp_path, OAUTH))
+    assert "hunter2" not in str(public)
+    shown = {key: value for key, value in public["kafka"]["client"].items() if value != HIDDEN}
+    assert shown == {"security.protocol": "SASL_SSL", "linger.ms": 3}
+    assert {key for key, value in public["rollout"]["options"].items() if value != HIDDEN} == {"dtype", "max_num_seqs"}
+
+
+@pytest.mark.parametrize(
+    ("text", "belongs"),
+    [
+        ('[registry]\nurl = "https://user:hunter2@registry:8081"', r"\[registry\] url: .*\[registry\] user and password_file"),
+        ('[store]\nuri = "s3://key:hunter2@bucket/path"', r"\[store\] uri: .*AWS_ACCESS_KEY_ID"),
+        ('[store]\nuri = "simplecache::s3://key:hunter2@bucket/path"', r"\[store\] uri: .*AWS_ACCESS_KEY_ID"),
+        ('[store]\nuri = "abfs://container/path?sig=hunter2"', r"\[store\] uri: may hold no user, password or query"),
+        ('[kafka]\nbootstrap = "one:9092,user:hunter2@two:9092"', r"\[kafka\] bootstrap: .*sasl.password_file"),
+    ],
+)
+def test_an_address_holds_no_login_and_the_error_says_where_it_belongs(tmp_path: Path, text: str, belongs: str) -> None:
+    with pytest.raises(UserError, match=belongs) as caught:
+        load_settings_of(tmp_path, text)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[rewards]\nexact = nan", "[rewards]\nexact = inf", "[learner]\nlr = nan", "[staleness]\nbudget = inf"])
+def test_a_number_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match=r"finite number|valid integer"):
+        load_settings_of(tmp_path, text)
