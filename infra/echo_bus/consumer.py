@@ -93,7 +93,7 @@ class ConsumerLoop:
             handler=handler,
             decoder=self._decoder,
             dead_letters=dead_letters,
-            budget=DeadLetterBudget(dead_letter_limits),
+            budget=DeadLetterBudget(dead_letter_limits, self._clock),
             handover=self._handover,
             metrics=metrics,
             clock=self._clock,

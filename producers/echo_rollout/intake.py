@@ -5,7 +5,6 @@ Called by the consumer loop from its one worker thread; `ended` may come from an
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from echo_rollout.publishing import Ending
 from echo_rollout.publishing import Outcome as GroupOutcome
 from echo_rollout.receipts import Asked, Receipts
 from echo_schemas.columns import view_tokens
+from echo_schemas.entry import parse_entry
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import Coordinates, Purpose, RolloutRequest
 
@@ -207,11 +207,9 @@ class RequestIntake:
         except EngineError as exc:
             raise InvalidRecord(InvalidReason.HANDLER_REFUSED, exc.message) from exc
         try:
-            entry = json.loads(request.entry)
+            entry = parse_entry(request.entry)
         except ValueError as exc:
-            raise InvalidRecord(InvalidReason.MALFORMED, f"The entry is not JSON: {exc}.") from exc
-        if not isinstance(entry, dict):
-            raise InvalidRecord(InvalidReason.MALFORMED, f"The entry is {type(entry).__name__}, not an object.")
+            raise InvalidRecord(InvalidReason.MALFORMED, str(exc)) from exc
         prompt = GroupPrompt(
             token_ids=token_ids,
             entry=entry,
