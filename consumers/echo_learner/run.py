@@ -328,7 +328,7 @@ def _open_intake(
     profile = profiles.READER if settings.run.mode == "sequential" else profiles.GATHERING_READER
     return Intake(
         # Waited for: the next checkpoint counts what was read as accounted for, and this is its only account.
-        process.bus.reader([TRAJECTORIES, REWARDS, REQUESTS_DEAD], on_invalid=dead_letters.send_and_wait, profile=profile),
+        process.bus.reader([TRAJECTORIES, REWARDS, REQUESTS_DEAD], on_invalid=dead_letters.send, profile=profile),
         GroupAssembler(settings.run.name, state.terms, assembly_limits(settings), state=saved),
         policy=staleness_policy(settings),
         limits=AdmissionLimits(vocabulary=trainer.vocabulary, max_length=settings.policy.max_length),

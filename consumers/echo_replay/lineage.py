@@ -11,6 +11,7 @@ import numpy as np
 from echo_replay.books import Samples, has_all_reports
 from echo_replay.run_log import RunLog, Step
 from echo_replay.verdicts import Finding, Promise
+from echo_schemas.headers import number_of
 
 # Seqs named in one counter-example.
 _NAMED = 8
@@ -79,9 +80,9 @@ def check_requests(log: RunLog, samples: Samples) -> Finding:
         finding.broken("More receipts were taken than requests wanted one.", receipts=taken, requests=len(log.correlations))
     answers: dict[str, set[tuple[int, str]]] = defaultdict(set)
     for reply in log.replies:
-        seq = reply.group_id.rpartition("/")[2]
-        if seq.isdecimal():
-            answers[reply.correlation].add((int(seq), reply.attempt))
+        seq = number_of(reply.group_id.rpartition("/")[2])
+        if seq is not None:
+            answers[reply.correlation].add((seq, reply.attempt))
     for correlation, given in answers.items():
         accepted = sorted(given & trained)
         if len(accepted) > 1:

@@ -21,11 +21,12 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.dead_letters import DeadLetterLimits
 from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost
-from echo_bus.message import Message
+from echo_bus.message import LazyHeaders, Message
 from echo_bus.reader import Isolation, LogReader
 from echo_replay.raw_log import RawLog
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
 from echo_schemas.errors import InvalidRecord
+from echo_schemas.headers import number_of
 from echo_schemas.records import (
     Batch,
     Coordinates,
@@ -49,7 +50,7 @@ _SETTLE_S = 70.0
 _READ_AT_ONCE = 1_000
 _DEAD_LETTER = "__connect.errors."
 # An audit reads on whatever it meets: what is no record is counted, and proves nothing.
-_ANY_NUMBER = DeadLetterLimits(max_ratio=1.0, max_consecutive=1 << 62)
+_ANY_NUMBER = DeadLetterLimits(stop_after=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -311,17 +312,17 @@ def _read_dead_letters(bus: Bus, log: RunLog) -> None:
         log.lows["trajectories.dlq"] = dict(letters.lows)
         for batch in letters.messages():
             for raw in batch:
-                headers = dict(raw.headers() or ())
-                name = headers.get(f"{_DEAD_LETTER}connector.name", b"").decode(errors="replace")
-                if name != learner and not name.startswith(f"{learner}."):
+                headers = LazyHeaders(raw)
+                reader = headers.get(f"{_DEAD_LETTER}connector.name", b"").decode(errors="replace")
+                if reader != learner and not reader.startswith(f"{learner}."):
                     continue
-                partition, offset = headers.get(f"{_DEAD_LETTER}partition", b""), headers.get(f"{_DEAD_LETTER}offset", b"")
-                if headers.get(f"{_DEAD_LETTER}topic") == physical.encode() and partition.isdigit() and offset.isdigit():
-                    log.dead.append(Coordinates(partition=int(partition), offset=int(offset)))
+                partition, offset = (number_of(headers.get(f"{_DEAD_LETTER}{name}")) for name in ("partition", "offset"))
+                if headers.get(f"{_DEAD_LETTER}topic") == physical.encode() and partition is not None and offset is not None:
+                    log.dead.append(Coordinates(partition=partition, offset=offset))
 
 
 def _reader(bus: Bus, topics: Sequence[Topic], log: RunLog) -> LogReader:
-    def count(_raw: object, topic: Topic, _invalid: InvalidRecord) -> None:
+    def count(_raw: object, topic: Topic, _invalid: InvalidRecord, _whole: bool) -> None:
         log.unreadable[topic.name] = log.unreadable.get(topic.name, 0) + 1
 
     return bus.reader(topics, on_invalid=count, limits=_ANY_NUMBER, profile=profiles.LOOK)

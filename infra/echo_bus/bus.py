@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from echo_bus import profiles
@@ -43,6 +43,7 @@ class Bus:
     clock: Clock
     role: str
     run_id: str | None = None
+    dead_letter_limits: DeadLetterLimits = field(default_factory=DeadLetterLimits)
 
     @property
     def client_id(self) -> str:
@@ -88,6 +89,7 @@ class Bus:
             run_id=self.run_id,
             clock=self.clock,
             limits=limits,
+            dead_letter_limits=self.dead_letter_limits,
         )
 
     def dead_letters(self, publisher: Publisher) -> DeadLetters:
@@ -103,8 +105,8 @@ class Bus:
         limits: DeadLetterLimits | None = None,
         profile: profiles.Properties = profiles.READER,
     ) -> LogReader:
-        """A reader by position; `start` it where reading begins. `on_invalid` gets what cannot be read (`DeadLetters.send` fits), `limits`
-        say how much of that ends the reading.
+        """A reader by position; `start` it where reading begins. `on_invalid` gets what cannot be read (`DeadLetters.send` fits); `limits`:
+        others than this process has.
 
         Choose GATHERING_READER for a stream that nobody waits for.
         """
@@ -118,7 +120,7 @@ class Bus:
             run_id=self.run_id,
             isolation=isolation,
             on_invalid=on_invalid,
-            limits=limits,
+            limits=limits or self.dead_letter_limits,
             profile=profile,
         )
 
@@ -199,6 +201,7 @@ def open_codec(settings: Settings) -> Codec:
 
 def open_bus(settings: Settings, role: str, *, metrics: BusMetrics | None = None, clock: Clock | None = None) -> Bus:
     """The bus of one process. Raises UserError where no embedded broker runs; connects lazily, so use `KafkaCluster.check` to be sure."""
+    letters = settings.dead_letters
     return Bus(
         cluster=open_cluster(settings),
         namespace=Namespace(settings.kafka.namespace),
@@ -207,4 +210,5 @@ def open_bus(settings: Settings, role: str, *, metrics: BusMetrics | None = None
         clock=clock or SystemClock(),
         role=role,
         run_id=settings.run.name,
+        dead_letter_limits=DeadLetterLimits(per_writer=letters.per_writer, per_minute=letters.per_minute, stop_after=letters.stop_after),
     )

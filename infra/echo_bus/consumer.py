@@ -22,7 +22,7 @@ from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.cluster import Cluster, RawConsumer, RawMessage
 from echo_bus.consumer_errors import check_error
 from echo_bus.consumer_notes import NoteKeeper, Notes
-from echo_bus.consumer_state import Batch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, TopicCounters
+from echo_bus.consumer_state import Batch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, Room, TopicCounters
 from echo_bus.consumer_worker import Action, Worker
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits, DeadLetters
 from echo_bus.decoding import Decoder
@@ -93,7 +93,7 @@ class ConsumerLoop:
             handler=handler,
             decoder=self._decoder,
             dead_letters=dead_letters,
-            budget=DeadLetterBudget(dead_letter_limits),
+            budget=DeadLetterBudget(dead_letter_limits, self._clock),
             handover=self._handover,
             metrics=metrics,
             clock=self._clock,
@@ -132,6 +132,10 @@ class ConsumerLoop:
     def commit_soon(self) -> None:
         """Commit with the next poll rather than at the next interval, if the last commit is not quite new. Any thread."""
         self._next_commit_s = min(self._next_commit_s, self._committed_s + _SOON_S)
+
+    def offer_again(self) -> None:
+        """The handler has room: offer it at once what it was busy for. Any thread."""
+        self._handover.give(Room())
 
     def wait_assigned(self, timeout_s: float) -> None:
         """Wait until the group has given this member its first assignment. Raises DeadlineExceeded: a group that never assigns is

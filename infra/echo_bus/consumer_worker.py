@@ -148,7 +148,7 @@ class Worker:
             except InvalidRecord as invalid:
                 self._budget.count_valid(num_valid)
                 num_valid = 0
-                self._reject(state, raw, invalid)
+                self._reject(state, raw, invalid, whole=self._is_within_budget(state, raw, invalid))
                 continue
             except RegistryError as error:
                 self._postpone(state, raw, error)
@@ -174,7 +174,10 @@ class Worker:
             self._postpone(state, raw, None)
             return False
         if isinstance(outcome, Invalid):
-            self._reject(state, raw, InvalidRecord(outcome.reason, outcome.detail or f"The handler refused the message: {outcome.reason}."))
+            invalid = InvalidRecord(outcome.reason, outcome.detail or f"The handler refused the message: {outcome.reason}.")
+            self._is_within_budget(state, raw, invalid)
+            # Whole in any case: it is a record of ours, and whoever reads the dead letters may close what it asked for.
+            self._reject(state, raw, invalid, whole=True)
             return False
         if not isinstance(outcome, Accepted):
             raise TypeError(f"The handler returned {outcome!r}; it must return Accepted, Invalid or Busy.")
@@ -211,10 +214,16 @@ class Worker:
         self._metrics.records_ignored.labels(state.key[0], IgnoredReason.OTHER_RUN.value).inc()
         state.tracker.advance(offset)
 
-    def _reject(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord) -> None:
-        """Dead-letter a message; its offset is done when the copy is acknowledged. Raises TooManyDeadLetters."""
+    def _is_within_budget(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord) -> bool:
+        """Count a message that is invalid. Raises TooManyDeadLetters."""
         self._metrics.records_invalid.labels(state.key[0], invalid.reason.value).inc()
-        self._budget.count_invalid(invalid)
+        if self._budget.count_invalid(raw, invalid):
+            return True
+        self._metrics.records_over_budget.labels(state.key[0]).inc()
+        return False
+
+    def _reject(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord, *, whole: bool) -> None:
+        """Dead-letter a message; its offset is done when the copy is acknowledged."""
         offset: int = raw.offset()  # type: ignore[assignment]  # a message without error has one
         release = self._hold(state, offset)
 
@@ -225,7 +234,7 @@ class Worker:
             else:
                 self._fail(receipt.error)
 
-        self._dead_letters.send(raw, state.topic, invalid).on_done(written)
+        self._dead_letters.send(raw, state.topic, invalid, whole).on_done(written)
         self._wait_for_completions()
 
     def _fail(self, error: BaseException) -> None:

@@ -1,25 +1,33 @@
 """Where messages go that nobody can read: the original bytes, key and headers, and headers that say what happened.
 
 The header names are those of Kafka Connect (`__connect.errors.*`) and of Spring (`kafka_dlt-*`), so that Kafka UIs and their redrive tools
-find them; all values are UTF-8 text, the numbers too. `DeadLetterBudget` bounds how many there may be, so that a bad deployment stops
-instead of draining the topic.
+find them; all values are UTF-8 text, the numbers too. Whatever is too long for a record is cut, and a header says so: a copy that the
+cluster refuses would end its reader.
+
+A reader goes on, however many messages it cannot read. `DeadLetterBudget` says how many a minute are copied with their bytes and logged one
+by one; of those above, the copy says where the message lies and what was wrong, and the log says how many there were.
 
 Threads: the budget belongs to the one thread that judges messages. `DeadLetters.send` may be called from any thread; it blocks only while
-the publisher's buffer is full. `send_and_wait` blocks until the copy is acknowledged, which the publisher's own thread learns.
+the publisher's buffer is full.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from echo_bus.clock import Clock, SystemClock
 from echo_bus.cluster import RawMessage
 from echo_bus.errors import TooManyDeadLetters
+from echo_bus.message import raw_headers
 from echo_bus.metrics import BusMetrics
 from echo_bus.profiles import MAX_RECORD_BYTES
 from echo_bus.publisher import Publisher, Receipt
 from echo_schemas.errors import InvalidRecord, UserError
+from echo_schemas.headers import SOURCE, number_of
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import Topic
 
@@ -29,76 +37,115 @@ RETRIES = "echo-retries"
 """How often the message was dead-lettered before: a redrive keeps the header, so the next failure counts on."""
 REASON = "echo-reason"
 TRUNCATED_FROM = "echo-truncated-from"
-"""Present only where the original value was above our record limit: its size in bytes. The whole value is at the original offset."""
+"""Present only where the original value was cut: its size in bytes. The whole value is at the original offset."""
+KEY_TRUNCATED_FROM = "echo-key-truncated-from"
+"""Present only where the original key was cut: its size in bytes."""
+HEADERS_LEFT_OUT = "echo-headers-left-out"
+"""Present only where the original had more headers than a copy may have: how many are missing."""
 
-# As long as any producer's own delivery time-out.
-_ACKNOWLEDGED_S = 120.0
+# With a value of MAX_RECORD_BYTES and our own headers they stay below librdkafka's and every broker's default of a million bytes.
+_MOST_KEY_BYTES = 4_096
+_MOST_HEADER_BYTES = 32_768
+# What a header takes beside its name and value, at most.
+_HEADER_OVERHEAD_BYTES = 8
+_MINUTE_S = 60.0
+# A writer names itself, and may do so differently each time: what more of them send in a minute counts together.
+_MOST_WRITERS = 64
+_MOST_NAME_LENGTH = 100
+_OTHERS = "other writers"
 _CONNECT = "__connect.errors."
 _SPRING = "kafka_dlt-"
 # Ours are replaced when a redriven message fails again; everything else is the original's and stays.
-_OURS = (_CONNECT, _SPRING, RETRIES, REASON, TRUNCATED_FROM)
+_OURS = (_CONNECT, _SPRING, RETRIES, REASON, TRUNCATED_FROM, KEY_TRUNCATED_FROM, HEADERS_LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterLimits:
-    """How many messages may be invalid before the consumer stops.
+    """How many unreadable messages one reader copies whole and logs one by one; see [dead_letters].
 
-    The ratio is taken over the last `window` to 2 x `window` messages, and not before `min_messages` were judged.
+    `per_writer` and `per_minute`: in a minute, from one writer (as `ce_source` names it) and from all. `stop_after`: so many in a row end
+    the reader; 0: it goes on whatever comes.
     """
 
-    max_ratio: float = 0.1
-    max_consecutive: int = 100
-    window: int = 1_000
-    min_messages: int = 100
+    per_writer: int = 60
+    per_minute: int = 600
+    stop_after: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_ratio <= 1 or self.max_consecutive < 0 or self.window < 1 or self.min_messages < 1:
-            raise UserError(
-                f"These limits on dead letters make no sense: {self}.",
-                hint="max_ratio lies in [0, 1], max_consecutive is not negative, window and min_messages are at least 1.",
-            )
+        if min(self.per_writer, self.per_minute, self.stop_after) < 0:
+            raise UserError(f"These limits on dead letters make no sense: {self}.", hint="None of them is negative.")
 
 
 class DeadLetterBudget:
-    """Counts valid and invalid messages against the limits, in constant memory."""
+    """Counts what one reader cannot read against the limits, in constant memory, and says it in the log."""
 
-    def __init__(self, limits: DeadLetterLimits | None = None) -> None:
+    def __init__(self, limits: DeadLetterLimits | None = None, clock: Clock | None = None) -> None:
         self._limits = limits or DeadLetterLimits()
-        self._consecutive = 0
-        self._invalid = self._judged = 0
-        self._earlier_invalid = self._earlier_judged = 0
+        self._clock = clock or SystemClock()
+        self._in_a_row = 0
+        self._ends_s = -math.inf
+        self._num_whole = 0
+        self._seen: Counter[str] = Counter()
+        self._over: Counter[str] = Counter()
 
     def count_valid(self, num_messages: int = 1) -> None:
         """`num_messages` were readable. Called per batch."""
         if num_messages > 0:
-            self._consecutive = 0
-            self._judge(num_messages, 0)
+            self._in_a_row = 0
+        if self._over:
+            self._begin_minute()
 
-    def count_invalid(self, cause: InvalidRecord) -> None:
-        """One message was not. Raises TooManyDeadLetters if that is more than the limits allow: it should then not be dead-lettered."""
-        self._consecutive += 1
-        self._judge(1, 1)
-        limits = self._limits
-        if self._consecutive > limits.max_consecutive:
-            raise self._too_many(f"{self._consecutive} messages in a row were invalid (limit {limits.max_consecutive})", cause)
-        judged = self._judged + self._earlier_judged
-        invalid = self._invalid + self._earlier_invalid
-        if judged >= limits.min_messages and invalid > limits.max_ratio * judged:
-            raise self._too_many(f"{invalid} of the last {judged} messages were invalid (limit {limits.max_ratio:.0%})", cause)
+    def count_invalid(self, raw: RawMessage, invalid: InvalidRecord) -> bool:
+        """One message was not. Whether it is within the limits, so that its copy may be whole.
 
-    def _judge(self, num_judged: int, num_invalid: int) -> None:
-        if self._judged >= self._limits.window:
-            self._earlier_judged, self._earlier_invalid = self._judged, self._invalid
-            self._judged = self._invalid = 0
-        self._judged += num_judged
-        self._invalid += num_invalid
+        Raises TooManyDeadLetters after `stop_after` in a row: the message should then not be dead-lettered.
+        """
+        self._in_a_row += 1
+        if 0 < self._limits.stop_after < self._in_a_row:
+            raise TooManyDeadLetters(
+                f"{self._in_a_row} messages in a row were invalid ([dead_letters] stop_after = {self._limits.stop_after}); the last one "
+                f"because: {invalid.message}",
+                hint="Compare the writer's schemas and namespace with ours, mend it and start again: nothing was skipped. Or step over "
+                "them: start once with ECHO_DEAD_LETTERS__STOP_AFTER=0.",
+            )
+        self._begin_minute()
+        writer = _writer_of(raw)
+        if writer not in self._seen and len(self._seen) >= _MOST_WRITERS:
+            writer = _OTHERS
+        self._seen[writer] += 1
+        if self._seen[writer] <= self._limits.per_writer and self._num_whole < self._limits.per_minute:
+            self._num_whole += 1
+            logger.warning("%s[%s]@%s is invalid (%s): %s", raw.topic(), raw.partition(), raw.offset(), invalid.reason, invalid.message)
+            return True
+        self._over[writer] += 1
+        if self._over[writer] == 1:
+            logger.error(
+                "%s writes what cannot be read to %s, %d messages within a minute; reading goes on, and what follows is counted only. "
+                "The last, [%s]@%s, is invalid (%s): %s",
+                *(writer, raw.topic(), self._seen[writer], raw.partition(), raw.offset(), invalid.reason, invalid.message),
+            )
+        return False
 
-    @staticmethod
-    def _too_many(what: str, cause: InvalidRecord) -> TooManyDeadLetters:
-        return TooManyDeadLetters(
-            f"{what}; the last one because: {cause.message}",
-            hint="Compare the writer's schemas and namespace with ours; nothing was skipped, so mend it and start again.",
-        )
+    def _begin_minute(self) -> None:
+        """If the minute is over, say what was above the limits, and count anew."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._ends_s:
+            return
+        for writer, number in self._over.items():
+            logger.error("%d further messages of %s could not be read within a minute", number, writer)
+        self._ends_s = now_s + _MINUTE_S
+        self._num_whole = 0
+        self._seen.clear()
+        self._over.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """What is written for a message that cannot be read."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
 
 
 class DeadLetters:
@@ -111,30 +158,31 @@ class DeadLetters:
         self._group = group
         self._metrics = metrics
 
-    def send(self, raw: RawMessage, topic: Topic, invalid: InvalidRecord) -> Receipt:
-        """Copy `raw` to the topic's dead letters. The receipt says when the original's offset may be committed."""
-        value = raw.value()
-        headers = dead_letter_headers(raw, invalid, group=self._group)
-        if value is not None and len(value) > MAX_RECORD_BYTES:
-            headers.append((TRUNCATED_FROM, str(len(value)).encode()))
-            value = value[:MAX_RECORD_BYTES]
-        logger.warning(
-            "Dead letter: %s[%s]@%s is invalid (%s): %s", raw.topic(), raw.partition(), raw.offset(), invalid.reason, invalid.message
-        )
-        self._metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
-        return self._publisher.publish_bytes(self._namespace.dead_letters(topic), value, key=raw.key(), headers=headers)
-
-    def send_and_wait(self, raw: RawMessage, topic: Topic, invalid: InvalidRecord) -> None:
-        """As `send`, and wait until the copy is in the log: for a reader whose position moves on when this returns, and is kept.
-
-        Raises DeliveryFailed or DeadlineExceeded.
+    def send(self, raw: RawMessage, topic: Topic, invalid: InvalidRecord, whole: bool = True) -> Receipt:
+        """Copy `raw` to the topic's dead letters, without its value unless `whole`. The receipt says when the original's offset may be
+        committed.
         """
-        self.send(raw, topic, invalid).wait(_ACKNOWLEDGED_S)
+        letter = dead_letter_of(raw, invalid, group=self._group, whole=whole)
+        self._metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
+        return self._publisher.publish_bytes(self._namespace.dead_letters(topic), letter.value, key=letter.key, headers=letter.headers)
+
+
+def dead_letter_of(raw: RawMessage, invalid: InvalidRecord, *, group: str, whole: bool = True) -> DeadLetter:
+    """The copy of `raw`, cut to what every cluster accepts; without its value unless `whole`."""
+    key, value, headers = raw.key(), raw.value(), dead_letter_headers(raw, invalid, group=group)
+    most = MAX_RECORD_BYTES if whole else 0
+    if value is not None and len(value) > most:
+        headers.append((TRUNCATED_FROM, b"%d" % len(value)))
+        value = value[:most]
+    if key is not None and len(key) > _MOST_KEY_BYTES:
+        headers.append((KEY_TRUNCATED_FROM, b"%d" % len(key)))
+        key = key[:_MOST_KEY_BYTES]
+    return DeadLetter(key, value, headers)
 
 
 def dead_letter_headers(raw: RawMessage, invalid: InvalidRecord, *, group: str) -> list[tuple[str, bytes]]:
-    """The original's headers, then what happened, in Connect's and in Spring's words."""
-    original = list(raw.headers() or ())
+    """The original's headers as far as there is room, then what happened, in Connect's and in Spring's words."""
+    original = raw_headers(raw)
     topic, partition, offset = str(raw.topic()), str(raw.partition()), str(raw.offset())
     error_class = f"{type(invalid).__module__}.{type(invalid).__qualname__}"
     text = {
@@ -157,8 +205,29 @@ def dead_letter_headers(raw: RawMessage, invalid: InvalidRecord, *, group: str) 
         REASON: invalid.reason.value,
         RETRIES: str(_retries(original)),
     }
-    kept = [(name, value) for name, value in original if not name.startswith(_OURS)]
+    kept, num_left_out = _fitting([(name, value) for name, value in original if not name.startswith(_OURS)])
+    if num_left_out:
+        text[HEADERS_LEFT_OUT] = str(num_left_out)
     return kept + [(name, value.encode(errors="replace")) for name, value in text.items()]
+
+
+def _fitting(headers: list[tuple[str, bytes]]) -> tuple[list[tuple[str, bytes]], int]:
+    """Those of `headers` for which there is room, in their order, and how many are left out."""
+    kept, left = [], _MOST_HEADER_BYTES
+    for name, value in headers:
+        num_bytes = len(name.encode(errors="replace")) + len(value or b"") + _HEADER_OVERHEAD_BYTES
+        if num_bytes <= left:
+            kept.append((name, value))
+            left -= num_bytes
+    return kept, len(headers) - len(kept)
+
+
+def _writer_of(raw: RawMessage) -> str:
+    """Whoever wrote the message, by its own account."""
+    for name, value in raw_headers(raw):
+        if name == SOURCE and value:
+            return value[:_MOST_NAME_LENGTH].decode(errors="replace")
+    return "An unnamed writer"
 
 
 def said_of(headers: Mapping[str, bytes]) -> str:
@@ -169,7 +238,4 @@ def said_of(headers: Mapping[str, bytes]) -> str:
 
 def _retries(headers: list[tuple[str, bytes]]) -> int:
     """0 for a first failure, else one more than the header says."""
-    for name, value in headers:
-        if name == RETRIES and (value or b"").isdigit():
-            return int(value) + 1
-    return 0
+    return next((number + 1 for name, value in headers if name == RETRIES and (number := number_of(value)) is not None), 0)

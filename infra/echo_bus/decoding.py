@@ -11,7 +11,7 @@ from enum import StrEnum
 from echo_bus.cluster import RawMessage
 from echo_bus.message import LazyHeaders, Message
 from echo_schemas.codec import Codec
-from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.errors import InvalidReason, InvalidRecord, RegistryError
 from echo_schemas.headers import run_of
 from echo_schemas.naming import Namespace
 from echo_schemas.partitioning import partition_of
@@ -56,8 +56,17 @@ class Decoder:
     def decode(self, raw: RawMessage) -> Message | None:
         """The message, or None if it belongs to another run.
 
-        Raises InvalidRecord if it can never be accepted, RegistryError if the registry could not be asked about its schema.
+        Raises InvalidRecord if it can never be accepted, whatever looking at it raised, and RegistryError if the registry could not be
+        asked about its schema.
         """
+        try:
+            return self._judge(raw)
+        except (InvalidRecord, RegistryError):
+            raise
+        except Exception as exc:  # one message must never stop its reader, and only the message differs from the one before
+            raise InvalidRecord(InvalidReason.MALFORMED, f"Looking at the message raised {type(exc).__name__}: {exc}") from exc
+
+    def _judge(self, raw: RawMessage) -> Message | None:
         key = raw.key()
         route = self._routes[raw.topic()]  # type: ignore[index]  # a message without error has a topic, a partition and an offset
         run_id = self._run_id

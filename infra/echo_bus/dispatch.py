@@ -80,7 +80,7 @@ class LeastLagChooser:
 
         Where two claim a partition, the later one has it.
         """
-        claims = {partition: owner for owner in owners for partition in owner.partitions if partition < len(self._end)}
+        claims = {partition: owner for owner in owners for partition in owner.partitions if 0 <= partition < len(self._end)}
         with self._lock:
             self._horizon_s, self._alone = horizon_s, alone
             self._owners = [

@@ -18,6 +18,14 @@ from echo_schemas.records import Coordinates, Record
 from echo_schemas.topics import Topic
 
 
+def raw_headers(raw: RawMessage) -> list[tuple[str, bytes]]:
+    """A message's headers as the client gives them; none where it cannot."""
+    try:
+        return list(raw.headers() or ())
+    except Exception:  # the client decodes names that strangers wrote; a message whose headers cannot be read is judged by its body
+        return []
+
+
 class LazyHeaders(Mapping[str, bytes]):
     """A message's headers, turned into a dictionary when somebody looks: on the hot path nobody does. The last of equal names counts."""
 
@@ -41,9 +49,8 @@ class LazyHeaders(Mapping[str, bytes]):
 
     def _dictionary(self) -> dict[str, bytes]:
         if self._parsed is None:
-            headers = self._raw.headers() or ()
             # Kafka allows null header values, which the client's type stubs do not know.
-            self._parsed = {name: value for name, value in headers if value is not None}  # type: ignore[redundant-expr]
+            self._parsed = {name: value for name, value in raw_headers(self._raw) if value is not None}  # type: ignore[redundant-expr]
         return self._parsed
 
 

@@ -35,6 +35,9 @@ class BusMetrics:
         self.bytes_read = counter("bytes_read", "Bytes of values read.", "topic")
         self.records_accepted = counter("records_accepted", "Messages that a handler accepted.", "topic")
         self.records_invalid = counter("records_invalid", "Messages that can never be accepted.", "topic", "reason")
+        self.records_over_budget = counter(
+            "records_over_budget", "Messages that can never be accepted, above [dead_letters] per_writer or per_minute.", "topic"
+        )
         self.records_busy = counter("records_busy", "Times a handler was busy and the partition was paused.", "topic")
         self.records_ignored = counter("records_ignored", "Messages passed over on purpose.", "topic", "reason")
         self.dead_letters = counter("dead_letters", "Messages written to a dead-letter topic.", "topic", "reason")

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from echo_bus.clock import Clock, Deadline
 from echo_bus.cluster import RawMessage, RawProducer
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed, NotAuthorized, ProducerClosed, RecordTooLarge, TopicMissing, TransportError
+from echo_bus.kafka import translate
 from echo_bus.metrics import BusMetrics
 from echo_bus.profiles import MAX_RECORD_BYTES
 from echo_schemas.codec import Codec
@@ -112,6 +113,7 @@ class Publisher:
         self._source = source
         self._condition = threading.Condition()
         self._failure: TransportError | None = None
+        self._ended: TransportError | None = None
         self._closed = False
         self._topics: dict[str, _TopicMetrics] = {}
         self._thread = threading.Thread(target=self._poll, name=f"publisher {source}", daemon=True) if poll else None
@@ -130,7 +132,7 @@ class Publisher:
         """Hand over `record`. The key is the topic's own unless given; the partition follows from the key unless given.
 
         Raises InvalidRecord if the record contradicts itself, RecordTooLarge, ProducerClosed, and once the error of an earlier failed
-        delivery, so that no loss goes unseen.
+        delivery, so that no loss goes unseen; that of a client that has failed for good each time.
         """
         value = self._codec.encode(record)
         all_headers = headers_of(record, source=self._source, time_ms=self._clock.time_ms())
@@ -173,9 +175,12 @@ class Publisher:
                 self._thread.join(timeout_s)
 
     def num_partitions(self, topic: Topic, timeout_s: float = 10.0) -> int:
-        """How many partitions a topic has. Raises TopicMissing."""
+        """How many partitions a topic has. Raises TopicMissing, ClusterUnreachable, NotAuthorized."""
         physical = self._namespace.topic(topic)
-        found = self._producer.list_topics(physical, timeout=timeout_s).topics.get(physical)
+        try:
+            found = self._producer.list_topics(physical, timeout=timeout_s).topics.get(physical)
+        except KafkaException as exc:
+            raise translate(exc, physical) from exc
         if found is None or not found.partitions:
             raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
         return len(found.partitions)
@@ -190,6 +195,9 @@ class Publisher:
     ) -> Receipt:
         if self._closed:
             raise ProducerClosed(f"Something was published to {physical} after the publisher was closed.")
+        if self._ended is not None:
+            # Nobody polls any more, so no acknowledgement would ever be heard.
+            raise self._ended
         if self._failure is not None:
             self._raise_failure()
         num_bytes = 0 if value is None else len(value)
@@ -233,14 +241,23 @@ class Publisher:
         if error is None and offset is not None:
             if not offset % _TIMED_EVERY:
                 topic_metrics.seconds.observe(time.monotonic() - started_s)
-            receipt.settle(Coordinates(partition=message.partition() or 0, offset=offset), None)
+            self._settle(receipt, topic_metrics, Coordinates(partition=message.partition() or 0, offset=offset), None)
             return
         # The client takes such a record for delivered because a later one was; no broker has said so.
         failure = _unproven(topic_metrics.physical) if error is None else _failed(topic_metrics.physical, error)
         self._metrics.publish_failures.labels(topic_metrics.physical, "no offset" if error is None else error.name()).inc()
         logger.error("%s", failure)
         self._failure = failure
-        receipt.settle(None, failure)
+        self._settle(receipt, topic_metrics, None, failure)
+
+    def _settle(self, receipt: Receipt, topic_metrics: _TopicMetrics, where: Coordinates | None, error: TransportError | None) -> None:
+        """Settle a receipt. What its callbacks raise is raised to the next caller: the thread goes on, for others wait for theirs."""
+        try:
+            receipt.settle(where, error)
+        except Exception as exc:  # callbacks are the callers' own and may raise anything
+            logger.exception("What follows an acknowledgement from %s has failed", topic_metrics.physical)
+            self._failure = TransportError(f"What follows an acknowledgement from {topic_metrics.physical} has failed: {exc!r}.")
+            self._failure.__cause__ = exc
 
     def forget_failure(self) -> None:
         """Let a failed delivery go unraised: the records of a transaction that is rolled back were never promised to anybody."""
@@ -260,7 +277,7 @@ class Publisher:
                 # A fatal client error is raised out of poll; a callback in the same call turns it into a SystemError.
                 cause = exc if isinstance(exc, KafkaException) else exc.__cause__
                 reason = cause.args[0].str() if isinstance(cause, KafkaException) else str(exc)
-                self._failure = DeliveryFailed(f"The producer {self._source} failed for good: {reason}.")
+                self._failure = self._ended = DeliveryFailed(f"The producer {self._source} failed for good: {reason}.")
                 logger.exception("The producer %s failed for good", self._source)
                 return
 

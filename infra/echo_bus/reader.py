@@ -27,6 +27,7 @@ from echo_bus.kafka import translate
 from echo_bus.message import Message
 from echo_bus.metrics import BusMetrics
 from echo_bus.profiles import READER, Properties
+from echo_bus.publisher import Receipt
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.naming import Namespace
@@ -38,11 +39,14 @@ T = TypeVar("T")
 
 Place = tuple[str, int]
 """(logical topic, partition)."""
-OnInvalid = Callable[[RawMessage, Topic, InvalidRecord], object]
+OnInvalid = Callable[[RawMessage, Topic, InvalidRecord, bool], Receipt | None]
+"""Gets a message that cannot be read, and whether it is within the budget; `read` waits for the receipt, if there is one."""
 
 # Small: decoded records that live until the end of a large batch fall out of the processor's cache, which costs a fifth of the speed.
 _BATCH = 100
 _STEP_S = 0.5
+# As long as any producer's own delivery time-out.
+_ACKNOWLEDGED_S = 120.0
 
 
 class From(Enum):
@@ -77,7 +81,7 @@ class LogReader:
         limits: DeadLetterLimits | None = None,
         profile: Properties = READER,
     ) -> None:
-        """`on_invalid` gets every message that cannot be read (`DeadLetters.send` fits); without it they are counted and logged.
+        """`on_invalid` gets every message that cannot be read (`DeadLetters.send` fits), in any case they are counted and logged.
 
         Raises TopicMissing, NotAuthorized or ClusterUnreachable.
         """
@@ -155,7 +159,10 @@ class LogReader:
     def read(self, max_messages: int = _BATCH, timeout_s: float = 1.0) -> list[Message]:
         """The next messages, in offset order within each partition; empty if none came in time. Blocks for `timeout_s` at most.
 
-        Raises OffsetLost, TopicMissing, NotAuthorized, TransportError, TooManyDeadLetters, RegistryError.
+        What cannot be read is a dead letter, acknowledged, when this returns: the caller keeps positions behind it.
+
+        Raises OffsetLost, TopicMissing, NotAuthorized, TransportError, TooManyDeadLetters, RegistryError; DeliveryFailed or
+        DeadlineExceeded for a dead letter.
         """
         self._ends_at_start = None
         try:
@@ -218,6 +225,7 @@ class LogReader:
         physical, partition = fetched[0].topic(), fetched[0].partition()
         offset: int | None = None
         num_read = num_ignored = num_valid = num_bytes = 0
+        letters: list[Receipt] = []
         try:
             for raw in fetched:
                 error = raw.error()
@@ -233,7 +241,9 @@ class LogReader:
                 except InvalidRecord as invalid:
                     self._budget.count_valid(num_valid)
                     num_valid = 0
-                    self._reject(raw, invalid)
+                    letter = self._reject(raw, invalid)
+                    if letter is not None:
+                        letters.append(letter)
                 else:
                     num_valid += 1
                     if message is None:
@@ -245,6 +255,8 @@ class LogReader:
                 offset = raw.offset()
         finally:
             self._count(physical, partition, offset, (num_read, num_bytes, num_ignored, num_valid))
+        for letter in letters:
+            letter.wait(_ACKNOWLEDGED_S)
         return messages
 
     def _count(self, physical: str | None, partition: int | None, offset: int | None, counts: tuple[int, int, int, int]) -> None:
@@ -274,16 +286,16 @@ class LogReader:
             if offset is not None:
                 self._positions[place] = max(self._positions[place], offset)
 
-    def _reject(self, raw: RawMessage, invalid: InvalidRecord) -> None:
+    def _reject(self, raw: RawMessage, invalid: InvalidRecord) -> Receipt | None:
+        """The receipt of the dead letter, if there is one."""
         topic = self._decoder.topic_of(raw)
         if topic.dead_letters:
-            return
+            return None
         self._metrics.records_invalid.labels(raw.topic(), invalid.reason.value).inc()
-        self._budget.count_invalid(invalid)
-        if self._on_invalid is not None:
-            self._on_invalid(raw, topic, invalid)
-        else:
-            logger.warning("%s[%s]@%s is invalid (%s): %s", raw.topic(), raw.partition(), raw.offset(), invalid.reason, invalid.message)
+        is_within_budget = self._budget.count_invalid(raw, invalid)
+        if not is_within_budget:
+            self._metrics.records_over_budget.labels(raw.topic()).inc()
+        return None if self._on_invalid is None else self._on_invalid(raw, topic, invalid, is_within_budget)
 
     @property
     def _physical_places(self) -> list[tuple[str, int]]:

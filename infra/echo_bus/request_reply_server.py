@@ -8,6 +8,7 @@ Threads: any. Nothing blocks but the publisher's full buffer.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -19,18 +20,32 @@ from echo_bus.metrics import BusMetrics
 from echo_bus.publisher import Publisher, Receipt
 from echo_bus.request_reply import CORRELATION_ID, DEADLINE_MS, PARTITION_STRUCT, REPLY_PARTITION, REPLY_TOPIC
 from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.headers import number_of
 from echo_schemas.naming import Namespace
 from echo_schemas.records import RolloutReply
 from echo_schemas.topics import Topic
 
+# Spring's is 16 bytes, ours 32. It is repeated in the reply's key, header and body.
+_MOST_CORRELATION_BYTES = 1_024
+# Partitions may be added while we run; whoever names one that is not there makes us ask no more often than this.
+_ASK_AGAIN_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class ReplyAddress:
-    """Where a reply goes, and until when anybody waits for it (None: for ever)."""
+    """Where a reply goes, and until when anybody waits for it (None: for ever). `correlation` is any bytes, and comes back as it is."""
 
-    correlation: str
+    correlation: bytes
     partition: int
     deadline_ms: int | None
+
+    @property
+    def correlation_text(self) -> str:
+        """The correlation id for a record and its key: itself where it is text, else in hexadecimal digits."""
+        try:
+            return self.correlation.decode()
+        except UnicodeDecodeError:
+            return self.correlation.hex()
 
 
 class Begin(Enum):
@@ -52,21 +67,26 @@ def address_of(message: Message, *, reply_topic: str) -> ReplyAddress | None:
     Raises InvalidRecord if the headers contradict themselves.
     """
     headers = message.headers
-    if CORRELATION_ID not in headers:
+    correlation = headers.get(CORRELATION_ID)
+    if correlation is None:
         return None
+    if not 0 < len(correlation) <= _MOST_CORRELATION_BYTES:
+        raise InvalidRecord(
+            InvalidReason.LENGTH_MISMATCH, f"{CORRELATION_ID} has {len(correlation)} bytes; it has 1 to {_MOST_CORRELATION_BYTES}."
+        )
     if headers.get(REPLY_TOPIC, b"").decode(errors="replace") != reply_topic:
         raise InvalidRecord(
             InvalidReason.INCONSISTENT, f"{REPLY_TOPIC} is {headers.get(REPLY_TOPIC)!r}; replies go to {reply_topic!r} and nowhere else."
         )
-    packed, deadline = headers.get(REPLY_PARTITION, b""), headers.get(DEADLINE_MS)
+    packed, deadline, deadline_ms = headers.get(REPLY_PARTITION, b""), headers.get(DEADLINE_MS), number_of(headers.get(DEADLINE_MS))
     if len(packed) != PARTITION_STRUCT.size:
         raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, f"{REPLY_PARTITION} has {len(packed)} bytes; Spring's form has four.")
     (partition,) = PARTITION_STRUCT.unpack(packed)
     if partition < 0:
         raise InvalidRecord(InvalidReason.NEGATIVE_NUMBER, f"{REPLY_PARTITION} is {partition}.")
-    if deadline is not None and not deadline.isdigit():
-        raise InvalidRecord(InvalidReason.INCONSISTENT, f"{DEADLINE_MS} is {deadline!r}, not a number of milliseconds.")
-    return ReplyAddress(headers[CORRELATION_ID].decode(errors="replace"), partition, None if deadline is None else int(deadline))
+    if deadline is not None and deadline_ms is None:
+        raise InvalidRecord(InvalidReason.INCONSISTENT, f"{DEADLINE_MS} is not a number of milliseconds: {deadline!r}.")
+    return ReplyAddress(correlation, partition, deadline_ms)
 
 
 class ReplyServer:
@@ -89,12 +109,30 @@ class ReplyServer:
         self._clock = clock
         self._max_cached = max_cached
         self._lock = threading.Lock()
-        self._running: set[str] = set()
-        self._answers: OrderedDict[str, RolloutReply] = OrderedDict()
+        self._running: set[bytes] = set()
+        self._answers: OrderedDict[bytes, RolloutReply] = OrderedDict()
+        self._num_partitions = 0
+        self._asked_s = -math.inf
 
     def address_of(self, message: Message) -> ReplyAddress | None:
-        """See `address_of`."""
-        return address_of(message, reply_topic=self._physical)
+        """See `address_of`. Raises InvalidRecord also for a partition that the reply topic does not have.
+
+        May block for a look at the cluster, twice a minute at most. Raises ClusterUnreachable, TopicMissing, NotAuthorized.
+        """
+        address = address_of(message, reply_topic=self._physical)
+        if address is not None and address.partition >= self._partitions_for(address.partition):
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT,
+                f"{REPLY_PARTITION} is {address.partition}; {self._physical} has the partitions 0 to {self._num_partitions - 1}.",
+            )
+        return address
+
+    def _partitions_for(self, partition: int) -> int:
+        """How many partitions the reply topic has; asked for when `partition` is not among those that we know."""
+        now_s = self._clock.monotonic_s()
+        if partition >= self._num_partitions and now_s - self._asked_s >= _ASK_AGAIN_S:
+            self._num_partitions, self._asked_s = self._publisher.num_partitions(self._topic), now_s
+        return self._num_partitions
 
     def begin(self, address: ReplyAddress) -> Begin:
         """Ask before the work starts. A repeated request whose answer is known is answered here, to the place it asks for now."""
@@ -112,8 +150,15 @@ class ReplyServer:
         return Begin.ANSWERED
 
     def answer(self, address: ReplyAddress, reply: RolloutReply) -> Receipt:
-        """Send the answer and remember it. The receipt says when the request's offset may be committed."""
-        receipt = self._send(address, reply)
+        """Send the answer and remember it. The receipt says when the request's offset may be committed.
+
+        Raises InvalidRecord, RecordTooLarge or TransportError; the request may then be begun again.
+        """
+        try:
+            receipt = self._send(address, reply)
+        except Exception:  # whatever it is, nothing was sent
+            self.abandon(address)
+            raise
         with self._lock:
             self._running.discard(address.correlation)
             self._answers[address.correlation] = reply
@@ -132,5 +177,5 @@ class ReplyServer:
             self._topic,
             reply,
             partition=address.partition,
-            headers=((CORRELATION_ID, address.correlation.encode()),),
+            headers=((CORRELATION_ID, address.correlation),),
         )

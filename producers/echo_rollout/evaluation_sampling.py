@@ -65,6 +65,8 @@ class EvaluationSampler:
             sampler.close()
 
     def _sampler(self, evaluation: str) -> GroupSampler:
-        if evaluation not in self._samplers:
-            self._samplers[evaluation] = self._open_sampler(self._tasks.get(evaluation, self._own_task))
-        return self._samplers[evaluation]
+        # Anybody may make names up: those that have no task share a sampler.
+        name = evaluation if evaluation in self._tasks else ""
+        if name not in self._samplers:
+            self._samplers[name] = self._open_sampler(self._tasks.get(name, self._own_task))
+        return self._samplers[name]

@@ -5,7 +5,7 @@ Called by the consumer loop from its one worker thread; `ended` may come from an
 
 from __future__ import annotations
 
-import json
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from echo_bus.clock import Clock, Deadline
+from echo_bus.errors import ClusterUnreachable
 from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Invalid, Message, Outcome
 from echo_rollout.engines.engine import EngineError, check_prompt
 from echo_rollout.generation import GroupPrompt
@@ -22,13 +23,18 @@ from echo_rollout.publishing import Ending
 from echo_rollout.publishing import Outcome as GroupOutcome
 from echo_rollout.receipts import Asked, Receipts
 from echo_schemas.columns import view_tokens
+from echo_schemas.entry import parse_entry
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import Coordinates, Purpose, RolloutRequest
+
+logger = logging.getLogger(__name__)
 
 # How long everything else waits for a suspect that was put off until nothing is in flight; its partition may have gone to another worker.
 _SUSPECT_WAIT_S = 5.0
 # Requests that were done here: more than are ever between a commit and the next.
 _REMEMBERED = 4_096
+MOST_SAMPLES = 4_096
+"""Samples that one request may ask for: an engine takes all at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,9 +79,10 @@ class RequestIntake:
         clock: Clock,
         receipts: Receipts | None = None,
         is_stuck: Callable[[], bool] = lambda: False,
+        num_early: Callable[[], int] = lambda: 0,
     ) -> None:
         """`take` gets each request that is taken in hand, and must not block. Without `receipts` nobody is answered. `is_stuck`: nothing
-        is taken, for what is finished does not get out.
+        is taken, for what is finished does not get out. `num_early`: of those in hand, how many wait for weights that nobody has published.
         """
         self._codec = codec
         self._record = record
@@ -86,6 +93,7 @@ class RequestIntake:
         self._clock = clock
         self._receipts = receipts
         self._is_stuck = is_stuck
+        self._num_early = num_early
         self._lock = threading.Lock()
         self._in_hand: dict[Coordinates, Work] = {}
         self._over: OrderedDict[Coordinates, tuple[str, int]] = OrderedDict()
@@ -107,6 +115,9 @@ class RequestIntake:
             asked = self._receipts.asked(message, request)
         except InvalidRecord as invalid:
             return Invalid(invalid.reason, invalid.message)
+        except ClusterUnreachable as exc:
+            logger.warning("A request that wants a receipt waits: %s", exc)
+            return BUSY
         if asked is None:
             return self._take_in_hand(request, where, None)
         if (known := self._receipts.begin(asked)) is not None:
@@ -138,6 +149,9 @@ class RequestIntake:
             text, prompt = self._prompt_of(request)
         except InvalidRecord as invalid:
             return Invalid(invalid.reason, invalid.message)
+        except Exception as exc:  # templates and tokenizers raise what they like at what a stranger wrote
+            logger.exception("The prompt of %s cannot be prepared", request.group_id)
+            return Invalid(InvalidReason.HANDLER_REFUSED, f"Preparing the prompt raised {type(exc).__name__}: {exc}")
         work = Work(request=request, where=where, prompt=prompt, text=text, completion=Completion(), asked=asked)
         with self._lock:
             self._in_hand[where] = work
@@ -193,10 +207,14 @@ class RequestIntake:
             if is_suspect:
                 self._alone, self._alone_until = where, Deadline.after(_SUSPECT_WAIT_S, self._clock)
                 return not self._in_hand
-            return len(self._in_hand) < self._capacity
+            return len(self._in_hand) - self._num_early() < self._capacity
 
     def _prompt_of(self, request: RolloutRequest) -> tuple[str, GroupPrompt]:
         """The prompt as text and as the sampler takes it. Raises InvalidRecord for one that no engine of this model can serve."""
+        if request.group_size > MOST_SAMPLES:
+            raise InvalidRecord(
+                InvalidReason.HANDLER_REFUSED, f"{request.group_size} samples are wanted; a request may ask for {MOST_SAMPLES}."
+            )
         if request.messages:
             text = self._codec.render(request.messages)
             token_ids = self._codec.encode(text)
@@ -207,11 +225,9 @@ class RequestIntake:
         except EngineError as exc:
             raise InvalidRecord(InvalidReason.HANDLER_REFUSED, exc.message) from exc
         try:
-            entry = json.loads(request.entry)
+            entry = parse_entry(request.entry)
         except ValueError as exc:
-            raise InvalidRecord(InvalidReason.MALFORMED, f"The entry is not JSON: {exc}.") from exc
-        if not isinstance(entry, dict):
-            raise InvalidRecord(InvalidReason.MALFORMED, f"The entry is {type(entry).__name__}, not an object.")
+            raise InvalidRecord(InvalidReason.MALFORMED, str(exc)) from exc
         prompt = GroupPrompt(
             token_ids=token_ids,
             entry=entry,

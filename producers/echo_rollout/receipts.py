@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from echo_bus.clock import Clock
+from echo_bus.errors import RecordTooLarge, TransportError
 from echo_bus.message import ACCEPTED, Accepted, Completion, Message
 from echo_bus.publisher import Receipt
 from echo_bus.request_reply_server import Begin, ReplyAddress, ReplyServer
@@ -36,6 +37,8 @@ _REPLIES = {
     Outcome.FAILED: ReplyOutcome.FAILED,
 }
 _NOTHING = SnapshotRef(version=0, sha256="")
+# Characters of a sentence that says why there is nothing.
+_MOST_SAID = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,17 +68,22 @@ class Receipts:
         self._clock = clock
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._repeats: dict[str, list[Completion]] = {}
+        self._repeats: dict[bytes, list[Completion]] = {}
 
     def asked(self, message: Message, request: RolloutRequest) -> Asked | None:
         """None for a request that nobody wants a receipt of. Raises InvalidRecord if its headers contradict themselves or the record."""
         address = self._server.address_of(message)
         if address is None:
-            return None
-        if request.correlation not in {None, address.correlation}:
+            if request.correlation is None:
+                return None
             raise InvalidRecord(
                 InvalidReason.INCONSISTENT,
-                f"The record's correlation id is {request.correlation!r}, the header's {address.correlation!r}.",
+                f"The record wants an answer under the correlation id {request.correlation!r}, and no header says where to.",
+            )
+        if request.correlation not in {None, address.correlation_text}:
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT,
+                f"The record's correlation id is {request.correlation!r}, the header's {address.correlation_text!r}.",
             )
         return Asked(request=request, address=address)
 
@@ -126,13 +134,23 @@ class Receipts:
             else:
                 then()
 
-        self._server.answer(asked.address, self._reply(asked, ending)).on_done(settled)
+        try:
+            receipt = self._server.answer(asked.address, self._reply(asked, ending))
+        except (InvalidRecord, RecordTooLarge) as exc:
+            # Asking again would not help: what was asked for is in the log, and whoever asked finds it there.
+            logger.warning("The receipt for %s cannot be written: %s", asked.request.group_id, exc)
+            then()
+            return
+        except TransportError as exc:
+            self._on_error(exc)
+            return
+        receipt.on_done(settled)
 
     def _reply(self, asked: Asked, ending: Ending) -> RolloutReply:
         outcome, weights = _REPLIES[ending.outcome], ending.weights or self._installed() or _NOTHING
         return RolloutReply(
             run_id=asked.request.run_id,
-            correlation=asked.address.correlation,
+            correlation=asked.address.correlation_text,
             group_id=asked.request.group_id,
             attempt=ending.attempt,
             worker_id=self._worker_id,
@@ -140,6 +158,6 @@ class Receipts:
             version=weights.version,
             weights_sha256=weights.sha256,
             where=ending.where,
-            error=None if outcome is ReplyOutcome.DONE else ending.said,
+            error=None if outcome is ReplyOutcome.DONE else ending.said[:_MOST_SAID],
             time_ms=self._clock.time_ms(),
         )

@@ -32,7 +32,7 @@ from echo_rollout.evaluation_sampling import EvaluationSampler
 from echo_rollout.exact_versions import ExactVersions
 from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, GroupSampler, Sample, UnfitGeneration
 from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
-from echo_rollout.holding import Holding
+from echo_rollout.holding import EARLY_ASKED_S, EARLY_S, Holding
 from echo_rollout.in_hand_notes import DeathRecord, InHandNotes
 from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.joining import find_others
@@ -84,6 +84,8 @@ class Worker:
             floor=lambda: 0 if (newest := self._newest()) is None else newest.next_seq,
             metrics=parts.metrics,
             clock=parts.clock,
+            published=lambda: None if (newest := self._newest()) is None else newest.version,
+            early_s=EARLY_ASKED_S if parts.settings.run.mode == "sequential" else EARLY_S,
         )
         self._join: Callable[[], None] | None = None
         self._undelivered = Undelivered(parts.metrics, parts.clock)
@@ -135,6 +137,7 @@ class Worker:
             loop = parts.bus.consumer([REQUESTS], GROUP, self._intake, publisher, next_generation=next_generation, limits=limits)
             loop.keep_notes(self._notes)
             self._notes.changed = loop.commit_soon
+            self._holding.on_early = loop.offer_again
             loop.on_assignment(lambda keys: self._heartbeat.has(partition for _, partition in keys))
             consuming = threading.Thread(target=self._consume, args=(loop.run,), name="requests", daemon=True)
             self._join = consuming.start if joins_later else None
@@ -208,6 +211,7 @@ class Worker:
             clock=parts.clock,
             receipts=self._receipts,
             is_stuck=lambda: self._undelivered.is_stuck,
+            num_early=lambda: self._holding.num_early,
         )
 
     def _consume(self, run: Callable[[], None]) -> None:

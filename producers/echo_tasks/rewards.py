@@ -10,7 +10,6 @@ A function is named by where it can be imported from (`origin`), so that other p
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from echo_schemas.entry import parse_entry
 from echo_schemas.records import FinishReason, Trajectory
 
 
@@ -55,10 +55,7 @@ class ScoredSample:
 
 def sample_of(trajectory: Trajectory) -> ScoredSample:
     """The sample that a record holds. Raises ValueError if its entry is no JSON object."""
-    entry = json.loads(trajectory.entry)
-    if not isinstance(entry, dict):
-        message = f"The entry of {trajectory.name} is no JSON object."
-        raise ValueError(message)  # noqa: TRY004  what is wrong is the record's content, not an argument's type
+    entry = parse_entry(trajectory.entry)
     return ScoredSample(
         prompt=trajectory.prompt,
         completion=trajectory.completion,

@@ -52,7 +52,8 @@ def allowances(loads: Sequence[WorkerLoad], *, window: int, horizon_s: float = 0
             allowed = max(_NEWCOMER_LEAST, window // _NEWCOMER_SHARE)
         else:
             time_s = max(window / fastest, horizon_s)
-            allowed = max(_least(load.groups_per_s), math.ceil(load.groups_per_s * time_s - 1e-9))
+            # Cut to the window before it is rounded: a rate that a worker made up may be anything.
+            allowed = max(_least(load.groups_per_s), math.ceil(min(window, load.groups_per_s * time_s - 1e-9)))
         allowed = min(allowed, window, load.capacity or window)
         found.append(max(1, allowed))
     return found

@@ -23,7 +23,7 @@ MAGIC = 0
 _PREFIX = struct.Struct(">bI")
 # Avro's `bytes` is a length and the bytes; this is the empty one.
 _NO_BYTES = b"\x00"
-# What fastavro, a converter or `validate` raises on values that are not what the schema says. Text that is not UTF-8 is a ValueError.
+# What fastavro or a converter raises on values of ours that are not what the schema says.
 _UNFIT = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, struct.error)
 
 
@@ -109,8 +109,9 @@ class Codec:
                 f"Schema id {schema_id} is a {reader.record.__name__} that our newest version cannot read: {exc}.",
                 hint="The writer's schema is not compatible: run `echoswarm schemas check` where it was made.",
             ) from exc
-        except (EOFError, *_UNFIT) as exc:
-            # At the end of the bytes fastavro raises one or another of these, according to the type it was reading.
+        except InvalidRecord:
+            raise
+        except Exception as exc:  # strangers' bytes make fastavro, a converter or a check raise one thing or another; none of it is ours
             cut = buffer.tell() >= len(payload)
             raise InvalidRecord(
                 InvalidReason.TRUNCATED if cut else InvalidReason.MALFORMED,

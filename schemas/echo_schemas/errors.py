@@ -59,9 +59,13 @@ class InvalidReason(StrEnum):
     RETRIES_EXHAUSTED = "retries_exhausted"
 
 
+# Messages quote what a stranger wrote, and travel in headers and logs.
+_MOST_SAID = 1_000
+
+
 class InvalidRecord(EchoError):
-    """A message or record that can never be accepted, and why."""
+    """A message or record that can never be accepted, and why. The message is cut to a thousand characters."""
 
     def __init__(self, reason: InvalidReason, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message if len(message) <= _MOST_SAID else f"{message[: _MOST_SAID - 1]}…", hint=hint)
         self.reason = reason

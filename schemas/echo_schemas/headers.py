@@ -12,6 +12,10 @@ from echo_schemas.records import Record, Trajectory
 RUN = "echo-run"
 VERSION = "echo-version"
 GROUP = "echo-group"
+SOURCE = "ce_source"
+
+# 10^18 is below 2^63, the end of what Avro and Kafka count with; and Python refuses to read numbers of thousands of digits.
+_MOST_DIGITS = 18
 
 Header = tuple[str, bytes]
 _SPEC_VERSION: Header = ("ce_specversion", b"1.0")
@@ -47,8 +51,14 @@ def run_of(headers: Iterable[Header] | None) -> str | None:
 
 def oldest_version(headers: Iterable[Header] | None) -> int | None:
     """The oldest version named in the headers; None where it is missing or not a number (the body decides then)."""
-    text = _text(headers, VERSION)
-    return int(text) if text is not None and text.isdecimal() else None
+    return number_of(_text(headers, VERSION))
+
+
+def number_of(text: str | bytes | None) -> int | None:
+    """The number that a header's `text` says in decimal digits; None for anything else, also for one above every count there is."""
+    if text is None or len(text) > _MOST_DIGITS or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text)
 
 
 def _text(headers: Iterable[Header] | None, name: str) -> str | None:
@@ -70,7 +80,7 @@ def _type_of(schema: str) -> Header:
 
 @functools.lru_cache(maxsize=64)
 def _source_of(source: str) -> Header:
-    return ("ce_source", source.encode())
+    return (SOURCE, source.encode())
 
 
 @functools.lru_cache(maxsize=16)

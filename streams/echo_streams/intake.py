@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from echo_core.staleness import staleness
-from echo_schemas.headers import GROUP, RUN, VERSION, Header
+from echo_schemas.headers import GROUP, RUN, VERSION, Header, number_of
 from echo_schemas.records import Purpose, group_id_of
 
 _ID = "ce_id"
+# What a stale sample's rewards repeat. A longer one is for the body's checks.
+_MOST_NAME_LENGTH = 512
 
 
 class Passed(StrEnum):
@@ -41,13 +43,16 @@ class Stale:
 
 def identity_of(name: str, run_id: str) -> Identity | None:
     """`<run>/[<purpose>-]<seq>/<attempt>/<index>` in its parts; None for anything else, where the body decides."""
+    if len(name) > _MOST_NAME_LENGTH:
+        return None
     try:
         group_id, attempt, index = name.rsplit("/", 2)
         run, _, member = group_id.partition("/")
-        purpose, _, seq = member.rpartition("-")
-        if run != run_id or not attempt or not (seq.isdecimal() and index.isdecimal()):
+        purpose, _, digits = member.rpartition("-")
+        seq, place = number_of(digits), number_of(index)
+        if run != run_id or not attempt or seq is None or place is None:
             return None
-        found = Identity(group_id=group_id, seq=int(seq), purpose=Purpose(purpose or Purpose.TRAIN), attempt=attempt, index=int(index))
+        found = Identity(group_id=group_id, seq=seq, purpose=Purpose(purpose or Purpose.TRAIN), attempt=attempt, index=place)
     except ValueError:
         return None
     return found if group_id == group_id_of(run_id, found.seq, found.purpose) else None
@@ -72,9 +77,9 @@ class Intake:
             return None
         if identity.purpose is Purpose.PROBE:
             return Passed.PROBE
-        version = named.get(VERSION, "")
-        if identity.purpose is Purpose.TRAIN and version.isdecimal() and self.is_stale(int(version), learner_version):
-            return Stale(identity, int(version))
+        version = number_of(named.get(VERSION))
+        if identity.purpose is Purpose.TRAIN and version is not None and self.is_stale(version, learner_version):
+            return Stale(identity, version)
         return None
 
     def is_stale(self, version: int, learner_version: int | None) -> bool:

@@ -6,16 +6,15 @@ may keep it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from echo_bus.clock import Clock
 from echo_bus.cluster import RawMessage
-from echo_bus.dead_letters import TRUNCATED_FROM, DeadLetterBudget, dead_letter_headers
+from echo_bus.dead_letters import DeadLetterBudget, dead_letter_of
 from echo_bus.decoding import Decoder
+from echo_bus.message import raw_headers
 from echo_bus.metrics import BusMetrics
-from echo_bus.profiles import MAX_RECORD_BYTES
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import Header, headers_of
@@ -25,8 +24,6 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_streams.intake import Identity, Intake, Passed, Stale
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.scoring import Judgeable, Scorer
-
-logger = logging.getLogger(__name__)
 
 LearnerVersion = Callable[[], int | None]
 
@@ -93,36 +90,37 @@ class Processor:
         judgeable: list[Judgeable] = []
         num_valid = 0
         for raw in batch:
-            partition, offset = raw.partition(), raw.offset()
-            assert partition is not None, "a message without error has a partition"
-            assert offset is not None, "a message without error has an offset"
-            at = Coordinates(partition=partition, offset=offset)
-            found = self._intake.look(raw.headers() or (), version)
-            if isinstance(found, Passed):
-                self._metrics.passed.labels(found.value).inc()
-                continue
-            if isinstance(found, Stale):
-                answers += self._encoded(self._scorer.stale(found.identity, at, _too_old(found.version, version)))
-                continue
             try:
-                message = self._decoder.decode(raw)
+                answers += self._look(raw, version, judgeable)
+                num_valid += 1
             except InvalidRecord as exc:
                 self._budget.count_valid(num_valid)
                 num_valid = 0
-                self._budget.count_invalid(exc)
                 answers.append(self._dead_letter(raw, exc))
-                continue
-            num_valid += 1
-            if message is None:
-                self._metrics.passed.labels(Passed.OTHER_RUN.value).inc()
-                continue
-            assert isinstance(message.record, Trajectory), "the decoder lets nothing else through"
-            answers += self._triage(message.record, at, version, judgeable)
         self._budget.count_valid(num_valid)
         if judgeable:
             rewards = await self._scorer.score(judgeable)
             answers += self._encoded(rewards)
         return answers
+
+    def _look(self, raw: RawMessage, version: int | None, judgeable: list[Judgeable]) -> list[Outgoing]:
+        """What answers one message at once; it joins `judgeable` if it is to be scored. Raises InvalidRecord, RegistryError."""
+        partition, offset = raw.partition(), raw.offset()
+        assert partition is not None, "a message without error has a partition"
+        assert offset is not None, "a message without error has an offset"
+        at = Coordinates(partition=partition, offset=offset)
+        found = self._intake.look(raw_headers(raw), version)
+        if isinstance(found, Passed):
+            self._metrics.passed.labels(found.value).inc()
+            return []
+        if isinstance(found, Stale):
+            return self._encoded(self._scorer.stale(found.identity, at, _too_old(found.version, version)))
+        message = self._decoder.decode(raw)
+        if message is None:
+            self._metrics.passed.labels(Passed.OTHER_RUN.value).inc()
+            return []
+        assert isinstance(message.record, Trajectory), "the decoder lets nothing else through"
+        return self._triage(message.record, at, version, judgeable)
 
     def _triage(self, trajectory: Trajectory, at: Coordinates, version: int | None, judgeable: list[Judgeable]) -> list[Outgoing]:
         """The body decides what the headers left open."""
@@ -156,16 +154,14 @@ class Processor:
         ]
 
     def _dead_letter(self, raw: RawMessage, invalid: InvalidRecord) -> Outgoing:
-        value = raw.value()
-        headers = dead_letter_headers(raw, invalid, group=self._wire.group)
-        if value is not None and len(value) > MAX_RECORD_BYTES:
-            headers.append((TRUNCATED_FROM, str(len(value)).encode()))
-            value = value[:MAX_RECORD_BYTES]
-        logger.warning(
-            "Dead letter: %s[%s]@%s is invalid (%s): %s", raw.topic(), raw.partition(), raw.offset(), invalid.reason, invalid.message
-        )
+        """Raises TooManyDeadLetters."""
+        self._bus_metrics.records_invalid.labels(raw.topic(), invalid.reason.value).inc()
+        is_within_budget = self._budget.count_invalid(raw, invalid)
+        if not is_within_budget:
+            self._bus_metrics.records_over_budget.labels(raw.topic()).inc()
+        letter = dead_letter_of(raw, invalid, group=self._wire.group, whole=is_within_budget)
         self._bus_metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
-        return Outgoing(self._dead_letters, None, raw.key(), value, headers)
+        return Outgoing(self._dead_letters, None, letter.key, letter.value, letter.headers)
 
 
 def _too_old(version: int, learner_version: int | None) -> str:

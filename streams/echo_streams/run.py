@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from echo_bus.dead_letters import DeadLetterBudget
 from echo_bus.process import RoleProcess
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import evaluation_specs
@@ -40,7 +41,7 @@ def run_reward(process: RoleProcess, *, application: str | None = None, names: S
 
     `application`: which one this is; processes of the same one share its consumer group, and so the work. None: the run's own. `names`:
     the rewards of another one; None: all of [rewards], and of each [[eval]]. Raises UserError for a reward or topic that is not there,
-    NotAuthorized for a group that is closed to us, TooManyDeadLetters if too many trajectories cannot be read.
+    NotAuthorized for a group that is closed to us, TooManyDeadLetters after [dead_letters] stop_after unreadable trajectories in a row.
     """
     if names and application in {None, OWN_APPLICATION}:
         raise UserError(
@@ -126,7 +127,8 @@ async def _run(
         latest = progress.get(wire.run_id)
         return None if latest is None else latest.version
 
-    processor = Processor(wire, scorer, intake, learner_version=learner_version, metrics=metrics, bus_metrics=bus.metrics)
+    budget = DeadLetterBudget(bus.dead_letter_limits, process.clock)
+    processor = Processor(wire, scorer, intake, learner_version=learner_version, metrics=metrics, bus_metrics=bus.metrics, budget=budget)
     processor.set_num_partitions({bus.namespace.topic(TRAJECTORIES): num_partitions})
     options = AppOptions(
         group=group,

@@ -271,6 +271,19 @@ class StoreSettings(Section):
         return without_credentials(uri, "give them to each process as the store's driver reads them, for S3 in AWS_ACCESS_KEY_ID and so on")
 
 
+class DeadLetterSettings(Section):
+    """[dead_letters]: what becomes of messages that cannot be read. Every one has a copy in `<topic>.dlq`, and reading goes on."""
+
+    per_writer: int = Field(default=60, ge=0)
+    """In a minute, from one writer (as the record's `ce_source` names it), and for each process that reads: so many are copied with their
+    bytes and logged one by one. Of those above, the copy says only where the message lies and what is wrong with it, and the log counts."""
+    per_minute: int = Field(default=600, ge=0)
+    """The same for all writers together."""
+    stop_after: int = Field(default=0, ge=0)
+    """So many in a row end a process that reads them, with none of the last skipped: for a cluster without strangers, where they mean a
+    wrong release or registry. 0: never."""
+
+
 class MetricsSettings(Section):
     """[metrics]: /metrics, /healthz and /readyz of each process."""
 
@@ -298,6 +311,7 @@ class Settings(Section):
     store: StoreSettings = StoreSettings()
     eval: tuple[EvalSettings, ...] = ()
     offline: OfflineSettings = OfflineSettings()
+    dead_letters: DeadLetterSettings = DeadLetterSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     @property

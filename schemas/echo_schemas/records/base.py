@@ -6,10 +6,14 @@ A record's Avro schema (`avro/<name>.v<n>.avsc`) is the truth on the wire; the d
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from echo_schemas.errors import InvalidReason, InvalidRecord
+
+MAX_NAME_LENGTH = 256
+"""Characters of an attempt's, a worker's, a reward's name: ten times those of our own."""
 
 
 class Record:
@@ -40,8 +44,18 @@ def require(condition: bool, reason: InvalidReason, message: str) -> None:
         raise InvalidRecord(reason, message)
 
 
+def require_name(kind: str, name: str) -> None:
+    """Raise InvalidRecord for a name that is empty, or so long that it would not fit where it is repeated (keys, labels, other records)."""
+    if not 0 < len(name) <= MAX_NAME_LENGTH:
+        raise InvalidRecord(InvalidReason.INCONSISTENT, f"{kind} has {len(name)} characters; a name has 1 to {MAX_NAME_LENGTH}.")
+
+
 def require_not_negative(**numbers: int | float | None) -> None:
-    """Raise InvalidRecord for the first of `numbers` that is below zero. None passes."""
+    """Raise InvalidRecord for the first of `numbers` that is below zero, or no number at all (NaN, an infinity). None passes."""
     for name, number in numbers.items():
-        if number is not None and number < 0:
+        if number is None:
+            continue
+        if number < 0:
             raise InvalidRecord(InvalidReason.NEGATIVE_NUMBER, f"{name} is {number}; it must not be negative.")
+        if not math.isfinite(number):
+            raise InvalidRecord(InvalidReason.NOT_FINITE, f"{name} is {number}; it must be a number.")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from echo_schemas.errors import InvalidReason, InvalidRecord
-from echo_schemas.records.base import Coordinates, Record, require_not_negative
+from echo_schemas.records.base import Coordinates, Record, require_name, require_not_negative
 
 
 class RewardOutcome(StrEnum):
@@ -66,6 +66,8 @@ class Reward(Record):
     def validate(self) -> None:
         if self.of.partition < 0 or self.of.offset < 0 or self.seq < 0 or self.index < 0:
             raise InvalidRecord(InvalidReason.NEGATIVE_NUMBER, "A reward's coordinates, seq and index must not be negative.")
+        require_name("attempt", self.attempt)
+        require_name("name", self.name)
         if (self.outcome == RewardOutcome.SCORED) != (self.value is not None):
             raise InvalidRecord(
                 InvalidReason.INCONSISTENT,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from echo_schemas.errors import InvalidReason
-from echo_schemas.records.base import Record, require, require_not_negative
+from echo_schemas.records.base import Record, require, require_name, require_not_negative
 from echo_schemas.records.step import RewardTerm
 
 
@@ -143,12 +143,16 @@ class WorkerStatus(Record):
     def validate(self) -> None:
         require_not_negative(
             installed_version=self.installed_version,
+            rollouts_per_s=self.rollouts_per_s,
+            tokens_per_s=self.tokens_per_s,
             busy_s=self.busy_s,
             in_flight=self.in_flight,
             capacity=self.capacity,
             rollouts=self.rollouts,
             price_per_hour=self.price_per_hour,
+            partition=min(self.partitions, default=0),
         )
+        require_name("worker_id", self.worker_id)
         require(
             (self.installed_version is None) == (self.weights_sha256 is None),
             InvalidReason.INCONSISTENT,

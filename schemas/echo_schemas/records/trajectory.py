@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from echo_schemas.columns import LOGPROB_BYTES, TOKEN_BYTES, all_finite, view_logprobs, view_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord
-from echo_schemas.records.base import Record
+from echo_schemas.records.base import Record, require_name
 from echo_schemas.records.rollout import Purpose, Sampling, group_id_of
 
 
@@ -139,8 +139,8 @@ class Trajectory(Record):
                 InvalidReason.INCONSISTENT,
                 f"group_id {self.group_id!r} does not belong to run {self.run_id!r}, seq {self.seq}.",
             )
-        if not self.attempt:
-            raise InvalidRecord(InvalidReason.INCONSISTENT, "attempt is empty; each start of a group makes a fresh token.")
+        require_name("attempt", self.attempt)
+        require_name("worker_id", self.worker_id)
         if self.is_exempt and self.logprob_source is not LogprobSource.RECOMPUTED:
             raise InvalidRecord(
                 InvalidReason.INCONSISTENT,

@@ -190,7 +190,7 @@ def test_too_many_invalid_messages_stop_the_loop_and_are_not_committed(kit: Any,
     for _ in range(50):
         publisher.publish_bytes(kit.namespace.topic(DROPS), b"garbage", key=b"demo/3", partition=0)
     publisher.flush(PATIENCE_S)
-    limits = DeadLetterLimits(max_consecutive=9)
+    limits = DeadLetterLimits(stop_after=9)
     with kit.running(DROPS, lambda message: ACCEPTED, dead_letter_limits=limits) as running, pytest.raises(TooManyDeadLetters):
         running.join()
     assert kit.committed(DROPS) <= 9

@@ -166,7 +166,7 @@ def test_too_many_bad_messages_stop_the_reader(kit: Any) -> None:
     for _ in range(20):
         publisher.publish_bytes(kit.namespace.topic(DROPS), b"garbage", key=b"demo/9", partition=0)
     publisher.flush(PATIENCE_S)
-    reader = kit.reader(DROPS, limits=DeadLetterLimits(max_consecutive=5))
+    reader = kit.reader(DROPS, limits=DeadLetterLimits(stop_after=5))
     reader.start()
     with pytest.raises(TooManyDeadLetters):
         read_all(reader)

@@ -70,7 +70,7 @@ def served(kit: Any, server: ReplyServer) -> Iterator[list[Message]]:
         assert address is not None
         assert isinstance(message.record, RolloutRequest)
         if server.begin(address) is Begin.NEW:
-            server.answer(address, reply(address.correlation, message.record.seq))
+            server.answer(address, reply(address.correlation_text, message.record.seq))
         return ACCEPTED
 
     with kit.running(REQUESTS, handle):
@@ -128,8 +128,8 @@ def test_replies_of_others_are_orphans_on_our_partition_and_nothing_elsewhere(
     kit: Any, requester: Requester, server: ReplyServer, until: Until
 ) -> None:
     requester.start()
-    server.answer(ReplyAddress("else-1", PARTITION + 1, None), reply("else-1")).wait(PATIENCE_S)
-    server.answer(ReplyAddress("else-2", PARTITION, None), reply("else-2")).wait(PATIENCE_S)
+    server.answer(ReplyAddress(b"else-1", PARTITION + 1, None), reply("else-1")).wait(PATIENCE_S)
+    server.answer(ReplyAddress(b"else-2", PARTITION, None), reply("else-2")).wait(PATIENCE_S)
     until(lambda: kit.value("replies_total", outcome="orphan") == 1, "the orphan")
 
 
@@ -139,21 +139,21 @@ def test_nothing_is_sent_before_the_reply_partition_is_positioned(kit: Any, requ
 
 
 def test_a_server_begins_once_and_again_after_giving_up(kit: Any, requester: Requester, server: ReplyServer) -> None:
-    address = ReplyAddress("c", PARTITION, soon_ms(kit))
+    address = ReplyAddress(b"c", PARTITION, soon_ms(kit))
     assert server.begin(address) is Begin.NEW
     assert server.begin(address) is Begin.RUNNING
     server.abandon(address)
     assert server.begin(address) is Begin.NEW
     server.answer(address, reply("c"))
     assert server.begin(address) is Begin.ANSWERED
-    assert server.begin(ReplyAddress("late", PARTITION, kit.clock.time_ms() - 1)) is Begin.EXPIRED
+    assert server.begin(ReplyAddress(b"late", PARTITION, kit.clock.time_ms() - 1)) is Begin.EXPIRED
 
 
 def test_the_cache_forgets_the_oldest(kit: Any, requester: Requester, server: ReplyServer) -> None:
     for name in ("a", "b", "c"):
-        server.answer(ReplyAddress(name, PARTITION, None), reply(name))
-    assert server.begin(ReplyAddress("a", PARTITION, None)) is Begin.NEW
-    assert server.begin(ReplyAddress("c", PARTITION, None)) is Begin.ANSWERED
+        server.answer(ReplyAddress(name.encode(), PARTITION, None), reply(name))
+    assert server.begin(ReplyAddress(b"a", PARTITION, None)) is Begin.NEW
+    assert server.begin(ReplyAddress(b"c", PARTITION, None)) is Begin.ANSWERED
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,11 @@ def test_the_cache_forgets_the_oldest(kit: Any, requester: Requester, server: Re
     [
         ({CORRELATION_ID: b"c", REPLY_TOPIC: b"elsewhere", REPLY_PARTITION: b"\x00\x00\x00\x01"}, InvalidReason.INCONSISTENT),
         ({CORRELATION_ID: b"c", REPLY_PARTITION: b"1"}, InvalidReason.LENGTH_MISMATCH),
+        ({CORRELATION_ID: b"", REPLY_PARTITION: b"\x00\x00\x00\x01"}, InvalidReason.LENGTH_MISMATCH),
+        ({CORRELATION_ID: b"c" * 2_000, REPLY_PARTITION: b"\x00\x00\x00\x01"}, InvalidReason.LENGTH_MISMATCH),
+        ({CORRELATION_ID: b"c", REPLY_PARTITION: b"\x00\x00\x00\x04"}, InvalidReason.INCONSISTENT),
+        ({CORRELATION_ID: b"c", REPLY_PARTITION: b"\x7f\xff\xff\xff"}, InvalidReason.INCONSISTENT),
+        ({CORRELATION_ID: b"c", REPLY_PARTITION: b"\x00\x00\x00\x01", "echo-deadline-ms": b"9" * 5_000}, InvalidReason.INCONSISTENT),
         ({CORRELATION_ID: b"c", REPLY_PARTITION: b"\xff\xff\xff\xff"}, InvalidReason.NEGATIVE_NUMBER),
         ({CORRELATION_ID: b"c", REPLY_PARTITION: b"\x00\x00\x00\x01", "echo-deadline-ms": b"soon"}, InvalidReason.INCONSISTENT),
     ],

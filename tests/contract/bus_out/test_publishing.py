@@ -58,6 +58,18 @@ def test_receipts_name_the_coordinates_in_order(bus: Bus) -> None:
     assert read_back(bus) == [progress(version) for version in range(5)]
 
 
+def test_a_callback_that_raises_is_heard_of_and_ends_no_other_acknowledgement(bus: Bus) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("What follows cannot be done.")
+
+    publisher = bus.publisher()
+    publisher.publish(PROGRESS, progress()).on_done(fail)
+    with pytest.raises(TransportError, match="What follows cannot be done"):
+        publisher.flush(WAIT_S)
+    publisher.publish(PROGRESS, progress()).wait(WAIT_S)
+    publisher.close()
+
+
 def test_callbacks_run_once_whether_asked_before_or_after(bus: Bus) -> None:
     publisher = bus.publisher()
     seen: list[str] = []

@@ -26,6 +26,13 @@ def load(rate: float, outstanding: int = 0, capacity: int = 0) -> WorkerLoad:
     return WorkerLoad(groups_per_s=rate, outstanding=outstanding, capacity=capacity)
 
 
+@pytest.mark.parametrize("rate", [1e308, 5e-324])
+def test_a_rate_that_somebody_made_up_stays_within_the_window(rate: float) -> None:
+    loads = [load(rate), load(2.0), load(5e-324)]
+    assert all(1 <= allowed <= 100 for allowed in allowances(loads, window=100, horizon_s=30.0))
+    assert next_worker(loads, window=100, horizon_s=30.0) is not None
+
+
 def test_whoever_is_five_times_slower_may_have_a_fifth() -> None:
     assert allowances([load(20.0), load(4.0)], window=100) == [100, 20]
 

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
+from echo_bus.dead_letters import DeadLetterLimits
 from echo_bus.errors import TransportError
 from echo_learner.metrics import LearnerMetrics
 from echo_replay.audit import audit_run
@@ -174,6 +175,18 @@ def test_no_checkpoint_counts_a_record_as_read_whose_dead_letter_did_not_get_out
     assert pipeline.reports() == []
     pipeline.train(NumpyTrainer(), steps=1, takeover=True)
     assert pipeline.dead_letters(TRAJECTORIES) == [b"not a record"]
+    assert audit_run(pipeline.bus, "demo").finding(Promise.ONE_STATE).verdict is Verdict.PROVED
+
+
+def test_hundreds_of_unreadable_records_end_nothing_and_are_all_accounted_for(pipeline: Pipeline) -> None:
+    for number in range(150):
+        pipeline.write_bytes(TRAJECTORIES, b"not a record %d" % number)
+    fill(pipeline, 1)
+    pipeline.train(NumpyTrainer(), steps=1)
+    letters = pipeline.dead_letters(TRAJECTORIES)
+    assert len(letters) == 150
+    # Above the budget of a minute the copy says where the bytes lie.
+    assert sum(letter != b"" for letter in letters) == DeadLetterLimits().per_writer
     assert audit_run(pipeline.bus, "demo").finding(Promise.ONE_STATE).verdict is Verdict.PROVED
 
 

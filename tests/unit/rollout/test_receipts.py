@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from echo_bus.memory import MemoryCluster
-from echo_bus.request_reply import CORRELATION_ID, reply_headers
+from echo_bus.request_reply import CORRELATION_ID, DEADLINE_MS, PARTITION_STRUCT, REPLY_PARTITION, reply_headers
 from echo_rollout.engines.engine import Generation
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_tokens
+from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import Purpose, ReplyOutcome, RolloutReply, RolloutRequest, Sampling
 from echo_schemas.topics import REPLIES, REQUESTS
 from tests.unit.rollout.conftest import MakeSwarm
@@ -203,3 +205,97 @@ def test_other_purposes_are_answered_alike(make_swarm: MakeSwarm, cluster: Memor
     ask(swarm, swarm.request(5, purpose=Purpose.EVAL, required_version=2, exact=True, group_size=3), "e-5")
     reply = the_reply(swarm, cluster)
     assert (reply.group_id, len(reply.where)) == (f"{RUN}/eval-5", 3)
+
+
+def ask_with(swarm: Swarm, seq: int, headers: dict[str, bytes], **changes: Any) -> None:
+    """A request whose headers are all right but for `headers`."""
+    right = dict(reply_headers("c", topic=swarm.bus.namespace.topic(REPLIES), partition=PARTITION, deadline_ms=2**42))
+    record = swarm.request(seq, **changes)
+    swarm.publisher.publish(REQUESTS, record, partition=0, headers=tuple({**right, **headers}.items())).wait(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("headers", "changes", "says"),
+    [
+        ({REPLY_PARTITION: PARTITION_STRUCT.pack(4)}, {}, b"has the partitions 0 to 3"),
+        ({REPLY_PARTITION: PARTITION_STRUCT.pack(2**31 - 1)}, {}, b"has the partitions 0 to 3"),
+        ({CORRELATION_ID: b""}, {}, b"has 0 bytes"),
+        ({CORRELATION_ID: b"c" * 500_000}, {}, b"has 500000 bytes"),
+        ({DEADLINE_MS: b"9" * 5_000}, {}, b"not a number of milliseconds"),
+        ({}, {"group_size": 2**31 - 1}, b"may ask for 4096"),
+        ({}, {"entry": "[" * 100_000}, b"more than 64 levels"),
+    ],
+)
+def test_a_requester_that_is_wrong_is_a_dead_letter_and_the_worker_goes_on(
+    make_swarm: MakeSwarm, cluster: MemoryCluster, headers: dict[str, bytes], changes: dict[str, Any], says: bytes
+) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    worker = swarm.start_worker(ScriptedEngine())
+    ask_with(swarm, 0, headers, **changes)
+    swarm.ask(swarm.request(1), partition=0)
+    wait_until(lambda: committed(swarm, cluster).get(0) == 2 or not worker.is_alive, "both to be committed")
+    assert worker.is_alive, worker.error
+    assert list(swarm.groups()) == [f"{RUN}/1"]
+    (letter,) = dead_letters(swarm, cluster)
+    assert says in letter["__connect.errors.exception.message"]
+
+
+def test_a_correlation_id_of_any_bytes_comes_back_as_it_is(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    """Spring's are sixteen bytes of a UUID."""
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.start_worker(ScriptedEngine())
+    binary = bytes(range(0xF8, 0x100)) * 2
+    ask_with(swarm, 0, {CORRELATION_ID: binary}, exact=True)
+    log = cluster._broker.topics[swarm.bus.namespace.topic(REPLIES)].partitions[PARTITION]
+    (record,) = wait_until(lambda: list(log.read(0, committed=True)), "the receipt")
+    assert dict(record.headers or ())[CORRELATION_ID] == binary
+    reply = swarm.bus.codec.decode(record.value or b"")
+    assert isinstance(reply, RolloutReply)
+    assert reply.correlation == binary.hex()
+
+
+def test_a_correlation_id_without_an_address_is_refused_and_not_generated(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.start_worker(ScriptedEngine())
+    swarm.ask(swarm.request(0, correlation="c-0"), partition=0)
+    (letter,) = wait_until(lambda: dead_letters(swarm, cluster), "the dead letter")
+    assert b"no header says where to" in letter["__connect.errors.exception.message"]
+    assert not swarm.trajectories()
+
+
+def test_requests_for_weights_that_never_come_take_no_room_and_only_so_many_wait(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo_rollout.holding.MOST_EARLY", 12)
+    swarm = make_swarm(rollout={"groups_in_flight": 1})
+    swarm.publish_version(0)
+    swarm.start_worker(ScriptedEngine())
+    in_a_year_ms = time.time_ns() // 1_000_000 + 365 * 86_400_000
+    for number in range(30):
+        record = swarm.request(1_000 + number, required_version=9, exact=True, deadline_ms=in_a_year_ms + number)
+        swarm.publisher.publish(REQUESTS, record, partition=number % 3)
+    wait_until(lambda: swarm.metric("echo_rollout_groups_waiting") == 12, "as many to wait as may")
+    wait_until(lambda: swarm.metric("echo_rollout_groups_total", outcome="not_ready") == 18, "the others to be answered")
+    for seq in range(4):
+        swarm.ask(swarm.request(seq), partition=seq)
+    wait_until(lambda: len(swarm.groups()) == 4, "the work of the run, behind and beside them")
+
+
+def test_a_receipt_that_cannot_be_written_is_given_up_and_its_request_is_done(
+    make_swarm: MakeSwarm, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def contradict(reply: RolloutReply) -> None:
+        raise InvalidRecord(InvalidReason.INCONSISTENT, "A reply that contradicts itself.")
+
+    monkeypatch.setattr(RolloutReply, "validate", contradict)
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    worker = swarm.start_worker(ScriptedEngine())
+    for seq in range(2):
+        ask(swarm, swarm.request(seq), f"c-{seq}")
+    wait_until(lambda: committed(swarm, cluster).get(0) == 2, "both to be committed")
+    assert worker.is_alive
+    assert len(swarm.groups()) == 2

@@ -18,7 +18,7 @@ from echo_schemas.columns import pack_tokens
 from echo_schemas.records import Sampling, WorkerState
 from echo_schemas.topics import REQUESTS
 from tests.unit.rollout.conftest import MakeSwarm
-from tests.unit.rollout.swarm import RUN, GatedEngine, Swarm, wait_until
+from tests.unit.rollout.swarm import RUN, WAIT_S, GatedEngine, Swarm, wait_until
 
 
 def group_of(swarm: Swarm, cluster: MemoryCluster) -> Group:
@@ -51,6 +51,21 @@ def test_two_workers_share_the_requests_and_do_each_once(make_swarm: MakeSwarm, 
     assert {len({record.attempt for record in members}) for members in swarm.groups().values()} == {1}
     shares = {worker: sum(record.worker_id == worker for record in swarm.trajectories()) for worker in ("w0", "w1")}
     assert shares == {"w0": 12, "w1": 12}
+
+
+def test_garbage_among_the_requests_ends_neither_feeder_nor_worker_at_any_start(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    for number in range(120):
+        swarm.publisher.publish_bytes(swarm.bus.namespace.topic(REQUESTS), b"garbage", key=b"k", partition=number % 4)
+    swarm.publisher.flush(WAIT_S)
+    for seq in (0, 4):
+        roles = [swarm.start_feeder(), swarm.start_worker(ScriptedEngine())]
+        wait_until(lambda seq=seq: len(swarm.groups()) >= seq + 1, "work behind the garbage")  # type: ignore[misc]
+        assert [role.error for role in roles] == [None, None]
+        for role in roles:
+            role.stop()
+    assert len(dead_letters(swarm, cluster)) == 120
 
 
 def test_a_worker_that_joins_takes_part_of_the_work_of_one_that_is_slow(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:

@@ -39,7 +39,7 @@ from echo_schemas.records import (
 )
 from echo_schemas.registry import LockFileRegistry
 from echo_schemas.schemas import newest
-from echo_schemas.topics import PROGRESS, REPLIES, REQUESTS, STEPS, TOPICS, TRAJECTORIES, WEIGHTS
+from echo_schemas.topics import PROGRESS, REPLIES, REQUESTS, STEPS, TOPICS, TRAJECTORIES, WEIGHTS, WORKERS
 
 # JSON as text is "{}" by default in code but has no default in Avro: Apicurio 3.3 refuses a schema with the default "{}".
 JSON_TEXT = {"entry", "config"}
@@ -270,6 +270,19 @@ def example(topic: Any, name: str) -> Any:
         (lambda: dataclasses.replace(example(REPLIES, "done.json"), where=()), InvalidReason.INCONSISTENT),
         (lambda: dataclasses.replace(example(REPLIES, "done.json"), correlation=""), InvalidReason.INCONSISTENT),
         (lambda: dataclasses.replace(example(PROGRESS, "progress.json"), published=99), InvalidReason.INCONSISTENT),
+        *(
+            (lambda wrong=wrong: dataclasses.replace(example(WORKERS, "ready.json"), **wrong), reason)
+            for wrong, reason in (
+                ({"rollouts_per_s": math.inf}, InvalidReason.NOT_FINITE),
+                ({"tokens_per_s": math.nan}, InvalidReason.NOT_FINITE),
+                ({"busy_s": math.nan}, InvalidReason.NOT_FINITE),
+                ({"price_per_hour": math.inf}, InvalidReason.NOT_FINITE),
+                ({"rollouts_per_s": -1.0}, InvalidReason.NEGATIVE_NUMBER),
+                ({"partitions": (3, -7)}, InvalidReason.NEGATIVE_NUMBER),
+                ({"worker_id": ""}, InvalidReason.INCONSISTENT),
+                ({"worker_id": "w" * 300}, InvalidReason.INCONSISTENT),
+            )
+        ),
         (lambda: dataclasses.replace(example(STEPS, "step.json"), batch=None), InvalidReason.INCONSISTENT),
         (lambda: dataclasses.replace(example(WEIGHTS, "adapter.json"), num_bytes=3), InvalidReason.LENGTH_MISMATCH),
         (lambda: dataclasses.replace(example(WEIGHTS, "adapter.json"), uri="s3://both"), InvalidReason.INCONSISTENT),

@@ -187,15 +187,42 @@ def test_an_oversized_message_is_cut_to_what_a_topic_takes() -> None:
 
 
 def test_too_many_unreadable_messages_in_a_row_end_the_application() -> None:
-    stage = Stage(limits=DeadLetterLimits(max_consecutive=2))
+    stage = Stage(limits=DeadLetterLimits(stop_after=2))
     bad = message(trajectory(), value=b"bad")
     assert len(stage.process(bad, bad)) == 2
     with pytest.raises(TooManyDeadLetters, match="3 messages in a row"):
         stage.process(bad)
 
 
+def test_a_hundred_unreadable_messages_end_nothing() -> None:
+    stage = Stage()
+    letters = stage.process(*[message(trajectory(), value=b"bad")] * 300)
+    assert [letter.topic for letter in letters] == [LETTERS_TOPIC] * 300
+    assert len(rewards(stage.process(message(trajectory())))) == 1
+
+
+HOSTILE_HEADERS = [
+    [("echo-version", b"9" * 5_000)],
+    [("ce_id", b"demo/" + b"9" * 5_000 + b"/a/0"), ("echo-group", b"demo/" + b"9" * 5_000)],
+    [("ce_id", b"demo/1/" + b"a" * 900_000 + b"/0"), ("echo-group", b"demo/1"), ("echo-version", b"0")],
+    [("ce_id", "demo/\u0663/a/0".encode()), ("echo-group", "demo/\u0663".encode())],
+]
+
+
+@pytest.mark.parametrize("headers", HOSTILE_HEADERS)
+def test_headers_that_lie_leave_it_to_the_body(headers: list[tuple[str, bytes]]) -> None:
+    (reward,) = rewards(Stage(learner_version=9).process(message(trajectory(version=9), headers=headers)))
+    assert reward.outcome is RewardOutcome.SCORED
+
+
+@pytest.mark.parametrize("entry", ["[" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "[1]", "nonsense"])
+def test_an_entry_that_is_no_plain_object_is_a_failed_reward(entry: str) -> None:
+    (reward,) = rewards(Stage().process(message(trajectory(entry=entry))))
+    assert reward.outcome is RewardOutcome.FAILED
+
+
 def test_readable_ones_between_them_are_counted_too() -> None:
-    stage = Stage(limits=DeadLetterLimits(max_consecutive=1))
+    stage = Stage(limits=DeadLetterLimits(stop_after=1))
     bad, good = message(trajectory(), value=b"bad"), message(trajectory())
     assert len(stage.process(bad, good, bad, good, bad)) == 5
 

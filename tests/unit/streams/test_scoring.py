@@ -242,8 +242,8 @@ def test_a_sample_without_a_readable_entry_fails_and_the_others_do_not() -> None
     batch = [*judgeable(1), *judgeable(1, entry="[1]"), *judgeable(1, entry="{")]
     rewards = asyncio.run(scorer(attached(number), attached(numbers, "b", batch=True)).score(batch))
     assert [found.outcome for found in rewards] == [RewardOutcome.SCORED] * 2 + [RewardOutcome.FAILED] * 4
-    assert rewards[2].error == "ValueError: The entry of demo/0/a/0 is no JSON object."
-    assert "JSONDecodeError" in str(rewards[4].error)
+    assert rewards[2].error == "ValueError: The entry is list, not an object."
+    assert "The entry is not JSON" in str(rewards[4].error)
 
 
 def test_only_unreadable_samples_call_nothing() -> None:

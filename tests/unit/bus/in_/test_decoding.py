@@ -36,6 +36,27 @@ def reason_of(decoder: Decoder, raw: Any) -> InvalidReason:
     return caught.value.reason
 
 
+@pytest.mark.parametrize("error", [RecursionError("too deep"), MemoryError(), OverflowError("too large"), AssertionError()])
+def test_whatever_looking_at_a_message_raises_makes_it_invalid(
+    decoder: Decoder, make_raw: Callable[..., Any], make_drop: Callable[..., Drop], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    raw = make_raw(DROPS, make_drop(4))
+    for owner, name in ((Drop, "validate"), (Decoder, "_judge")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, fail)
+            with pytest.raises(InvalidRecord, match=type(error).__name__):
+                decoder.decode(raw)
+
+
+def test_a_message_that_quotes_a_stranger_is_short(decoder: Decoder, make_raw: Callable[..., Any], make_drop: Callable[..., Drop]) -> None:
+    with pytest.raises(InvalidRecord) as caught:
+        decoder.decode(make_raw(DROPS, make_drop(4), key=b"k" * 1_000_000))
+    assert len(caught.value.message) <= 1_000
+
+
 def test_a_sound_message_arrives_whole(decoder: Decoder, make_raw: Callable[..., Any], make_drop: Callable[..., Drop]) -> None:
     message = decoder.decode(make_raw(DROPS, make_drop(4), offset=11))
     assert message is not None

@@ -143,6 +143,12 @@ def test_what_moves_to_another_worker_counts_as_its_work() -> None:
     assert choices(chooser) == {0: 8}
 
 
+def test_a_partition_that_does_not_exist_is_nobodys() -> None:
+    chooser = LeastLagChooser(2, depth=4)
+    chooser.share([PartitionOwner(partitions=frozenset({-1, -7, 9}), groups_per_s=1.0, capacity=8)])
+    assert chooser.choose() == 0
+
+
 def test_of_two_that_claim_a_partition_the_later_one_has_it() -> None:
     chooser = LeastLagChooser(2, depth=1)
     chooser.share([owner({0, 1}, 1.0, capacity=1), owner({1}, 1.0, capacity=1)])
