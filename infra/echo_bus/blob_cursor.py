@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from confluent_kafka import KafkaError, TopicPartition
 
-from echo_bus.clock import Deadline
+from echo_bus.clock import Clock, Deadline
 from echo_bus.cluster import RawConsumer, RawMessage
 from echo_bus.consumer_errors import END_OF_PARTITION
 from echo_bus.errors import DeadlineExceeded, OffsetLost, TransportError
@@ -38,14 +38,16 @@ class BlobCursor:
             self._place, self._offset = place, ref.first_offset
             self._ahead.clear()
 
-    def messages(self, ref: BlobRef, deadline: Deadline) -> Iterator[RawMessage]:
+    def messages(self, ref: BlobRef, stall_s: float, clock: Clock) -> Iterator[RawMessage]:
         """From the blob's first to its last offset; fewer where the log ends before that and stays so.
 
-        Raises OffsetLost (retention took it), DeadlineExceeded, TransportError.
+        Raises OffsetLost (retention took it), DeadlineExceeded (nothing more came for `stall_s`), TransportError.
         """
         missing: Deadline | None = None
+        stalled = Deadline.after(stall_s, clock)
         while missing is None or not missing.expired():
-            self._fetch(deadline)
+            self._fetch(stalled)
+            before = self._offset
             while self._ahead:
                 message = self._ahead.popleft()
                 error = message.error()
@@ -60,13 +62,18 @@ class BlobCursor:
                     if offset == ref.last_offset:
                         return
                 elif error.code() == END_OF_PARTITION:
-                    missing = missing or Deadline.after(_MISSING_S, deadline.clock)
+                    missing = missing or Deadline.after(_MISSING_S, clock)
                 elif error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001  public in librdkafka
                     raise lost(ref)
                 elif not error.retriable():
                     raise TransportError(f"The blob {ref.blob} could not be read: {error.str()}.")
-            if deadline.expired():
-                raise DeadlineExceeded(f"The blob {ref.blob} was not read in time.")
+            if self._offset > before:
+                # From here on: what the caller did with the messages is no time of the network's.
+                stalled = Deadline.after(stall_s, clock)
+            elif stalled.expired():
+                raise DeadlineExceeded(
+                    f"Nothing more of the blob {ref.blob} came for {stall_s:g} s; it is read to offset {self._offset} of {ref.last_offset}."
+                )
 
     def _fetch(self, deadline: Deadline) -> None:
         """Have something ahead: what is there, or the first that comes within a moment; `consume` alone would wait for a full batch."""

@@ -8,40 +8,50 @@ names chunks that are not there. A reader checks the whole and every file, and l
 
 The bytes are hashed once for each digest that does not follow from another: the first file's is that of the whole up to its end, and a
 blob whose whole is right has no wrong chunk. Chunks are hashed by a reader only to name the one that is wrong.
+
+Blobs may be of any size: neither side holds more than some chunks of one in memory (`read` does, whose caller wants the bytes), and what
+ends a transfer is that nothing more comes, never how long all of it takes.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, cast
 
 from echo_bus import profiles
 from echo_bus.blob_cursor import BlobCursor, lost
 from echo_bus.blob_digests import StreamDigest, sha256_of
-from echo_bus.clock import Clock, Deadline
+from echo_bus.blob_files import ArrivingFiles
+from echo_bus.clock import Clock
 from echo_bus.cluster import Cluster, RawConsumer, RawMessage
 from echo_bus.consumer_queries import num_partitions, watermarks
 from echo_bus.errors import BlobCorrupt, TransportError
 from echo_bus.metrics import BusMetrics
-from echo_bus.publisher import Publisher, Receipt, wait_all
+from echo_bus.publisher import Publisher, Receipt
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.naming import Namespace
 from echo_schemas.partitioning import partition_of
-from echo_schemas.records import BlobRef, Chunk, ChunkRef, WeightFile
+from echo_schemas.records import BlobRef, Chunk, ChunkRef, Coordinates, WeightFile
 from echo_schemas.topics import BY_NAME, Topic
 
 # What is left of a record's limit after the chunk's own fields.
 CHUNK_BYTES = profiles.MAX_RECORD_BYTES - 1_000
-# Above this many chunks the list itself no longer fits beside a manifest; it becomes a blob of its own.
-MAX_INLINE_CHUNKS = 4_000
+# A longer list is left out of the reference: above some 10,000 it alone would exceed a record. What it says stands in the chunks too, and
+# the whole has a checksum.
+MAX_INLINE_CHUNKS = 1_000
+STALL_S = 60.0
+"""Without a chunk in so many seconds a transfer has failed. However slow the network is, one chunk is less than a MiB."""
 _HASHING_THREADS = 2
+# Chunks on their way at once. The client gives up what is not acknowledged two minutes after it was handed over, so this times the chunks'
+# size is what two minutes must suffice for: 1 Mbit/s.
+_MOST_UNACKNOWLEDGED = 16
 _FETCH_BYTES = 8 << 20
 _READING = {
     "enable.partition.eof": True,
@@ -50,6 +60,8 @@ _READING = {
     # A fetch is handed on when all of it is there. In pieces, the next one travels while this one is hashed, and its memory is used again.
     "fetch.max.bytes": _FETCH_BYTES,
     "max.partition.fetch.bytes": _FETCH_BYTES,
+    # An answer must be there whole within this time, and the same one is asked for again if it is not: 2 Mbit/s.
+    "socket.timeout.ms": 30_000,
 }
 
 
@@ -64,55 +76,79 @@ class BlobWriter:
         """(topic, partition) whose leader knows the producer."""
 
     def write(
-        self, topic: Topic, run_id: str, blob: str, data: bytes | memoryview, *, sha256: str | None = None, timeout_s: float = 60.0
+        self,
+        topic: Topic,
+        run_id: str,
+        blob: str,
+        data: bytes | memoryview | Iterable[bytes | memoryview],
+        *,
+        num_bytes: int | None = None,
+        sha256: str | None = None,
+        stall_s: float = STALL_S,
     ) -> BlobRef:
         """Publish `data` in chunks of at most CHUNK_BYTES and wait until all are acknowledged.
 
+        `data` may come in pieces of any size, which are taken as they are sent; then `num_bytes` says how many bytes they are together.
         `blob` is the name within the run, part of every chunk's key; name it by content (`v/12/<sha12>`), so that writing it again is
-        harmless. `sha256`: that of `data`, from a caller that knows it; readers compare it. Raises DeliveryFailed or DeadlineExceeded; the
-        chunks already written are then garbage that retention removes.
+        harmless. `sha256`: that of `data`, from a caller that knows it; readers compare it. Raises DeliveryFailed, DeadlineExceeded if no
+        chunk is acknowledged for `stall_s`, and BlobCorrupt if `data` is not of the size that was said; the chunks already written are then
+        garbage that retention removes.
         """
         started_s = self._clock.monotonic_s()
-        view = memoryview(data)
-        pieces = [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)] or [view]
+        if isinstance(data, bytes | memoryview):
+            data, num_bytes = (data,), len(data)
+        assert num_bytes is not None, "pieces come with their size"
+        num_chunks = max(1, -(-num_bytes // CHUNK_BYTES))
         partition = partition_of(f"{run_id}/{blob}", self._publisher.num_partitions(topic))
-        receipts: list[Receipt] = []
-        digests: list[str] = []
-        deadline = Deadline.after(timeout_s, self._clock)
+        # Several at once are safe only behind one that the leader has taken: see `profiles`.
+        most = _MOST_UNACKNOWLEDGED if (topic.name, partition) in self._known else 1
+        written: list[tuple[Coordinates, int, str]] = []
+        on_their_way: deque[tuple[Receipt, int, str]] = deque()
+
+        def settle(left: int) -> None:
+            while len(on_their_way) > left:
+                receipt, size, digest = on_their_way.popleft()
+                written.append((receipt.wait(stall_s), size, digest))
+                self._known.add((topic.name, partition))
+
         with ExitStack() as stack:
-            pool = ThreadPoolExecutor(_HASHING_THREADS + 1, thread_name_prefix="blob digests")
+            pool = ThreadPoolExecutor(_HASHING_THREADS, thread_name_prefix="blob digests")
             stack.callback(pool.shutdown, cancel_futures=True)
-            whole = None if sha256 is not None else pool.submit(sha256_of, view)
+            whole = None if sha256 is not None else stack.enter_context(closing(StreamDigest()))
             try:
-                for index, (piece, digest) in enumerate(zip(pieces, pool.map(sha256_of, pieces), strict=True)):
+                for index, (piece, digest) in enumerate(_with_digests(_cut(data, CHUNK_BYTES), pool)):
+                    if index == num_chunks:
+                        raise BlobCorrupt(f"What was to become {blob} holds more than the {num_bytes} bytes that were said.")
+                    if whole is not None:
+                        whole.update(piece)
                     # The codec copies any buffer into the record; a `bytes` of it would be one copy more.
-                    chunk = Chunk(run_id=run_id, blob=blob, index=index, num_chunks=len(pieces), sha256=digest, data=cast("bytes", piece))
-                    receipts.append(self._publisher.publish(topic, chunk, partition=partition))
-                    digests.append(digest)
-                    if (topic.name, partition) not in self._known:
-                        # Several at once are safe only behind one that the leader has taken: see `profiles`.
-                        wait_all(receipts, deadline)
-                        self._known.add((topic.name, partition))
-                where = wait_all(receipts, deadline)
+                    chunk = Chunk(run_id=run_id, blob=blob, index=index, num_chunks=num_chunks, sha256=digest, data=cast("bytes", piece))
+                    on_their_way.append((self._publisher.publish(topic, chunk, partition=partition), len(piece), digest))
+                    settle(most - 1)
+                    most = _MOST_UNACKNOWLEDGED
+                settle(0)
+                if sum(size for _, size, _ in written) != num_bytes:
+                    raise BlobCorrupt(f"What was to become {blob} does not hold the {num_bytes} bytes that were said.")
             except TransportError as exc:
                 self._metrics.blob_failures.labels("write", type(exc).__name__).inc()
                 raise
-            promised = sha256 if whole is None else whole.result()
-        self._metrics.blob_bytes.labels("write").inc(len(view))
+            promised = sha256 if whole is None else whole.finish()
+        self._metrics.blob_bytes.labels("write").inc(num_bytes)
         self._metrics.blob_seconds.labels("write").observe(self._clock.monotonic_s() - started_s)
+        chunks = (
+            ChunkRef(index=index, offset=place.offset, num_bytes=size, sha256=digest)
+            for index, (place, size, digest) in enumerate(written if num_chunks <= MAX_INLINE_CHUNKS else ())
+        )
         return BlobRef(
             topic=topic.name,
             partition=partition,
             blob=blob,
-            num_bytes=len(view),
+            num_bytes=num_bytes,
             sha256=promised or "",
-            num_chunks=len(pieces),
-            first_offset=min(place.offset for place in where),
-            last_offset=max(place.offset for place in where),
-            chunks=tuple(
-                ChunkRef(index=index, offset=place.offset, num_bytes=len(piece), sha256=digest)
-                for index, (place, piece, digest) in enumerate(zip(where, pieces, digests, strict=True))
-            ),
+            num_chunks=num_chunks,
+            first_offset=min(place.offset for place, _, _ in written),
+            last_offset=max(place.offset for place, _, _ in written),
+            chunks=tuple(chunks),
         )
 
 
@@ -147,21 +183,21 @@ class BlobReader:
         if consumer is not None:
             consumer.close()
 
-    def read(self, ref: BlobRef, run_id: str, *, timeout_s: float = 60.0) -> bytes:
-        """The blob's bytes. Raises BlobCorrupt, OffsetLost (retention took it) or DeadlineExceeded."""
-        deadline = Deadline.after(timeout_s, self._clock)
-        with self._counted(ref), closing(StreamDigest()) as whole, closing(self._pieces(ref, run_id, deadline)) as pieces:
+    def read(self, ref: BlobRef, run_id: str, *, stall_s: float = STALL_S) -> bytes:
+        """The blob's bytes. Raises BlobCorrupt, OffsetLost (retention took it) or DeadlineExceeded (nothing more came for `stall_s`)."""
+        with self._counted(ref), closing(StreamDigest()) as whole, closing(self._chunks(ref, run_id, stall_s)) as chunks:
             read = []
-            for piece in pieces:
-                whole.update(piece)
-                read.append(piece)
-            self._verify(whole, ref, run_id, deadline)
+            for chunk in chunks:
+                whole.update(chunk.data)
+                read.append(chunk.data)
+            if whole.finish() != ref.sha256:
+                self._refuse(ref, run_id, stall_s)
             return b"".join(read)
 
-    def read_each(self, refs: Sequence[BlobRef], run_id: str, *, timeout_s: float = 60.0) -> Iterator[tuple[int, bytes | TransportError]]:
+    def read_each(self, refs: Sequence[BlobRef], run_id: str, *, stall_s: float = STALL_S) -> Iterator[tuple[int, bytes | TransportError]]:
         """Many blobs by their number in `refs`: the bytes of each, or what `read` would have raised. In the order of the log.
 
-        One fetch holds many small blobs; reading them one by one would fetch the same megabytes again for each. `timeout_s`: for each.
+        One fetch holds many small blobs; reading them one by one would fetch the same megabytes again for each. `stall_s`: as in `read`.
         """
         lows = self._lows(refs)
         cursor: BlobCursor | None = None
@@ -174,7 +210,7 @@ class BlobReader:
                 cursor = cursor or BlobCursor(self._borrow())
                 try:
                     with self._counted(ref):
-                        found = self._whole(cursor, ref, run_id, Deadline.after(timeout_s, self._clock))
+                        found = self._whole(cursor, ref, run_id, stall_s)
                 except TransportError as exc:
                     found = exc
                     cursor.consumer.close()
@@ -184,31 +220,19 @@ class BlobReader:
             if cursor is not None:
                 self._give_back(cursor.consumer)
 
-    def read_files(self, ref: BlobRef, run_id: str, files: Sequence[WeightFile], folder: Path, *, timeout_s: float = 60.0) -> Path:
+    def read_files(self, ref: BlobRef, run_id: str, files: Sequence[WeightFile], folder: Path, *, stall_s: float = STALL_S) -> Path:
         """Split the blob into `files` inside the new folder `folder`, every file verified. Atomic: `folder` is whole or absent.
 
-        Nothing is forced onto the disk: the folder survives the end of the process, not of the machine. Raises as `read` does;
-        FileExistsError if `folder` exists.
+        What had arrived when the network failed stays beside it, and the next call for the same folder goes on there (`blob_files`).
+        Raises as `read` does; FileExistsError if `folder` exists.
         """
-        if folder.exists():
-            raise FileExistsError(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        deadline = Deadline.after(timeout_s, self._clock)
-        # Beside the target, so that the rename stays on one file system.
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(self._counted(ref))
-                whole = stack.enter_context(closing(StreamDigest()))
-                pieces = stack.enter_context(closing(self._pieces(ref, run_id, deadline)))
-                others = _write_files(pieces, files, staging, whole, stack)
-                self._verify(whole, ref, run_id, deadline)
-                _verify_files(files, [*whole.noted, *(digest.finish() for digest in others)])
-            staging.rename(folder)
-        except BaseException:  # whatever ends the read, an interrupt included, must leave nothing behind
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
-        return folder
+        with self._counted(ref), ArrivingFiles(folder, files, ref.sha256) as arriving:
+            with closing(self._chunks(ref, run_id, stall_s, first=arriving.num_pieces)) as chunks:
+                for chunk in chunks:
+                    arriving.add(chunk.data)
+            if arriving.num_bytes == ref.num_bytes and not arriving.is_whole:
+                self._refuse(ref, run_id, stall_s)
+            return arriving.complete()
 
     @contextmanager
     def _counted(self, ref: BlobRef) -> Iterator[None]:
@@ -221,15 +245,13 @@ class BlobReader:
         self._metrics.blob_bytes.labels("read").inc(ref.num_bytes)
         self._metrics.blob_seconds.labels("read").observe(self._clock.monotonic_s() - started_s)
 
-    def _verify(self, whole: StreamDigest, ref: BlobRef, run_id: str, deadline: Deadline) -> None:
-        """Raise BlobCorrupt unless all bytes together are the promised ones. Reads once more to say which chunk is not."""
-        if whole.finish() == ref.sha256:
-            return
-        with closing(self._chunks(ref, run_id, deadline)) as chunks:
+    def _refuse(self, ref: BlobRef, run_id: str, stall_s: float) -> NoReturn:
+        """Raise BlobCorrupt for bytes that are together not the promised ones. Reads once more to say which chunk is not."""
+        with closing(self._chunks(ref, run_id, stall_s)) as chunks:
             _refuse_altered(chunks, ref)
 
-    def _whole(self, cursor: BlobCursor, ref: BlobRef, run_id: str, deadline: Deadline) -> bytes:
-        chunks = list(self._chunks_at(cursor, ref, run_id, deadline))
+    def _whole(self, cursor: BlobCursor, ref: BlobRef, run_id: str, stall_s: float) -> bytes:
+        chunks = list(self._chunks_at(cursor, ref, run_id, stall_s))
         data = b"".join(chunk.data for chunk in chunks)
         if sha256_of(data) != ref.sha256:
             _refuse_altered(chunks, ref)
@@ -245,25 +267,23 @@ class BlobReader:
             found = watermarks(consumer, list(physical.values()))
         return {place: found[physical[place]][0] for place in places}
 
-    def _pieces(self, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[bytes, None, None]:
-        """The chunks' data in order, not verified."""
-        with closing(self._chunks(ref, run_id, deadline)) as chunks:
-            for chunk in chunks:
-                yield chunk.data
-
-    def _chunks(self, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[Chunk, None, None]:
+    def _chunks(self, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0) -> Generator[Chunk, None, None]:
         """The blob's chunks, by a client that is given back if it has read them all."""
         with self._client() as consumer:
-            yield from self._chunks_at(BlobCursor(consumer), ref, run_id, deadline)
+            yield from self._chunks_at(BlobCursor(consumer), ref, run_id, stall_s, first=first)
 
-    def _chunks_at(self, cursor: BlobCursor, ref: BlobRef, run_id: str, deadline: Deadline) -> Generator[Chunk, None, None]:
-        """The blob's chunks by index; repeated and foreign ones between them are passed over."""
+    def _chunks_at(self, cursor: BlobCursor, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0) -> Generator[Chunk, None, None]:
+        """The blob's chunks from `first` on by index, not verified; repeated and foreign ones between them are passed over."""
         topic = BY_NAME.get(ref.topic)
         if topic is None:
             raise BlobCorrupt(f"The blob {ref.blob} names the topic {ref.topic!r}, which is not one of ours.")
-        promised, wanted = {chunk.index: chunk.sha256 for chunk in ref.chunks}, 0
-        cursor.go_to(self._namespace.topic(topic), ref)
-        for message in cursor.messages(ref, deadline):
+        promised, wanted = {chunk.index: chunk.sha256 for chunk in ref.chunks}, first
+        if wanted == ref.num_chunks:
+            return
+        # Each chunk takes an offset at least, so that none of those wanted lies below this one.
+        rest = replace(ref, first_offset=min(ref.first_offset + first, ref.last_offset))
+        cursor.go_to(self._namespace.topic(topic), rest)
+        for message in cursor.messages(rest, stall_s, self._clock):
             chunk = self._decode(message, ref)
             if chunk is None or chunk.run_id != run_id or chunk.blob != ref.blob or chunk.index != wanted:
                 continue
@@ -320,40 +340,31 @@ def _refuse_altered(chunks: Iterable[Chunk], ref: BlobRef) -> NoReturn:
     raise BlobCorrupt(f"The blob {ref.blob} does not have the promised checksum.")
 
 
-def _write_files(
-    pieces: Iterator[bytes], files: Sequence[WeightFile], folder: Path, whole: StreamDigest, stack: ExitStack
-) -> list[StreamDigest]:
-    """Cut the stream into files by size. `whole` notes the first file's digest; the others' are returned, and closed by `stack`."""
-    digests: list[StreamDigest] = []
-    rest = memoryview(b"")
-    for file in files:
-        path = folder / file.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own = stack.enter_context(closing(StreamDigest())) if file is not files[0] else None
-        missing = file.num_bytes
-        with path.open("xb") as out:
-            while missing:
-                if not rest:
-                    piece = next(pieces, None)
-                    if piece is None:
-                        raise BlobCorrupt(f"The blob ends {missing} bytes before {file.name} does.")
-                    rest = memoryview(piece)
-                part, rest = rest[:missing], rest[missing:]
-                whole.update(part)
-                if own is not None:
-                    own.update(part)
-                out.write(part)
-                missing -= len(part)
-        if own is None:
-            whole.note()
-        else:
-            digests.append(own)
-    if rest or any(pieces):
-        raise BlobCorrupt("The blob holds more bytes than its files.")
-    return digests
+def _cut(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes | memoryview]:
+    """The same bytes in pieces of `size`, the last one shorter; one empty piece of none. Copies only where two pieces meet."""
+    begun: list[bytes | memoryview] = []
+    missing, is_empty = size, True
+    for piece in pieces:
+        rest = memoryview(piece)
+        while len(rest):
+            is_empty = False
+            part, rest = rest[:missing], rest[missing:]
+            begun.append(part)
+            missing -= len(part)
+            if not missing:
+                yield begun[0] if len(begun) == 1 else b"".join(begun)
+                begun, missing = [], size
+    if begun or is_empty:
+        yield b"".join(begun)
 
 
-def _verify_files(files: Sequence[WeightFile], digests: Sequence[str]) -> None:
-    for file, digest in zip(files, digests, strict=True):
-        if digest != file.sha256:
-            raise BlobCorrupt(f"The file {file.name} does not have the promised checksum.")
+def _with_digests(pieces: Iterable[bytes | memoryview], pool: ThreadPoolExecutor) -> Iterator[tuple[bytes | memoryview, str]]:
+    """Each piece with its SHA-256, which the pool makes of the next ones meanwhile."""
+    ahead: deque[tuple[bytes | memoryview, Future[str]]] = deque()
+    for piece in pieces:
+        ahead.append((piece, pool.submit(sha256_of, piece)))
+        if len(ahead) > _HASHING_THREADS:
+            first, digest = ahead.popleft()
+            yield first, digest.result()
+    for first, digest in ahead:
+        yield first, digest.result()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from echo_bus.blob_files import partial_of
 from echo_bus.errors import TransportError
 from echo_rollout.engines.engine import Snapshot, SnapshotRef
 from echo_rollout.weights import SnapshotSource
@@ -84,6 +85,8 @@ class OlderSnapshots:
             if not folder.exists():
                 await asyncio.get_running_loop().run_in_executor(self._fetching, self._source.fetch, manifest, folder)
         except (TransportError, OSError) as exc:
+            # Nobody says whether it will be asked for again.
+            self._fetching.submit(shutil.rmtree, partial_of(folder), ignore_errors=True)
             raise VersionNotKept(f"The weights of version {version} cannot be fetched: {exc}") from exc
         return Snapshot(ref=SnapshotRef(version=version, sha256=manifest.sha256), kind=manifest.kind, folder=folder)
 

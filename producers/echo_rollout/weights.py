@@ -3,24 +3,23 @@
     view's thread ──wake──▶ watcher (asyncio) ──▶ fetch (a thread): chunks or object store → files, verified → engine.install → acknowledged
 
 Always the newest manifest: versions published while one is fetched are passed over. Whatever fails keeps the old weights in force, is
-counted by reason, and is tried again with back-off, unless a newer manifest comes first. A snapshot that the engine refuses is not offered
-to it again.
+counted by reason, and is tried again with back-off, unless a newer manifest comes first; what the network interrupted goes on where it
+was. A snapshot that the engine refuses is not offered to it again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from echo_bus.blob_files import ArrivingFiles, partial_of
 from echo_bus.blobs import BlobReader
 from echo_bus.clock import Clock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
@@ -33,6 +32,7 @@ from echo_schemas.records import WeightManifest
 logger = logging.getLogger(__name__)
 
 _RETRY_LEAST_S, _RETRY_MOST_S = 0.2, 5.0
+_PIECE_BYTES = 1 << 20
 
 
 class InstallOutcome(StrEnum):
@@ -50,9 +50,10 @@ class SnapshotSource(Protocol):
     """Where the files of a manifest come from."""
 
     def fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        """All files into the new folder `folder`, verified; nothing left behind on failure. Blocks.
+        """All files into the new folder `folder`, verified. Blocks, for as long as something comes.
 
-        Raises BlobCorrupt, OffsetLost, another TransportError, or OSError.
+        What a TransportError other than the first two interrupts stays in `partial_of(folder)`, and the next call goes on there; nothing
+        else stays. Raises BlobCorrupt, OffsetLost, another TransportError, or OSError.
         """
 
 
@@ -131,6 +132,10 @@ class WeightWatcher:
         """Fetch, verify, install, acknowledge; what fails leaves the old weights in force."""
         started_s = self._clock.monotonic_s()
         folder = self._folder / f"v{manifest.version}-{manifest.sha256[:12]}"
+        for partial in self._folder.glob(partial_of(Path("v*")).name):
+            if partial != partial_of(folder):
+                # Of a version that nobody will go on with.
+                self._remove(partial)
         try:
             if not folder.exists():
                 await asyncio.get_running_loop().run_in_executor(self._fetching, self._source.fetch, manifest, folder)
@@ -180,34 +185,39 @@ def _ref_of(manifest: WeightManifest) -> SnapshotRef:
 
 def _fetch_uri(manifest: WeightManifest, folder: Path) -> None:
     """Files from any address that fsspec knows, each verified, and the whole against the manifest."""
-    import fsspec
-
     try:
-        files, root = fsspec.core.url_to_fs(manifest.uri)
+        import fsspec
+
+        store, root = fsspec.core.url_to_fs(manifest.uri)
     except (ImportError, ValueError) as exc:
         raise TransportError(f"{manifest.uri} cannot be read: {exc}.", hint="Install the fsspec driver that it names.") from exc
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    with ArrivingFiles(folder, manifest.files, manifest.sha256) as arriving:
+        there = arriving.num_bytes
+        for file in manifest.files:
+            skipped = min(there, file.num_bytes)
+            there -= skipped
+            with closing(_remote_pieces(store, f"{root}/{file.name}", manifest, skipped, file.num_bytes)) as pieces:
+                for piece in pieces:
+                    arriving.add(piece)
+        arriving.complete()
+
+
+def _remote_pieces(store: Any, path: str, manifest: WeightManifest, start: int, end: int) -> Generator[bytes, None, None]:
+    """The bytes of one file in a store, from `start` to `end`, its promised size. Raises BlobCorrupt, OffsetLost, TransportError."""
+    if start == end:
+        return
     try:
-        whole = hashlib.sha256()
-        for number, file in enumerate(manifest.files):
-            path = staging / file.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # The first file's checksum is that of the whole up to its end.
-            digest = hashlib.sha256() if number else whole
-            with files.open(f"{root}/{file.name}", "rb") as remote, path.open("xb") as local:
-                while piece := remote.read(1 << 20):
-                    whole.update(piece)
-                    if digest is not whole:
-                        digest.update(piece)
-                    local.write(piece)
-            if digest.hexdigest() != file.sha256:
-                raise BlobCorrupt(f"The file {file.name} of {manifest.uri} does not have the promised checksum.")
-        if whole.hexdigest() != manifest.sha256:
-            raise BlobCorrupt(f"The files of {manifest.uri} together do not have the promised checksum.")
-        staging.rename(folder)
+        with store.open(path, "rb") as remote:
+            remote.seek(start)
+            while start < end and (piece := remote.read(min(_PIECE_BYTES, end - start))):
+                start += len(piece)
+                yield piece
     except FileNotFoundError as exc:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise OffsetLost(f"A file of {manifest.uri} is not there: {exc}.", hint="Publish the snapshot again.") from exc
-    except BaseException:  # whatever ends the read, an interrupt included, must leave nothing behind
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+        raise OffsetLost(
+            f"A file of {manifest.uri} is not there: {exc}.",
+            hint="The learner's file:// is another machine's elsewhere: [store] uri must be an address that learner and workers share.",
+        ) from exc
+    except Exception as exc:  # a driver raises whatever the library below it does
+        raise TransportError(f"A file of {manifest.uri} cannot be read: {exc!r}.") from exc
+    if start < end:
+        raise BlobCorrupt(f"The file {path} ends {end - start} bytes before it should.")
