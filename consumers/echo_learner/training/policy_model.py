@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, MODEL_WEIGHTS, SnapshotFiles, file_names
 from echo_learner.losses.token_sums import entropy_of_logits
+from echo_learner.training.logits import LogitTransform, find_transform
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
@@ -44,9 +45,10 @@ class PolicyConfig:
 class PolicyModel(nn.Module):
     """A causal language model, seen through the log-probabilities of chosen tokens."""
 
-    def __init__(self, causal_lm: nn.Module, temperature: float) -> None:
+    def __init__(self, causal_lm: nn.Module, transform: LogitTransform, temperature: float) -> None:
         super().__init__()
         self.causal_lm = causal_lm
+        self._transform = transform
         self._temperature = temperature
 
     @property
@@ -75,7 +77,7 @@ class PolicyModel(nn.Module):
         return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
 
     def _head(self, hidden: Tensor, targets: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float() / self._temperature
+        logits = self._transform(head(hidden).float()) / self._temperature
         logprobs = logits.gather(1, targets.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=1)
         with torch.no_grad():
             entropies = entropy_of_logits(logits)
@@ -92,7 +94,8 @@ class PolicyModel(nn.Module):
 def load_policy(config: PolicyConfig) -> PolicyModel:
     """The base model with a fresh adapter on every linear layer but the head, or with all weights trainable.
 
-    The same seed gives the same adapter. Raises UserError if the folder holds no model, or a model with no linear layer to adapt.
+    The same seed gives the same adapter. Raises UserError if the folder holds no model, or one that cannot be trained here: no linear layer
+    to adapt, or a head that `find_transform` refuses.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -104,12 +107,13 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[config.dtype], local_files_only=True, attn_implementation="sdpa")
     except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
         raise UserError(f"The model in {folder} cannot be loaded: {exc}", hint="Is every file of it there and whole?") from exc
+    transform = find_transform(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.kind is WeightKind.LORA:
         model = _with_adapter(model, config)
     model.train()
-    return PolicyModel(model, config.temperature)
+    return PolicyModel(model, transform, config.temperature)
 
 
 def _with_adapter(model: Any, config: PolicyConfig) -> Any:
