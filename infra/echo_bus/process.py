@@ -21,6 +21,7 @@ from echo_bus.bus import Bus, open_bus
 from echo_bus.clock import Clock, SystemClock
 from echo_bus.consumer_signals import drain_on_signals
 from echo_bus.metrics import BusMetrics
+from echo_bus.notices import Notices
 from echo_bus.places import PlaceTimes
 from echo_bus.server import Check, MetricsServer
 from echo_bus.settings import Settings
@@ -75,7 +76,9 @@ class StopSignal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleProcess:
-    """What a role works with. `ready_checks` may be added to until the role is ready: name → None or a sentence."""
+    """What a role works with. `ready_checks` may be added to until the role is ready: name → None or a sentence. `notices`: what stands
+    still or fails without being a reason to restart the process.
+    """
 
     settings: Settings
     bus: Bus
@@ -85,6 +88,7 @@ class RoleProcess:
     stop: StopSignal
     ready_checks: dict[str, Check] = field(default_factory=dict)
     health_checks: dict[str, Check] = field(default_factory=dict)
+    notices: Notices = field(default_factory=Notices)
 
 
 @contextmanager
@@ -104,7 +108,15 @@ def open_role(settings: Settings, role: str, *, name: str | None = None, announc
     stop = StopSignal()
     ready: dict[str, Check] = {}
     healthy: dict[str, Check] = {}
-    server = MetricsServer(registry, host=settings.metrics.host, port=settings.metrics.port, healthy=_live(healthy), ready=_live(ready))
+    notices = Notices(clock)
+    server = MetricsServer(
+        registry,
+        host=settings.metrics.host,
+        port=settings.metrics.port,
+        healthy=_live(healthy),
+        ready=_live(ready),
+        notices=notices.current,
+    )
     with drain_on_signals(stop.set, limit_s=settings.run.drain_s), server:
         logger.info("%s: metrics at %s/metrics", full_name, server.url)
         if announce is not None:
@@ -118,6 +130,7 @@ def open_role(settings: Settings, role: str, *, name: str | None = None, announc
             stop=stop,
             ready_checks=ready,
             health_checks=healthy,
+            notices=notices,
         )
 
 

@@ -171,6 +171,9 @@ class ScoringSettings(Section):
     """Further attempts after a failure; a time-out is not tried again."""
     deadline_s: float = Field(default=300.0, gt=0)
     """How long a whole group waits for a required reward before its default stands in, or its samples are dropped."""
+    when_failing: Literal["stop", "go_on"] = "stop"
+    """When a weighted reward has failed for as many samples as a step has, and for longer than `deadline_s`: end the run with its
+    message, or train on without it."""
 
 
 class LearnerSettings(Section):
