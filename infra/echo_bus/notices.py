@@ -6,6 +6,7 @@ Threads: any thread says, clears and reads.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class Notices:
         self._found: dict[str, _Notice] = {}
 
     def say(self, place: str, sentence: str) -> None:
-        """`sentence` holds of `place` now. It is logged if nothing held of the place before, else once a minute."""
+        """`sentence` holds of `place` now. It is logged at once, then once a minute."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             known = self._found.get(place)
@@ -48,9 +49,10 @@ class Notices:
             logger.warning("%s", sentence)
 
     def clear(self, place: str) -> None:
-        """Nothing holds of `place` any more."""
+        """Nothing holds of `place` any more. What comes and goes is still a line a minute at most."""
         with self._lock:
-            self._found.pop(place, None)
+            if place in self._found:
+                self._found[place].said_s = -math.inf
 
     def current(self) -> dict[str, str]:
         """What holds now, by place."""

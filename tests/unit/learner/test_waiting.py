@@ -148,7 +148,7 @@ def test_drops_are_public_and_durable_although_no_step_comes(pipeline: Pipeline,
 
 
 def test_drops_between_two_publications_take_the_reports_along(pipeline: Pipeline, clock: ManualClock, start: Start) -> None:
-    sections = {"staleness": {"budget": 3, "publication_period": 3}, "checkpoint": {"every": 3}}
+    sections: dict[str, Any] = {"staleness": {"budget": 3, "publication_period": 3}, "checkpoint": {"every": 3}}
     fill(pipeline, 1)
     running = start(**sections)
     running.wait_for_value("echo_learner_version", 1)
