@@ -105,6 +105,7 @@ class Intake:
         self._error: BaseException | None = None
         self._woken = False
         self._before_choice: Callable[[], object] = lambda: None
+        self._on_reward: Callable[[Reward], object] = lambda reward: None
         self._dead: dict[int, str] = {}
         self._to_close: tuple[tuple[int, DropReason, str], ...] = ()
         self._expected_sha256: str | None = None
@@ -147,6 +148,10 @@ class Intake:
         """`call()` on the learner's thread whenever it comes for a batch: to look at claims, without which none is chosen."""
         self._before_choice = call
 
+    def call_on_reward(self, call: Callable[[Reward], object]) -> None:
+        """`call(reward)` on the reader thread for each reward of training that is read. Before `start`."""
+        self._on_reward = call
+
     def wake(self) -> None:
         """End the learner's wait for a batch: it has something else to look at. From any thread."""
         with self._changed:
@@ -183,6 +188,12 @@ class Intake:
             self._raise_error()
             drops = self._assembler.drain_drops()
             return self._assembler.state(), drops
+
+    @property
+    def has_drops(self) -> bool:
+        """Whether drops were decided that no checkpoint holds yet."""
+        with self._changed:
+            return self._assembler.has_drops
 
     def take_probes(self) -> list[tuple[Trajectory, ...]]:
         """Probe groups that are whole, oldest first, and samples of each worker's claims."""
@@ -330,6 +341,7 @@ class Intake:
                 if self._evaluations.is_judging(record):
                     self._evaluations.add_reward(message.coordinates, record)
                     continue
+                self._on_reward(record)
                 self._assembler.add_reward(message.coordinates, record)
             elif isinstance(record, RolloutRequest) and record.purpose is Purpose.TRAIN:
                 self._dead[record.seq] = said_of(message.headers)

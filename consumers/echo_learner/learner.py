@@ -1,7 +1,7 @@
 """The learner of one session: batches in, versions out.
 
     wait for a batch ─▶ form ─▶ train ─▶ checkpoint (durable: the step exists) ─▶ submit {reports, drops, snapshot} ─▶ next batch
-                                              ▲ waits for the publication before, which ran beside the training
+      └─ drops, no batch ─▶ checkpoint of the same weights ─▶ {drops}  ▲ waits for the publication before, which ran beside the training
 
 Threads: everything here runs on the learner's thread; the intake, the publication, the heartbeat and the views have their own.
 """
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from echo_bus.clock import Clock
+from echo_bus.notices import Notices
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
@@ -21,7 +22,7 @@ from echo_bus.settings.rules import staleness_policy
 from echo_bus.view import CompactedView
 from echo_core.batch_choice import ChosenGroup
 from echo_core.bottleneck import Place, Use
-from echo_core.groups import AssemblyState, DropDecision
+from echo_core.groups import AssemblyState
 from echo_core.policy import StalenessPolicy
 from echo_learner.agreement import Agreement
 from echo_learner.broadcast import BroadcastTimer
@@ -35,6 +36,7 @@ from echo_learner.fates import drops_of
 from echo_learner.heartbeat import Heartbeat
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.reward_watch import RewardWatch, without
 from echo_learner.sequential.asking import BatchRequests
 from echo_learner.step_metrics import StepTimes, staleness_histogram, step_metrics, worker_shares
 from echo_learner.training.batch import FormedBatch, SignalSource, form_batch
@@ -42,12 +44,14 @@ from echo_learner.training.config import batch_rules, meaning_of, step_policy
 from echo_learner.training.ranks import Trainer
 from echo_learner.training.trainer import TrainResult
 from echo_learner.trust import WorkerTrust
+from echo_schemas.errors import UserError
 from echo_schemas.records import (
     Control,
     Position,
     Record,
     RewardTerm,
     RunState,
+    SessionClaim,
     StepReport,
     WorkerStatus,
 )
@@ -56,6 +60,10 @@ from echo_schemas.topics import DROPS, EVALS, STEPS, Topic
 logger = logging.getLogger(__name__)
 
 _WAIT_S = 0.5
+# Drops wait so long for a step to travel with. A group that is dropped makes room for another one only once its drop is public.
+_DROPS_WAIT_S = 1.0
+# Of the time without a batch, committing drops takes a tenth at most.
+_DROPS_PAUSE = 10
 # Stands where the checkpoint's name will, until there is one.
 _PENDING = "pending"
 
@@ -70,6 +78,7 @@ class LearnerParts:
     intake: Intake
     asking: BatchRequests | None
     trust: WorkerTrust
+    rewards: RewardWatch
     store: CheckpointStore
     publication: PublicationThread
     heartbeat: Heartbeat
@@ -79,6 +88,7 @@ class LearnerParts:
     workers: CompactedView[WorkerStatus]
     control: CompactedView[Control]
     places: PlaceTimes
+    notices: Notices
     metrics: LearnerMetrics
     clock: Clock
 
@@ -94,16 +104,25 @@ class Published:
 class Learner:
     """Trains until its steps are done or it is told to stop."""
 
-    def __init__(self, parts: LearnerParts, state: LearnerState, *, session: str, published: Published | None, outbox: Outbox = ()) -> None:
-        """`state`: the checkpoint that the trainer holds, or a fresh one, not saved yet. `outbox`: what it still owes the log."""
+    def __init__(
+        self, parts: LearnerParts, state: LearnerState, *, claim: SessionClaim, published: Published | None, outbox: Outbox = ()
+    ) -> None:
+        """`state`: the checkpoint that the trainer holds, or a fresh one, not saved yet. `claim`: of this session. `outbox`: what the
+        checkpoint still owes the log."""
         self._parts = parts
         self._settings = parts.settings
         self._policy: StalenessPolicy = staleness_policy(parts.settings)
         self._rules = batch_rules(parts.settings)
         self._state = state
-        self._session = session
+        self._claim = claim
+        self._session = claim.session
         self._published = published
+        self._saved_version = state.version
+        self._num_drop_checkpoints = 0
+        self._drops_since_s: float | None = None
+        self._drops_took_s = 0.0
         self._terms: tuple[RewardTerm, ...] = state.terms
+        self._given_up: frozenset[str] = frozenset()
         self._outbox: list[tuple[Topic, Record]] = list(outbox)
         self._history = VersionHistory(state.version, parts.clock.time_ms())
         self._agreement = Agreement(
@@ -152,6 +171,10 @@ class Learner:
             batch = self._next_batch(stop)
             if batch is not None:
                 self._step(batch, is_last=self.version + 1 == total)
+            else:
+                if self._drops_are_due():
+                    self._commit_drops()
+                self._face_failing_reward()
         self._finish()
         self._conclude_evaluations(stop)
         logger.info("The learner ends at version %d", self.version)
@@ -234,7 +257,7 @@ class Learner:
             session=self._session,
             version=self.version + 1,
             checkpoint=_PENDING,
-            parent=self._state.id or None,
+            parent=self._state.step_checkpoint or None,
             batch=formed.columns,
             seeds={"run": seed},
             world_size=self._settings.learner.ranks,
@@ -254,7 +277,7 @@ class Learner:
 
     def _note(self, formed: FormedBatch, report: StepReport) -> None:
         """Tell the outside how far the learner is."""
-        metrics, state = self._parts.metrics, self._state
+        metrics = self._parts.metrics
         metrics.version.set(self.version)
         metrics.steps.inc()
         metrics.samples.inc(len(formed.trajectories))
@@ -263,6 +286,11 @@ class Learner:
         metrics.step_seconds.observe(report.training_s)
         for name, value in report.metrics.items():
             metrics.step.labels(name).set(value)
+        self._tell_progress()
+        logger.debug("Version %d: reward %.3f", self.version, report.metrics.get("reward_mean", math.nan))
+
+    def _tell_progress(self) -> None:
+        state = self._state
         self._parts.heartbeat.update(
             version=self.version,
             groups_trained=state.groups_trained,
@@ -270,7 +298,6 @@ class Learner:
             groups_ready=self._parts.intake.num_ready,
             next_seq=state.assembly.floor,
         )
-        logger.debug("Version %d: reward %.3f", self.version, report.metrics.get("reward_mean", math.nan))
 
     # Commit
 
@@ -279,12 +306,9 @@ class Learner:
         parts = self._parts
         parts.publication.wait()
         started_s = parts.clock.monotonic_s()
-        assembly, decisions = parts.intake.settle()
-        self._count_drops(decisions)
+        assembly = self._settle()
         name = checkpoint_id(version, self._session)
         snapshot = parts.trainer.snapshot(version) if publish else None
-        run_id, now_ms = self._settings.run.name, parts.clock.time_ms()
-        self._outbox.extend((DROPS, drop) for drop in drops_of(decisions, run_id=run_id, learner_version=self.version, time_ms=now_ms))
         self._outbox = [(topic, self._placed(record, name, assembly, snapshot)) for topic, record in self._outbox]
         outbox: Outbox = tuple(self._outbox)
         self._state = replace(
@@ -294,18 +318,79 @@ class Learner:
             session=self._session,
             version=version,
             published=None if self._published is None else self._published.version,
-            groups_dropped=self._state.groups_dropped + sum(decision.where is None for decision in decisions),
-            assembly=assembly,
             terms=self._terms,
             meaning=meaning_of(self._settings),
             snapshot=None if snapshot is None else snapshot.sha256,
             created_ms=parts.clock.time_ms(),
+            weights_of=None,
+            weights_ms=0,
         )
         parts.store.save(self._state, outbox, snapshot, parts.trainer.save)
+        self._saved_version = version
         self._checkpoint_s = parts.clock.monotonic_s() - started_s
         parts.metrics.checkpoint_seconds.observe(self._checkpoint_s)
         if publish:
             self._publish(version, outbox, snapshot, assembly)
+
+    def _settle(self) -> AssemblyState:
+        """What the next checkpoint keeps of the intake; the drops decided since the last one are owed to the log from now on."""
+        parts = self._parts
+        assembly, decisions = parts.intake.settle()
+        for decision in decisions:
+            parts.metrics.dropped.labels(decision.why.value, "group" if decision.where is None else "trajectory").inc()
+        run_id, now_ms = self._settings.run.name, parts.clock.time_ms()
+        self._outbox.extend((DROPS, drop) for drop in drops_of(decisions, run_id=run_id, learner_version=self.version, time_ms=now_ms))
+        dropped = sum(decision.where is None for decision in decisions)
+        self._state = replace(self._state, groups_dropped=self._state.groups_dropped + dropped, assembly=assembly)
+        self._drops_since_s = None
+        return assembly
+
+    def _drops_are_due(self) -> bool:
+        """Whether drops have waited long enough for a step that takes them along."""
+        parts = self._parts
+        if parts.publication.is_busy or not (parts.intake.has_drops or any(topic is DROPS for topic, _ in self._outbox)):
+            return False
+        now_s = parts.clock.monotonic_s()
+        if self._drops_since_s is None:
+            self._drops_since_s = now_s
+        return now_s - self._drops_since_s >= max(_DROPS_WAIT_S, _DROPS_PAUSE * self._drops_took_s)
+
+    def _commit_drops(self) -> None:
+        """Make public what is dropped while no step comes: a checkpoint of the same weights, then one transaction {drops, its name}.
+
+        Without the checkpoint a restarted learner would open the dropped groups again. Reports that wait for a snapshot go along.
+        """
+        parts = self._parts
+        parts.publication.wait()
+        started_s = parts.clock.monotonic_s()
+        before = self._state
+        if self._saved_version != self.version:
+            self._commit(self.version, publish=False)
+        else:
+            self._settle()
+            self._num_drop_checkpoints += 1
+            self._state = replace(
+                self._state,
+                id=checkpoint_id(self.version, self._session, self._num_drop_checkpoints),
+                parent=before.id,
+                session=self._session,
+                terms=self._terms,
+                meaning=meaning_of(self._settings),
+                created_ms=parts.clock.time_ms(),
+                weights_of=before.step_checkpoint,
+                weights_ms=before.weights_ms or before.created_ms,
+            )
+            parts.store.save_beside(self._state, tuple(self._outbox), before.id)
+        named = replace(self._claim, tip_version=self.version, tip_checkpoint=self._state.id, time_ms=parts.clock.time_ms())
+        parts.publication.submit(Publication(version=self.version, outbox=(*self._outbox, (STEPS, named))))
+        parts.publication.wait()
+        num_drops, self._outbox = sum(topic is DROPS for topic, _ in self._outbox), []
+        if before.weights_of is not None and before.session == self._session:
+            # Nothing names it any more.
+            parts.store.remove(before.id)
+        self._drops_took_s = parts.clock.monotonic_s() - started_s
+        self._tell_progress()
+        logger.info("%d drops are public without a step, in the checkpoint %s", num_drops, self._state.id)
 
     def _publish(self, version: int, outbox: Outbox, snapshot: SnapshotFiles | None, assembly: AssemblyState) -> None:
         parts = self._parts
@@ -348,18 +433,15 @@ class Learner:
         )
         return replace(record, checkpoint=name, positions=positions)
 
-    def _count_drops(self, decisions: Sequence[DropDecision]) -> None:
-        for decision in decisions:
-            self._parts.metrics.dropped.labels(decision.why.value, "group" if decision.where is None else "trajectory").inc()
-
     def _finish(self) -> None:
         """What was trained since the last checkpoint becomes durable; what was handed over is committed.
 
         A version that became the last one only after it was trained (fewer steps are wanted now) is published here.
         """
-        unpublished = [record for _, record in self._outbox if isinstance(record, StepReport)]
+        is_saved = self._saved_version == self.version
+        is_published = self._published is not None and self._published.version == self.version
         is_complete = 0 < self._settings.learner.steps <= self.version
-        if unpublished and (is_complete or any(record.checkpoint == _PENDING for record in unpublished)):
+        if not is_saved or (is_complete and not is_published):
             self._commit(self.version, publish=is_complete)
         self._parts.publication.wait()
 
@@ -395,8 +477,31 @@ class Learner:
     def _obey_control(self) -> None:
         """A new reward specification takes effect at max(version asked, learner version + 1)."""
         order = self._parts.control.get(f"{self._settings.run.name}/rewards")
-        if order is None or order.rewards is None or order.rewards.from_version > self.version + 1 or order.rewards.terms == self._terms:
+        if order is None or order.rewards is None or order.rewards.from_version > self.version + 1:
             return
-        self._terms = order.rewards.terms
+        terms = without(order.rewards.terms, self._given_up)
+        if terms != self._terms:
+            self._set_terms(terms)
+
+    def _face_failing_reward(self) -> None:
+        """A reward that only fails: no batch comes while it is waited for. Raises UserError if the run is to end for it."""
+        failing = self._parts.rewards.hopeless(self._terms)
+        if failing is None:
+            return
+        terms = without(self._terms, self._given_up | {failing.name})
+        others = any(term.is_awaited for term in terms)
+        if self._settings.scoring.when_failing == "stop" or not others:
+            self._finish()
+            on = ' [scoring] when_failing = "go_on" trains on without it.' if others else ""
+            raise UserError(
+                f"{failing} Without it no batch comes, so the run ends at version {self.version}.",
+                hint=f"Mend the reward and start again with the same command: the run goes on where it is.{on}",
+            )
+        self._given_up |= {failing.name}
+        logger.warning("%s The run goes on without it ([scoring] when_failing).", failing)
+        self._set_terms(terms)
+
+    def _set_terms(self, terms: tuple[RewardTerm, ...]) -> None:
+        self._terms = terms
         self._parts.intake.set_terms(self._terms)
         logger.info("From version %d on the reward is %s", self.version + 1, ", ".join(f"{t.weight:g} {t.name}" for t in self._terms))

@@ -38,6 +38,7 @@ from echo_learner.heartbeat import Heartbeat
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.learner import Learner, LearnerParts, Published
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.reward_watch import RewardWatch
 from echo_learner.sequential.setup import open_asking
 from echo_learner.training.config import assembly_limits, logprob_tolerance, meaning_of, reward_terms, trainer_config
 from echo_learner.training.ranks import Trainer, follow, is_follower, open_trainer
@@ -60,10 +61,15 @@ class _Opened:
 
     store: CheckpointStore
     writer: TransactionalWriter
-    session: str
+    claim: SessionClaim
     state: LearnerState
     manifests: Mapping[int, WeightManifest]
-    tip_version: int
+    tip: Tip
+
+    @property
+    def session(self) -> str:
+        """The session's name."""
+        return self.claim.session
 
     @property
     def current(self) -> WeightManifest | None:
@@ -152,7 +158,7 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
         # claim, and goes on in a session of its own.
         if tip.claim is not None and (before.claim is None or tip.claim.session != before.claim.session):
             _refuse_successor(tip.claim, None)
-        sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=how.takeover)
+        claim = sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=how.takeover)
         tip = sessions.read_tip(bus, run_id)
         skew_s = sessions.clock_skew_s(tip)
         metrics.clock_skew.set(skew_s)
@@ -167,15 +173,15 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
         opened = _Opened(
             store=store,
             writer=writer,
-            session=session,
+            claim=claim,
             state=saved or _fresh_state(settings, session, identities),
             manifests=published_manifests(bus, run_id),
-            tip_version=tip.version,
+            tip=tip,
         )
         parts = stack.enter_context(_open_parts(process, trainer, metrics, opened))
         if resumption is not None:
             parts.intake.drop_once_read(resumption.lost, DropReason.LOST, "The log lost its records before it was trained.")
-        learner = Learner(parts, opened.state, session=session, published=_publish_rest(parts, opened), outbox=_still_unpublished(opened))
+        learner = Learner(parts, opened.state, claim=claim, published=_publish_rest(parts, opened), outbox=_still_unpublished(opened))
         parts.intake.start(None if saved is None else saved.assembly)
         if saved is None:
             learner.begin()
@@ -250,9 +256,12 @@ def _parent_of(saved: LearnerState, newest: Published | None) -> dict[str, Any]:
 
 
 def _still_unpublished(opened: _Opened) -> Outbox:
-    """Records of the checkpoint that wait for the next publication: it lies between two published versions."""
-    saved = opened.state
-    return opened.store.load_outbox(saved.id) if saved.id and saved.snapshot is None and saved.version > opened.tip_version else ()
+    """Records of the checkpoint that wait for the next publication: it lies between two published versions, or was made for drops."""
+    saved, tip = opened.state, opened.tip
+    if not saved.id or saved.id == tip.checkpoint:
+        return ()
+    is_owed = saved.weights_of is not None or (saved.snapshot is None and saved.version > tip.version)
+    return opened.store.load_outbox(saved.id) if is_owed else ()
 
 
 @contextmanager
@@ -284,6 +293,13 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
                 evaluations.published(publication.version, is_last=0 < settings.learner.steps <= publication.version)
 
         writer = bus.blob_writer(chunks)
+        rewards = RewardWatch(
+            samples_per_step=settings.learner.groups_per_step * settings.rollout.group_size,
+            deadline_s=settings.scoring.deadline_s,
+            notices=process.notices,
+            clock=process.clock,
+        )
+        intake.call_on_reward(rewards.note)
         publication = stack.enter_context(closing(_open_publication(process, metrics, opened.writer, writer, on_published)))
         progress = stack.enter_context(closing(sessions.watch_progress(bus)))
         rivals = Rivals(progress, opened.session, lambda: sessions.read_tip(bus, settings.run.name).claim)
@@ -299,6 +315,7 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
             intake=intake,
             asking=asking,
             trust=trust,
+            rewards=rewards,
             store=opened.store,
             publication=publication,
             heartbeat=heartbeat,
@@ -308,6 +325,7 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
             workers=workers,
             control=control,
             places=process.places,
+            notices=process.notices,
             metrics=metrics,
             clock=process.clock,
         )

@@ -21,6 +21,7 @@ from echo_bus.bus import Bus, open_bus
 from echo_bus.clock import Clock, SystemClock
 from echo_bus.consumer_signals import drain_on_signals
 from echo_bus.metrics import BusMetrics
+from echo_bus.notices import Notices
 from echo_bus.places import PlaceTimes
 from echo_bus.server import Check, MetricsServer
 from echo_bus.settings import Settings
@@ -75,8 +76,9 @@ class StopSignal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleProcess:
-    """What a role works with. `ready_checks` may be added to until the role is ready: name → None or a sentence. `start` names the start of
-    all roles that this process is part of; empty: it was started by itself (`echo_bus.ownership`).
+    """What a role works with. `ready_checks` may be added to until the role is ready: name → None or a sentence. `notices`: what stands
+    still or fails without being a reason to restart the process. `start` names the start of all roles that this process is part of; empty:
+    it was started by itself (`echo_bus.ownership`).
     """
 
     settings: Settings
@@ -88,6 +90,7 @@ class RoleProcess:
     ready_checks: dict[str, Check] = field(default_factory=dict)
     health_checks: dict[str, Check] = field(default_factory=dict)
     start: str = ""
+    notices: Notices = field(default_factory=Notices)
 
 
 @contextmanager
@@ -110,7 +113,15 @@ def open_role(
     stop = StopSignal()
     ready: dict[str, Check] = {}
     healthy: dict[str, Check] = {}
-    server = MetricsServer(registry, host=settings.metrics.host, port=settings.metrics.port, healthy=_live(healthy), ready=_live(ready))
+    notices = Notices(clock)
+    server = MetricsServer(
+        registry,
+        host=settings.metrics.host,
+        port=settings.metrics.port,
+        healthy=_live(healthy),
+        ready=_live(ready),
+        notices=notices.current,
+    )
     with drain_on_signals(stop.set, limit_s=settings.run.drain_s), server:
         logger.info("%s: metrics at %s/metrics", full_name, server.url)
         if announce is not None:
@@ -125,6 +136,7 @@ def open_role(
             ready_checks=ready,
             health_checks=healthy,
             start=start,
+            notices=notices,
         )
 
 

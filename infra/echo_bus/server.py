@@ -33,11 +33,12 @@ class MetricsServer:
         port: int = 0,
         healthy: Mapping[str, Check] | None = None,
         ready: Mapping[str, Check] | None = None,
+        notices: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """`port` 0 takes a free one. Raises UserError if the port is taken."""
+        """`port` 0 takes a free one. `notices`: what both sets of checks say besides. Raises UserError if the port is taken."""
         routes = {"/healthz": dict(healthy or {}), "/readyz": {**(healthy or {}), **(ready or {})}}
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler_of(registry, routes))
+            self._server = ThreadingHTTPServer((host, port), _handler_of(registry, routes, notices))
         except OSError as exc:
             raise UserError(
                 f"The metrics port {host}:{port} cannot be opened: {exc.strerror}.", hint="Set [metrics] port = 0 to take a free one."
@@ -66,7 +67,9 @@ class MetricsServer:
         self._thread.join()
 
 
-def _handler_of(registry: CollectorRegistry, routes: Mapping[str, Mapping[str, Check]]) -> type[BaseHTTPRequestHandler]:
+def _handler_of(
+    registry: CollectorRegistry, routes: Mapping[str, Mapping[str, Check]], notices: Callable[[], Mapping[str, str]]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def handle(self) -> None:
             # Whoever asked may be gone: a scrape that timed out is the scraper's affair.
@@ -81,7 +84,7 @@ def _handler_of(registry: CollectorRegistry, routes: Mapping[str, Mapping[str, C
             elif path in routes:
                 problems = {name: problem for name, check in routes[path].items() if (problem := check()) is not None}
                 status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
-                body = json.dumps({"status": "failing" if problems else "ok", "problems": problems}).encode()
+                body = json.dumps({"status": "failing" if problems else "ok", "problems": problems, "notices": dict(notices())}).encode()
                 self._answer(status, body, "application/json")
             else:
                 self._answer(HTTPStatus.NOT_FOUND, b"/metrics, /healthz and /readyz are served here.\n", "text/plain")

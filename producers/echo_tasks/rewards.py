@@ -54,7 +54,7 @@ class ScoredSample:
 
 
 def sample_of(trajectory: Trajectory) -> ScoredSample:
-    """The sample that a record holds. Raises ValueError if its entry is no JSON object."""
+    """The sample that a record holds; what is done to it the record does not see. Raises ValueError if its entry is no JSON object."""
     entry = parse_entry(trajectory.entry)
     return ScoredSample(
         prompt=trajectory.prompt,
@@ -64,7 +64,7 @@ def sample_of(trajectory: Trajectory) -> ScoredSample:
         num_generated=trajectory.num_generated,
         turn_rewards=trajectory.turn_rewards,
         finish_reason=trajectory.finish_reason,
-        metadata=trajectory.metadata,
+        metadata=dict(trajectory.metadata),
         task=trajectory.task,
     )
 

@@ -19,7 +19,7 @@ def total_reward(scores: Mapping[str, float], terms: Sequence[RewardTerm]) -> fl
     for term in terms:
         if term.name in scores:
             total += term.weight * scores[term.name]
-        elif term.required:
+        elif term.is_awaited:
             raise KeyError(term.name)
         else:
             total += term.weight * (term.default or 0.0)

@@ -208,6 +208,11 @@ class GroupAssembler:
         elif self._closed.close(seq):
             self._drops.append(DropDecision(seq=seq, why=why, detail=detail or None))
 
+    @property
+    def has_drops(self) -> bool:
+        """Whether drops were decided since the last `drain_drops`."""
+        return bool(self._drops)
+
     def drain_drops(self) -> list[DropDecision]:
         """The drops decided since the last call, in order."""
         drops, self._drops = self._drops, []
@@ -321,7 +326,7 @@ class GroupAssembler:
             if reward.value is not None
         }
         for term in self._terms:
-            if not term.required or term.name in scores:
+            if not term.is_awaited or term.name in scores:
                 continue
             known = sample.rewards.get(term.name)
             is_stale = known is not None and known[1].outcome is RewardOutcome.STALE

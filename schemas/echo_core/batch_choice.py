@@ -69,7 +69,7 @@ def weight_of(age: int, over_budget: OverBudget, budget: int) -> float:
 def _admit(group: ReadyGroup, learner_version: int, policy: StalenessPolicy, terms: tuple[RewardTerm, ...]) -> ChosenGroup:
     samples: list[ChosenSample] = []
     dropped: dict[Coordinates, DropReason] = {}
-    required = [term.name for term in terms if term.required]
+    required = [term.name for term in terms if term.is_awaited]
     for member in group.members:
         verdict = freshness_of(member.trajectory, learner_version, policy.budget)
         age = age_of(member.trajectory, learner_version)

@@ -32,12 +32,12 @@ from echo_streams.batching import MAX_IN_FLIGHT, Batcher
 from echo_streams.driver import App, QuietMonitor, Transport
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.preflight import not_allowed
-from echo_streams.processing import Outgoing
+from echo_streams.processing import Outgoing, Send
 from echo_streams.security import Login
 
 logger = logging.getLogger(__name__)
 
-Process = Callable[[Sequence[RawMessage]], Awaitable[list[Outgoing]]]
+Process = Callable[[Sequence[RawMessage], Send], Awaitable[list[Outgoing]]]
 
 _COMMIT_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.1
@@ -184,11 +184,17 @@ class RewardApp:
         self._metrics.in_flight.inc(len(batch))
         try:
             started_s = self._clock.monotonic_s()
-            answers = await self._process([FaustMessage(event.message) for event in batch])
+            deliveries: list[Awaitable[Any]] = []
+
+            async def send(answers: list[Outgoing]) -> None:
+                write = self._app.producer.send
+                deliveries.extend(
+                    [await write(answer.topic, answer.key, answer.value, answer.partition, None, answer.headers) for answer in answers]
+                )
+
+            await send(await self._process([FaustMessage(event.message) for event in batch], send))
             scored_s = self._clock.monotonic_s()
             self._places.add(Place.REWARD, Use.BUSY, (scored_s - started_s) * (1 if self._options.inline else share))
-            send = self._app.producer.send
-            deliveries = [await send(answer.topic, answer.key, answer.value, answer.partition, None, answer.headers) for answer in answers]
             if deliveries:
                 await asyncio.gather(*deliveries)
                 self._places.add(Place.REWARD, Use.BLOCKED, (self._clock.monotonic_s() - scored_s) * share)

@@ -1,5 +1,8 @@
 """Processes that run synchronous reward functions, one call each at a time, so that one that hangs or dies takes only its own call along.
 
+A free process goes to the waiting function that had the least time lately, so one that hangs does not keep the others waiting. What
+functions print is cut off, and what they allocate is limited.
+
 Threads: everything here belongs to one event loop. `call` waits for a free process, then for the answer or the limit; a process that
 passes the limit is killed and replaced before its next call. The processes end with their parent, however that ends.
 """
@@ -8,24 +11,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing as mp
 import os
 import signal
 import threading
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
+from echo_bus.notices import Notices
 from echo_schemas.errors import UserError
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.values import BadValue, Score, score_of, scores_of
 from echo_tasks.rewards import RewardFunction, RewardKind, ScoredSample
 
+logger = logging.getLogger(__name__)
+
 # A fresh interpreter, numpy and whatever the user's module imports; a judge in torch takes long.
 START_TIMEOUT_S = 120.0
+
+
+# What functions may print in a minute; the rest is left out.
+PRINTED_BYTES = 64 * 1024
+_PRINTED_S = 60.0
+# Time is remembered so long when it is decided whose turn it is: an old quarrel is none.
+_FAIR_OVER_S = 60.0
+_MIB = 1 << 20
 
 
 class CallTimedOut(Exception):
@@ -47,8 +64,16 @@ class Failure:
 class ScoringPool:
     """`num_processes` interpreters that have imported the functions. `start` before the first call, `close` at the end."""
 
-    def __init__(self, functions: Sequence[RewardFunction], *, num_processes: int, metrics: StreamsMetrics) -> None:
-        """Raises UserError for a function that another process could not import."""
+    def __init__(
+        self,
+        functions: Sequence[RewardFunction],
+        *,
+        num_processes: int,
+        metrics: StreamsMetrics,
+        memory_mb: int = 0,
+        notices: Notices | None = None,
+    ) -> None:
+        """`memory_mb`: what a process may allocate; 0: no limit. Raises UserError for a function that another process could not import."""
         for function in functions:
             if not function.origin or "<locals>" in function.origin:
                 raise UserError(
@@ -57,51 +82,100 @@ class ScoringPool:
                 )
         self._origins = tuple(function.origin for function in functions)
         self._metrics = metrics
-        self._processes = [_Process(self._origins) for _ in range(num_processes)]
-        self._free: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
+        self._notices = notices or Notices()
+        self._num_restarts = 0
+        self._processes = [_Process(self._origins, memory_mb) for _ in range(num_processes)]
+        self._turns = _Turns()
 
     async def start(self) -> None:
         """Start all processes and import the functions there. Raises UserError if one cannot be imported."""
         await asyncio.gather(*(process.start() for process in self._processes))
         for process in self._processes:
-            self._free.put_nowait(process)
+            self._turns.give_back(process, "", 0.0)
 
-    async def call(self, function: RewardFunction, given: ScoredSample | list[ScoredSample], timeout_s: float) -> list[Score] | Failure:
+    async def call(
+        self,
+        function: RewardFunction,
+        given: ScoredSample | list[ScoredSample],
+        timeout_s: float,
+        before: Callable[[], object] = lambda: None,
+    ) -> list[Score] | Failure:
         """The scores of one sample, or of a list for a batch function. Waiting for a free process does not count against the limit.
 
-        Raises CallTimedOut or ProcessDied.
+        `before()` is called once a process is free, and may raise. Raises CallTimedOut or ProcessDied.
         """
-        process = await self._free.get()
+        process = await self._turns.take(function.origin)
+        started_s = time.monotonic()
         try:
+            before()
             if not process.is_running:
                 await process.start()
             try:
                 async with asyncio.timeout(timeout_s):
                     return await process.run(function, given)
             except TimeoutError:
-                self._replace(process, "hung")
+                self._replace(process, "hung", function)
                 raise CallTimedOut from None
             except BrokenProcessPool:
-                self._replace(process, "died")
+                self._replace(process, "died", function)
                 raise ProcessDied from None
         finally:
-            self._free.put_nowait(process)
+            self._turns.give_back(process, function.origin, time.monotonic() - started_s)
 
     def close(self) -> None:
         """End the processes at once: whoever calls this has stopped waiting for them."""
         for process in self._processes:
             process.kill()
 
-    def _replace(self, process: _Process, reason: str) -> None:
+    def _replace(self, process: _Process, reason: str, function: RewardFunction) -> None:
         self._metrics.pool_restarts.labels(reason).inc()
+        self._num_restarts += 1
+        self._notices.say(
+            "scoring processes",
+            f"A scoring process {reason} in the reward {function.origin} and was replaced; {self._num_restarts} have been so far.",
+        )
         process.kill()
+
+
+class _Turns:
+    """The free processes, and who waits for one: first whichever function had the least time lately."""
+
+    def __init__(self) -> None:
+        self._free: list[_Process] = []
+        self._waiting: dict[str, deque[asyncio.Future[_Process]]] = {}
+        self._used_s: dict[str, float] = {}
+
+    async def take(self, origin: str) -> _Process:
+        """A free process."""
+        if self._free:
+            return self._free.pop()
+        turn: asyncio.Future[_Process] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(origin, deque()).append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(turn.result(), origin, 0.0)
+            raise
+
+    def give_back(self, process: _Process, origin: str, seconds: float) -> None:
+        """`process` is free; `origin` had it for `seconds`."""
+        used_s = self._used_s[origin] = self._used_s.get(origin, 0.0) + seconds
+        if used_s > _FAIR_OVER_S:
+            self._used_s = {name: each / 2 for name, each in self._used_s.items()}
+        self._free.append(process)
+        while self._free and (waiting := [name for name, turns in self._waiting.items() if turns]):
+            turn = self._waiting[min(waiting, key=lambda name: self._used_s.get(name, 0.0))].popleft()
+            if not turn.done():
+                turn.set_result(self._free.pop())
 
 
 class _Process:
     """One interpreter behind an executor of its own."""
 
-    def __init__(self, origins: tuple[str, ...]) -> None:
+    def __init__(self, origins: tuple[str, ...], memory_mb: int) -> None:
         self._origins = origins
+        self._memory_mb = memory_mb
         self._executor: ProcessPoolExecutor | None = None
         self._pid = 0
 
@@ -111,7 +185,7 @@ class _Process:
 
     async def start(self) -> None:
         # Forking a process with threads copies locks in whatever state they are.
-        executor = ProcessPoolExecutor(1, mp_context=mp.get_context("spawn"), initializer=_end_with_parent)
+        executor = ProcessPoolExecutor(1, mp_context=mp.get_context("spawn"), initializer=_begin, initargs=(self._memory_mb,))
         loaded = asyncio.wrap_future(executor.submit(_load, self._origins))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -144,6 +218,53 @@ class _Process:
 _functions: dict[str, RewardFunction] = {}
 
 
+def _begin(memory_mb: int) -> None:
+    _end_with_parent()
+    _limit_output()
+    if memory_mb:
+        _limit_memory(memory_mb * _MIB)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """What is allocated beyond is a MemoryError in the function, or the end of its process. Memory that is only mapped does not count."""
+    try:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard), hard))
+    except (ImportError, OSError, ValueError) as exc:
+        logger.warning("The memory of a scoring process cannot be limited here: %s", exc)
+
+
+def _limit_output() -> None:
+    """Whatever is printed, from Python or below it, goes through a pipe on which a thread of ours lets a bounded part pass."""
+    passed = os.dup(2)
+    reading, writing = os.pipe()
+    for descriptor in (1, 2):
+        os.dup2(writing, descriptor)
+    os.close(writing)
+    threading.Thread(target=pass_bounded, args=(reading, passed), name="output", daemon=True).start()
+
+
+def pass_bounded(reading: int, writing: int, clock: Callable[[], float] = time.monotonic) -> None:
+    """From one descriptor to another until the first ends: `PRINTED_BYTES` a minute, and a line where something is left out."""
+    began_s, num_passed, is_told = clock(), 0, False
+    while data := os.read(reading, PRINTED_BYTES):
+        if clock() - began_s > _PRINTED_S:
+            began_s, num_passed, is_told = clock(), 0, False
+        part = data[: PRINTED_BYTES - num_passed]
+        num_passed += len(part)
+        _write_all(writing, part)
+        if len(part) < len(data) and not is_told:
+            is_told = True
+            _write_all(writing, b"\n[Rewards print more than is kept; the rest of this minute is left out.]\n")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
 def _end_with_parent() -> None:
     """Ctrl-C reaches the whole process group, but draining is the parent's to do; its death, even by SIGKILL, is ours too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -165,6 +286,8 @@ def _load(origins: Sequence[str]) -> int | str:
             _functions[origin] = load_reward(origin)
     except UserError as exc:
         return str(exc)
+    except MemoryError:
+        return "its module needs more memory than [scoring] memory_mb gives it."
     return os.getpid()
 
 
@@ -181,8 +304,12 @@ def _run(origin: str, kind: RewardKind, given: Any) -> list[Score] | Failure:
 
 
 def described(exc: BaseException) -> str:
-    """An exception as the error text of a reward: its class and message, at most 500 characters."""
-    text = f"{type(exc).__name__}: {exc}"
+    """An exception as the error text of a reward: its class and message, at most 500 characters, all of which can be written as UTF-8."""
+    try:
+        message = str(exc)
+    except Exception:  # a user's exception may fail to say anything
+        message = "it has no message"
+    text = f"{type(exc).__name__}: {message}"[: MAX_ERROR_LENGTH + 1].encode(errors="replace").decode()
     return text if len(text) <= MAX_ERROR_LENGTH else f"{text[:MAX_ERROR_LENGTH]}…"
 
 

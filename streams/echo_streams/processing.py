@@ -6,7 +6,7 @@ may keep it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from echo_bus.clock import Clock
@@ -26,6 +26,8 @@ from echo_streams.metrics import StreamsMetrics
 from echo_streams.scoring import Judgeable, Scorer
 
 LearnerVersion = Callable[[], int | None]
+Send = Callable[["list[Outgoing]"], Awaitable[object]]
+"""Begins to write records; when it returns they are under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,10 @@ class Processor:
         """As `Decoder.set_num_partitions`: from then on, keys must lie on their partitions."""
         self._decoder.set_num_partitions(counts)
 
-    async def process(self, batch: Sequence[RawMessage]) -> list[Outgoing]:
+    async def process(self, batch: Sequence[RawMessage], send: Send | None = None) -> list[Outgoing]:
         """What is to be written for `batch`. Once all of it is delivered, the batch is done.
 
+        With `send`, what one function says goes there when it is done, and only the rest is returned.
         Raises TooManyDeadLetters, and RegistryError if a schema could not be asked for.
         """
         version = self._learner_version()
@@ -99,8 +102,8 @@ class Processor:
                 answers.append(self._dead_letter(raw, exc))
         self._budget.count_valid(num_valid)
         if judgeable:
-            rewards = await self._scorer.score(judgeable)
-            answers += self._encoded(rewards)
+            hand_on = None if send is None else lambda rewards: send(self._encoded(rewards))
+            answers += self._encoded(await self._scorer.score(judgeable, hand_on))
         return answers
 
     def _look(self, raw: RawMessage, version: int | None, judgeable: list[Judgeable]) -> list[Outgoing]:

@@ -6,10 +6,14 @@ Threads: `run_reward` runs an event loop on the thread that calls it; a view of 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Sequence
+from types import FrameType
 
 from echo_bus.dead_letters import DeadLetterBudget
+from echo_bus.loop_watch import PLACE, LoopWatch, place_of
+from echo_bus.notices import Notices
 from echo_bus.process import RoleProcess
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import evaluation_specs
@@ -107,7 +111,7 @@ async def _run(
 
     settings, bus = process.settings, process.bus
     metrics = StreamsMetrics(process.registry)
-    pool = _pool(settings, attached, metrics)
+    pool = _pool(settings, attached, metrics, process.notices)
     wire = Wire(
         namespace=bus.namespace,
         codec=bus.codec,
@@ -119,8 +123,15 @@ async def _run(
     scoring = settings.scoring
     limits = ScoringLimits(timeout_s=scoring.timeout_s, retries=scoring.retries, concurrency=scoring.concurrency)
     scorer = Scorer(
-        attached, run_id=wire.run_id, limits=limits, metrics=metrics, clock=process.clock, pool=pool, selection=selection
-    )  # fmt: skip
+        attached,
+        run_id=wire.run_id,
+        limits=limits,
+        metrics=metrics,
+        clock=process.clock,
+        pool=pool,
+        selection=selection,
+        notices=process.notices,
+    )
     intake = Intake(wire.run_id, budget=settings.budget, drop_stale=settings.staleness.over_budget == "drop")
 
     def learner_version() -> int | None:
@@ -140,22 +151,36 @@ async def _run(
         gather=settings.run.mode != "sequential",
         drain_s=_FINISH_SHARE * settings.run.drain_s,
     )
+    watch = LoopWatch(process.notices, process.clock, name=lambda frame: _reward_at(frame, attached))
+    process.health_checks[PLACE] = watch.check
     try:
+        watch.start()
         if pool is not None:
             await pool.start()
         app = RewardApp(options, processor.process, metrics=metrics, places=process.places, clock=process.clock)
         process.ready_checks["reward"] = lambda: None if app.joined else f"The group {group} is not joined yet."
         await app.run(process.stop)
     finally:
+        watch.close()
         if pool is not None:
             pool.close()
 
 
-def _pool(settings: Settings, attached: tuple[Attached, ...], metrics: StreamsMetrics) -> ScoringPool | None:
+def _reward_at(frame: FrameType, attached: tuple[Attached, ...]) -> str | None:
+    """Which reward function a frame belongs to, and what to do about one that holds the loop up."""
+    for entry in attached:
+        if getattr(inspect.unwrap(entry.function.call), "__code__", None) is frame.f_code:
+            mend = "await what it waits for" if entry.function.kind is RewardKind.ASYNC else "set [scoring] processes = 1 or more"
+            return f"the reward {entry.name!r}, {place_of(frame)} ({mend})"
+    return None
+
+
+def _pool(settings: Settings, attached: tuple[Attached, ...], metrics: StreamsMetrics, notices: Notices) -> ScoringPool | None:
     functions = [entry.function for entry in attached if entry.function.kind is not RewardKind.ASYNC]
     if settings.scoring.processes == 0 or not functions:
         return None
-    return ScoringPool(functions, num_processes=settings.scoring.processes, metrics=metrics)
+    scoring = settings.scoring
+    return ScoringPool(functions, num_processes=scoring.processes, metrics=metrics, memory_mb=scoring.memory_mb, notices=notices)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

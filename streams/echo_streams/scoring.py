@@ -1,5 +1,8 @@
 """Trajectories to rewards: every attached function judges every sample, and whatever a function does, there is a record of it.
 
+Functions harm only themselves: each sees samples of its own, waits for slots of its own, and hands its rewards on when it is done. One that
+only hangs or kills its process is called now and then, and its samples fail at once meanwhile.
+
 Threads: one event loop. `Scorer.score` returns when all functions are done with all samples; several calls may run at once and share the
 limits on asynchronous calls and scoring processes. Synchronous functions without processes run on the loop itself and hold it up.
 """
@@ -13,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from echo_bus.clock import Clock
+from echo_bus.notices import Notices
 from echo_core.evaluation import EVALUATION
 from echo_schemas.records import Coordinates, Purpose, Reward, RewardOutcome, Trajectory
 from echo_streams.intake import Identity
@@ -48,7 +52,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringLimits:
-    """`timeout_s` of one call unless the function says otherwise; `retries` after a failure; `concurrency` of asynchronous calls."""
+    """`timeout_s` of one call unless the function says otherwise; `retries` after a failure; `concurrency` of one function's calls."""
 
     timeout_s: float = 5.0
     retries: int = 1
@@ -75,6 +79,43 @@ class Judgement:
 
 
 _Call = Callable[[], Awaitable[list[Score] | Failure]]
+HandOn = Callable[[list[Reward]], Awaitable[object]]
+"""Takes one function's rewards for a batch."""
+
+# As many calls in a row as hung or died make it likely that the next one will.
+_TRIPS = 8
+_TRY_EVERY_S = 10.0
+
+
+class NotCalled(Exception):
+    """The function was not called: it only hangs, or kills its process."""
+
+
+class _Fuse:
+    """Of one function: after `_TRIPS` calls in a row that had to be ended, one call in `_TRY_EVERY_S` finds out whether it works again."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._num_ended = 0
+        self._try_at_s = 0.0
+
+    def require(self) -> None:
+        """Raise NotCalled unless the function may be called now."""
+        if self._num_ended < _TRIPS:
+            return
+        now_s = self._clock.monotonic_s()
+        if now_s < self._try_at_s:
+            raise NotCalled
+        self._try_at_s = now_s + _TRY_EVERY_S
+
+    def ended(self) -> None:
+        """A call hung or died."""
+        self._num_ended += 1
+        self._try_at_s = self._clock.monotonic_s() + _TRY_EVERY_S
+
+    def answered(self) -> None:
+        """A call came back, whatever with."""
+        self._num_ended = 0
 
 
 class Scorer:
@@ -90,8 +131,9 @@ class Scorer:
         clock: Clock,
         pool: ScoringPool | None = None,
         selection: Selection | None = None,
+        notices: Notices | None = None,
     ) -> None:
-        """`selection` None: every function judges everything."""
+        """`selection` None: every function judges everything. `notices` hear of functions that fail."""
         self._attached = tuple(attached)
         self._selection = selection
         self._run_id = run_id
@@ -99,47 +141,60 @@ class Scorer:
         self._metrics = metrics
         self._clock = clock
         self._pool = pool
-        self._concurrency = asyncio.Semaphore(limits.concurrency)
+        self._notices = notices or Notices(clock)
+        self._slots = {entry.name: asyncio.Semaphore(limits.concurrency) for entry in attached}
+        self._fuses = {entry.name: _Fuse(clock) for entry in attached}
+        self._num_failed: dict[str, int] = {}
         self._outcomes = {
             (entry.name, outcome): metrics.outcomes.labels(entry.name, outcome.value) for entry in attached for outcome in RewardOutcome
         }
         self._seconds = {entry.name: metrics.call_seconds.labels(entry.name) for entry in attached}
 
-    async def score(self, batch: Sequence[Judgeable]) -> list[Reward]:
-        """One reward per trajectory and function that judges it. Raises nothing that a reward function raises."""
+    async def score(self, batch: Sequence[Judgeable], hand_on: HandOn | None = None) -> list[Reward]:
+        """One reward per trajectory and function that judges it. Raises nothing that a reward function raises.
+
+        With `hand_on`, what a function says goes there when it is done with the batch, and does not wait for the others.
+        """
         if self._selection is None:
-            return await self._score(batch, self._attached)
+            return await self._score(batch, self._attached, hand_on)
         parts: dict[frozenset[str], list[Judgeable]] = {}
         for item in batch:
             parts.setdefault(self._selection.of(item.trajectory), []).append(item)
-        found = await asyncio.gather(*(self._score(part, self._chosen(names)) for names, part in parts.items()))
+        found = await asyncio.gather(*(self._score(part, self._chosen(names), hand_on) for names, part in parts.items()))
         return [reward for rewards in found for reward in rewards]
 
     def _chosen(self, names: frozenset[str]) -> tuple[Attached, ...]:
         return tuple(entry for entry in self._attached if entry.name in names)
 
-    async def _score(self, batch: Sequence[Judgeable], attached: tuple[Attached, ...]) -> list[Reward]:
+    async def _score(self, batch: Sequence[Judgeable], attached: tuple[Attached, ...], hand_on: HandOn | None) -> list[Reward]:
+        async def column(entry: Attached) -> list[Reward]:
+            rewards = await self._column(entry, batch)
+            if hand_on is None:
+                return rewards
+            await hand_on(rewards)
+            return []
+
+        columns = await asyncio.gather(*(column(entry) for entry in attached))
+        return [reward for row in zip(*columns, strict=True) for reward in row]
+
+    async def _column(self, entry: Attached, batch: Sequence[Judgeable]) -> list[Reward]:
+        """One function's rewards for all of `batch`. The samples are its own: what it changes in an entry no other function sees."""
         samples: list[ScoredSample] = []
-        readable: list[int] = []
-        columns: list[list[Judgement]] = [[] for _ in attached]
-        unreadable: dict[int, Judgement] = {}
+        judgements: dict[int, Judgement] = {}
         for position, item in enumerate(batch):
             try:
                 samples.append(sample_of(item.trajectory))
-                readable.append(position)
-            except ValueError as exc:
-                unreadable[position] = Judgement(outcome=RewardOutcome.FAILED, error=described(exc))
+            except (ValueError, RecursionError) as exc:
+                judgements[position] = Judgement(outcome=RewardOutcome.FAILED, error=described(exc))
         if samples:
-            columns = await asyncio.gather(*(self._judge(entry, samples) for entry in attached))
-        rewards: list[Reward] = []
+            found = await self._judge(entry, samples)
+            readable = (position for position in range(len(batch)) if position not in judgements)
+            judgements |= dict(zip(list(readable), found, strict=True))
         time_ms = self._clock.time_ms()
-        place = dict(zip(readable, range(len(readable)), strict=True))
-        for position, item in enumerate(batch):
-            identity = _identity_of(item.trajectory)
-            for entry, column in zip(attached, columns, strict=True):
-                judgement = unreadable[position] if position in unreadable else column[place[position]]
-                rewards.append(self._reward(entry, judgement, identity, item.at, time_ms))
-        return rewards
+        return [
+            self._reward(entry, judgements[position], _identity_of(item.trajectory), item.at, time_ms)
+            for position, item in enumerate(batch)
+        ]
 
     def stale(self, identity: Identity, at: Coordinates, why: str) -> list[Reward]:
         """One reward per function for a trajectory that is too old to be judged, which only one of training can be."""
@@ -150,6 +205,7 @@ class Scorer:
 
     def _reward(self, entry: Attached, judgement: Judgement, identity: Identity, at: Coordinates, time_ms: int) -> Reward:
         self._outcomes[entry.name, judgement.outcome].inc()
+        self._note(entry.name, judgement)
         return Reward(
             run_id=self._run_id,
             group_id=identity.group_id,
@@ -166,6 +222,15 @@ class Scorer:
             seconds=judgement.seconds,
             time_ms=time_ms,
         )
+
+    def _note(self, name: str, judgement: Judgement) -> None:
+        if judgement.outcome in {RewardOutcome.FAILED, RewardOutcome.TIMED_OUT}:
+            count = self._num_failed[name] = self._num_failed.get(name, 0) + 1
+            times = "once" if count == 1 else f"{count:,} times in a row"
+            self._notices.say(f"reward {name}", f"The reward {name!r} has failed {times}: {judgement.error}")
+        elif name in self._num_failed and judgement.outcome is RewardOutcome.SCORED:
+            del self._num_failed[name]
+            self._notices.clear(f"reward {name}")
 
     async def _judge(self, entry: Attached, samples: list[ScoredSample]) -> list[Judgement]:
         kind = entry.function.kind
@@ -198,32 +263,31 @@ class Scorer:
         """An asynchronous function, or a synchronous one in a process of its own."""
         function, limit_s = entry.function, self._limit_s(entry)
         if function.kind is RewardKind.ASYNC:
-            return (await self._attempt(entry, 1, lambda: self._await(function, sample, 0, limit_s)))[0]
+            return (await self._attempt(entry, 1, lambda: self._await(entry, sample, 0, limit_s)))[0]
         pool = self._pool
         assert pool is not None, "inline functions are judged elsewhere"
-        return (await self._attempt(entry, 1, lambda: pool.call(function, sample, limit_s)))[0]
+        return (await self._attempt(entry, 1, lambda: pool.call(function, sample, limit_s, self._gate(entry))))[0]
 
     async def _judge_batch(self, entry: Attached, samples: list[ScoredSample]) -> list[Judgement]:
         function, limit_s, count = entry.function, self._limit_s(entry), len(samples)
         pool = self._pool
         if inspect.iscoroutinefunction(function.call):
-            return await self._attempt(entry, count, lambda: self._await(function, samples, count, limit_s))
+            return await self._attempt(entry, count, lambda: self._await(entry, samples, count, limit_s))
         if pool is not None:
-            return await self._attempt(entry, count, lambda: pool.call(function, samples, limit_s))
+            return await self._attempt(entry, count, lambda: pool.call(function, samples, limit_s, self._gate(entry)))
 
         async def inline() -> list[Score] | Failure:
             return scores_of(function.call(samples), count)
 
         return await self._attempt(entry, count, inline)
 
-    async def _await(
-        self, function: RewardFunction, given: ScoredSample | list[ScoredSample], count: int, limit_s: float
-    ) -> list[Score] | Failure:
+    async def _await(self, entry: Attached, given: ScoredSample | list[ScoredSample], count: int, limit_s: float) -> list[Score] | Failure:
         """`count` 0: one sample, one value. A time-out that the function itself raises is a failure like any other."""
-        async with self._concurrency:
+        async with self._slots[entry.name]:
+            self._gate(entry)()
             try:
                 async with asyncio.timeout(limit_s) as limit:
-                    returned = await function.call(given)
+                    returned = await entry.function.call(given)
             except TimeoutError as exc:
                 if limit.expired():
                     raise CallTimedOut from None
@@ -236,22 +300,31 @@ class Scorer:
                 return Failure(described(exc))
         return scores_of(returned, count) if count else [score_of(returned)]
 
+    def _gate(self, entry: Attached) -> Callable[[], object]:
+        """What is asked before a call. A function that says what an ended call is worth expects some to hang, so it is always called."""
+        return self._fuses[entry.name].require if entry.function.at_timeout is None else lambda: None
+
     async def _attempt(self, entry: Attached, count: int, call: _Call) -> list[Judgement]:
         """`call` until it gives `count` scores or the attempts are used up; the outcome is the same for all samples of the call."""
-        error = ""
+        error, fuse = "", self._fuses[entry.name]
         for attempt in range(1 + self._limits.retries):
             if attempt:
                 self._metrics.retries.labels(entry.name).inc()
             started_s = time.perf_counter()
             try:
                 answer = await call()
+            except NotCalled:
+                error = f"Not called: its last {_TRIPS} calls hung or killed their process. It is tried again every {_TRY_EVERY_S:g} s."
+                break
             except CallTimedOut:
+                fuse.ended()
                 seconds = time.perf_counter() - started_s
                 if entry.function.at_timeout is not None:
                     return [_ended(entry.function.at_timeout, seconds)] * count
                 text = f"No answer within {self._limit_s(entry):g} s."
                 return [Judgement(outcome=RewardOutcome.TIMED_OUT, error=text, seconds=seconds)] * count
             except ProcessDied:
+                fuse.ended()
                 error = "The scoring process died under the call."
                 if attempt == self._limits.retries and entry.function.at_timeout is not None:
                     return [_ended(entry.function.at_timeout, time.perf_counter() - started_s)] * count
@@ -260,6 +333,7 @@ class Scorer:
                 answer = Failure(str(exc), again=False)
             except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record says what
                 answer = Failure(described(exc))
+            fuse.answered()
             seconds = (time.perf_counter() - started_s) / count
             if isinstance(answer, Failure):
                 error = answer.error

@@ -10,6 +10,9 @@ from typing import Any
 
 from echo_tasks.rewards import RewardResult
 
+_MAX_COMPONENTS = 64
+_MAX_NAME_LENGTH = 100
+
 
 class BadValue(ValueError):
     """A reward function returned something that is no reward."""
@@ -28,7 +31,9 @@ def score_of(returned: Any) -> Score:
     if type(returned) is float and math.isfinite(returned):
         return Score(returned)
     if isinstance(returned, RewardResult):
-        components = {str(name): _number(part, f"component {name!r}") for name, part in returned.components.items()}
+        if len(returned.components) > _MAX_COMPONENTS:
+            raise BadValue(f"A reward may have {_MAX_COMPONENTS} components; it has {len(returned.components)}.")
+        components = {_name(name): _number(part, f"component {_name(name)!r}") for name, part in returned.components.items()}
         return Score(_number(returned.value, "value"), components)
     return Score(_number(returned, "value"))
 
@@ -42,6 +47,13 @@ def scores_of(returned: Any, num_samples: int) -> list[Score]:
     if len(values) != num_samples:
         raise BadValue(f"A batch reward must return one value per sample: {num_samples} were given, {len(values)} came back.")
     return [score_of(value) for value in values]
+
+
+def _name(given: Any) -> str:
+    name = str(given)
+    if len(name) > _MAX_NAME_LENGTH or not name.isprintable():
+        raise BadValue(f"The name of a component has at most {_MAX_NAME_LENGTH} printable characters; one is {name[:_MAX_NAME_LENGTH]!a}.")
+    return name
 
 
 def _number(given: Any, what: str) -> float:

@@ -82,6 +82,12 @@ class Disk:
         folder, name = self._parent(target)
         folder.live[name] = node
 
+    def linked(self, source: str, target: str) -> None:
+        """A file has a second name."""
+        node = self._node(source)
+        folder, name = self._parent(target)
+        folder.live[name] = node
+
     def synced(self, place: str) -> None:
         """What is there now stays."""
         node = self._node(place)
@@ -187,7 +193,7 @@ def mounted() -> Iterator[None]:
         return
     real: dict[str, Callable[..., Any]] = {
         name: getattr(os, name)
-        for name in ("mkdir", "unlink", "remove", "rmdir", "rename", "replace", "open", "fsync", "listdir", "scandir")
+        for name in ("mkdir", "unlink", "remove", "rmdir", "rename", "replace", "link", "open", "fsync", "listdir", "scandir")
     }
     real_open = io.open
 
@@ -217,7 +223,7 @@ def mounted() -> Iterator[None]:
                 return
             Mounted.disk.call(name)
             real[name](source, target, **kwargs)
-            Mounted.disk.renamed(place, goal)
+            (Mounted.disk.linked if name == "link" else Mounted.disk.renamed)(place, goal)
 
         return call
 
@@ -239,8 +245,8 @@ def mounted() -> Iterator[None]:
         Mounted.disk.created(place, is_folder=False)
         return torn if "b" in mode else io.TextIOWrapper(io.BufferedWriter(torn), encoding=kwargs.get("encoding") or "utf-8")
 
-    fakes = {name: before(name) for name in real if name not in {"fsync", "rename", "replace"}}
-    fakes |= {"rename": move("rename"), "replace": move("replace"), "fsync": fsync}
+    fakes = {name: before(name) for name in real if name not in {"fsync", "rename", "replace", "link"}}
+    fakes |= {"rename": move("rename"), "replace": move("replace"), "link": move("link"), "fsync": fsync}
     for name, fake in fakes.items():
         setattr(os, name, fake)
     io.open = open_file

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from echo_schemas.records import Purpose, RolloutRequest, Sampling, WeightManifest, group_id_of
-from echo_schemas.topics import REQUESTS, WEIGHTS
+from echo_schemas.records import Drop, Purpose, RolloutRequest, Sampling, WeightManifest, group_id_of
+from echo_schemas.topics import DROPS, REQUESTS, WEIGHTS
 from tests.model.primitives import SimulatedTime
 from tests.model.records import FIRST_WEIGHTS, write_clean, write_doubles, write_ends, write_noisy
 from tests.model.runs import ModelRun
@@ -13,6 +13,20 @@ from tests.model.runs import ModelRun
 _EVERY_S = 0.7
 # More than are ever open: the learner's bound evicts some.
 _MOST_SEQS = 150
+
+
+class LateFeeder:
+    """Has the last groups answered only when two others are dropped in the log, so that no step takes those drops along."""
+
+    def __init__(self, unrewarded: range, last: range) -> None:
+        self._unrewarded = unrewarded
+        self._last = last
+
+    def run(self, run: ModelRun) -> None:
+        """Until the groups are written."""
+        while not {drop.seq for drop in run.read(DROPS, Drop) if drop.what is None} >= set(self._unrewarded):
+            run.simulation.block(_EVERY_S, "drops without a step")
+        write_clean(run.pipeline, self._last)
 
 
 class NoisyFeeder:

@@ -25,7 +25,7 @@ from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import EchoError, InvalidRecord
-from echo_schemas.records import Chunk, Coordinates, Drop, Record, Reward, StepReport, Trajectory, WeightKind, WeightManifest
+from echo_schemas.records import Chunk, Coordinates, Drop, Record, Reward, SessionClaim, StepReport, Trajectory, WeightKind, WeightManifest
 from echo_schemas.topics import DROPS, REWARDS, STEPS, TRAJECTORIES, WEIGHT_CHUNKS, WEIGHTS, Topic
 from tests.model.disk import Disk, Loss, Mounted
 from tests.model.invariants import Books, reopened, violations
@@ -318,7 +318,11 @@ class ModelRun:
         if not manifests:
             return None
         store = self.pipeline.store
-        state = store.load(reports[-1].checkpoint if reports else manifests[-1].checkpoint)
+        name = reports[-1].checkpoint if reports else manifests[-1].checkpoint
+        version = reports[-1].version if reports else 0
+        # A claim that names a checkpoint of that version or a later one has made drops public since.
+        named = [claim.tip_checkpoint for claim in self.read(STEPS, SessionClaim) if claim.tip_checkpoint and claim.tip_version >= version]
+        state = store.load(named[-1] if named else name)
         store.load_outbox(state.id)
         if state.snapshot is not None:
             store.load_snapshot(state, WeightKind.LORA, file_names(WeightKind.LORA))

@@ -12,10 +12,12 @@ import numpy as np
 
 from echo_bus.memory import MemoryCluster
 from echo_schemas.records import Coordinates, DropReason
+from echo_schemas.topics import TRAJECTORIES
 from tests.model.disk import Loss
-from tests.model.feeder import NoisyFeeder
-from tests.model.records import write_clean, write_doubles, write_ends
-from tests.model.runs import Fate, Fault, ModelRun
+from tests.model.feeder import LateFeeder, NoisyFeeder
+from tests.model.records import member_of, write_clean, write_doubles, write_ends
+from tests.model.runs import Fate, Fault, Feeder, ModelRun
+from tests.unit.learner.pipeline import GROUP_SIZE
 
 # Calls that change nothing outside: dying before one is dying before the next one that does.
 _QUESTIONS = frozenset(
@@ -41,18 +43,27 @@ class Letters:
 
 
 class Scenario:
-    """A run of kappa + 1 steps: the last one is published out of turn if kappa is not one."""
+    """A run of kappa + 1 steps: the last one is published out of turn if kappa is not one. `late`: after the
+    first one two groups without rewards are dropped, and the next ones' groups come only when that is in the log.
+    """
 
-    def __init__(self, folder: Path, mode: str, kappa: int, **sections: Any) -> None:
+    def __init__(self, folder: Path, mode: str, kappa: int, *, late: bool = False, **sections: Any) -> None:
         self._folder, self._mode, self._kappa, self._sections = folder, mode, kappa, sections
         self.steps = kappa + 1
+        self._feeder: Feeder | None = None
         self._records: MemoryCluster | None = None
         with self._new() as run:
             write_clean(run.pipeline, range(2))
             write_doubles(run.pipeline, 0)
             write_ends(run.pipeline, 100)
-            write_clean(run.pipeline, range(2, 2 * self.steps))
-            write_doubles(run.pipeline, 3)
+            first_late = 2 if late else 2 * self.steps
+            write_clean(run.pipeline, range(2, first_late))
+            write_doubles(run.pipeline, 3 if first_late > 3 else 1)
+            if late:
+                unrewarded = range(200, 202)
+                for seq in unrewarded:
+                    run.pipeline.write(TRAJECTORIES, *(member_of(seq, index) for index in range(GROUP_SIZE)))
+                self._feeder = LateFeeder(unrewarded, range(first_late, 2 * self.steps))
             self._records = run.pipeline.cluster
         with self._new() as run:
             learner = run.train()
@@ -87,6 +98,8 @@ class Scenario:
             self._folder, mode=self._mode, kappa=self._kappa, steps=self.steps, seed=seed, records=self._records, **self._sections
         )
         try:
+            if self._feeder is not None:
+                run.feed(self._feeder)
             yield run
         finally:
             run.close()

@@ -24,6 +24,9 @@ _EACH: dict[tuple[str, int], dict[Fate, int]] = {
     ("asynchronous", 4): {Fate.KILL: 37, Fate.POWER: 37, Fate.PAUSE: 71, Fate.FENCE: 79},
     ("sequential", 1): {Fate.KILL: 17, Fate.POWER: 17, Fate.PAUSE: 31, Fate.FENCE: 41},
 }
+# Calls before the weights are linked and after the drops are committed.
+_AROUND = 10
+_EACH_OF_DROPS = {Fate.KILL: 2, Fate.POWER: 2, Fate.PAUSE: 3, Fate.FENCE: 5}
 
 
 @pytest.mark.slow
@@ -41,3 +44,23 @@ def test_a_learner_may_meet_a_fault_at_every_call(scenario: MakeScenario, mode: 
             with model.run(fault=fault, call=model.calls[number - 1]) as run:
                 PLAYS[fate](run, fault)
                 model.assert_as_ever(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", Fate, ids=lambda fate: fate.name.lower())
+@pytest.mark.parametrize("kappa", [1, 2])
+def test_a_learner_may_meet_a_fault_while_drops_go_without_a_step(scenario: MakeScenario, kappa: int, fate: Fate) -> None:
+    """With kappa 2 a report waits for its snapshot meanwhile."""
+    model = scenario("asynchronous", kappa, late=True)
+    linked = model.calls.index("disk link") + 1
+    committed = next(number for number, call in enumerate(model.calls, 1) if number > linked and call == "commit_transaction")
+    numbers = range(1, len(model.calls) + 1) if fate is Fate.PAUSE else model.effects
+    numbers = [number for number in numbers if linked - _AROUND < number < committed + _AROUND]
+    assert len(numbers) > 20, "the calls were not seen"
+    each = 1 if IS_THOROUGH else _EACH_OF_DROPS[fate]
+    for number in numbers[kappa % each :: each]:
+        loss = list(Loss)[number % len(Loss)] if fate is Fate.POWER else Loss.EVERYTHING
+        fault = Fault(fate, number, loss, seed=number)
+        with model.run(fault=fault, call=model.calls[number - 1]) as run:
+            PLAYS[fate](run, fault)
+            model.assert_as_ever(run)

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_bus.memory.producer import MemoryProducer
 from echo_core.assembly import GroupAssembler
 from echo_core.groups import AssemblyState, DropDecision
+from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
 from echo_learner.commit.publication import Publication, PublicationThread
 from echo_learner.intake import Intake
@@ -134,6 +135,11 @@ def snapshots_are_made_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CheckpointStore, "load_snapshot", load)
 
 
+def drops_are_named_by_nobody(patch: pytest.MonkeyPatch) -> None:
+    real = sessions._scan
+    patch.setattr(sessions, "_scan", lambda *args: replace(real(*args), drops_checkpoint=None))
+
+
 def dies_twice(run: ModelRun, fault: Fault) -> None:
     """One is killed without the power; the next one, with it, some calls after it has gone on."""
     run.train(Fault(Fate.KILL, fault.number))
@@ -159,6 +165,7 @@ class Mutation:
     play: Play = die
     loss: Loss = Loss.EVERYTHING
     kappa: int = 1
+    late: bool = False
     before: str = ""
     seeds: tuple[int, ...] = (0,)
 
@@ -180,12 +187,13 @@ MUTATIONS = [
     Mutation(breaks=nobody_is_fenced, says="one_chain", fate=Fate.PAUSE, play=sleep, before="produce"),
     Mutation(breaks=the_last_reward_counts, says="judged it was", before="produce"),
     Mutation(breaks=snapshots_are_made_again, says="snapshot that is not public", before="produce"),
+    Mutation(breaks=drops_are_named_by_nobody, says="has 2 ends", late=True, before="produce"),
 ]
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.breaks.__name__)
 def test_a_broken_rule_shows(scenario: MakeScenario, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
-    model = scenario(kappa=mutation.kappa)
+    model = scenario(kappa=mutation.kappa, late=mutation.late)
     mutation.breaks(monkeypatch)
     said = next(_complaints(model, mutation), None)
     assert said is not None, "nothing was noticed"

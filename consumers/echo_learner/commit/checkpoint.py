@@ -3,6 +3,7 @@
     <folder>/.v16-<session>.tmp/ ─ write, fsync files and folders ─▶ rename ─▶ <folder>/v16-<session>/ ─ fsync <folder>
 
 A checkpoint is never overwritten, names its parent, and belongs to one session: another session's folders are read, never touched.
+`v16-<session>.<n>` holds what was dropped since `v16-…` while no step came: a new state beside the same weights, which are links.
 Every file's size and checksum stand in `state.json`, which has one itself: what a disk or a copy has changed since is noticed, not used.
 
     state.json      `LearnerState`, and what the other files must be
@@ -70,7 +71,8 @@ class LearnerState:
     """What the learner is after `version` steps. `parent` is the checkpoint it came from; `published` the newest version in the log.
 
     `groups_trained` and `groups_dropped` count over the whole lineage. `identities`: cluster and topics, so that others of the same name
-    are noticed. `meaning`: the settings under which the weights came to be. `origin`: of a fork, in all its checkpoints.
+    are noticed. `meaning`: the settings under which the weights came to be. `origin`: of a fork, in all its checkpoints. `weights_of`: the
+    checkpoint whose weights this one links, if it was made for drops alone, and `weights_ms` when that one was made.
     """
 
     id: str
@@ -88,11 +90,18 @@ class LearnerState:
     snapshot: str | None
     created_ms: int
     origin: Origin | None = None
+    weights_of: str | None = None
+    weights_ms: int = 0
+
+    @property
+    def step_checkpoint(self) -> str:
+        """The checkpoint that the report of this version names."""
+        return self.weights_of or self.id
 
 
-def checkpoint_id(version: int, session: str) -> str:
-    """`v<n>-<session>`."""
-    return f"v{version}-{session}"
+def checkpoint_id(version: int, session: str, number: int = 0) -> str:
+    """`v<n>-<session>`; `number` tells those made for drops alone from the version's first."""
+    return f"v{version}-{session}.{number}" if number else f"v{version}-{session}"
 
 
 class CheckpointStore:
@@ -107,15 +116,36 @@ class CheckpointStore:
 
         Raises UserError if the disk refuses.
         """
+
+        def write_weights(staging: Path) -> dict[str, list[Any]]:
+            save_trainer(staging / _TRAINER)
+            if snapshot is not None:
+                write_snapshot(snapshot, staging / _SNAPSHOT)
+            return _files_of(staging)
+
+        return self._save(state, outbox, write_weights)
+
+    def save_beside(self, state: LearnerState, outbox: Outbox, kept: str) -> Path:
+        """As `save`, with the weights of the checkpoint `kept` by link: they are neither written nor hashed again."""
+
+        def link_weights(staging: Path) -> dict[str, list[Any]]:
+            files = {path: found for path, found in self._content(kept)["files"].items() if path != _OUTBOX}
+            for path in files:
+                (staging / path).parent.mkdir(parents=True, exist_ok=True)
+                _link(self._folder / kept / path, staging / path)
+            return files
+
+        return self._save(state, outbox, link_weights)
+
+    def _save(self, state: LearnerState, outbox: Outbox, put_weights: Callable[[Path], dict[str, list[Any]]]) -> Path:
+        """`put_weights` fills the folder and gives size and checksum of each file in it."""
         staging, final = self._folder / f".{state.id}.tmp", self._folder / state.id
         try:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
-            save_trainer(staging / _TRAINER)
-            if snapshot is not None:
-                write_snapshot(snapshot, staging / _SNAPSHOT)
+            files = put_weights(staging)
             (staging / _OUTBOX).write_bytes(b"".join(self._packed(outbox)))
-            content = {"format": _FORMAT, "files": _files_of(staging), **_to_json(state)}
+            content = {"format": _FORMAT, "files": {**files, **dict(_digests(staging, [_OUTBOX]))}, **_to_json(state)}
             (staging / _STATE).write_text(_sealed(content), encoding="utf-8")
             sync_tree(staging)
             staging.rename(final)
@@ -239,15 +269,19 @@ class CheckpointStore:
         return max(self._states(run_id).values(), key=lambda state: (state.version, state.created_ms), default=None)
 
     def prune(self, session: str, keep: int, committed_version: int) -> None:
-        """Remove this session's checkpoints but the newest `keep`, and none from `committed_version` on: the log may still need it."""
-        own = sorted((int(name[1:].partition("-")[0]), name) for name in self.ids() if name.partition("-")[2] == session)
-        for version, name in own[:-keep]:
-            if version < committed_version:
-                # One rename takes it away whole: a process that dies while it deletes must not leave half a checkpoint behind.
-                gone = self._folder / f".{name}.gone"
-                with suppress(OSError):
-                    (self._folder / name).rename(gone)
-                shutil.rmtree(gone, ignore_errors=True)
+        """Remove this session's checkpoints but the newest `keep` versions', and none from `committed_version` on: the log may need it."""
+        own = sorted((int(name[1:].partition("-")[0]), name) for name in self.ids() if name.partition("-")[2].partition(".")[0] == session)
+        kept = sorted({version for version, _ in own})[-keep:]
+        for version, name in own:
+            if version not in kept and version < committed_version:
+                self.remove(name)
+
+    def remove(self, name: str) -> None:
+        """Take a checkpoint away whole, in one rename: a process that dies while it deletes must not leave half a checkpoint behind."""
+        gone = self._folder / f".{name}.gone"
+        with suppress(OSError):
+            (self._folder / name).rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _content(self, name: str) -> dict[str, Any]:
         """What `state.json` holds, known to be what was written."""
@@ -354,6 +388,14 @@ def _canonical(content: Mapping[str, Any]) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of the same file; a copy where the file system has no such thing."""
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _files_of(folder: Path) -> dict[str, list[Any]]:

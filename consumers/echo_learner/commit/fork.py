@@ -84,6 +84,8 @@ def fork_run(bus: Bus, settings: Settings, order: ForkOrder) -> LearnerState:
         snapshot=snapshot.sha256,
         created_ms=bus.clock.time_ms(),
         origin=Origin(run_id=settings.run.name, version=order.version, sha256=snapshot.sha256),
+        weights_of=None,
+        weights_ms=0,
     )
     state = replace(state, session=state.id.partition("-")[2], assembly=_from_the_end(bus, state.assembly))
     store.check_writable(order.run_id)

@@ -3,6 +3,7 @@
     refuse while another heartbeats ─▶ take over the transactional id (fences) ─▶ claim on `steps` ─▶ read `steps` to its end ─▶ the tip
 
 The tip is the newest committed StepReport of the run. A step exists once a checkpoint holds it, and is public once its report is committed.
+Drops that no step waits for are committed with the claim again, which then names the checkpoint that they are in (`tip_checkpoint`).
 """
 
 from __future__ import annotations
@@ -46,11 +47,15 @@ _KEPT_TOPICS = (TRAJECTORIES, REWARDS, STEPS, WEIGHTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tip:
-    """The end of `steps`: the run's newest report, and the newest claim of anybody, with the broker's time of it."""
+    """The end of `steps`: the run's newest report, and the newest claim of anybody, with the broker's time of it.
+
+    `drops_checkpoint`: what a later claim of the run names, all of whose drops and reports are public.
+    """
 
     report: StepReport | None
     claim: SessionClaim | None
     claim_appended_ms: int = 0
+    drops_checkpoint: str | None = None
 
     @property
     def version(self) -> int:
@@ -59,7 +64,9 @@ class Tip:
 
     @property
     def checkpoint(self) -> str | None:
-        """Where the newest public step is kept."""
+        """Where the newest public step is kept, with what was dropped in public since."""
+        if self.drops_checkpoint is not None:
+            return self.drops_checkpoint
         return None if self.report is None else self.report.checkpoint
 
 
@@ -97,9 +104,11 @@ def _scan(batches: Iterable[list[Message]], run_id: str) -> Tip:
         for message in messages:
             record = message.record
             if isinstance(record, StepReport) and record.run_id == run_id:
-                tip = replace(tip, report=record)
+                tip = replace(tip, report=record, drops_checkpoint=None)
             elif isinstance(record, SessionClaim):
                 tip = replace(tip, claim=record, claim_appended_ms=message.timestamp_ms)
+                if record.run_id == run_id and record.tip_checkpoint is not None and record.tip_version >= tip.version:
+                    tip = replace(tip, drops_checkpoint=record.tip_checkpoint)
     return tip
 
 
@@ -198,8 +207,11 @@ def watch_progress(bus: Bus) -> CompactedView[Progress]:
     return _every_run(bus).view(PROGRESS, Progress)
 
 
-def claim_namespace(writer: TransactionalWriter, bus: Bus, tip: Tip, *, run_id: str, session: str, takeover: bool) -> None:
-    """Say on `steps` that `session` owns the namespace from now on. `writer` has fenced every predecessor."""
+def claim_namespace(writer: TransactionalWriter, bus: Bus, tip: Tip, *, run_id: str, session: str, takeover: bool) -> SessionClaim:
+    """Say on `steps` that `session` owns the namespace from now on. `writer` has fenced every predecessor.
+
+    `tip` was read after that: fencing may have completed what a predecessor had open, and the claim must not name the checkpoint before it.
+    """
     claim = SessionClaim(
         run_id=run_id,
         session=session,
@@ -214,6 +226,7 @@ def claim_namespace(writer: TransactionalWriter, bus: Bus, tip: Tip, *, run_id: 
     with writer.transaction():
         writer.publish(STEPS, claim)
     logger.info("Session %s owns %s, run %s, tip version %d", session, bus.namespace.name, run_id, tip.version)
+    return claim
 
 
 def identities(bus: Bus) -> dict[str, str]:

@@ -48,8 +48,8 @@ def close_other_mode(bus: Bus, settings: Settings, state: LearnerState, intake: 
     closed = ClosedSeqs(state.assembly.floor, state.assembly.closed)
     if not state.id or (before == settings.run.mode and not is_sequential):
         return LeftOver(next_seq=plan_resume(closed.floor, closed.above).next_seq, on_their_way=(), again=(), other_mode=())
-    # A sequential learner has no open seq at a checkpoint; a feeder runs ahead of it.
-    since_ms = state.created_ms if before == _SEQUENTIAL else None
+    # A sequential learner has no open seq at a step's checkpoint; a feeder runs ahead of it.
+    since_ms = (state.weights_ms or state.created_ms) if before == _SEQUENTIAL else None
     found = left_over(
         read_requests(bus, since_ms), closed, version=state.version, is_sequential=is_sequential, now_ms=clock.time_ms()
     )  # fmt: skip

@@ -178,14 +178,19 @@ class ScoringSettings(Section):
     """Reward processes that `echoswarm up` starts."""
     processes: int = Field(default=0, ge=0)
     """Processes beside each of them that run synchronous functions; 0: in the application itself, without a time limit on them."""
+    memory_mb: int = Field(default=8192, ge=0)
+    """What one of these processes may allocate, in MiB; a function that wants more fails. 0: no limit."""
     concurrency: int = Field(default=64, ge=1)
-    """Asynchronous functions that run at once."""
+    """Calls of one asynchronous function that run at once."""
     timeout_s: float = Field(default=5.0, gt=0)
     """For one call; a function's own limit wins."""
     retries: int = Field(default=1, ge=0)
     """Further attempts after a failure; a time-out is not tried again."""
     deadline_s: float = Field(default=300.0, gt=0)
     """How long a whole group waits for a required reward before its default stands in, or its samples are dropped."""
+    when_failing: Literal["stop", "go_on"] = "stop"
+    """When a weighted reward has failed for as many samples as a step has, and for longer than `deadline_s`: end the run with its
+    message, or train on without it."""
 
 
 class LearnerSettings(Section):

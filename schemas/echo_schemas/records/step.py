@@ -48,6 +48,11 @@ class RewardTerm:
     deadline_s: float | None = None
     code_version: str | None = None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a sample waits for it: never for a reward of weight 0, which changes nothing that is trained."""
+        return self.required and self.weight != 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPolicy:

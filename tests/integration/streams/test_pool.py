@@ -74,6 +74,12 @@ def lengths(samples):
     return [float(len(sample.completion)) for sample in samples]
 
 
+@reward(name="greedy")
+def greedy(sample):
+    print("x" * (1 << 20))
+    return float(len(bytearray(2 << 30)))
+
+
 @reward(name="pid")
 def pid(sample):
     return float(os.getpid())
@@ -109,9 +115,9 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 @asynccontextmanager
 async def open_pool(
-    *functions: RewardFunction, metrics: StreamsMetrics | None = None, num_processes: int = 1
+    *functions: RewardFunction, metrics: StreamsMetrics | None = None, num_processes: int = 1, memory_mb: int = 0
 ) -> AsyncIterator[ScoringPool]:
-    pool = ScoringPool(functions, num_processes=num_processes, metrics=metrics or StreamsMetrics())
+    pool = ScoringPool(functions, num_processes=num_processes, metrics=metrics or StreamsMetrics(), memory_mb=memory_mb)
     await pool.start()
     try:
         yield pool
@@ -248,5 +254,17 @@ def test_processes_run_what_the_settings_name(functions: Callable[[str], RewardF
             )
             rewards = await work.score(judgeable(1, entry='{"answer": "0"}', turn_rewards=(0.5, 1.0)))
             assert [(reward.name, reward.value) for reward in rewards] == [(names[0], 1.0), (names[1], 1.5), (names[2], 1.0)]
+
+    play(run())
+
+
+def test_memory_of_a_scoring_process_is_limited(functions: Callable[[str], RewardFunction]) -> None:
+    async def run() -> None:
+        greedy, mixed = functions("greedy"), functions("mixed")
+        async with open_pool(greedy, mixed, memory_mb=1024) as pool:
+            answer = await pool.call(greedy, of("all of it"), WAIT_S)
+            assert isinstance(answer, Failure)
+            assert "MemoryError" in answer.error
+            assert await pool.call(mixed, of("1"), WAIT_S) == [Score(1.0)]
 
     play(run())

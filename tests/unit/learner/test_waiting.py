@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 
 from echo_bus.clock import ManualClock
 from echo_schemas.columns import FLAG_DTYPE, VALUE_DTYPE
+from echo_schemas.errors import UserError
 from echo_schemas.records import (
     Control,
     Coordinates,
@@ -70,7 +71,7 @@ def wait_while_time_passes(running: Running, clock: ManualClock, metric: str, va
 
 
 def train_one_step(pipeline: Pipeline, running: Running) -> StepReport:
-    """Drops travel with steps."""
+    """A step, after which the learner ends."""
     fill(pipeline, 1)
     report = pipeline.wait_for(STEPS, StepReport, lambda _: True, "a step")
     running.stop()
@@ -116,6 +117,106 @@ def test_a_required_reward_that_does_not_come_costs_the_group(
         running.wait_for_value(READY, 1)
     train_one_step(pipeline, running)
     assert_dropped(pipeline, running, DropReason.UNREWARDED, places, 7)
+
+
+def test_drops_are_public_and_durable_although_no_step_comes(pipeline: Pipeline, clock: ManualClock, start: Start) -> None:
+    for seq in range(4):
+        pipeline.write_group(seq, values=(None, None))
+    running = start()
+    running.wait_for_value(OPEN, 4)
+    wait_while_time_passes(running, clock, OPEN, 0)
+
+    def are_public() -> bool:
+        clock.advance(5.0)
+        return len(pipeline.drops()) == 12
+
+    running.wait_until(are_public, "eight records and four seqs are dropped in the log")
+    progress = pipeline.wait_for(PROGRESS, Progress, lambda each: each.groups_dropped == 4, "progress that says so")
+    assert (progress.version, progress.next_seq) == (0, 4)
+    kept = [pipeline.store.load(name) for name in pipeline.store.ids()]
+    by_drops = [state for state in kept if state.weights_of is not None]
+    assert [state.assembly.floor for state in by_drops] == [4]
+    running.stop()
+    # Another learner knows it, trains on, and tells nobody again.
+    fill(pipeline, 3, start=2)
+    pipeline.train(NumpyTrainer(), steps=1)
+    assert len(pipeline.drops()) == 12
+    (report,) = pipeline.reports()
+    assert report.parent == by_drops[0].weights_of
+    assert pipeline.store.load(report.checkpoint).groups_dropped == 4
+    assert_books(pipeline)
+
+
+def test_drops_between_two_publications_take_the_reports_along(pipeline: Pipeline, clock: ManualClock, start: Start) -> None:
+    sections: dict[str, Any] = {"staleness": {"budget": 3, "publication_period": 3}, "checkpoint": {"every": 3}}
+    fill(pipeline, 1)
+    running = start(**sections)
+    running.wait_for_value("echo_learner_version", 1)
+    pipeline.write_group(5, values=(None, None))
+    running.wait_for_value(OPEN, 1)
+    wait_while_time_passes(running, clock, READY, 1)
+    for seq in (2, 3):
+        pipeline.write_group(seq, values=(None, None))
+    running.wait_for_value(OPEN, 3)
+    wait_while_time_passes(running, clock, OPEN, 0)
+
+    def are_public() -> bool:
+        clock.advance(5.0)
+        return len(pipeline.drops()) == 9
+
+    running.wait_until(are_public, "three groups are dropped in the log")
+    running.stop()
+    assert [report.version for report in pipeline.reports()] == [1]
+    assert [manifest.version for manifest in pipeline.manifests()] == [0]
+    for seq in (4, 6, 7, 8):
+        pipeline.write_group(seq)
+    weights = NumpyTrainer()
+    pipeline.train(weights, steps=3, **sections)
+    assert [report.version for report in pipeline.reports()] == [1, 2, 3]
+    assert len(pipeline.drops()) == 9
+    assert_books(pipeline)
+
+
+def test_a_reward_that_only_fails_ends_the_run_with_its_message(
+    pipeline: Pipeline, clock: ManualClock, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail_everywhere(pipeline, range(4))
+    running = start()
+    running.wait_for_value(OPEN, 4)
+    running.wait_until(lambda: "The reward 'exact' has failed once: KeyError: 'answer'" in caplog.text, "the first failure is in the log")
+    with pytest.raises(UserError, match=r"'exact' has failed 8 times in a row, for \d+ s: KeyError: 'answer'"):
+        wait_while_time_passes(running, clock, "echo_learner_version", 1)
+    # The drops of the groups that it cost are out, or will be found again.
+    assert_books(pipeline, num_open=len(pipeline.accounts().open))
+
+
+def test_the_run_goes_on_without_a_reward_that_only_fails_if_it_is_told_to(pipeline: Pipeline, clock: ManualClock, start: Start) -> None:
+    pipeline.options |= {"rewards": {"exact": 1.0, "judge": 0.5}}
+    pipeline.options["scoring"] |= {"when_failing": "go_on"}
+    fail_everywhere(pipeline, range(4), name="judge")
+    running = start()
+    running.wait_for_value(OPEN, 4)
+    wait_while_time_passes(running, clock, OPEN, 0)
+    fill(pipeline, 3, start=2)
+    wait_while_time_passes(running, clock, "echo_learner_version", 1)
+    running.stop()
+    (report,) = pipeline.reports()
+    assert {term.name: term.is_awaited for term in report.reward_terms} == {"exact": True, "judge": False}
+
+
+def fail_everywhere(pipeline: Pipeline, seqs: range, name: str = "exact") -> None:
+    """Groups whose reward `name` fails for every sample."""
+    for seq in seqs:
+        for index, where in enumerate(pipeline.write_group(seq, values=(None, None))):
+            pipeline.write_reward(sample(seq, index), where, None, name=name, error="KeyError: 'answer'")
+
+
+def test_a_reward_of_weight_zero_is_not_waited_for(pipeline: Pipeline) -> None:
+    pipeline.options = {"rewards": {"exact": 1.0, "return": 0.0}}
+    fill(pipeline, 1)
+    pipeline.train(NumpyTrainer(), steps=1)
+    (report,) = pipeline.reports()
+    assert {stats.name: stats.maximum for stats in report.reward_stats} == {"exact": 1.0, "return": 0.0, "total": 1.0}
 
 
 def test_a_sample_without_its_reward_leaves_a_group_that_may_be_smaller(pipeline: Pipeline, clock: ManualClock, start: Start) -> None:

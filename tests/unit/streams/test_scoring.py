@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from echo_bus.clock import ManualClock
 from echo_schemas.records import RewardOutcome
 from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics
+from echo_streams.scoring import Scorer, ScoringLimits
 from echo_tasks.rewards import RewardResult, ScoredSample
 from tests.unit.streams.stage import attached, judgeable, sample, scorer, values
 
@@ -212,6 +214,82 @@ def test_a_cancelled_batch_ends_its_calls() -> None:
 
     asyncio.run(run())
     assert ended == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_a_function_does_to_an_entry_no_other_sees(kind: str) -> None:
+    def spoil(sample: ScoredSample) -> float:
+        sample.entry["answer"] = sample.completion  # type: ignore[index]
+        sample.metadata["told"] = "yes"  # type: ignore[index]
+        return 0.0
+
+    async def spoil_later(sample: ScoredSample) -> float:
+        return spoil(sample)
+
+    def compare(sample: ScoredSample) -> float:
+        return float(sample.entry["answer"] == sample.completion or "told" in sample.metadata)
+
+    first = attached(spoil if kind == "sync" else spoil_later, "spoil")
+    rewards = asyncio.run(scorer(first, attached(compare, "compare")).score(judgeable(1, entry='{"answer": "right"}')))
+    assert values(rewards) == [0.0, 0.0]
+
+
+def test_one_that_hangs_keeps_no_other_waiting() -> None:
+    handed_on: list[str] = []
+
+    async def hangs(_: Any) -> float:
+        await asyncio.sleep(WAIT_S)
+        return 0.0
+
+    async def run() -> None:
+        work = scorer(attached(hangs, "hangs"), attached(number_later, "healthy"), concurrency=2, timeout_s=WAIT_S)
+        arrived = asyncio.Event()
+
+        async def hand_on(rewards: list[Any]) -> None:
+            handed_on.extend({found.name for found in rewards})
+            arrived.set()
+
+        batch = asyncio.create_task(work.score(judgeable(10), hand_on))
+        async with asyncio.timeout(WAIT_S):
+            await arrived.wait()
+        batch.cancel()
+        await asyncio.gather(batch, return_exceptions=True)
+
+    asyncio.run(run())
+    assert handed_on == ["healthy"]
+
+
+def test_one_that_only_hangs_is_called_now_and_then() -> None:
+    clock, calls = ManualClock(), 0
+
+    async def hangs(_: Any) -> float:
+        nonlocal calls
+        calls += 1
+        if calls > 9:
+            return 1.0
+        await asyncio.sleep(WAIT_S)
+        return 0.0
+
+    async def run() -> None:
+        work = Scorer(
+            [attached(hangs)], run_id="demo", limits=ScoringLimits(timeout_s=0.01, concurrency=1), metrics=StreamsMetrics(), clock=clock
+        )
+        rewards = await work.score(judgeable(20))
+        assert [reward.outcome for reward in rewards] == [RewardOutcome.TIMED_OUT] * 8 + [RewardOutcome.FAILED] * 12
+        assert "Not called: its last 8 calls hung" in str(rewards[-1].error)
+        for expected in ([None, None], [1.0, 1.0]):
+            clock.advance(10.0)
+            assert values(await work.score(judgeable(2))) == expected
+        assert calls == 11
+
+    asyncio.run(run())
+
+
+def test_failures_are_told_at_once_and_then_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    work = scorer(attached(Failing(10_000, ValueError("no \ud800 judge")).sync, "judge"), retries=0)
+    rewards = asyncio.run(work.score(judgeable(100)))
+    assert rewards[0].error == "ValueError: no ? judge"
+    assert [record.message for record in caplog.records] == ["The reward 'judge' has failed once: ValueError: no ? judge"]
 
 
 def test_asynchronous_calls_run_together_up_to_the_limit_over_all_batches() -> None:

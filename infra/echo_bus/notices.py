@@ -1,0 +1,61 @@
+"""What stands still or keeps failing in a process, in sentences: in its log at once and then at intervals, and on /healthz for who looks.
+
+Threads: any thread says, clears and reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from dataclasses import dataclass
+
+from echo_bus.clock import Clock, SystemClock
+
+logger = logging.getLogger(__name__)
+
+STANDSTILL_S = 20.0
+"""How long a place may stand still before it says so."""
+# A line a minute tells that it goes on, and leaves room for other lines.
+_LOG_EVERY_S = 60.0
+# What nobody has said for so long no longer holds.
+_HOLDS_S = 60.0
+
+
+@dataclass(slots=True)
+class _Notice:
+    sentence: str
+    said_s: float
+    logged_s: float
+
+
+class Notices:
+    """The newest sentence of each place. Places are few: names in the code, or of rewards in the configuration."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._found: dict[str, _Notice] = {}
+
+    def say(self, place: str, sentence: str) -> None:
+        """`sentence` holds of `place` now. It is logged at once, then once a minute."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            known = self._found.get(place)
+            is_due = known is None or now_s - known.logged_s >= _LOG_EVERY_S
+            logged_s = now_s if known is None or is_due else known.logged_s
+            self._found[place] = _Notice(sentence, now_s, logged_s)
+        if is_due:
+            logger.warning("%s", sentence)
+
+    def clear(self, place: str) -> None:
+        """Nothing holds of `place` any more. What comes and goes is still a line a minute at most."""
+        with self._lock:
+            if place in self._found:
+                self._found[place].said_s = -math.inf
+
+    def current(self) -> dict[str, str]:
+        """What holds now, by place."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            return {place: notice.sentence for place, notice in self._found.items() if now_s - notice.said_s < _HOLDS_S}
