@@ -17,6 +17,7 @@ import json
 import logging
 import threading
 from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,6 +25,7 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Clock, Deadline
 from echo_bus.dispatch import LeastLagChooser, PartitionWork, WorkObserver
 from echo_bus.errors import ClusterUnreachable, ProducerFenced, TransactionAborted
+from echo_bus.issued_requests import IssuedRequest, read_issued
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
@@ -59,7 +61,8 @@ logger = logging.getLogger(__name__)
 _MAX_BATCH = 64
 _FULL_LEAST_S, _FULL_MOST_S = 0.02, 0.2
 _IDLE_S = 0.25
-_READ_S = 120.0
+# Without a record of those that are to be read.
+_READ_S = 60.0
 
 
 class Why(StrEnum):
@@ -169,31 +172,34 @@ class Feeder:
         floor = max(manifest.next_seq, 0 if progress is None else progress.next_seq)
         shown: set[int] = set()
         timeout_ms = int(self._parts.settings.rollout.request_timeout_s * 1000)
-        reader = self._parts.bus.look([REQUESTS])
-        try:
-            reader.start()
-            for messages in reader.read_to_end(Deadline.after(_READ_S, self._parts.clock)):
-                for message in messages:
-                    request = message.record
-                    if not isinstance(request, RolloutRequest):
-                        continue
-                    ordinal = self._ledger.written(message.partition, message.offset)
-                    self._chooser.observe({message.partition: PartitionWork(first_open=0, end=ordinal + 1)})
-                    if request.purpose is Purpose.PROBE:
-                        self._last_probe = max(self._last_probe, request.seq)
-                    elif request.purpose is Purpose.TRAIN:
-                        shown.add(request.seq)
-                        self._open.issued(request.seq, request.deadline_ms or request.issued_ms + timeout_ms)
-        finally:
-            reader.close()
+        for request in self._read_issued(manifest, floor):
+            ordinal = self._ledger.written(request.partition, request.offset)
+            self._chooser.observe({request.partition: PartitionWork(first_open=0, end=ordinal + 1)})
+            if request.purpose is Purpose.PROBE:
+                self._last_probe = max(self._last_probe, request.seq)
+            elif request.purpose is Purpose.TRAIN:
+                shown.add(request.seq)
+                self._open.issued(request.seq, request.deadline_ms or request.issued_ms + timeout_ms)
         resume = plan_resume(floor, shown)
         self._open.decided_below(floor)
-        self._again.extend(_Issue(Purpose.TRAIN, seq) for seq in resume.missing)
+        self._again.extend(_Issue(Purpose.TRAIN, seq, resends=1) for seq in resume.missing)
         self._parts.metrics.reissued.labels(Why.MISSING.value).inc(len(resume.missing))
         self._next_seq = resume.next_seq
         self._observe()
         logger.info("Issuing from seq %d; %d below it are written again", resume.next_seq, len(resume.missing))
         return True
+
+    def _read_issued(self, manifest: WeightManifest, floor: int) -> list[IssuedRequest]:
+        """What `requests` shows of the run, from where it can matter. The first snapshot of a run says when it began."""
+        is_first = manifest.parent is None or manifest.parent_run is not None
+        with closing(self._parts.bus.look([REQUESTS])) as reader:
+            return read_issued(
+                reader,
+                floor=floor,
+                committed=self._parts.observer.committed(self._num_partitions),
+                since_ms=manifest.created_ms if is_first else None,
+                patience=Deadline.after(_READ_S, self._parts.clock),
+            )
 
     def _issue(self) -> Hold | None:
         """Write what may be written now, in one transaction. Returns what holds it back where nothing was."""
