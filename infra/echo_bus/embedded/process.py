@@ -83,14 +83,14 @@ class ProcessDied(TransportError):
 class JavaProcess:
     """A JVM that writes to a log file. One owner thread; not thread-safe.
 
-    `name` is how messages call it. It inherits the open file `lock`, and so holds that lock as long as it lives.
+    `name` is how messages call it, `folder` where it runs. It inherits the open file `lock`, and so holds that lock as long as it lives.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: Path, *, lock: TextIO, folder: Path | None = None) -> None:
         self.name = name
         self.log = log
-        self._command = list(command)
-        self._folder = folder
+        self.command = tuple(command)
+        self.folder = folder
         self._lock = lock
         self._popen: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
@@ -109,11 +109,11 @@ class JavaProcess:
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
-                self._command,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=self._folder,
+                cwd=self.folder,
                 env=environ,
                 # Ctrl-C in a terminal reaches the whole foreground group; its owner decides when a broker stops.
                 start_new_session=True,
