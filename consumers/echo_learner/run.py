@@ -26,7 +26,7 @@ from echo_learner.broadcast import BroadcastTimer
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox
 from echo_learner.commit.publication import Publication, PublicationThread, SnapshotWriter
-from echo_learner.commit.resuming import choose_checkpoint, choose_resumption, load_trainer, look
+from echo_learner.commit.resuming import choose_checkpoint, choose_resumption, load_trainer, look, since_it_began
 from echo_learner.commit.rivals import Rivals
 from echo_learner.commit.run_record import write_run
 from echo_learner.commit.session import Tip
@@ -174,7 +174,7 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
             store=store,
             writer=writer,
             claim=claim,
-            state=saved or _fresh_state(settings, session, identities),
+            state=saved or _fresh_state(bus, settings, session, identities),
             manifests=published_manifests(bus, run_id),
             tip=tip,
         )
@@ -182,7 +182,7 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
         if resumption is not None:
             parts.intake.drop_once_read(resumption.lost, DropReason.LOST, "The log lost its records before it was trained.")
         learner = Learner(parts, opened.state, claim=claim, published=_publish_rest(parts, opened), outbox=_still_unpublished(opened))
-        parts.intake.start(None if saved is None else saved.assembly)
+        parts.intake.start(opened.state.assembly)
         if saved is None:
             learner.begin()
         else:
@@ -201,7 +201,7 @@ def _resume_evaluations(parts: LearnerParts, bus: Bus) -> None:
         parts.evaluations.resume(newest, kept, is_complete=0 < settings.learner.steps <= newest)
 
 
-def _fresh_state(settings: Settings, session: str, identities: dict[str, str]) -> LearnerState:
+def _fresh_state(bus: Bus, settings: Settings, session: str, identities: dict[str, str]) -> LearnerState:
     """Version 0, before its checkpoint."""
     assembler = GroupAssembler(settings.run.name, (), assembly_limits(settings))
     return LearnerState(
@@ -213,7 +213,7 @@ def _fresh_state(settings: Settings, session: str, identities: dict[str, str]) -
         published=None,
         groups_trained=0,
         groups_dropped=0,
-        assembly=assembler.state(),
+        assembly=since_it_began(bus, assembler.state()),
         terms=reward_terms(settings),
         identities=identities,
         meaning=meaning_of(settings),

@@ -7,6 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+MAX_CLOCK_ERROR_MS = 2 * 60 * 60 * 1000
+"""How far two clocks, or one before and after it was set, may differ where a time says from where on a log is read: twice the error that
+the chaos suite tries."""
+
 
 class Clock(Protocol):
     """Monotonic time for durations, wall time for records."""

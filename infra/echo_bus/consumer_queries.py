@@ -79,6 +79,13 @@ def end_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeou
     return _offsets(consumer, places, OFFSET_END, Deadline.after(timeout_s))
 
 
+def offsets_at(
+    consumer: RawConsumer, places: Sequence[tuple[str, int]], time_ms: int, timeout_s: float = QUERY_S
+) -> dict[tuple[str, int], int]:
+    """The first offset of each (topic, partition) whose record is not older than `time_ms`, -1 if all are; as `watermarks`."""
+    return _offsets(consumer, places, time_ms, Deadline.after(timeout_s))
+
+
 def committed_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> dict[tuple[str, int], int]:
     """What the consumer's group has committed, without the places in which it committed nothing; as `committed`."""
     found = committed(consumer, places, timeout_s)
@@ -107,7 +114,7 @@ def committed(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_
 
 
 def _offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], which: int, deadline: Deadline) -> dict[tuple[str, int], int]:
-    """`which` is one of the two times that the protocol knows for ends: that of the beginning and that of the end."""
+    """`which` is a time (Unix, ms), or one of the two that the protocol knows for ends: that of the beginning and that of the end."""
     asked = [TopicPartition(physical, partition, which) for physical, partition in places]
     while True:
         try:

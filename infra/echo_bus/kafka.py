@@ -16,6 +16,12 @@ from echo_bus.profiles import FAILOVER
 
 logger = logging.getLogger(__name__)
 
+CLIENT_LOG = f"{__name__}.librdkafka"
+"""The logger of the clients' own lines, most of them about connections. A process that logs keeps them in its log; a command that does not
+log says its error alone."""
+_client_logger = logging.getLogger(CLIENT_LOG)
+_client_logger.addHandler(logging.NullHandler())
+
 _AUTHENTICATION = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})  # noqa: SLF001  public in librdkafka, underscored in Python
 _AUTHORIZATION = frozenset(
     {
@@ -67,7 +73,7 @@ class KafkaCluster:
         return translate(error, self.bootstrap)
 
     def _open(self, client: Any, config: Mapping[str, Any]) -> Any:
-        merged = {**config, "bootstrap.servers": self.bootstrap, "error_cb": self._on_error, "logger": logger, **self._own}
+        merged = {**config, "bootstrap.servers": self.bootstrap, "error_cb": self._on_error, "logger": _client_logger, **self._own}
         try:
             return client(merged)
         except KafkaException as exc:

@@ -28,6 +28,7 @@ from echo_bus.message import Message
 from echo_bus.metrics import BusMetrics
 from echo_bus.profiles import READER, Properties
 from echo_bus.publisher import Receipt
+from echo_bus.reading_note import ReadingNote
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.naming import Namespace
@@ -193,18 +194,31 @@ class LogReader:
         """Whether everything below `ends` was returned, as far as this isolation can see it: an open transaction is not waited for."""
         return all(self._positions[place] >= end or place in self._at_end for place, end in ends.items())
 
-    def read_to_end(self, deadline: Deadline, ends: Mapping[Place, int] | None = None) -> Iterator[list[Message]]:
+    def read_to_end(self, patience: Deadline, ends: Mapping[Place, int] | None = None) -> Iterator[list[Message]]:
         """Batches up to `ends`, possibly with some later messages. Without `ends`: up to where the log ended at `start`, or, if anything
-        was read since, to where it ends now. Raises DeadlineExceeded.
+        was read since, to where it ends now. What takes longer than two seconds says in the log how far it is.
+
+        `patience` limits the time without progress, not the whole: it begins anew whenever a position moves. Raises DeadlineExceeded.
         """
         goal = ends if ends is not None else self._ends_at_start or self.end_offsets()
+        most_s = patience.remaining_s()
+        note = ReadingNote(", ".join(self._physical), self._num_before(goal), patience.clock)
         while not self.has_reached(goal):
-            if deadline.expired():
+            left = self._num_before(goal)
+            messages = self.read(timeout_s=min(_STEP_S, patience.remaining_s()))
+            if self._num_before(goal) < left:
+                patience = Deadline.after(most_s, patience.clock)
+                note.left(self._num_before(goal))
+            elif patience.expired() and not self.has_reached(goal):
                 behind = {place: (self._positions[place], end) for place, end in goal.items() if self._positions[place] < end}
-                raise DeadlineExceeded(f"The end of the log was not reached in time; position and end: {behind}.")
-            messages = self.read(timeout_s=min(_STEP_S, deadline.remaining_s()))
+                raise DeadlineExceeded(f"Nothing of the log came for {most_s:g} s, before its end; position and end: {behind}.")
             if messages:
                 yield messages
+        note.done()
+
+    def _num_before(self, ends: Mapping[Place, int]) -> int:
+        """Offsets that are still to be read before `ends`."""
+        return sum(max(0, end - self._positions[place]) for place, end in ends.items())
 
     def pause(self, topics: Iterable[Topic]) -> None:
         """Fetch nothing from these topics until `resume`."""

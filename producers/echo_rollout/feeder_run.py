@@ -17,6 +17,7 @@ import json
 import logging
 import threading
 from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,6 +25,7 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Clock, Deadline
 from echo_bus.dispatch import LeastLagChooser, PartitionWork, WorkObserver
 from echo_bus.errors import ClusterUnreachable, ProducerFenced, TransactionAborted
+from echo_bus.issued_requests import IssuedRequest, read_issued
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
@@ -61,11 +63,12 @@ logger = logging.getLogger(__name__)
 _MAX_BATCH = 64
 _FULL_LEAST_S, _FULL_MOST_S = 0.02, 0.2
 _IDLE_S = 0.25
-_READ_S = 120.0
 # Lost requests are few and no step waits for one in particular.
 _LOOK_S = 1.0
 # Where there is always something new to write, a lost seq would stay open for ever: after so many new ones one of these is written.
 _NEW_PER_LOST = 8
+# Without a record of those that are to be read.
+_READ_S = 60.0
 
 
 class Why(StrEnum):
@@ -132,6 +135,7 @@ class Feeder:
         # Since a lost one was written.
         self._num_new = 0
         self._next_seq = 0
+        self._taken_over_at = 0
         self._num_partitions = parts.observer.num_partitions()
         self._chooser = LeastLagChooser(self._num_partitions, depth=parts.settings.rollout.depth)
         self._ledger = Ledger(self._num_partitions)
@@ -185,35 +189,38 @@ class Feeder:
         if progress is not None:
             self._requests.hear(progress)
         shown: dict[int, tuple[int, int, int]] = {}
-        reader = self._parts.bus.look([REQUESTS])
-        try:
-            reader.start()
-            for messages in reader.read_to_end(Deadline.after(_READ_S, self._parts.clock)):
-                for message in messages:
-                    request = message.record
-                    if not isinstance(request, RolloutRequest):
-                        continue
-                    ordinal = self._ledger.written(message.partition, message.offset)
-                    self._chooser.observe({message.partition: PartitionWork(first_open=0, end=ordinal + 1)})
-                    if request.purpose is Purpose.PROBE:
-                        self._last_probe = max(self._last_probe, request.seq)
-                    elif request.purpose is Purpose.TRAIN:
-                        # The newest of a seq counts; partitions are read in no order.
-                        known = shown.get(request.seq, (0, 0, 0))
-                        shown[request.seq] = max(known, (request.resends, ordinal, message.partition))
-        finally:
-            reader.close()
+        for request in self._read_issued(manifest, floor):
+            ordinal = self._ledger.written(request.partition, request.offset)
+            self._chooser.observe({request.partition: PartitionWork(first_open=0, end=ordinal + 1)})
+            if request.purpose is Purpose.PROBE:
+                self._last_probe = max(self._last_probe, request.seq)
+            elif request.purpose is Purpose.TRAIN:
+                # The newest of a seq counts; partitions are read in no order.
+                shown[request.seq] = max(shown.get(request.seq, (0, 0, 0)), (request.resends, ordinal, request.partition))
         resume = plan_resume(floor, shown.keys() | self._open.seen)
         now_s = self._parts.clock.monotonic_s()
         for seq, (resends, ordinal, partition) in sorted(shown.items(), key=lambda item: item[1][1]):
             if floor <= seq < resume.next_seq:
                 self._requests.issued(seq, partition, ordinal, now_s, resends=resends, is_ours=False)
         self._missing.extend(_Issue(Purpose.TRAIN, seq) for seq in resume.missing)
+        self._taken_over_at = resume.next_seq
         self._parts.metrics.reissued.labels(Why.MISSING.value).inc(len(resume.missing))
         self._next_seq = resume.next_seq
         self._observe()
         logger.info("Issuing from seq %d; %d below it are written again", resume.next_seq, len(resume.missing))
         return True
+
+    def _read_issued(self, manifest: WeightManifest, floor: int) -> list[IssuedRequest]:
+        """What `requests` shows of the run, from where it can matter. The first snapshot of a run says when it began."""
+        is_first = manifest.parent is None or manifest.parent_run is not None
+        with closing(self._parts.bus.look([REQUESTS])) as reader:
+            return read_issued(
+                reader,
+                floor=floor,
+                committed=self._parts.observer.committed(self._num_partitions),
+                since_ms=manifest.created_ms if is_first else None,
+                patience=Deadline.after(_READ_S, self._parts.clock),
+            )
 
     def _issue(self) -> Hold | None:
         """Write what may be written now, in one transaction. Returns what holds it back where nothing was."""
@@ -331,7 +338,8 @@ class Feeder:
             learner_version=standing.version,
             issued_ms=now_ms,
             deadline_ms=None if patience_s is None else now_ms + int(patience_s * 1000),
-            resends=issue.resends,
+            # Those that were missing come after higher ones, as what is issued again does: first issues ascend in each partition.
+            resends=issue.resends or int(issue.seq < self._taken_over_at and not is_probe),
         )
 
     def _plan_probe(self, progress: Progress | None) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.dispatch import WorkObserver
+from echo_bus.issued_requests import IssuedRequest, read_issued
 from echo_bus.reader import LogReader, Place
 from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import AssemblyState
@@ -24,7 +25,7 @@ from echo_learner.commit.checkpoint import LearnerState
 from echo_learner.commit.session import READ_S
 from echo_schemas.errors import UserError
 from echo_schemas.partitioning import partition_of
-from echo_schemas.records import Purpose, RolloutRequest, Trajectory
+from echo_schemas.records import Purpose, Trajectory
 from echo_schemas.topics import REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, Topic
 
 _WORKERS = "worker"
@@ -172,16 +173,19 @@ def _never_read(bus: Bus, state: LearnerState, partitions: Collection[int], boun
     """Seqs that workers have answered in `partitions`, that are not closed, and of which no record is left."""
     closed = ClosedSeqs(state.assembly.floor, state.assembly.closed)
     with closing(bus.look([TRAJECTORIES])) as reader:
-        reader.start()
+        # What the checkpoint's learner had read is closed, or open in the checkpoint.
+        read_to = {(TRAJECTORIES.name, partition): offset for partition, offset in state.assembly.trajectory_read_to.items()}
+        ends = {place: end for place, end in bounds.ends.items() if place[0] == TRAJECTORIES.name}
+        reader.start({place: min(end, max(bounds.lows[place], read_to.get(place, 0))) for place, end in ends.items()})
         left = {
             trajectory.seq
-            for trajectory in _records(reader, bus, {place: end for place, end in bounds.ends.items() if place[0] == TRAJECTORIES.name})
+            for trajectory in _records(reader, bus, ends)
             if isinstance(trajectory, Trajectory) and trajectory.purpose is Purpose.TRAIN
         }
     num_partitions = sum(name == TRAJECTORIES.name for name, _ in bounds.ends)
     return {
         request.seq
-        for request in _finished_requests(bus)
+        for request in _finished_requests(bus, closed.floor)
         if request.seq not in closed
         and request.seq not in left
         and request.seq not in state.assembly.open
@@ -189,23 +193,20 @@ def _never_read(bus: Bus, state: LearnerState, partitions: Collection[int], boun
     }
 
 
-def _finished_requests(bus: Bus) -> list[RolloutRequest]:
-    """Training requests that the workers have committed: all their trajectories were acknowledged."""
+def _finished_requests(bus: Bus, floor: int) -> list[IssuedRequest]:
+    """Training requests from the seq `floor` on that the workers have committed: all their trajectories were acknowledged."""
     observer = WorkObserver(
         bus.cluster, physical=bus.namespace.topic(REQUESTS), group=bus.namespace.group(_WORKERS), client_id=bus.client_id
     )
     with closing(observer), closing(bus.look([REQUESTS])) as reader:
         committed = observer.committed(observer.num_partitions())
-        reader.start()
-        deadline = Deadline.after(READ_S, bus.clock)
-        return [
-            message.record
-            for messages in reader.read_to_end(deadline)
-            for message in messages
-            if isinstance(message.record, RolloutRequest)
-            and message.record.purpose is Purpose.TRAIN
-            and message.offset < committed.get(message.partition, 0)
-        ]
+        patience = Deadline.after(READ_S, bus.clock)
+        issued = read_issued(reader, floor=floor, committed=committed, since_ms=None, patience=patience)
+    return [
+        request
+        for request in issued
+        if request.purpose is Purpose.TRAIN and request.seq >= floor and request.offset < committed.get(request.partition, 0)
+    ]
 
 
 def _records(reader: LogReader, bus: Bus, ends: Mapping[Place, int]) -> Iterable[object]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from echo_bus.bus import Bus
+from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_bus.settings import Settings
+from echo_core.groups import AssemblyState
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
 from echo_learner.commit.log_changes import examine_log, fork_hint
@@ -21,6 +24,7 @@ from echo_learner.commit.session import Tip
 from echo_learner.training.config import changed_meaning, meaning_of
 from echo_learner.training.ranks import Trainer
 from echo_schemas.errors import UserError
+from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +138,17 @@ def load_trainer(trainer: Trainer, store: CheckpointStore, state: LearnerState) 
         trainer.load(store.trainer_folder(state.id))
     else:
         trainer.load_weights(store.snapshot_folder(state.id))
+
+
+def since_it_began(bus: Bus, assembly: AssemblyState) -> AssemblyState:
+    """`assembly` of a run that begins now: what is older than clocks may differ is of other runs, and is not read."""
+    with closing(bus.look([TRAJECTORIES, REWARDS])) as reader:
+        found = reader.offsets_at(max(0, bus.clock.time_ms() - MAX_CLOCK_ERROR_MS))
+
+    def of(topic: Topic) -> dict[int, int]:
+        return {partition: offset for (name, partition), offset in found.items() if name == topic.name}
+
+    return replace(assembly, trajectory_lows=of(TRAJECTORIES), reward_lows=of(REWARDS))
 
 
 def _shown(value: Any) -> str:

@@ -28,6 +28,7 @@ from echo_bus.embedded.properties import HOST, NodePorts, node_properties, rende
 from echo_bus.embedded.readiness import wait_for_brokers
 from echo_bus.embedded.registry import SchemaRegistry, install_registry
 from echo_bus.embedded.security import Security, add_scram_user
+from echo_bus.embedded.state import broker_name
 from echo_bus.embedded.storage import log_folder, open_storage, refuse_foreign
 from echo_bus.errors import TransportError
 from echo_schemas.errors import UserError
@@ -268,7 +269,7 @@ class EmbeddedKafka:
             file.touch(mode=0o600)
             file.write_text(render(properties), encoding="utf-8")
             log = self.folder / "logs" / f"node-{node_id}.log"
-            process = JavaProcess(f"Broker {node_id}", [*command, str(file)], log, lock=lock)
+            process = JavaProcess(broker_name(node_id), [*command, str(file)], log, lock=lock)
             self.nodes.append(Node(node_id, ports, process, self._restart))
 
     def _choose_ports(self) -> list[NodePorts]:

@@ -17,27 +17,43 @@ from pathlib import Path
 from types import MappingProxyType
 
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.embedded.broker import STOP_TIMEOUT_S, EmbeddedKafka
+from echo_bus.embedded.broker import START_TIMEOUT_S, STOP_TIMEOUT_S, EmbeddedKafka
 from echo_bus.embedded.folders import exclusive, state_folder
 from echo_bus.embedded.jvm import DEFAULT_JVM, Jvm
-from echo_bus.embedded.readiness import answers_http, brokers_answering
-from echo_bus.embedded.state import EmbeddedState, RecordedProcess, read_state, remove_state, state_file, write_state
+from echo_bus.embedded.mending import mend
+from echo_bus.embedded.ports import is_free
+from echo_bus.embedded.readiness import answers_http, brokers_named
+from echo_bus.embedded.state import EmbeddedState, RecordedProcess, broker_name, read_state, remove_state, state_file, write_state
 from echo_schemas.errors import UserError
 
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.05
 _ANSWER_TIMEOUT_S = 10.0
+_DYING_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a detached Kafka is: its state, the processes that run, and how many brokers (and whether the registry) answer."""
+    """How a detached Kafka is: its state, the processes that run, which brokers (by node id) and whether the registry answer."""
 
     state: EmbeddedState
     running: tuple[RecordedProcess, ...]
-    num_answering: int
+    answering: frozenset[int]
     registry_answers: bool
+
+    @property
+    def num_answering(self) -> int:
+        """Brokers that run and that the cluster knows."""
+        return sum(self.answers(process) for process in self.running if self.state.address_of(process.name) is not None)
+
+    def answers(self, process: RecordedProcess) -> bool:
+        """Whether a process runs and answers."""
+        if process not in self.running:
+            return False
+        if self.state.address_of(process.name) is None:
+            return self.registry_answers
+        return any(process.name == broker_name(node_id) for node_id in self.answering)
 
     @property
     def healthy(self) -> bool:
@@ -51,7 +67,7 @@ class Status:
 
 
 def up(
-    brokers: int = 1,
+    brokers: int | None = None,
     *,
     registry: bool = False,
     folder: Path | None = None,
@@ -62,17 +78,24 @@ def up(
 ) -> EmbeddedState:
     """Start a Kafka that stays, and write the state file; blocks until it answers.
 
-    One of the same shape that runs already is kept. Its data stays in `folder` (by default in the state folder, one for
-    each size) between `down` and `up`. Raises UserError if one of another shape runs, and what `EmbeddedKafka.start` raises.
+    One of the same shape that runs already is kept; what is missing of it is started again on its old ports, beside what runs. Where
+    nothing of it runs any more, it starts on its old ports if they are free. `brokers`: as many as there are, else one. Its data stays in
+    `folder` (by default in the state folder, one for each size) between `down` and `up`. Raises UserError if one of another shape runs,
+    what `mend` raises, and what `EmbeddedKafka.start` raises.
     """
     with _locked():
         state = read_state()
-        if state is not None:
+        if state is not None and state.running():
+            _check_shape(state, brokers, registry=registry, folder=folder)
             if len(state.running()) == len(state.processes):
-                _check_shape(state, brokers, registry=registry, folder=folder)
                 report(f"Kafka is already running at {state.bootstrap}")
-                return state
-            _end(state.processes, Deadline.after(STOP_TIMEOUT_S))
+            else:
+                state = mend(state, report=report, timeout_s=START_TIMEOUT_S)
+                write_state(state)
+            return state
+        brokers = brokers or (1 if state is None else state.num_brokers)
+        if state is not None:
+            ports = ports or _old_ports(state, brokers)
             remove_state()
         kafka = EmbeddedKafka(
             brokers,
@@ -89,7 +112,12 @@ def up(
             folder=str(kafka.folder),
             num_brokers=brokers,
             started_ms=SystemClock().time_ms(),
-            processes=tuple(RecordedProcess(p.name, p.pid, kafka.marker) for p in kafka.processes),
+            processes=tuple(
+                RecordedProcess(
+                    p.name, p.pid, kafka.marker, command=p.command, log=str(p.log), cwd=None if p.folder is None else str(p.folder)
+                )
+                for p in kafka.processes
+            ),
         )
         write_state(state)
         return state
@@ -114,16 +142,30 @@ def status() -> Status | None:
     if state is None:
         return None
     running = state.running()
-    answering = brokers_answering({"bootstrap.servers": state.bootstrap}, _ANSWER_TIMEOUT_S) if running else 0
+    answering = brokers_named({"bootstrap.servers": state.bootstrap}, _ANSWER_TIMEOUT_S) if running else frozenset()
     registry_answers = (
         bool(running) and state.registry_url is not None and answers_http(f"{state.registry_url}/subjects", _ANSWER_TIMEOUT_S)
     )
-    return Status(state=state, running=running, num_answering=answering, registry_answers=registry_answers)
+    return Status(state=state, running=running, answering=answering, registry_answers=registry_answers)
 
 
-def _check_shape(state: EmbeddedState, brokers: int, *, registry: bool, folder: Path | None) -> None:
+def _old_ports(state: EmbeddedState, brokers: int) -> Sequence[int]:
+    """Those of a cluster that runs no more, so that clients that know them find it again; none if one of them is taken."""
+    ports = [int(address.rpartition(":")[2]) for address in state.bootstrap.split(",")]
+    if len(ports) != brokers:
+        return ()
+    # A process that was killed a moment ago has lost its command line first and its sockets last.
+    deadline = Deadline.after(_DYING_S)
+    while not all(map(is_free, ports)):
+        if deadline.expired():
+            return ()
+        time.sleep(_LOOK_EVERY_S)
+    return ports
+
+
+def _check_shape(state: EmbeddedState, brokers: int | None, *, registry: bool, folder: Path | None) -> None:
     differences = []
-    if state.num_brokers != brokers:
+    if brokers is not None and state.num_brokers != brokers:
         differences.append(f"{state.num_brokers} broker(s)")
     if registry and state.registry_url is None:
         differences.append("no registry")

@@ -15,6 +15,7 @@ from typing import TextIO
 from echo_bus.clock import Deadline
 from echo_bus.embedded.guard import Guard
 from echo_bus.errors import TransportError
+from echo_bus.out_of_memory import OutOfMemoryWatch
 
 _NUM_SHOWN_LINES = 12
 # A stack trace can be long; its cause is said above it.
@@ -51,7 +52,7 @@ _HINTS = {
     DeathCause.OLD_JAVA: "Install a new runtime with: pip install 'echoswarm[embedded]'.",
     DeathCause.NO_MEMORY: "Close something, or ask for a smaller heap.",
     DeathCause.SMALL_HEAP: "Ask for a larger heap.",
-    DeathCause.KILLED: "If nobody did it by hand, the machine ran out of memory.",
+    DeathCause.KILLED: "",
     DeathCause.UNKNOWN: "",
 }
 # In the words of the JVM and of Kafka; the first that occurs explains the death.
@@ -69,32 +70,33 @@ _SAID = (
 
 
 class ProcessDied(TransportError):
-    """A JVM of the embedded cluster ended by itself; the message ends with its last log lines."""
+    """A JVM of the embedded cluster ended by itself; its last log lines end the message. `killed_by`: who sent a SIGKILL."""
 
-    def __init__(self, name: str, return_code: int, lines: Sequence[str]) -> None:
+    def __init__(self, name: str, return_code: int, lines: Sequence[str], killed_by: str = "") -> None:
         self.cause = cause_of_death(return_code, lines)
         message = f"{name} ended with exit code {return_code}: {self.cause}."
         shown = [line for line in lines if not line.startswith("\tat ")][-_NUM_SHOWN_LINES:]
         if shown:
             message += " Its last log lines:\n" + "\n".join(f"  {line}" for line in shown) + "\n"
-        super().__init__(message, hint=_HINTS[self.cause])
+        super().__init__(message, hint=killed_by if self.cause is DeathCause.KILLED else _HINTS[self.cause])
 
 
 class JavaProcess:
     """A JVM that writes to a log file. One owner thread; not thread-safe.
 
-    `name` is how messages call it. It inherits the open file `lock`, and so holds that lock as long as it lives.
+    `name` is how messages call it, `folder` where it runs. It inherits the open file `lock`, and so holds that lock as long as it lives.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: Path, *, lock: TextIO, folder: Path | None = None) -> None:
         self.name = name
         self.log = log
-        self._command = list(command)
-        self._folder = folder
+        self.command = tuple(command)
+        self.folder = folder
         self._lock = lock
         self._popen: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
         self._log_start = 0
+        self._memory = OutOfMemoryWatch()
 
     @property
     def pid(self) -> int:
@@ -109,11 +111,11 @@ class JavaProcess:
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
-                self._command,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=self._folder,
+                cwd=self.folder,
                 env=environ,
                 # Ctrl-C in a terminal reaches the whole foreground group; its owner decides when a broker stops.
                 start_new_session=True,
@@ -161,7 +163,7 @@ class JavaProcess:
         """Raises ProcessDied if it has ended."""
         if not self.is_running():
             self._release()
-            raise ProcessDied(self.name, self._started().returncode, last_lines(self.log, self._log_start))
+            raise ProcessDied(self.name, self._started().returncode, last_lines(self.log, self._log_start), self._memory.verdict())
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._popen is None:

@@ -37,7 +37,7 @@ def wait_for_brokers(
     num_seen = 0
     while not deadline.expired():
         check_alive()
-        num_seen = _ask(admin)
+        num_seen = len(_ask(admin))
         if num_seen == num_brokers:
             return
     raise ClusterUnreachable(f"Only {num_seen} of {num_brokers} broker(s) answered at {client['bootstrap.servers']} in time.")
@@ -45,19 +45,24 @@ def wait_for_brokers(
 
 def brokers_answering(client: Mapping[str, str], timeout_s: float) -> int:
     """How many brokers the metadata names now; 0 if none answers within `timeout_s`."""
+    return len(brokers_named(client, timeout_s))
+
+
+def brokers_named(client: Mapping[str, str], timeout_s: float) -> frozenset[int]:
+    """The node ids that the metadata names now; none if nobody answers within `timeout_s`."""
     admin = AdminClient({**_IMPATIENT, **client}, logger=SILENT)
     deadline = Deadline.after(timeout_s)
-    num_seen = 0
-    while num_seen == 0 and not deadline.expired():
-        num_seen = _ask(admin)
-    return num_seen
+    seen: frozenset[int] = frozenset()
+    while not seen and not deadline.expired():
+        seen = _ask(admin)
+    return seen
 
 
-def _ask(admin: AdminClient) -> int:
+def _ask(admin: AdminClient) -> frozenset[int]:
     try:
-        return len(admin.list_topics(timeout=_ANSWER_S).brokers)
+        return frozenset(admin.list_topics(timeout=_ANSWER_S).brokers)
     except KafkaException:
-        return 0
+        return frozenset()
 
 
 def wait_for_http(url: str, deadline: Deadline, *, check_alive: Callable[[], None] = lambda: None) -> None:

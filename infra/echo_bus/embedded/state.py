@@ -21,11 +21,14 @@ _UP_HINT = "Run `echoswarm kafka up`, or name a cluster in ECHO_KAFKA__BOOTSTRAP
 
 @dataclass(frozen=True, slots=True)
 class RecordedProcess:
-    """A process as the state file remembers it. `marker` is one of its command-line arguments."""
+    """A process as the state file remembers it. `marker` is one of its command-line arguments; the rest starts it again (`mending`)."""
 
     name: str
     pid: int
     marker: str
+    command: tuple[str, ...] = ()
+    log: str = ""
+    cwd: str | None = None
 
     def is_running(self) -> bool:
         """Whether it still runs, and is not another process under the same id."""
@@ -46,6 +49,15 @@ class EmbeddedState:
     def running(self) -> tuple[RecordedProcess, ...]:
         """Those of its processes that run now."""
         return tuple(process for process in self.processes if process.is_running())
+
+    def address_of(self, name: str) -> str | None:
+        """`host:port` of the broker that is called `name`; None for what is no broker."""
+        return dict(zip(map(broker_name, range(1, self.num_brokers + 1)), self.bootstrap.split(","), strict=False)).get(name)
+
+
+def broker_name(node_id: int) -> str:
+    """What the process of a node is called."""
+    return f"Broker {node_id}"
 
 
 def state_file() -> Path:
@@ -69,7 +81,9 @@ def read_state() -> EmbeddedState | None:
         content = json.loads(file.read_text(encoding="utf-8"))
         if content.pop("format") != _FORMAT:
             raise ValueError(f"its format is not {_FORMAT}")
-        processes = tuple(RecordedProcess(**process) for process in content.pop("processes"))
+        processes = tuple(
+            RecordedProcess(**{**process, "command": tuple(process.get("command", ()))}) for process in content.pop("processes")
+        )
         return EmbeddedState(**content, processes=processes)
     except FileNotFoundError:
         return None

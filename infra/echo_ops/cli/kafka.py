@@ -9,7 +9,7 @@ from echo_bus.embedded import detached
 from echo_ops.cli.output import ExitCode, out
 
 
-def up(brokers: int, *, registry: bool, folder: Path | None, ports: tuple[int, ...]) -> None:
+def up(brokers: int | None, *, registry: bool, folder: Path | None, ports: tuple[int, ...]) -> None:
     state = detached.up(brokers, registry=registry, folder=folder, ports=ports, report=lambda line: out.print(f"[dim]{line}[/]"))
     out.print(f"[green]Kafka answers[/] at [bold]{state.bootstrap}[/]")
     if state.registry_url:
@@ -36,10 +36,17 @@ def status() -> None:
     if state.registry_url:
         verdict = "[green]answers[/]" if found.registry_answers else "[red]does not answer[/]"
         out.print(f"Registry {verdict} at [bold]{state.registry_url}[/]")
+    hung = [process for process in found.running if not found.answers(process)]
     for process in state.processes:
-        alive = "[green]runs[/]" if process in found.running else "[red]gone[/]"
-        out.print(f"  {process.name}: {alive}, pid {process.pid}")
+        alive = (
+            "[red]gone[/]" if process not in found.running else "[red]runs and does not answer[/]" if process in hung else "[green]runs[/]"
+        )
+        where = f", at {address}" if (address := state.address_of(process.name)) else ""
+        out.print(f"  {process.name}: {alive}{where}, pid {process.pid}")
     out.print(f"  data and logs: {state.folder}")
     if not found.healthy:
-        out.print("Mend it with [bold]echoswarm kafka down && echoswarm kafka up[/].")
+        if hung:
+            pids = " ".join(str(process.pid) for process in hung)
+            out.print(f"If what does not answer stays so, end it: [bold]kill -9 {pids}[/], and go on with the next line.")
+        out.print("Start what is missing with [bold]echoswarm kafka up[/]: on its old port; what runs is left alone.")
         sys.exit(ExitCode.FAILED)

@@ -32,7 +32,7 @@ def _root() -> None:
 
 @kafka.command("up")
 def kafka_up(
-    brokers: Annotated[int, typer.Option(help="1, or 3 with replication.")] = 1,
+    brokers: Annotated[int | None, typer.Option(help="1, or 3 with replication. As many as there are, else 1.")] = None,
     registry: Annotated[bool, typer.Option("--registry", help="A Confluent-compatible schema registry beside it.")] = False,
     folder: Annotated[Path | None, typer.Option(help="Where its data lives; kept between down and up.")] = None,
     port: Annotated[list[int] | None, typer.Option("--port", help="Port of each broker, in order; by default free ones.")] = None,

@@ -71,14 +71,18 @@ class Observer:
         if self._stop.is_set() or self._reader is None:
             return
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         try:
             for messages in self._reader.read_to_end(Deadline.after(_FINISH_S)):
                 self._apply(messages)
             self._count()
         except TransportError as exc:
             logger.warning("The end of the log could not be read: %s", exc)
-        self._reader.close()
+        finally:
+            self._reader.close()
+            if self._offsets is not None:
+                self._offsets.close()
 
     def look_for_announcements(self) -> None:
         """Note which processes have come up; for whoever waits while there is no log to read yet."""
@@ -100,6 +104,9 @@ class Observer:
             except TransportError as exc:
                 # The roles meet the same error and end with it; a screen that is blind for a moment must not end a run.
                 logger.warning("The run cannot be observed: %s", exc)
+                self._stop.wait(_EVERY_S)
+            except Exception:  # the edge of the thread: its traceback belongs in the log, and the run goes on
+                logger.exception("The run cannot be observed")
                 self._stop.wait(_EVERY_S)
 
     def _apply(self, messages: list[Message]) -> None:

@@ -1,39 +1,39 @@
-"""End offsets of topics and what groups have committed, a few requests for all partitions together."""
+"""End offsets of topics and what groups have committed, a few requests for all partitions together.
+
+Asked through consumers, not through an admin client: librdkafka (2.16) ends the whole process with SIGSEGV when an admin client's question
+for a group's offsets is answered "not coordinator", which it is for a moment whenever a broker comes back (librdkafka#5040).
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+from contextlib import suppress
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka import KafkaException
 
-from echo_bus.clock import Deadline
-from echo_bus.cluster import Cluster
-from echo_bus.errors import TopicMissing
+from echo_bus.cluster import Cluster, RawConsumer
+from echo_bus.consumer_queries import committed_offsets, end_offsets, num_partitions, offsets_at
+from echo_bus.errors import TransportError
 from echo_bus.kafka import translate
+from echo_bus.profiles import GROUP_CONSUMER, LOOK
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import REQUESTS, TRAJECTORIES, Topic
 
 _TIMEOUT_S = 15.0
-_ASK_AGAIN_S = 0.05
-_NO_LEADER_YET = frozenset(
-    {
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-    }
-)
+_ROLE = "view"
+_STRATEGY = "partition.assignment.strategy"
 
 
 class OffsetWatch:
-    """Asks one cluster. Not thread-safe. Everything raises TransportError where the cluster does not answer."""
+    """Asks one cluster. Not thread-safe; `close` it. Everything raises TransportError where the cluster does not answer."""
 
     def __init__(self, cluster: Cluster, namespace: Namespace) -> None:
+        self._cluster = cluster
         self._admin = cluster.admin()
         self._namespace = namespace
-        self._partitions: dict[str, list[TopicPartition]] = {}
+        self._client_id = namespace.client_id(_ROLE)
+        self._log = cluster.consumer({**LOOK, "client.id": self._client_id})
+        self._groups: dict[str, RawConsumer] = {}
+        self._places: dict[str, list[tuple[str, int]]] = {}
 
     def ends(self, topic: Topic) -> int:
         """The sum of the end offsets of its partitions: how many records were ever written, on a topic without transactions."""
@@ -41,9 +41,9 @@ class OffsetWatch:
 
     def written_before(self, topic: Topic, time_ms: int) -> int:
         """How many of them were there at `time_ms` (Unix)."""
-        first_since = self._ask(topic, OffsetSpec.for_timestamp(time_ms))
+        first_since = offsets_at(self._log, self._places_of(topic), time_ms, _TIMEOUT_S)
         ends = self._ends(topic)
-        return sum(ends[partition] if offset < 0 else offset for partition, offset in first_since.items())
+        return sum(ends[place] if offset < 0 else offset for place, offset in first_since.items())
 
     def lags(self) -> dict[str, int]:
         """Requests that no worker has finished, and trajectories that no reward application has finished (the slowest one's)."""
@@ -56,48 +56,36 @@ class OffsetWatch:
         lags = {}
         worker = self._namespace.group("worker")
         if worker in groups:
-            lags["requests open"] = self._lag(worker, REQUESTS)
+            lags["requests open"] = self.lag(worker, REQUESTS)
         if scoring:
-            lags["not yet scored"] = max(self._lag(group, TRAJECTORIES) for group in scoring)
+            lags["not yet scored"] = max(self.lag(group, TRAJECTORIES) for group in scoring)
         return lags
 
-    def _lag(self, group: str, topic: Topic) -> int:
+    def lag(self, group: str, topic: Topic) -> int:
+        """Records of `topic` that `group` has not committed."""
         ends = self._ends(topic)
-        asked = ConsumerGroupTopicPartitions(group, self._places(topic))
-        try:
-            answer = self._admin.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_S)[group].result()
-        except KafkaException as exc:
-            raise translate(exc, "the cluster") from exc
-        committed = {place.partition: max(0, place.offset) for place in answer.topic_partitions}
-        return sum(max(0, end - committed.get(partition, 0)) for partition, end in ends.items())
+        committed = committed_offsets(self._member_of(group), self._places_of(topic), _TIMEOUT_S)
+        return sum(max(0, end - committed.get(place, 0)) for place, end in ends.items())
 
-    def _ends(self, topic: Topic) -> dict[int, int]:
-        return self._ask(topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    def close(self) -> None:
+        """Close the clients."""
+        for consumer in (self._log, *self._groups.values()):
+            with suppress(TransportError, KafkaException):
+                consumer.close()
 
-    def _ask(self, topic: Topic, spec: OffsetSpec) -> dict[int, int]:
-        """Asked again while partitions of a topic that was made a moment ago have no leader yet."""
-        deadline = Deadline.after(_TIMEOUT_S)
-        while True:
-            try:
-                asked = self._admin.list_offsets(dict.fromkeys(self._places(topic), spec), request_timeout=_TIMEOUT_S)
-                return {place.partition: answer.result().offset for place, answer in asked.items()}
-            except KafkaException as exc:
-                if exc.args[0].code() not in _NO_LEADER_YET or deadline.expired():
-                    raise translate(exc, "the cluster") from exc
-                time.sleep(_ASK_AGAIN_S)
+    def _member_of(self, group: str) -> RawConsumer:
+        """A client that may ask for the group's offsets; it joins nothing."""
+        if group not in self._groups:
+            properties = {name: value for name, value in GROUP_CONSUMER.items() if name != _STRATEGY}
+            self._groups[group] = self._cluster.consumer({**properties, "group.id": group, "client.id": self._client_id})
+        return self._groups[group]
 
-    def _places(self, topic: Topic) -> list[TopicPartition]:
+    def _ends(self, topic: Topic) -> dict[tuple[str, int], int]:
+        return end_offsets(self._log, self._places_of(topic), _TIMEOUT_S)
+
+    def _places_of(self, topic: Topic) -> list[tuple[str, int]]:
         physical = self._namespace.topic(topic)
-        if physical not in self._partitions:
-            try:
-                found = self._admin.list_topics(physical, timeout=_TIMEOUT_S).topics.get(physical)
-            except KafkaException as exc:
-                raise translate(exc, "the cluster") from exc
-            if found is None or not found.partitions:
-                raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
-            self._partitions[physical] = [TopicPartition(physical, partition) for partition in _ids(found.partitions)]
-        return self._partitions[physical]
-
-
-def _ids(partitions: Iterable[int]) -> list[int]:
-    return sorted(partitions)
+        if physical not in self._places:
+            count = num_partitions(self._log, physical, _TIMEOUT_S)
+            self._places[physical] = [(physical, partition) for partition in range(count)]
+        return self._places[physical]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
-from urllib.error import URLError
 
 from echo_core.bottleneck import Place, PlaceUse, Use
 
@@ -15,20 +15,20 @@ _TIMEOUT_S = 1.0
 
 
 def announced_url(announce: Path) -> str | None:
-    """Where a child serves its metrics; None if it has not said so yet."""
+    """Where a child serves its metrics; None if it has not said so yet, or not to the end."""
     try:
         return str(json.loads(announce.read_text(encoding="utf-8"))["metrics"])
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, KeyError):
         return None
 
 
 def scrape_places(url: str) -> dict[Place, PlaceUse] | None:
-    """The counters now; None if the process does not answer (it is ending, or busy beyond a second)."""
+    """The counters now; None if the process does not answer to the end (it is ending, or busy beyond a second)."""
     try:
         # The address is one that a child of ours wrote.
         with urllib.request.urlopen(f"{url}/metrics", timeout=_TIMEOUT_S) as answer:  # noqa: S310
             return parse_places(answer.read().decode())
-    except (URLError, OSError):
+    except (HTTPException, OSError):
         return None
 
 

@@ -60,7 +60,7 @@ class RunBroker:
         if self._port is None:
             return
         if self._keep:
-            detached.up(ports=(self._port,), jvm=self._jvm, report=self._report)
+            detached.up(1, ports=(self._port,), jvm=self._jvm, report=self._report)
         else:
             self._own = EmbeddedKafka(folder=self._folder, ports=(self._port,), jvm=self._jvm, report=self._report)
             self._own.start()

@@ -11,12 +11,15 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from echo_bus.clock import Clock, Deadline
 from echo_bus.embedded.guard import Guard
 from echo_bus.embedded.process import last_lines
 from echo_bus.errors import TransportError
+from echo_bus.kafka import CLIENT_LOG
+from echo_bus.out_of_memory import OutOfMemoryWatch
 from echo_ops.supervisor.plan import ChildPlan, Role
 
 _NUM_SHOWN_LINES = 15
@@ -40,9 +43,9 @@ class Child(Protocol):
 
 
 class RoleDied(TransportError):
-    """A role ended before its run did; the message has its last log lines."""
+    """A role ended before its run did; the message has its last log lines. `killed_by`: what is known of who sent a SIGKILL."""
 
-    def __init__(self, plan: ChildPlan, exit_code: int, lines: Sequence[str]) -> None:
+    def __init__(self, plan: ChildPlan, exit_code: int, lines: Sequence[str], killed_by: str = "") -> None:
         how = how_ended(exit_code)
         message = (
             f"The {plan.role.value} {plan.name!r} {how}, so the run has ended."
@@ -52,8 +55,8 @@ class RoleDied(TransportError):
         if lines:
             message += " Its last log lines:\n" + "\n".join(f"  {line}" for line in lines) + "\n"
         hint = f"The whole log: {plan.log}."
-        if exit_code == -signal.SIGKILL:
-            hint += " If nobody did it by hand, the machine ran out of memory."
+        if exit_code == -signal.SIGKILL and killed_by:
+            hint += f" {killed_by}"
         super().__init__(message, hint=hint)
         self.plan = plan
         self.exit_code = exit_code
@@ -127,6 +130,7 @@ class Crew:
         self.children: list[Child] = []
         self._lost: dict[str, tuple[ChildPlan, int]] = {}
         self._told: set[str] = set()
+        self._memory = OutOfMemoryWatch()
 
     def start(self, plans: Iterable[ChildPlan]) -> None:
         """Start them all, one after the other, without waiting for any."""
@@ -148,7 +152,7 @@ class Crew:
             elif child.plan.role is Role.WORKER and works_on:
                 self._lost.setdefault(child.plan.name, (child.plan, code))
             elif child.plan.role is not Role.OFFLINE or code != 0:
-                raise RoleDied(child.plan, code, last_lines(child.plan.log, count=_NUM_SHOWN_LINES))
+                raise RoleDied(child.plan, code, _last_words(child.plan.log), self._memory.verdict())
         return finished
 
     def take_lost(self) -> list[tuple[ChildPlan, int]]:
@@ -173,3 +177,8 @@ class Crew:
         """End everything at once."""
         for child in self.children:
             child.kill()
+
+
+def _last_words(log: Path) -> list[str]:
+    """The end of a role's log, without what its Kafka clients say of connections, which can be hundreds of lines behind the error."""
+    return [line for line in last_lines(log) if CLIENT_LOG not in line][-_NUM_SHOWN_LINES:]

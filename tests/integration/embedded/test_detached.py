@@ -94,6 +94,7 @@ def test_a_crash_is_seen_and_up_starts_again_on_the_same_data() -> None:
         with pytest.raises(UserError, match="runs no more"):
             resolve_registry()
         again = detached.up(jvm=QUICK)
+        assert again.bootstrap == state.bootstrap, "whoever knows the address finds it again"
         assert again.registry_url is None
         assert resolve_registry() is None
         assert "kept" in _topics(again)
@@ -101,6 +102,39 @@ def test_a_crash_is_seen_and_up_starts_again_on_the_same_data() -> None:
             detached.up(registry=True, jvm=QUICK)
     finally:
         detached.down()
+
+
+@pytest.mark.usefixtures("state_home")
+def test_a_broker_that_died_comes_back_on_its_port_and_the_others_are_left_alone() -> None:
+    state = detached.up(3, jvm=QUICK)
+    try:
+        _create_topic(state.bootstrap, "kept", replicas=3)
+        first, second, third = state.processes
+        os.kill(second.pid, signal.SIGKILL)
+        deadline = Deadline.after(WAIT_S)
+        while second.is_running():
+            assert not deadline.expired(), "a killed broker still ran in the end"
+        health = detached.status()
+        assert health is not None
+        assert not health.healthy
+        assert [health.answers(process) for process in state.processes] == [True, False, True]
+        with pytest.raises(UserError, match=r"with 3 broker\(s\) is running"):
+            detached.up(1, jvm=QUICK)
+
+        said: list[str] = []
+        mended = detached.up(report=said.append)
+        assert said == ["Starting again what is missing: Broker 2"]
+        assert mended.bootstrap == state.bootstrap
+        assert (mended.processes[0], mended.processes[2]) == (first, third)
+        assert mended.processes[1].pid != second.pid
+        health = detached.status()
+        assert health is not None
+        assert health.healthy, health
+        assert "kept" in set(AdminClient({"bootstrap.servers": mended.bootstrap.split(",")[1]}).list_topics(timeout=WAIT_S).topics)
+        assert read_state() == mended
+    finally:
+        detached.down(delete_data=True)
+    assert not mended.running()
 
 
 @pytest.mark.usefixtures("state_home")
@@ -114,9 +148,9 @@ def test_a_frozen_broker_is_unhealthy_and_still_ends() -> None:
     assert not state.running()
 
 
-def _create_topic(bootstrap: str, name: str) -> None:
+def _create_topic(bootstrap: str, name: str, replicas: int = 1) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result(WAIT_S)
+    admin.create_topics([NewTopic(name, 1, replicas)])[name].result(WAIT_S)
 
 
 def _check_loopback_only(pids: list[int]) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from echo_bus.clock import ManualClock
+from echo_bus.kafka import CLIENT_LOG
+from echo_bus.out_of_memory import OutOfMemoryWatch
 from echo_ops.supervisor.child import Crew, RoleDied
 from echo_ops.supervisor.plan import ChildPlan, Role
 from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
@@ -183,7 +185,10 @@ def test_the_last_worker_that_dies_ends_the_run(tmp_path: Path) -> None:
         ("reward-0", -signal.SIGKILL, "The reward 'reward-0' was killed by SIGKILL"),
     ],
 )
-def test_a_role_that_dies_ends_the_run_with_its_last_words(tmp_path: Path, name: str, code: int, words: str) -> None:
+def test_a_role_that_dies_ends_the_run_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int, words: str
+) -> None:
+    monkeypatch.setattr(OutOfMemoryWatch, "verdict", lambda watch: "Somebody sent it.")
     scene = Scene(tmp_path)
     scene.at[3] = scene.ends(name, code)
     with pytest.raises(RoleDied, match=words) as raised:
@@ -191,9 +196,26 @@ def test_a_role_that_dies_ends_the_run_with_its_last_words(tmp_path: Path, name:
     assert raised.value.exit_code == code
     assert [line.strip() for line in raised.value.message.splitlines()[1:]] == [f"line {number}" for number in range(25, 40)]
     assert str(tmp_path / f"{name}.log") in raised.value.hint
-    assert ("memory" in raised.value.hint) == (code == -signal.SIGKILL)
+    assert ("Somebody sent it" in raised.value.hint) == (code == -signal.SIGKILL)
     assert all(child.code is not None for child in scene.children.values())
     assert scene.story[-2:] == ["conclude", "kafka down"]
+
+
+def test_what_clients_say_of_connections_does_not_bury_the_error(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    ends = scene.ends("learner", 1)
+
+    def end() -> None:
+        with (tmp_path / "learner.log").open("a") as file:
+            file.write("the error\n" + f"12:00:00 E {CLIENT_LOG}: FAIL [rdkafka#consumer-1] Connect failed\n" * 100)
+        ends()
+
+    scene.at[3] = end
+    with pytest.raises(RoleDied) as raised:
+        scene.run()
+    lines = raised.value.message.splitlines()
+    assert lines[-1].strip() == "the error"
+    assert CLIENT_LOG not in raised.value.message
 
 
 def test_a_broker_that_does_not_start_ends_the_run_with_its_error(tmp_path: Path) -> None:
