@@ -48,7 +48,7 @@ from echo_bus.process import RoleProcess, StopSignal, open_role
 from echo_bus.settings import Settings, load_settings
 from echo_bus.settings.kinds import settings_of_kind
 from echo_ops.report.run_view import RunView
-from echo_ops.supervisor.registration import apply_topics, write_run
+from echo_ops.supervisor.registration import make_topics
 from echo_replay.audit import audit_run
 from echo_rollout.engines.engine import EngineConfig, Generation
 from echo_rollout.engines.scripted import ScriptedEngine
@@ -383,9 +383,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         config = run_file(folder, kafka.bootstrap, options)
         settings = load_settings(config, {})
         bus = open_bus(settings, "operator")
-        apply_topics(open_cluster(settings), bus.namespace)
+        make_topics(open_cluster(settings), bus.namespace)
         spread_requests(bus, options.partitions)
-        write_run(bus, settings)
         seen = rehearse(Stage(guard, folder, config), options)
         report = audit_run(bus, RUN)
         return {**read_log(bus), **seen, "audit": report.verdict.value, "conditions": {**_plain(options), "cores": os.cpu_count()}}

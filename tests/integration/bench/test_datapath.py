@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.thorough import only_thorough
+
 BENCH = Path(__file__).parents[3] / "bench" / "datapath.py"
 FIGURES = {
     "concurrent_per_s",
@@ -25,6 +27,7 @@ FIGURES = {
 
 
 @pytest.mark.kafka
+@only_thorough
 def test_a_quick_run_writes_every_figure_and_its_conditions(kafka_bootstrap: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     answer = subprocess.run(
