@@ -97,9 +97,8 @@ class Intake:
         self._whole_probes: list[tuple[Trajectory, ...]] = []
         self._goal: dict[ReaderPlace, int] = {}
         self._caught_up = False
-        # When each partition of `trajectories` was read to its end the last time.
-        self._at_end_s: dict[int, float] = {}
-        self._num_partitions = 0
+        # When each partition was read to its end the last time.
+        self._at_end_s: dict[ReaderPlace, float] = {}
         self._paused = False
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
@@ -121,7 +120,6 @@ class Intake:
             positions = {(TRAJECTORIES.name, partition): low for partition, low in state.trajectory_lows.items()}
             positions |= {(REWARDS.name, partition): low for partition, low in state.reward_lows.items()}
         self._goal = self._reader.start(positions)
-        self._num_partitions = sum(topic == TRAJECTORIES.name for topic, _ in self._goal)
         self._thread.start()
 
     def wait_for_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
@@ -212,10 +210,10 @@ class Intake:
             return self._assembler.closed_from(base)
 
     def read_from(self, base: int) -> dict[str, Any]:
-        """As fields of Progress: the seqs from `base` on that were seen, and up to when `trajectories` is read. From any thread."""
+        """As fields of Progress: the seqs from `base` on that were seen, and up to when the log is read. From any thread."""
         with self._changed:
             seen = self._assembler.seen_from(base)
-            read_s = min(self._at_end_s.values(), default=None) if len(self._at_end_s) == self._num_partitions else None
+            read_s = min(self._at_end_s.values(), default=None) if len(self._at_end_s) == len(self._goal) else None
         return {"seen": seen, "read_s": read_s}
 
     def close(self) -> None:
@@ -350,9 +348,9 @@ class Intake:
         """Records that nobody gets (invalid, other runs', transaction markers) are behind us too."""
         at_end, now_s = self._reader.at_end, self._clock.monotonic_s()
         for (topic, partition), position in positions.items():
+            if (topic, partition) in at_end and not (self._paused and topic == TRAJECTORIES.name):
+                self._at_end_s[topic, partition] = now_s
             if topic == TRAJECTORIES.name:
-                if (topic, partition) in at_end and not self._paused:
-                    self._at_end_s[partition] = now_s
                 self._assembler.skip_to(partition, position)
             elif topic == REWARDS.name:
                 self._assembler.skip_rewards_to(partition, position)
