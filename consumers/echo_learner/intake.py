@@ -213,7 +213,7 @@ class Intake:
         """As fields of Progress: the seqs from `base` on that were seen, and up to when the log is read. From any thread."""
         with self._changed:
             seen = self._assembler.seen_from(base)
-            read_s = min(self._at_end_s.values(), default=None) if len(self._at_end_s) == len(self._goal) else None
+            read_s = min(self._at_end_s.values()) if self._at_end_s and self._goal.keys() <= self._at_end_s.keys() else None
         return {"seen": seen, "read_s": read_s}
 
     def close(self) -> None:
@@ -346,10 +346,7 @@ class Intake:
 
     def _note_positions(self, positions: Mapping[ReaderPlace, int]) -> None:
         """Records that nobody gets (invalid, other runs', transaction markers) are behind us too."""
-        at_end, now_s = self._reader.at_end, self._clock.monotonic_s()
         for (topic, partition), position in positions.items():
-            if (topic, partition) in at_end and not (self._paused and topic == TRAJECTORIES.name):
-                self._at_end_s[topic, partition] = now_s
             if topic == TRAJECTORIES.name:
                 self._assembler.skip_to(partition, position)
             elif topic == REWARDS.name:
@@ -381,6 +378,9 @@ class Intake:
             return
         self._ticked_s = now_s
         at_end = self._reader.at_end
+        for place in at_end:
+            if not (self._paused and place[0] == TRAJECTORIES.name):
+                self._at_end_s[place] = now_s
         caught_up = {partition for _, partition in at_end if {(TRAJECTORIES.name, partition), (REWARDS.name, partition)} <= at_end}
         self._assembler.tick(now_s, caught_up)
 

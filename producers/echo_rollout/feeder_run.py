@@ -107,7 +107,7 @@ class FeederParts:
 
 @dataclass(frozen=True, slots=True)
 class _Issue:
-    """One request to write: `resends` counts how often its seq was issued before, `why` says why it is once more."""
+    """One request to write: `resends` counts how often its seq was or may have been issued before, `why` says why its request was lost."""
 
     purpose: Purpose
     seq: int
@@ -208,7 +208,7 @@ class Feeder:
         for seq, (resends, ordinal, partition) in sorted(shown.items(), key=lambda item: item[1][1]):
             if floor <= seq < resume.next_seq:
                 self._requests.issued(seq, partition, ordinal, now_s, resends=resends, is_ours=False)
-        self._missing.extend(_Issue(Purpose.TRAIN, seq) for seq in resume.missing)
+        self._missing.extend(_Issue(Purpose.TRAIN, seq, resends=1) for seq in resume.missing)
         self._parts.metrics.reissued.labels(Why.MISSING.value).inc(len(resume.missing))
         self._next_seq = resume.next_seq
         self._observe()
@@ -247,7 +247,7 @@ class Feeder:
             if partition is None:
                 return batch, Hold.WINDOW
             issue = self._next_issue(standing)
-            num_new += issue.purpose is Purpose.TRAIN and not issue.resends
+            num_new += issue.purpose is Purpose.TRAIN and not issue.why
             batch.append((issue, partition, self._request(issue, standing)))
         return batch, None
 
@@ -286,7 +286,7 @@ class Feeder:
             metrics.aborted.inc()
             for issue, partition, _ in reversed(batch):
                 self._chooser.failed(partition)
-                where = self._probes if issue.purpose is Purpose.PROBE else self._lost if issue.resends else self._missing
+                where = self._probes if issue.purpose is Purpose.PROBE else self._lost if issue.why else self._missing
                 where.appendleft(issue)
             return
         now_s = self._parts.clock.monotonic_s()
@@ -298,7 +298,7 @@ class Feeder:
             metrics.issued.labels(issue.purpose.value).inc()
             if issue.purpose is Purpose.TRAIN:
                 self._requests.issued(issue.seq, partition, ordinal, now_s, resends=issue.resends)
-            if issue.resends:
+            if issue.why:
                 logger.warning("The request for seq %d was lost (%s); it is issued again", issue.seq, issue.why)
                 metrics.reissued.labels(Why.LOST.value).inc()
         metrics.next_seq.set(self._next_seq)

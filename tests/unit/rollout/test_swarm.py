@@ -51,6 +51,20 @@ def test_no_request_before_version_0_is_published(make_swarm: MakeSwarm) -> None
     wait_until(swarm.requests, "the first request")
 
 
+@pytest.mark.parametrize("parents_unit", [2, 64])
+def test_a_fork_with_another_number_of_groups_a_step_is_paced_in_its_own(make_swarm: MakeSwarm, parents_unit: int) -> None:
+    swarm = make_swarm(rollout={"depth": 8})
+    first = 100 * parents_unit
+    swarm.publish_version(100, next_seq=first)
+    swarm.say(groups_trained=first, next_seq=first, closed=pack_seqs(first, [first + 1]), seen=b"")
+    swarm.start_feeder()
+    # (S + p + 1 - v) · groups per step = 8, and the parent had closed one of the seqs that come next.
+    wait_until(lambda: len(swarm.requests()) == 8, "the groups that pace admits")
+    swarm.say(version=101, published=101, groups_trained=first + 4, closed=pack_seqs(first, [first, *range(first + 1, first + 5)]))
+    wait_until(lambda: len(swarm.requests()) == 12, "the groups that a step admits")
+    assert sorted(swarm.requests()) == [first, *range(first + 2, first + 13)]
+
+
 def test_a_request_waits_for_the_version_it_requires(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm()
     swarm.publish_version(0)
