@@ -97,9 +97,8 @@ class Intake:
         self._whole_probes: list[tuple[Trajectory, ...]] = []
         self._goal: dict[ReaderPlace, int] = {}
         self._caught_up = False
-        # When each partition of `trajectories` was read to its end the last time.
-        self._at_end_s: dict[int, float] = {}
-        self._num_partitions = 0
+        # When each partition was read to its end the last time.
+        self._at_end_s: dict[ReaderPlace, float] = {}
         self._paused = False
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
@@ -122,7 +121,6 @@ class Intake:
             positions = {(TRAJECTORIES.name, partition): low for partition, low in state.trajectory_lows.items()}
             positions |= {(REWARDS.name, partition): low for partition, low in state.reward_lows.items()}
         self._goal = self._reader.start(positions)
-        self._num_partitions = sum(topic == TRAJECTORIES.name for topic, _ in self._goal)
         self._thread.start()
 
     def wait_for_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
@@ -223,10 +221,10 @@ class Intake:
             return self._assembler.closed_from(base)
 
     def read_from(self, base: int) -> dict[str, Any]:
-        """As fields of Progress: the seqs from `base` on that were seen, and up to when `trajectories` is read. From any thread."""
+        """As fields of Progress: the seqs from `base` on that were seen, and up to when the log is read. From any thread."""
         with self._changed:
             seen = self._assembler.seen_from(base)
-            read_s = min(self._at_end_s.values(), default=None) if len(self._at_end_s) == self._num_partitions else None
+            read_s = min(self._at_end_s.values()) if self._at_end_s and self._goal.keys() <= self._at_end_s.keys() else None
         return {"seen": seen, "read_s": read_s}
 
     def close(self) -> None:
@@ -360,11 +358,8 @@ class Intake:
 
     def _note_positions(self, positions: Mapping[ReaderPlace, int]) -> None:
         """Records that nobody gets (invalid, other runs', transaction markers) are behind us too."""
-        at_end, now_s = self._reader.at_end, self._clock.monotonic_s()
         for (topic, partition), position in positions.items():
             if topic == TRAJECTORIES.name:
-                if (topic, partition) in at_end and not self._paused:
-                    self._at_end_s[partition] = now_s
                 self._assembler.skip_to(partition, position)
             elif topic == REWARDS.name:
                 self._assembler.skip_rewards_to(partition, position)
@@ -395,6 +390,9 @@ class Intake:
             return
         self._ticked_s = now_s
         at_end = self._reader.at_end
+        for place in at_end:
+            if not (self._paused and place[0] == TRAJECTORIES.name):
+                self._at_end_s[place] = now_s
         caught_up = {partition for _, partition in at_end if {(TRAJECTORIES.name, partition), (REWARDS.name, partition)} <= at_end}
         self._assembler.tick(now_s, caught_up)
 

@@ -185,7 +185,7 @@ class Worker:
             state.tracker.advance(offset)
         else:
             release = self._hold(state, offset)
-            outcome.completion.on_done(release)
+            outcome.completion.on_done(lambda refused: release() if refused is None else self._refuse(state, raw, refused, release))
             self._wait_for_completions()
         return True
 
@@ -225,7 +225,16 @@ class Worker:
     def _reject(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord, *, whole: bool) -> None:
         """Dead-letter a message; its offset is done when the copy is acknowledged."""
         offset: int = raw.offset()  # type: ignore[assignment]  # a message without error has one
-        release = self._hold(state, offset)
+        self._bury(state, raw, invalid, self._hold(state, offset), whole=whole)
+        self._wait_for_completions()
+
+    def _refuse(self, state: PartitionState, raw: RawMessage, refused: Invalid, release: Callable[[], None]) -> None:
+        """What a message led to has failed for good, after it was accepted. It was readable, so no budget counts it. From any thread."""
+        self._metrics.records_invalid.labels(state.key[0], refused.reason.value).inc()
+        self._bury(state, raw, InvalidRecord(refused.reason, refused.detail or "What it led to has failed."), release, whole=True)
+
+    def _bury(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord, release: Callable[[], None], *, whole: bool) -> None:
+        """Dead-letter a message that is in flight, and release it when the copy is acknowledged. From any thread."""
 
         def written(receipt: Receipt) -> None:
             # A failed delivery keeps the offset open: the message is read again after the restart that the failure causes.
@@ -235,7 +244,6 @@ class Worker:
                 self._fail(receipt.error)
 
         self._dead_letters.send(raw, state.topic, invalid, whole).on_done(written)
-        self._wait_for_completions()
 
     def _fail(self, error: BaseException) -> None:
         """Called from the publisher's poll thread: stop with this error."""

@@ -1,6 +1,7 @@
 """A message as handlers see it, and the three things a handler may say about it.
 
-Accepted            done, or in the handler's hands: the offset becomes committable, at once or when `completion` is set
+Accepted            done, or in the handler's hands: the offset becomes committable, at once or when `completion` is set, which may also
+                    say that it has failed: as Invalid
 Invalid(reason)     can never be accepted: it goes to the dead letters, and the offset moves on
 Busy                not now: the partition is paused and the message is offered again
 """
@@ -76,33 +77,44 @@ class Message:
         return Coordinates(partition=self.partition, offset=self.offset)
 
 
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """The handler can never take the message."""
+
+    reason: InvalidReason
+    detail: str = ""
+
+
 class Completion:
     """Says later that an accepted message is done. `done` may be called from any thread, once or more; the first call counts."""
 
-    __slots__ = ("_callback", "_done", "_lock")
+    __slots__ = ("_callback", "_done", "_lock", "_refused")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done = False
-        self._callback: Callable[[], None] | None = None
+        self._refused: Invalid | None = None
+        self._callback: Callable[[Invalid | None], None] | None = None
 
-    def done(self) -> None:
-        """The message's work is durable; its offset may be committed."""
+    def done(self, refused: Invalid | None = None) -> None:
+        """The message's work is durable; its offset may be committed. `refused`: the work has failed for good, and the message goes to the
+        dead letters first. Blocks only for those, while the publisher's buffer is full.
+        """
         with self._lock:
             if self._done:
                 return
-            self._done = True
+            self._done, self._refused = True, refused
             callback = self._callback
         if callback is not None:
-            callback()
+            callback(refused)
 
-    def on_done(self, callback: Callable[[], None]) -> None:
-        """Called by the consumer loop, once: `callback` runs at `done`, or now if that was before."""
+    def on_done(self, callback: Callable[[Invalid | None], None]) -> None:
+        """Called by the consumer loop, once: `callback` runs at `done`, or now if that was before, with what `done` was told."""
         with self._lock:
             if not self._done:
                 self._callback = callback
                 return
-        callback()
+        callback(self._refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +122,6 @@ class Accepted:
     """The handler took the message. With a completion, its offset waits for `completion.done()`."""
 
     completion: Completion | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Invalid:
-    """The handler can never take the message."""
-
-    reason: InvalidReason
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

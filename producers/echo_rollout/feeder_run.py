@@ -110,7 +110,7 @@ class FeederParts:
 
 @dataclass(frozen=True, slots=True)
 class _Issue:
-    """One request to write: `resends` counts how often its seq was issued before, `why` says why it is once more."""
+    """One request to write: `resends` counts how often its seq was or may have been issued before, `why` says why its request was lost."""
 
     purpose: Purpose
     seq: int
@@ -135,7 +135,6 @@ class Feeder:
         # Since a lost one was written.
         self._num_new = 0
         self._next_seq = 0
-        self._taken_over_at = 0
         self._num_partitions = parts.observer.num_partitions()
         self._chooser = LeastLagChooser(self._num_partitions, depth=parts.settings.rollout.depth)
         self._ledger = Ledger(self._num_partitions)
@@ -202,8 +201,7 @@ class Feeder:
         for seq, (resends, ordinal, partition) in sorted(shown.items(), key=lambda item: item[1][1]):
             if floor <= seq < resume.next_seq:
                 self._requests.issued(seq, partition, ordinal, now_s, resends=resends, is_ours=False)
-        self._missing.extend(_Issue(Purpose.TRAIN, seq) for seq in resume.missing)
-        self._taken_over_at = resume.next_seq
+        self._missing.extend(_Issue(Purpose.TRAIN, seq, resends=1) for seq in resume.missing)
         self._parts.metrics.reissued.labels(Why.MISSING.value).inc(len(resume.missing))
         self._next_seq = resume.next_seq
         self._observe()
@@ -254,7 +252,7 @@ class Feeder:
             if partition is None:
                 return batch, Hold.WINDOW
             issue = self._next_issue(standing)
-            num_new += issue.purpose is Purpose.TRAIN and not issue.resends
+            num_new += issue.purpose is Purpose.TRAIN and not issue.why
             batch.append((issue, partition, self._request(issue, standing)))
         return batch, None
 
@@ -293,7 +291,7 @@ class Feeder:
             metrics.aborted.inc()
             for issue, partition, _ in reversed(batch):
                 self._chooser.failed(partition)
-                where = self._probes if issue.purpose is Purpose.PROBE else self._lost if issue.resends else self._missing
+                where = self._probes if issue.purpose is Purpose.PROBE else self._lost if issue.why else self._missing
                 where.appendleft(issue)
             return
         now_s = self._parts.clock.monotonic_s()
@@ -305,7 +303,7 @@ class Feeder:
             metrics.issued.labels(issue.purpose.value).inc()
             if issue.purpose is Purpose.TRAIN:
                 self._requests.issued(issue.seq, partition, ordinal, now_s, resends=issue.resends)
-            if issue.resends:
+            if issue.why:
                 logger.warning("The request for seq %d was lost (%s); it is issued again", issue.seq, issue.why)
                 metrics.reissued.labels(Why.LOST.value).inc()
         metrics.next_seq.set(self._next_seq)
@@ -338,8 +336,7 @@ class Feeder:
             learner_version=standing.version,
             issued_ms=now_ms,
             deadline_ms=None if patience_s is None else now_ms + int(patience_s * 1000),
-            # Those that were missing come after higher ones, as what is issued again does: first issues ascend in each partition.
-            resends=issue.resends or int(issue.seq < self._taken_over_at and not is_probe),
+            resends=issue.resends,
         )
 
     def _plan_probe(self, progress: Progress | None) -> None:

@@ -1,6 +1,7 @@
 """What a worker does with a request that arrives: refuse it for good, put it off, take it in hand, or answer it as it did before.
 
-Called by the consumer loop from its one worker thread; `ended` may come from any. Never blocks longer than a chat template takes.
+Called by the consumer loop from its one worker thread; `ended` may come from any. Nothing blocks for longer than a chat template takes, but
+for `ended` with a dead letter, while the publisher's buffer is full.
 """
 
 from __future__ import annotations
@@ -171,8 +172,10 @@ class RequestIntake:
             work.repeats.append(completion)
         return Accepted(completion)
 
-    def ended(self, work: Work, *, done: bool, blamed: bool = False) -> None:
-        """The group is out of hand: `done`, or handed back so that it is delivered again. `blamed`: it may be why the worker ends."""
+    def ended(self, work: Work, *, done: bool, blamed: bool = False, refused: Invalid | None = None) -> None:
+        """The group is out of hand: `done`, or handed back so that it is delivered again. `blamed`: it may be why the worker ends.
+        `refused`: why its request becomes a dead letter.
+        """
         if not blamed:
             self._record.end(work.where)
         with self._lock:
@@ -187,7 +190,7 @@ class RequestIntake:
                 self._alone = self._alone_until = None
         if done:
             for completion in (work.completion, *repeats):
-                completion.done()
+                completion.done(refused)
 
     def forgive(self) -> None:
         """The worker ends in good order: what is in hand still is handed back and killed nobody."""

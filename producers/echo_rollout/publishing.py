@@ -114,7 +114,7 @@ class TrajectoryPublisher:
         self._metrics = metrics
         self._clock = clock
         self._on_error = on_error
-        self._queue: queue.SimpleQueue[FinishedGroup | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[FinishedGroup | Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
 
     def start(self) -> None:
@@ -124,6 +124,10 @@ class TrajectoryPublisher:
     def submit(self, group: FinishedGroup) -> None:
         """Publish `group` soon."""
         self._queue.put(group)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call`, which may wait for room in a publisher's buffer, on the publishing thread."""
+        self._queue.put(call)
 
     def close(self) -> None:
         """Publish what was submitted and stop. Idempotent."""
@@ -139,7 +143,10 @@ class TrajectoryPublisher:
                 if group is None:
                     return
                 with self._places.spent(Place.PUBLISH):
-                    self._publish(group)
+                    if isinstance(group, FinishedGroup):
+                        self._publish(group)
+                    else:
+                        group()
         except BaseException as exc:  # the edge of the thread: the worker ends with it
             self._on_error(exc)
 

@@ -39,6 +39,7 @@ from echo_rollout.joining import find_others
 from echo_rollout.older_snapshots import VersionNotKept
 from echo_rollout.publishing import Ending, Failure, FinishedGroup, Outcome, TrajectoryPublisher, trajectory_profile
 from echo_rollout.receipts import Receipts
+from echo_rollout.refusing import Refusals
 from echo_rollout.undelivered import Undelivered
 from echo_rollout.weights import WeightWatcher
 from echo_rollout.worker_parts import WorkerParts
@@ -89,6 +90,7 @@ class Worker:
         )
         self._join: Callable[[], None] | None = None
         self._undelivered = Undelivered(parts.metrics, parts.clock)
+        self._refusals = Refusals(parts.worker_id, resends=parts.settings.rollout.resends, on_error=self._fail)
         self._notes = InHandNotes(session=uuid.uuid4().hex[:8])
         self.is_ready = False
         """Whether weights are installed and requests are taken."""
@@ -262,8 +264,10 @@ class Worker:
             finally:
                 self._holding.leave(work.request)
         finally:
-            if ending.outcome is not Outcome.PUBLISHED:
+            if ending.outcome is Outcome.ABANDONED:
                 self._end(work, ending)
+            elif ending.outcome is not Outcome.PUBLISHED:
+                self._publishing.call_soon(lambda: self._end(work, ending))
 
     async def _generate(self, work: Work) -> Ending:
         """Sample the group and hand it to the publishing thread, which ends it."""
@@ -321,7 +325,8 @@ class Worker:
     def _let_go(self, work: Work, ending: Ending) -> None:
         """The group is out of hand. An abandoned one is not done: its request is delivered again. From any thread."""
         abandoned = ending.outcome is Outcome.ABANDONED
-        self._intake.ended(work, done=not abandoned, blamed=abandoned and self._notes.blames)
+        refused = self._refusals.refusal_of(work, ending)
+        self._intake.ended(work, done=not abandoned, blamed=abandoned and self._notes.blames, refused=refused)
         metrics = self._parts.metrics
         metrics.groups.labels(ending.outcome.value).inc()
         if ending.failure is not None:

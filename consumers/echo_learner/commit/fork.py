@@ -163,7 +163,8 @@ def _state_of(source: _Source, settings: Settings, version: int) -> LearnerState
         return source.kept
     assert source.manifest is not None
     floor = source.manifest.next_seq
-    trained = version * settings.learner.groups_per_step
+    # The parent's steps may have taken another number of groups: never more than there were.
+    trained = min(floor, version * settings.learner.groups_per_step)
     return LearnerState(
         id="",
         parent=None,
@@ -172,7 +173,7 @@ def _state_of(source: _Source, settings: Settings, version: int) -> LearnerState
         version=version,
         published=None,
         groups_trained=trained,
-        groups_dropped=max(0, floor - trained),
+        groups_dropped=floor - trained,
         assembly=AssemblyState(
             floor=floor, closed=frozenset(), trajectory_lows={}, trajectory_read_to={}, reward_lows={}, settled=frozenset()
         ),

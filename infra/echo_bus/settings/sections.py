@@ -149,7 +149,8 @@ class RolloutSettings(Section):
     """The least time limit of a request. The limit in force follows what was measured: twice the steps within which a request is trained,
     or four times what the slowest of the last requests took, if that is more; none before a step and a request were measured."""
     resends: int = Field(default=2, ge=0)
-    """In sequential mode: how often a request that yielded no group is sent again before its seq is given up for another."""
+    """How often a request that yielded no group is sent again before its seq is dropped: one that expired, and in sequential mode one that
+    failed too."""
     probe_size: int = Field(default=4, ge=0)
     """Samples per published version on which learner and worker compare log-probabilities; 0 turns it off."""
     heartbeat_s: float = Field(default=1.0, gt=0)

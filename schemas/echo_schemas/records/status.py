@@ -75,7 +75,7 @@ class Progress(Record):
 
     `next_seq`: every seq below is trained or dropped, and a checkpoint says so. From there on `closed` names those that are trained or
     dropped as of `version`, and `seen` those of which the learner has read a record, or that are closed by now (`columns.pack_seqs`).
-    Everything that `trajectories` held at `read_s` is read; it and `clock_s` are moments of the learner's monotonic clock, comparable
+    Everything that the log held for it at `read_s` is read; it and `clock_s` are moments of the learner's monotonic clock, comparable
     within a session. None: an older learner wrote it, or nothing was read yet.
     """
 

@@ -21,6 +21,7 @@ from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.trust import WorkerTrust
+from echo_schemas.columns import seqs_of
 from echo_schemas.records import Coordinates, DropReason, Purpose, Record, RolloutRequest, Sampling, group_id_of
 from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, Topic
 from tests.unit.core.records import EXACT, GROUP_SIZE, at, reward, trajectory
@@ -230,6 +231,23 @@ def test_the_seq_of_a_dead_request_is_closed_once_the_log_is_read_unless_another
     assert (drop.seq, drop.why, drop.where) == (0, DropReason.FAILED, None)
     assert drop.detail == "Its request is a dead letter: retries_exhausted: three deaths"
     assert setup.batch() == [1, 2]
+
+
+def test_progress_tells_what_is_closed_what_is_seen_and_up_to_when_the_log_is_read(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_learner.intake._TICK_S", 0.0)
+    setup.intake.start(None)
+    assert setup.intake.read_from(0) == {"seen": b"", "read_s": None}
+    for number, seq in enumerate((1, 2, 4)):
+        setup.feed_group(number, seq)
+    assert setup.batch() == [1, 2]
+    setup.intake.drop(6, DropReason.FAILED)
+    setup.wait_until(lambda: seqs_of(1, setup.intake.read_from(1)["seen"]) == [1, 2, 4, 6], "the group that waits")
+    assert seqs_of(1, setup.intake.closed_from(1)) == [1, 2, 6]
+    assert seqs_of(2, setup.intake.closed_from(2)) == [2, 6]
+    setup.reader.at_end = frozenset(_PLACES)
+    setup.wait_until(lambda: setup.intake.read_from(0)["read_s"] is not None, "the end of the log")
+    first = setup.intake.read_from(0)["read_s"]
+    setup.wait_until(lambda: setup.intake.read_from(0)["read_s"] > first, "a later look")
 
 
 def test_the_error_of_the_reader_reaches_whoever_asks(setup: Setup) -> None:

@@ -130,7 +130,7 @@ def test_a_record_that_comes_again_is_done_with_the_one_in_hand_or_done_already(
     for number, outcome in enumerate(outcomes):
         assert isinstance(outcome, Accepted)
         assert outcome.completion is not None
-        outcome.completion.on_done(lambda number=number: done.append(number))  # type: ignore[misc]  # bound per round
+        outcome.completion.on_done(lambda _, number=number: done.append(number))  # type: ignore[misc]  # bound per round
     assert (len(taken), intake.num_in_hand, done) == (1, 1, [])
     intake.ended(taken[0], done=True)
     assert (intake.num_in_hand, done) == (0, [0, 1, 2])

@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from contextlib import closing
 from typing import Any
 
-from echo_bus.errors import DeliveryFailed
+import pytest
+
+from echo_bus.clock import Deadline
+from echo_bus.dead_letters import said_of
+from echo_bus.errors import DeliveryFailed, TooManyDeadLetters
 from echo_bus.memory import MemoryCluster
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_seqs, pack_tokens
-from echo_schemas.records import FinishReason, Purpose, RunState, Sampling, Span, WorkerState
-from echo_schemas.topics import REQUESTS, TRAJECTORIES
+from echo_schemas.records import FinishReason, Purpose, RolloutRequest, RunState, Sampling, Span, WorkerState
+from echo_schemas.topics import REQUESTS, REQUESTS_DEAD, TRAJECTORIES
 from echo_tasks.task import Observation, Turn
 from tests.unit.rollout.conftest import MakeSwarm
-from tests.unit.rollout.swarm import RUN, GatedEngine, LetterTask, wait_until
+from tests.unit.rollout.swarm import RUN, GatedEngine, LetterTask, Swarm, wait_until
 
 
 def test_a_run_yields_every_group_once_and_keeps_to_the_pace(make_swarm: MakeSwarm) -> None:
@@ -44,6 +49,20 @@ def test_no_request_before_version_0_is_published(make_swarm: MakeSwarm) -> None
     assert not swarm.requests()
     swarm.publish_version(0)
     wait_until(swarm.requests, "the first request")
+
+
+@pytest.mark.parametrize("parents_unit", [2, 64])
+def test_a_fork_with_another_number_of_groups_a_step_is_paced_in_its_own(make_swarm: MakeSwarm, parents_unit: int) -> None:
+    swarm = make_swarm(rollout={"depth": 8})
+    first = 100 * parents_unit
+    swarm.publish_version(100, next_seq=first)
+    swarm.say(groups_trained=first, next_seq=first, closed=pack_seqs(first, [first + 1]), seen=b"")
+    swarm.start_feeder()
+    # (S + p + 1 - v) · groups per step = 8, and the parent had closed one of the seqs that come next.
+    wait_until(lambda: len(swarm.requests()) == 8, "the groups that pace admits")
+    swarm.say(version=101, published=101, groups_trained=first + 4, closed=pack_seqs(first, [first, *range(first + 1, first + 5)]))
+    wait_until(lambda: len(swarm.requests()) == 12, "the groups that a step admits")
+    assert sorted(swarm.requests()) == [first, *range(first + 2, first + 13)]
 
 
 def test_a_request_waits_for_the_version_it_requires(make_swarm: MakeSwarm) -> None:
@@ -264,6 +283,7 @@ def test_what_an_empty_generation_leads_to(make_swarm: MakeSwarm) -> None:
     wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="empty") == 1, "the group to be given up")
     assert swarm.metric("echo_rollout_empty_generations_total") == 2
     assert not swarm.trajectories()
+    wait_until(lambda: "Worker w0 can make no group of it: empty: " in refusals(swarm).get(0, ""), "its request among the dead letters")
 
 
 class Guessing:
@@ -314,7 +334,30 @@ def test_a_task_that_fails_costs_its_group_and_not_the_worker(make_swarm: MakeSw
     swarm.ask(swarm.request(0))
     worker = swarm.start_worker(ScriptedEngine(), task=BrokenTask())
     wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="environment") == 1, "the group to be given up")
+    wait_until(lambda: "environment: " in refusals(swarm).get(0, ""), "its request among the dead letters")
     assert worker.is_alive
+
+
+def test_a_worker_at_which_everything_fails_ends_with_the_reason(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_rollout.refusing._MOST_FAILED", 3)
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(*(swarm.request(seq) for seq in range(6)))
+    worker = swarm.start_worker(ScriptedEngine(), task=BrokenTask())
+    wait_until(lambda: not worker.is_alive, "the worker to end")
+    assert isinstance(worker.error, TooManyDeadLetters)
+    assert "no such episode" in str(worker.error)
+
+
+def test_a_request_that_expires_for_the_last_time_is_a_dead_letter_and_before_that_nothing(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(rollout={"resends": 1})
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0, deadline_ms=1), swarm.request(1, deadline_ms=1, resends=1))
+    swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: swarm.metric("echo_rollout_groups_total", outcome="expired") == 2, "both to expire")
+    wait_until(lambda: refusals(swarm), "the second among the dead letters")
+    assert set(refusals(swarm)) == {1}
+    assert "Issued 2 times, the last one to worker w0: expired: It came after its deadline." in refusals(swarm)[1]
 
 
 class Starting:
@@ -362,6 +405,19 @@ def test_an_oversized_trajectory_is_counted_and_nothing_of_its_group_is_written(
     swarm.start_worker(long)
     wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="oversized") == 1, "the group to be given up")
     assert not swarm.trajectories()
+    wait_until(lambda: "oversized: " in refusals(swarm).get(0, ""), "its request among the dead letters")
+
+
+def refusals(swarm: Swarm) -> dict[int, str]:
+    """By seq, why a request is among the dead letters."""
+    with closing(swarm.bus.reader([REQUESTS_DEAD])) as reader:
+        reader.start()
+        return {
+            message.record.seq: said_of(message.headers)
+            for batch in reader.read_to_end(Deadline.after(10))
+            for message in batch
+            if isinstance(message.record, RolloutRequest)
+        }
 
 
 def _now_ms() -> int:

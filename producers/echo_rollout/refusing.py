@@ -1,0 +1,61 @@
+"""Requests that yield no group and of which nobody hears otherwise: which become dead letters, so that the learner closes their seqs.
+
+    published ───────────────▶ the trajectories tell
+    somebody wants a receipt ─▶ the receipt tells, and who asked decides
+    failed ──────────────────▶ dead letter, at once: it would fail again
+    expired, not ready ──────▶ nothing, so that it is issued again; after `resends` times a dead letter
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
+from echo_bus.errors import TooManyDeadLetters
+from echo_bus.message import Invalid
+from echo_rollout.intake import Work
+from echo_rollout.publishing import Ending, Outcome
+from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.records import Purpose
+
+# A worker that fails at so many groups one after the other fails at all: its environment or engine is broken, and what it takes is lost.
+_MOST_FAILED = 100
+
+
+class Refusals:
+    """Decides for one worker."""
+
+    def __init__(self, worker_id: str, *, resends: int, on_error: Callable[[BaseException], None]) -> None:
+        """`on_error` gets TooManyDeadLetters where nothing but failures came in a row: the worker must end."""
+        self._worker_id = worker_id
+        self._resends = resends
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._budget = DeadLetterBudget(DeadLetterLimits(max_ratio=1.0, max_consecutive=_MOST_FAILED))
+
+    def refusal_of(self, work: Work, ending: Ending) -> Invalid | None:
+        """Why the request of a group that ended so is a dead letter; None if it is none."""
+        request, outcome = work.request, ending.outcome
+        if work.asked is not None:
+            return None
+        if outcome is Outcome.PUBLISHED:
+            with self._lock:
+                self._budget.count_valid()
+        elif outcome is Outcome.FAILED:
+            why = f"Worker {self._worker_id} can make no group of it: {(ending.failure or outcome).value}: {ending.said}"
+            self._count(why)
+            return Invalid(InvalidReason.HANDLER_REFUSED, why)
+        elif outcome in {Outcome.EXPIRED, Outcome.NOT_READY} and request.purpose is Purpose.TRAIN and request.resends >= self._resends:
+            why = f"Issued {request.resends + 1} times, the last one to worker {self._worker_id}: {outcome.value}: {ending.said}"
+            return Invalid(InvalidReason.RETRIES_EXHAUSTED, why)
+        return None
+
+    def _count(self, why: str) -> None:
+        try:
+            with self._lock:
+                self._budget.count_invalid(InvalidRecord(InvalidReason.HANDLER_REFUSED, why))
+        except TooManyDeadLetters as exc:
+            self._on_error(exc)
