@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 import time
 from typing import Any
 
@@ -12,7 +13,7 @@ from echo_bus.memory import MemoryCluster
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import FinishReason, Purpose, RunState, Sampling, Span, WorkerState
-from echo_schemas.topics import REQUESTS, TRAJECTORIES
+from echo_schemas.topics import REQUESTS, TRAJECTORIES, WORKERS
 from echo_tasks.task import Observation, Turn
 from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, GatedEngine, LetterTask, wait_until
@@ -44,6 +45,27 @@ def test_no_request_before_version_0_is_published(make_swarm: MakeSwarm) -> None
     assert not swarm.requests()
     swarm.publish_version(0)
     wait_until(swarm.requests, "the first request")
+
+
+def test_a_worker_takes_nothing_before_its_turn_and_ends_without_it(make_swarm: MakeSwarm) -> None:
+    """It was started with the other roles, and their learner has not accepted the run."""
+    swarm, is_its_turn, looked = make_swarm(), threading.Event(), threading.Event()
+
+    def may_join() -> bool:
+        looked.set()
+        return is_its_turn.wait(0.01)
+
+    swarm.may_join = may_join
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0))
+    first = swarm.start_worker(ScriptedEngine())
+    wait_until(looked.is_set, "the worker's look")
+    wait_until(lambda: swarm.records(WORKERS)[-1].state is WorkerState.READY, "its weights")
+    assert not swarm.trajectories()
+    first.stop()
+    swarm.start_worker(ScriptedEngine())
+    is_its_turn.set()
+    wait_until(lambda: len(swarm.trajectories()) == 2, "the group")
 
 
 def test_a_request_waits_for_the_version_it_requires(make_swarm: MakeSwarm) -> None:
