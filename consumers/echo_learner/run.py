@@ -40,7 +40,7 @@ from echo_learner.learner import Learner, LearnerParts, Published
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.reward_watch import RewardWatch
 from echo_learner.sequential.setup import open_asking
-from echo_learner.training.config import assembly_limits, logprob_tolerance, meaning_of, reward_terms, trainer_config
+from echo_learner.training.config import assembly_limits, ignored_rewards, logprob_tolerance, meaning_of, reward_terms, trainer_config
 from echo_learner.training.ranks import Trainer, follow, is_follower, open_trainer
 from echo_learner.trust import WorkerTrust
 from echo_schemas.columns import pack_seqs
@@ -188,6 +188,8 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
         else:
             learner.resume()
             logger.info("Going on from version %d (checkpoint %s)", saved.version, saved.id)
+            if ignored := ignored_rewards(saved.terms, settings):
+                logger.warning("%s", ignored)
             _resume_evaluations(parts, bus)
         learner.run(process.stop)
 

@@ -29,7 +29,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _HANDLED, _CLOSED = b"\xff", b"\xfe"
 # By how much the timer below Python is later than the thread, which can say what happened.
 _LAST_RESORT_S = 0.3
-_STDERR = 2
 
 
 @contextmanager
@@ -78,6 +77,7 @@ class _Watch:
         self._lock = threading.RLock()
         self._exited = False
         self._ends_s: float | None = None
+        self._nowhere: int | None = None
         self._read_end, self.write_end = os.pipe()
         os.set_blocking(self.write_end, False)
         self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
@@ -93,7 +93,9 @@ class _Watch:
             if self._limit_s is None or self._ends_s is not None:
                 return
             self._ends_s = time.monotonic() + self._limit_s
-            faulthandler.dump_traceback_later(self._limit_s + _LAST_RESORT_S, exit=True, file=_STDERR)
+            # What it writes would be every thread's stack, of a process that was asked to end and does.
+            self._nowhere = os.open(os.devnull, os.O_WRONLY)
+            faulthandler.dump_traceback_later(self._limit_s + _LAST_RESORT_S, exit=True, file=self._nowhere)
 
     def exit(self, number: int) -> None:
         """End the process, for a second signal or the limit."""

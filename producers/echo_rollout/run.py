@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from confluent_kafka import KafkaException
 from echo_bus.bus import Bus
 from echo_bus.dispatch import WorkObserver
 from echo_bus.kafka import translate
+from echo_bus.ownership import Turn
 from echo_bus.process import RoleProcess
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import evaluation_specs, staleness_policy
@@ -83,11 +85,19 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
                 metrics=WorkerMetrics(process.registry),
                 clock=process.clock,
                 kind=kind,
+                may_join=_may_join(process, stack),
                 evaluation_tasks=evaluation_tasks,
             )
         )
         process.ready_checks["worker"] = worker.problem
         asyncio.run(worker.serve(process.stop))
+
+
+def _may_join(process: RoleProcess, stack: ExitStack) -> Callable[[], bool]:
+    """A worker that was started with the other roles takes no request before their learner has accepted the run; its engine starts."""
+    if not process.start:
+        return lambda: True
+    return stack.enter_context(closing(Turn(process, needs_learner=True))).has_come
 
 
 def engine_config(settings: Settings, base: Path) -> EngineConfig:

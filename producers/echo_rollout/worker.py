@@ -218,6 +218,9 @@ class Worker:
 
     def _consume(self, run: Callable[[], None]) -> None:
         try:
+            while not self._parts.may_join():
+                if self._draining:
+                    return
             run()
         except BaseException as exc:  # the edge of the thread: `serve` raises it
             self._fail(exc)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,9 @@ from echo_tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """What a worker works with. `folder` is empty and its own; `vocabulary`: token ids are below it; `kind`: as in [[rollout.pool]]."""
+    """What a worker works with. `folder` is empty and its own; `vocabulary`: token ids are below it; `kind`: as in [[rollout.pool]].
+    `may_join`: whether it may take requests by now; may wait a moment.
+    """
 
     settings: Settings
     worker_id: str
@@ -37,5 +39,6 @@ class WorkerParts:
     metrics: WorkerMetrics
     clock: Clock
     kind: str = ""
+    may_join: Callable[[], bool] = lambda: True
     # By the evaluation's name; one that is not there asks `task`.
     evaluation_tasks: Mapping[str, Task] = field(default_factory=dict)

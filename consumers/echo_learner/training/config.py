@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,22 @@ def reward_terms(settings: Settings) -> tuple[RewardTerm, ...]:
     """The reward specification that a run starts with: every reward of [rewards] is required."""
     deadline_s = settings.scoring.deadline_s
     return tuple(RewardTerm(name=name, weight=weight, deadline_s=deadline_s) for name, weight in settings.rewards.items())
+
+
+def ignored_rewards(terms: Sequence[RewardTerm], settings: Settings) -> str:
+    """A sentence where the file wants other rewards than the run is trained with; else empty. A run keeps those that it began with."""
+    now = {term.name: (term.weight, term.deadline_s) for term in terms}
+    wanted = {term.name: (term.weight, term.deadline_s) for term in reward_terms(settings)}
+    if now == wanted:
+        return ""
+    return (
+        f"The file's [rewards] and [scoring] deadline_s are not in force: this run is trained with {_listed(now)}, as it began; the file "
+        f"has {_listed(wanted)}. To train with those, fork the run."
+    )
+
+
+def _listed(rewards: Mapping[str, tuple[float, float | None]]) -> str:
+    return ", ".join(f"{name} = {weight:g} (deadline {deadline_s} s)" for name, (weight, deadline_s) in rewards.items())
 
 
 def step_policy(policy: StalenessPolicy) -> StepPolicy:

@@ -86,7 +86,7 @@ def run_role(role: str, config: Path | None, *, name: str | None, announce: Path
     with open_role(settings, role, name=name, announce=announce, start=os.environ.get(START_VARIABLE, "")) as process:
         if not wait_for_topics(process.bus, process.stop, Deadline.after(TOPICS_S)):
             return
-        # The learner decides whose the namespace is, by itself. A worker has an engine to start meanwhile, and writes only what was asked.
+        # The learner decides whose the namespace is, by itself. A worker has an engine to start, and waits later.
         waits = entry.allocates or (role == "reward" and bool(process.start))
         if role != "learner" and not await_turn(process, needs_learner=waits):
             return

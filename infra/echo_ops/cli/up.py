@@ -134,6 +134,7 @@ class _Run:
         self._bus: Bus | None = None
         self._spans: list[GenerationSpan] = []
         self._difference: float | None = None
+        self._has_told_rewards = False
 
     def execute(self) -> None:
         """Run it; print, write and exit as it ends."""
@@ -171,6 +172,11 @@ class _Run:
     def tick(self) -> None:
         """Show what is new."""
         self._observer.look_for_announcements()
+        if not self._has_told_rewards:
+            with self._observer.view() as view:
+                others, self._has_told_rewards = view.other_rewards(self._settings.rewards), view.weights is not None
+            if others:
+                self.say(others)
         if self._screen is not None:
             if self._screen.is_due:
                 with self._observer.view() as view:
@@ -220,19 +226,25 @@ class _Run:
             logger.warning("The report has no close-up: %s", exc)
 
     def _close(self, outcome: str) -> None:
-        """The last lines, and the files that were asked for."""
+        """The last lines, and the files. A start that was refused leaves those of the run before it."""
         if self._options.plain or not out.is_terminal:
             self.tick()
         with self._observer.view() as view:
             summary = summarise_run(view, wall_s=self._elapsed_s(), outcome=outcome, software=software())
             name = "exact match" if view.is_exact else "reward"
-            page = report_page(view, summary, public_config(self._settings), self._spans, view.started_ms)
+            config = public_config(self._settings)
+            if view.weights is not None:
+                config["rewards"] = view.weights
+            was_accepted = bool(view.steps) or Milestone.LEARNER_READY in view.milestones
+            page = report_page(view, summary, config, self._spans, view.started_ms)
         if summary["steps"]:
             for line in closing_lines(summary, name):
                 self.say(line)
-        _write(self._summary, json.dumps(summary, indent=2) + "\n")
-        _write(self._report, page)
-        self.say(f"report: {self._report.absolute()}")
+        if was_accepted or self._options.summary is not None:
+            _write(self._summary, json.dumps(summary, indent=2) + "\n")
+        if was_accepted or self._options.report is not None:
+            _write(self._report, page)
+            self.say(f"report: {self._report.absolute()}")
         self._difference = summary["logprob_max_diff"]
 
 

@@ -26,7 +26,7 @@ class PlainLines:
         for milestone, time_s in sorted(view.milestones.items(), key=lambda item: item[1]):
             if milestone not in self._milestones:
                 self._milestones.add(milestone)
-                yield f"{time_s:6.1f} s  {milestone.value}"
+                yield f"{time_s:6.1f} s  {view.words_of(milestone)}"
         means = view.mean_rewards()
         for step, mean in zip(view.steps[self._steps :], means[self._steps :], strict=True):
             yield step_line(step, mean, view.steps_wanted)

@@ -24,15 +24,15 @@ _WINDOW_S = 15.0
 
 
 class Milestone(StrEnum):
-    """What has to happen until a run trains, in the usual order. The value is what a person reads."""
+    """What has to happen until a run trains, in the usual order. The value is what a person reads, with the version in place of {}."""
 
     KAFKA = "Kafka answers"
     TOPICS = "topics are there"
     LEARNER_IMPORTED = "learner imported"
     LEARNER_READY = "learner ready"
-    PUBLISHED = "version 0 published"
+    PUBLISHED = "version {} published"
     WORKER_IMPORTED = "worker imported"
-    INSTALLED = "version 0 installed"
+    INSTALLED = "version {} installed"
     TRAJECTORY = "first trajectory"
     STEP = "first step"
 
@@ -93,6 +93,9 @@ class RunView:
         self.lags: dict[str, int] = {}
         self.trajectories_published = 0
         self.started_ms = started_ms
+        self.weights: dict[str, float] | None = None
+        """The rewards that were trained on at the newest step, with their weights."""
+        self._first: dict[Milestone, int] = {}
         self._created: dict[int, tuple[float, int]] = {}
         self._installed: dict[int, dict[str, float]] = {}
         self._places: dict[str, dict[Place, PlaceUse]] = {}
@@ -134,6 +137,10 @@ class RunView:
         """A milestone was reached; the first time counts."""
         self.milestones.setdefault(milestone, time_s)
 
+    def words_of(self, milestone: Milestone) -> str:
+        """The milestone as a person reads it. A run that goes on begins with another version than 0."""
+        return milestone.value.format(self._first.get(milestone, 0 if self.progress is None else self.progress.version))
+
     def read_places(self, process: str, places: Mapping[Place, PlaceUse]) -> None:
         """The newest reading of one process's counters; it stays when the process ends."""
         self._places[process] = dict(places)
@@ -161,6 +168,13 @@ class RunView:
         """Which workers served other weights than they claimed or were asked for, as a sentence; empty if none did."""
         found = ", ".join(f"{worker} ({count:,} trajectories dropped)" for worker, count in self.disbelieved.most_common())
         return f"Other weights than claimed, or than asked for, were served by {found}." if found else ""
+
+    def other_rewards(self, wanted: Mapping[str, float]) -> str:
+        """A sentence if the run is trained with other rewards than the file wants; a run keeps those it began with. Empty before a step."""
+        if self.weights is None or self.weights == dict(wanted):
+            return ""
+        in_force = ", ".join(f"{name} = {weight:g}" for name, weight in self.weights.items()) or "none"
+        return f"The file's [rewards] are not in force: this run is trained with {in_force}, as it began. To train with others, fork it."
 
     def mean_rewards(self) -> list[float]:
         """For each step the mean reward of it and up to nine before it."""
@@ -257,6 +271,7 @@ class RunView:
                 metrics=metrics,
             )
         )
+        self.weights = {term.name: term.weight for term in report.reward_terms}
         self.pool.train(report.workers)
         self.note(Milestone.STEP, time_s)
 
@@ -268,11 +283,13 @@ class RunView:
         time_s = self._seconds(status.time_ms)
         # A worker that skips versions has the skipped ones too old to matter; only the one it names counts.
         self._installed.setdefault(status.installed_version, {}).setdefault(status.worker_id, time_s)
+        self._first.setdefault(Milestone.INSTALLED, status.installed_version)
         self.note(Milestone.INSTALLED, time_s)
 
     def _published(self, manifest: WeightManifest) -> None:
         time_s = self._seconds(manifest.created_ms)
         self._created.setdefault(manifest.version, (time_s, manifest.num_bytes))
+        self._first.setdefault(Milestone.PUBLISHED, manifest.version)
         self.note(Milestone.PUBLISHED, time_s)
 
 

@@ -215,7 +215,7 @@ def _startup(view: RunView) -> RenderableType:
     for milestone in Milestone:
         time_s = view.milestones.get(milestone)
         mark = Text("·", "dim") if time_s is None else Text("✓", "green")
-        table.add_row(mark, Text(milestone.value, "dim" if time_s is None else ""), "" if time_s is None else f"{time_s:.1f} s")
+        table.add_row(mark, Text(view.words_of(milestone), "dim" if time_s is None else ""), "" if time_s is None else f"{time_s:.1f} s")
     return Panel(table, title="start", border_style="blue", title_align="left")
 
 

@@ -21,16 +21,20 @@ from echo_bus.errors import TransportError
 from echo_bus.kafka import CLIENT_LOG
 from echo_bus.out_of_memory import OutOfMemoryWatch
 from echo_ops.supervisor.plan import ChildPlan, Role
+from echo_schemas.errors import UserError
 
 _NUM_SHOWN_LINES = 15
+# What a role ends with after a UserError (`echo_ops.cli.output.ExitCode`).
+_USAGE = 2
 # Kept out of children: without byte code vLLM takes three times as long to import.
 _UNWANTED = frozenset({"PYTHONDONTWRITEBYTECODE"})
 
 
 class Child(Protocol):
-    """What the crew needs of a process."""
+    """What the crew needs of a process. Of its log, what lies before the byte `log_start` is of earlier processes."""
 
     plan: ChildPlan
+    log_start: int
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
@@ -62,6 +66,10 @@ class RoleDied(TransportError):
         self.exit_code = exit_code
 
 
+class RoleRefused(RoleDied, UserError):
+    """A role ended because of a mistake in the file, a flag or the environment; its last lines say which."""
+
+
 def how_ended(exit_code: int) -> str:
     """`was killed by SIGTERM` or `ended with exit code 1`."""
     return f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
@@ -73,6 +81,7 @@ class ProcessChild:
     def __init__(self, plan: ChildPlan, guard: Guard, environ: Mapping[str, str] = os.environ) -> None:
         self.plan = plan
         plan.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log_start = plan.log.stat().st_size if plan.log.exists() else 0
         plan.announce.unlink(missing_ok=True)
         merged = {**plan.environ, **{name: value for name, value in environ.items() if name not in _UNWANTED}}
         # Settings of this run win over the environment; the machine's placement does not.
@@ -152,7 +161,8 @@ class Crew:
             elif child.plan.role is Role.WORKER and works_on:
                 self._lost.setdefault(child.plan.name, (child.plan, code))
             elif child.plan.role is not Role.OFFLINE or code != 0:
-                raise RoleDied(child.plan, code, _last_words(child.plan.log), self._memory.verdict())
+                died = RoleRefused if code == _USAGE else RoleDied
+                raise died(child.plan, code, _last_words(child.plan.log, child.log_start), self._memory.verdict())
         return finished
 
     def take_lost(self) -> list[tuple[ChildPlan, int]]:
@@ -179,6 +189,6 @@ class Crew:
             child.kill()
 
 
-def _last_words(log: Path) -> list[str]:
-    """The end of a role's log, without what its Kafka clients say of connections, which can be hundreds of lines behind the error."""
-    return [line for line in last_lines(log) if CLIENT_LOG not in line][-_NUM_SHOWN_LINES:]
+def _last_words(log: Path, start: int) -> list[str]:
+    """The end of a role's log from byte `start` on, without what its Kafka clients say of connections: hundreds of lines behind the error."""
+    return [line for line in last_lines(log, start) if CLIENT_LOG not in line][-_NUM_SHOWN_LINES:]

@@ -349,3 +349,12 @@ def test_a_report_says_what_governed_its_step(pipeline: Pipeline) -> None:
     pipeline.train(NumpyTrainer(), steps=1)
     (report,) = pipeline.reports()
     assert report.policy == StepPolicy(budget=3, publication_period=1, over_budget="drop", groups_per_step=2, min_group_size=2)
+
+
+def test_rewards_of_the_file_that_a_resume_does_not_take_are_said(pipeline: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
+    fill(pipeline, 2)
+    pipeline.train(NumpyTrainer(), steps=1)
+    assert "not in force" not in caplog.text
+    pipeline.options["rewards"] = {"exact": 0.25}
+    pipeline.train(NumpyTrainer(), steps=2, takeover=True)
+    assert "trained with exact = 1 (deadline 300.0 s), as it began; the file has exact = 0.25 (deadline 300.0 s)" in caplog.text

@@ -11,7 +11,7 @@ from echo_ops.report.plain import PlainLines, closing_lines
 from echo_ops.report.run_view import Milestone, RunView, sum_histograms
 from echo_ops.report.scrape import parse_places
 from echo_ops.report.summary import seconds_to, summarise_run
-from echo_schemas.records import DropReason, Progress
+from echo_schemas.records import DropReason, Progress, RewardTerm
 from echo_schemas.topics import PROGRESS
 from tests.unit.ops.views import drop, empty_view, example, learning_view, manifest, status, step
 
@@ -54,6 +54,24 @@ def test_a_run_that_goes_on_is_shown_from_the_command_on() -> None:
     summary = summary_of(view)
     assert (summary["steps"], summary["seconds_to_first_step"], summary["s_per_step"]) == (2, 10.0, 0.5)
     assert view.num_steps == 5
+
+
+def test_a_run_that_goes_on_installs_another_version_than_0() -> None:
+    view = RunView("demo", started_ms=20_000, steps_wanted=100, budget=3)
+    for record in (status("w", 21.0, version=60), manifest(61, 22.0), status("w", 23.0, version=61)):
+        view.apply(record)
+    assert view.words_of(Milestone.INSTALLED) == "version 60 installed"
+    assert view.words_of(Milestone.PUBLISHED) == "version 61 published"
+    assert empty_view().words_of(Milestone.INSTALLED) == "version 0 installed"
+
+
+def test_rewards_of_the_file_that_are_not_in_force_are_said() -> None:
+    view = empty_view()
+    assert view.other_rewards({"exact": 0.5}) == ""
+    view.apply(replace(step(1, 10.0, 0.5), reward_terms=(RewardTerm(name="exact", weight=1.0),)))
+    assert view.other_rewards({"exact": 1.0}) == ""
+    assert "trained with exact = 1, as it began" in view.other_rewards({"exact": 0.5})
+    assert "are not in force" in view.other_rewards({"exact": 1.0, "brevity": 0.2})
 
 
 def test_staleness_adds_up_over_steps_of_different_widths() -> None:

@@ -40,7 +40,7 @@ def test_before_the_first_step_the_screen_is_a_checklist() -> None:
     assert "✓ Kafka answers" in shown
     assert "2.9 s" in shown
     for milestone in Milestone:
-        assert milestone.value in shown
+        assert view.words_of(milestone) in shown
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 15), (200, 60)])

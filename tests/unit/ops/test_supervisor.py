@@ -23,6 +23,7 @@ class FakeChild:
 
     def __init__(self, plan: ChildPlan, clock: ManualClock, story: list[str], drain_s: float | None = 0.0) -> None:
         self.plan = plan
+        self.log_start = 0
         self.code: int | None = None
         self._clock, self._story, self._drain_s = clock, story, drain_s
         self._asked_s: float | None = None
@@ -216,6 +217,31 @@ def test_what_clients_say_of_connections_does_not_bury_the_error(tmp_path: Path)
     lines = raised.value.message.splitlines()
     assert lines[-1].strip() == "the error"
     assert CLIENT_LOG not in raised.value.message
+
+
+def test_a_mistake_in_the_file_ends_the_run_as_such(tmp_path: Path) -> None:
+    """The command's exit code is then 2, as if it had found the mistake itself."""
+    scene = Scene(tmp_path)
+    scene.at[3] = scene.ends("worker-0", 2)
+    scene.at[4] = scene.ends("worker-1", 2)
+    with pytest.raises(UserError, match="The worker 'worker-0' ended with exit code 2"):
+        scene.run()
+
+
+def test_the_last_words_are_of_this_attempt(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+
+    def end() -> None:
+        child = scene.children["learner"]
+        child.log_start = child.plan.log.stat().st_size
+        with child.plan.log.open("a", encoding="utf-8") as log:
+            log.write("of this attempt\n")
+        child.code = 1
+
+    scene.at[3] = end
+    with pytest.raises(RoleDied) as raised:
+        scene.run()
+    assert [line.strip() for line in raised.value.message.splitlines()[1:]] == ["of this attempt"]
 
 
 def test_a_broker_that_does_not_start_ends_the_run_with_its_error(tmp_path: Path) -> None:

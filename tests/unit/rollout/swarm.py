@@ -169,6 +169,7 @@ class Swarm:
         self.threads: list[Thread] = []
         self.worker_registry = CollectorRegistry()
         self.evaluation_tasks: dict[str, Any] = {}
+        self.may_join: Callable[[], bool] = lambda: True
         self.progress = Progress(
             run_id=RUN,
             session="s",
@@ -297,6 +298,7 @@ class Swarm:
                     metrics=WorkerMetrics(registry),
                     clock=clock,
                     evaluation_tasks=self.evaluation_tasks,
+                    may_join=self.may_join,
                 )
             )
             asyncio.run(worker.serve(stop))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 import time
 from contextlib import closing
 from typing import Any
@@ -17,7 +18,7 @@ from echo_bus.memory import MemoryCluster
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_seqs, pack_tokens
 from echo_schemas.records import FinishReason, Purpose, RolloutRequest, RunState, Sampling, Span, WorkerState
-from echo_schemas.topics import REQUESTS, REQUESTS_DEAD, TRAJECTORIES
+from echo_schemas.topics import REQUESTS, REQUESTS_DEAD, TRAJECTORIES, WORKERS
 from echo_tasks.task import Observation, Turn
 from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, GatedEngine, LetterTask, Swarm, wait_until
@@ -63,6 +64,27 @@ def test_a_fork_with_another_number_of_groups_a_step_is_paced_in_its_own(make_sw
     swarm.say(version=101, published=101, groups_trained=first + 4, closed=pack_seqs(first, [first, *range(first + 1, first + 5)]))
     wait_until(lambda: len(swarm.requests()) == 12, "the groups that a step admits")
     assert sorted(swarm.requests()) == [first, *range(first + 2, first + 13)]
+
+
+def test_a_worker_takes_nothing_before_its_turn_and_ends_without_it(make_swarm: MakeSwarm) -> None:
+    """It was started with the other roles, and their learner has not accepted the run."""
+    swarm, is_its_turn, looked = make_swarm(), threading.Event(), threading.Event()
+
+    def may_join() -> bool:
+        looked.set()
+        return is_its_turn.wait(0.01)
+
+    swarm.may_join = may_join
+    swarm.publish_version(0)
+    swarm.ask(swarm.request(0))
+    first = swarm.start_worker(ScriptedEngine())
+    wait_until(looked.is_set, "the worker's look")
+    wait_until(lambda: swarm.records(WORKERS)[-1].state is WorkerState.READY, "its weights")
+    assert not swarm.trajectories()
+    first.stop()
+    swarm.start_worker(ScriptedEngine())
+    is_its_turn.set()
+    wait_until(lambda: len(swarm.trajectories()) == 2, "the group")
 
 
 def test_a_request_waits_for_the_version_it_requires(make_swarm: MakeSwarm) -> None:
