@@ -70,7 +70,7 @@ def serve(bootstrap: str, stop: Any) -> None:
         def handle(message: Message) -> Outcome:
             request, address = message.record, server.address_of(message)
             if isinstance(request, RolloutRequest) and address is not None and server.begin(address) is Begin.NEW:
-                server.answer(address, receipt(request, address.correlation))
+                server.answer(address, receipt(request, address.correlation_text))
             return ACCEPTED
 
         loop = bus.consumer([REQUESTS], "worker", handle, publisher)

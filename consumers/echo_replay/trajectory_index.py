@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_bus.cluster import RawMessage
+from echo_bus.message import raw_headers
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import run_of
 from echo_schemas.projection import Projection
@@ -116,7 +117,7 @@ def index_trajectories(
         for raw in batch:
             key = raw.key()
             # A key that begins with the run is probably ours: the body decides. Any other is looked at more closely.
-            if (key is None or not key.startswith(prefix)) and (run_of(raw.headers()) or run_id) != run_id:
+            if (key is None or not key.startswith(prefix)) and (run_of(raw_headers(raw)) or run_id) != run_id:
                 continue
             offset, seq, index, attempt, oldest, newest, checksum, kind = adders[raw.partition()]  # type: ignore[index]  # it has one
             try:

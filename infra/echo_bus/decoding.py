@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from echo_bus.cluster import RawMessage
-from echo_bus.message import LazyHeaders, Message
+from echo_bus.message import LazyHeaders, Message, raw_headers
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidReason, InvalidRecord, RegistryError
 from echo_schemas.headers import run_of
@@ -71,7 +71,7 @@ class Decoder:
         route = self._routes[raw.topic()]  # type: ignore[index]  # a message without error has a topic, a partition and an offset
         run_id = self._run_id
         if run_id is not None and not (key is not None and key.startswith(self._run_prefix)):  # type: ignore[arg-type]  # set with run_id
-            named = run_of(raw.headers())
+            named = run_of(raw_headers(raw))
             if named is not None and named != run_id:
                 return None
         value = raw.value()

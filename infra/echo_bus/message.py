@@ -20,10 +20,17 @@ from echo_schemas.topics import Topic
 
 
 def raw_headers(raw: RawMessage) -> list[tuple[str, bytes]]:
-    """A message's headers as the client gives them; none where it cannot."""
+    """A message's headers as the client gives them; none where it cannot, because a name is no UTF-8. The one way to ask for them.
+
+    confluent-kafka (2.16) raises SystemError the first time, and ends the process the second time: it keeps what it could not decode. So
+    that is taken away.
+    """
     try:
         return list(raw.headers() or ())
-    except Exception:  # the client decodes names that strangers wrote; a message whose headers cannot be read is judged by its body
+    except Exception:  # see above; the message is judged by its body
+        forget = getattr(raw, "set_headers", None)
+        if forget is not None:
+            forget([])
         return []
 
 

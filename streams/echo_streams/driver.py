@@ -10,18 +10,24 @@ from typing import Any, cast
 
 import faust
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.consumer import fetcher
 from faust.sensors import Monitor
 from faust.transport.drivers import aiokafka as driver
 from mode.services import WaitResults
 
 from echo_bus.profiles import GATHERING_WAIT_MS
 from echo_streams.eager import Ended, start
+from echo_streams.lenient_records import LenientRecords
 
 # aiokafka has one fetch per broker under way, and it asks only for partitions whose records are all handed on. While it waits for one that
 # is empty, the others' new records wait too: 1.5 s in Faust's setting, which is the age of a whole batch of trajectories.
 FETCH_WAIT_MS = GATHERING_WAIT_MS
 # As `request.timeout.ms` of our other producers; a batch that is sent twice for it makes rewards that the learner knows already.
 PRODUCE_ANSWER_MS = 4_000
+
+
+# The fetcher has no setting for it, and one record of a stranger would stop the application at each start.
+fetcher.MemoryRecords = LenientRecords
 
 
 class ConsumerThread(driver.AIOKafkaConsumerThread):

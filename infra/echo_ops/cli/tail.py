@@ -19,6 +19,7 @@ from echo_bus.bus import Bus
 from echo_bus.cluster import RawConsumer, RawMessage
 from echo_bus.consumer_errors import END_OF_PARTITION, check_error
 from echo_bus.consumer_queries import num_partitions, watermarks
+from echo_bus.message import raw_headers
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.output import err, out
 from echo_schemas.errors import InvalidRecord, UserError
@@ -97,12 +98,12 @@ def _show(bus: Bus, raw: RawMessage, filters: Filters, *, as_json: bool) -> None
         record = bus.codec.decode(raw.value()) if raw.value() is not None else None
     except InvalidRecord as exc:
         problem = f"{exc.reason.value}: {exc.message}"
-    run = record.run_id if record is not None else run_of(raw.headers())
+    run = record.run_id if record is not None else run_of(raw_headers(raw))
     if bus.run_id is not None and run is not None and run != bus.run_id:
         return
     if problem is None and not filters.admit(record):
         return
-    headers = {name: _text(value) for name, value in raw.headers() or ()}
+    headers = {name: _text(value) for name, value in raw_headers(raw)}
     if as_json:
         line = {**_place(raw), "headers": headers, "problem": problem, "record": _plain(record, full=True) if record is not None else None}
         sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -190,5 +190,5 @@ class Crew:
 
 
 def _last_words(log: Path, start: int) -> list[str]:
-    """The end of a role's log from byte `start` on, without what its Kafka clients say of connections: hundreds of lines behind the error."""
+    """The end of a role's log from byte `start` on, without the hundreds of lines that its Kafka clients say of connections."""
     return [line for line in last_lines(log, start) if CLIENT_LOG not in line][-_NUM_SHOWN_LINES:]

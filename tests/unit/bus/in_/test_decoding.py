@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from echo_bus.dead_letters import dead_letter_of
 from echo_bus.decoding import Decoder
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidReason, InvalidRecord
@@ -156,3 +157,38 @@ def test_null_header_values_are_left_out(decoder: Decoder, make_raw: Callable[..
     message = decoder.decode(make_raw(DROPS, make_drop(4), headers=[("a", None), ("b", b"1"), ("b", b"2")]))
     assert message is not None
     assert dict(message.headers) == {"b": b"2"}
+
+
+def test_headers_that_the_client_cannot_read_are_asked_for_once(
+    decoder: Decoder, make_raw: Callable[..., Any], make_drop: Callable[..., Drop]
+) -> None:
+    """A name that is no UTF-8: confluent-kafka raises the first time, and ends the process the second time unless it was told to forget."""
+
+    class Unreadable:
+        """A message of the client's with such a name."""
+
+        def __init__(self, raw: Any) -> None:
+            self._raw = raw
+            self.num_asked = 0
+            self.headers_now: Any = None
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._raw, name)
+
+        def headers(self) -> Any:
+            if self.headers_now is None:
+                self.num_asked += 1
+                assert self.num_asked == 1, "a segmentation fault"
+                raise SystemError("returned a result with an exception set")
+            return self.headers_now
+
+        def set_headers(self, headers: Any) -> None:
+            self.headers_now = headers
+
+    message = decoder.decode(Unreadable(make_raw(DROPS, make_drop(4))))
+    assert message is not None
+    assert dict(message.headers) == {}
+    raw = Unreadable(make_raw(DROPS, make_drop(4), key=b"other"))
+    with pytest.raises(InvalidRecord) as caught:
+        decoder.decode(raw)
+    assert dict(dead_letter_of(raw, caught.value, group="g").headers)["kafka_dlt-original-offset"] == b"7"
