@@ -25,7 +25,6 @@ from echo_bus.errors import TransportError
 from echo_bus.process import StopSignal
 from echo_bus.publisher import Publisher
 from echo_bus.request_reply_server import ReplyServer
-from echo_bus.view import CompactedView
 from echo_rollout.engines.acceptance import check_capabilities
 from echo_rollout.engines.engine import AnswerUnusable, Engine, SnapshotRef
 from echo_rollout.evaluation_sampling import EvaluationSampler
@@ -108,12 +107,12 @@ class Worker:
             publisher = stack.enter_context(closing(parts.bus.publisher(trajectory_profile(parts.settings))))
             self._publishing = stack.enter_context(closing(self._open_publishing(publisher)))
             self._publishing.start()
+            key = weights_key(parts.settings.run.name, None)
             view, joins_later = await asyncio.gather(
-                asyncio.to_thread(parts.bus.view, WEIGHTS, WeightManifest),
+                asyncio.to_thread(parts.bus.view, WEIGHTS, WeightManifest, only=key),
                 asyncio.to_thread(find_others, parts.bus, parts.worker_id, parts.clock),
             )
             stack.enter_context(closing(view))
-            key = weights_key(parts.settings.run.name, None)
             self._newest = lambda: view.get(key)
             watcher = WeightWatcher(
                 self._engine,
@@ -126,7 +125,7 @@ class Worker:
                 clock=parts.clock,
             )
             view.on_change(lambda _key, _record: self._from_thread(watcher.wake))
-            self._evaluating = stack.enter_context(closing(self._open_evaluating(view)))
+            self._evaluating = stack.enter_context(closing(self._open_evaluating()))
             self._receipts = self._open_receipts(statuses)
             self._intake = self._open_intake()
             drain_s = (_FINISH_SHARE + _ACKNOWLEDGE_SHARE) * parts.settings.run.drain_s
@@ -184,17 +183,22 @@ class Worker:
         parts = self._parts
         return GroupSampler(engine, task, parts.codec, vocabulary=parts.vocabulary, on_empty=parts.metrics.empty.inc)
 
-    def _open_evaluating(self, view: CompactedView[WeightManifest]) -> EvaluationSampler:
-        parts, run_id = self._parts, self._parts.settings.run.name
+    def _open_evaluating(self) -> EvaluationSampler:
+        parts = self._parts
         return EvaluationSampler(
             self._engine,
             parts.source,
             parts.folder,
-            manifest_of=lambda version: view.get(weights_key(run_id, version)),
+            manifest_of=self._manifest_of,
             tasks=parts.evaluation_tasks,
             own_task=parts.task,
             open_sampler=lambda task: self._open_sampler(parts.engine, task),
         )
+
+    def _manifest_of(self, version: int) -> WeightManifest | None:
+        """Of any version that was published: read when asked for, since only few ever are. Blocks; raises TransportError."""
+        key = weights_key(self._parts.settings.run.name, version)
+        return self._parts.bus.newest(WEIGHTS, WeightManifest, only=key).get(key)
 
     def _open_intake(self) -> RequestIntake:
         parts = self._parts

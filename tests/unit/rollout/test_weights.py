@@ -7,16 +7,19 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
 from prometheus_client import CollectorRegistry
 
 from echo_bus import blob_cursor
+from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
 from echo_bus.errors import BlobCorrupt, ClusterUnreachable, DeadlineExceeded, OffsetLost
 from echo_bus.memory import MemoryCluster
 from echo_bus.places import PlaceTimes
+from echo_bus.view import CompactedView
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.metrics import WorkerMetrics
@@ -92,7 +95,17 @@ def test_a_snapshot_that_retention_took_is_lost_and_the_next_is_installed(make_s
     wait_until(lambda: swarm.statuses()[-1].installed_version == 1, "the next version to be acknowledged")
 
 
-def test_a_worker_that_joins_late_starts_under_the_newest_weights_and_fetches_no_other(make_swarm: MakeSwarm) -> None:
+def test_a_worker_that_joins_late_starts_under_the_newest_weights_and_fetches_no_other(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views: list[CompactedView[Any]] = []
+    open_view = Bus.view
+
+    def noted(bus: Bus, *args: Any, **options: Any) -> CompactedView[Any]:
+        views.append(open_view(bus, *args, **options))
+        return views[-1]
+
+    monkeypatch.setattr(Bus, "view", noted)
     swarm = make_swarm()
     for version in range(4):
         swarm.publish_version(version)
@@ -102,6 +115,8 @@ def test_a_worker_that_joins_late_starts_under_the_newest_weights_and_fetches_no
     assert {record.min_version for record in swarm.trajectories()} == {3}
     assert swarm.metric("echo_rollout_installs_total", outcome="installed") == 1
     assert next(status.installed_version for status in swarm.statuses() if status.installed_version is not None) == 3
+    kept = [view.items() for view in views]
+    assert [set(items) for items in kept if any(isinstance(item, WeightManifest) for item in items.values())] == [{"demo/current"}]
 
 
 class ScriptedSource:
