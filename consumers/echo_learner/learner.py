@@ -282,6 +282,9 @@ class Learner:
         self._count_drops(decisions)
         name = checkpoint_id(version, self._session)
         snapshot = parts.trainer.snapshot(version) if publish else None
+        if snapshot is not None:
+            # What cannot be published must not become durable: each start would try to publish it, and fail.
+            parts.publication.check(snapshot.num_bytes)
         run_id, now_ms = self._settings.run.name, parts.clock.time_ms()
         self._outbox.extend((DROPS, drop) for drop in drops_of(decisions, run_id=run_id, learner_version=self.version, time_ms=now_ms))
         self._outbox = [(topic, self._placed(record, name, assembly, snapshot)) for topic, record in self._outbox]
