@@ -103,6 +103,7 @@ class Learner:
         self._state = state
         self._session = session
         self._published = published
+        self._has_published = self._has_swept = False
         self._terms: tuple[RewardTerm, ...] = state.terms
         self._outbox: list[tuple[Topic, Record]] = list(outbox)
         self._history = VersionHistory(state.version, parts.clock.time_ms())
@@ -330,8 +331,13 @@ class Learner:
         )
         if before is not None:
             parts.store.prune(self._session, self._settings.checkpoint.keep, before.version)
+            if self._has_published and not self._has_swept and self._state.parent is not None:
+                # What this session trained is in the log, so nobody can go on from where another one had left its line.
+                parts.store.prune_branches(self._settings.run.name, self._state.parent)
+                self._has_swept = True
         if snapshot is not None:
             self._published = Published(version=version, sha256=snapshot.sha256)
+            self._has_published = True
             if parts.asking is not None:
                 parts.asking.begin(version, snapshot.sha256)
         self._outbox = []
