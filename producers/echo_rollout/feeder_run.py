@@ -309,9 +309,11 @@ class Feeder:
             self._open.issued(seq, now_ms + timeout_ms)
             self._again.append(_Issue(Purpose.TRAIN, seq, resends=1))
 
-    def _hear(self, _key: str, status: WorkerStatus | None) -> None:
+    def _hear(self, key: str, status: WorkerStatus | None) -> None:
         """On the view's thread: a worker's newest word. Who works where may have changed, so the feeder looks."""
-        if status is not None:
+        if status is None:
+            self._roster.forget(key)
+        else:
             self._roster.heard(status, self._parts.clock.monotonic_s())
             self._wake.set()
 

@@ -43,7 +43,7 @@ from echo_rollout.weights import WeightWatcher
 from echo_rollout.worker_parts import WorkerParts
 from echo_schemas.errors import EchoError
 from echo_schemas.records import Purpose, WeightManifest, WorkerState
-from echo_schemas.topics import REPLIES, REQUESTS, WEIGHTS, weights_key
+from echo_schemas.topics import REPLIES, REQUESTS, WEIGHTS, WORKERS, weights_key
 from echo_tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -108,11 +108,13 @@ class Worker:
             self._publishing = stack.enter_context(closing(self._open_publishing(publisher)))
             self._publishing.start()
             key = weights_key(parts.settings.run.name, None)
-            view, joins_later = await asyncio.gather(
+            view, others = await asyncio.gather(
                 asyncio.to_thread(parts.bus.view, WEIGHTS, WeightManifest, only=key),
                 asyncio.to_thread(find_others, parts.bus, parts.worker_id, parts.clock),
             )
             stack.enter_context(closing(view))
+            for gone in others.long_gone:
+                statuses.publish_tombstone(WORKERS, gone)
             self._newest = lambda: view.get(key)
             watcher = WeightWatcher(
                 self._engine,
@@ -136,8 +138,8 @@ class Worker:
             self._notes.changed = loop.commit_soon
             loop.on_assignment(lambda keys: self._heartbeat.has(partition for _, partition in keys))
             consuming = threading.Thread(target=self._consume, args=(loop.run,), name="requests", daemon=True)
-            self._join = consuming.start if joins_later else None
-            if not joins_later:
+            self._join = consuming.start if others.work else None
+            if not others.work:
                 # Joining the group takes as long as the engine's start, and what arrives meanwhile is held.
                 consuming.start()
             try:
