@@ -14,6 +14,7 @@ from confluent_kafka import TopicPartition
 from prometheus_client import CollectorRegistry
 
 from echo_bus import blob_cursor
+from echo_bus.blob_files import partial_of
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
 from echo_bus.errors import BlobCorrupt, ClusterUnreachable, DeadlineExceeded, OffsetLost
@@ -236,6 +237,29 @@ def test_a_newer_manifest_ends_the_wait_for_another_try(tmp_path: Path, monkeypa
 
     watch.run(script)
     assert source.asked == [1, 2]
+
+
+def test_what_arrived_of_a_version_that_was_followed_by_another_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 600.0)
+
+    class Interrupted(ScriptedSource):
+        def fetch(self, manifest: WeightManifest, folder: Path) -> None:
+            if manifest.version < 2:
+                partial_of(folder).mkdir()
+            super().fetch(manifest, folder)
+
+    watch = Watch(Interrupted(DeadlineExceeded("the line is dead")), tmp_path)
+    watch.newest = manifest_of(1)
+
+    async def script() -> None:
+        await watch.until(lambda: watch.outcomes(InstallOutcome.UNREACHABLE) == 1, "the first try to fail")
+        assert [path.name[:3] for path in tmp_path.iterdir()] == [".v1"], "the next try goes on there"
+        watch.newest = manifest_of(2)
+        watch.watcher.wake()
+        await watch.until(lambda: bool(watch.installed), "the newer version")
+        await watch.until(lambda: [path.name[:2] for path in tmp_path.iterdir()] == ["v2"], "the rest of version 1 to be removed")
+
+    watch.run(script)
 
 
 def test_versions_that_came_and_went_during_a_fetch_are_passed_over_and_old_files_are_removed(tmp_path: Path) -> None:
