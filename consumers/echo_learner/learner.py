@@ -209,7 +209,7 @@ class Learner:
         """The step's report; which checkpoint holds it is filled in when there is one."""
         parts = self._parts
         now_s = parts.clock.monotonic_s()
-        idle_s, train_s = self._idle_s, now_s - self._mark_s - self._idle_s
+        idle_s, train_s = self._idle_s, max(0.0, now_s - self._mark_s - self._idle_s)
         self._mark_s, self._idle_s = now_s, 0.0
         stages = self._history.stages(formed.trajectories, self.version)
         times = StepTimes(train_s=train_s, idle_s=idle_s, broadcast_s=parts.broadcast.last_s)
