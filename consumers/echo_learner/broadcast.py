@@ -52,7 +52,8 @@ class BroadcastTimer:
         if status is None or status.installed_version is None:
             return
         with self._lock:
-            if self._version is None or status.installed_version < self._version or key in self._acknowledged:
+            if self._version is None or status.installed_version < self._version or len(self._acknowledged) == self._needed:
+                # What is not asked any more is not kept: names are the workers' own choice.
                 return
             self._acknowledged.add(key)
             if len(self._acknowledged) == self._needed:

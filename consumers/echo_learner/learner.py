@@ -121,6 +121,7 @@ class Learner:
         self._num_drop_checkpoints = 0
         self._drops_since_s: float | None = None
         self._drops_took_s = 0.0
+        self._has_published = self._has_swept = False
         self._terms: tuple[RewardTerm, ...] = state.terms
         self._given_up: frozenset[str] = frozenset()
         self._outbox: list[tuple[Topic, Record]] = list(outbox)
@@ -231,7 +232,7 @@ class Learner:
         """The step's report; which checkpoint holds it is filled in when there is one."""
         parts = self._parts
         now_s = parts.clock.monotonic_s()
-        idle_s, train_s = self._idle_s, now_s - self._mark_s - self._idle_s
+        idle_s, train_s = self._idle_s, max(0.0, now_s - self._mark_s - self._idle_s)
         self._mark_s, self._idle_s = now_s, 0.0
         stages = self._history.stages(formed.trajectories, self.version)
         times = StepTimes(train_s=train_s, idle_s=idle_s, broadcast_s=parts.broadcast.last_s)
@@ -309,6 +310,9 @@ class Learner:
         assembly = self._settle()
         name = checkpoint_id(version, self._session)
         snapshot = parts.trainer.snapshot(version) if publish else None
+        if snapshot is not None:
+            # What cannot be published must not become durable: each start would try to publish it, and fail.
+            parts.publication.check(snapshot.num_bytes)
         self._outbox = [(topic, self._placed(record, name, assembly, snapshot)) for topic, record in self._outbox]
         outbox: Outbox = tuple(self._outbox)
         self._state = replace(
@@ -413,8 +417,13 @@ class Learner:
         )
         if before is not None:
             parts.store.prune(self._session, self._settings.checkpoint.keep, before.version)
+            if self._has_published and not self._has_swept and self._state.parent is not None:
+                # What this session trained is in the log, so nobody can go on from where another one had left its line.
+                parts.store.prune_branches(self._settings.run.name, self._state.parent)
+                self._has_swept = True
         if snapshot is not None:
             self._published = Published(version=version, sha256=snapshot.sha256)
+            self._has_published = True
             if parts.asking is not None:
                 parts.asking.begin(version, snapshot.sha256)
         self._outbox = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from echo_bus.metrics import BoundedLabel
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -42,6 +44,8 @@ class LearnerMetrics:
         self.probe_difference = gauge("probe_logprob_difference", "Largest difference of log-probabilities on the newest probe group.")
         self.probes = counter("probe_samples", "Samples on which learner and worker were compared.")
         self.probes_refused = counter("probe_samples_refused", "Probe samples that this model cannot take.")
+        self.worker_label = BoundedLabel()
+        """For `claims`."""
         self.claims = counter("claims", "Samples on which a worker's claim of a version was looked at, by verdict.", "worker", "verdict")
         self.step = gauge("step", "The newest step's metrics; names and meanings in echo_learner.step_metrics.", "metric")
         self.evaluations = counter("evaluations", "Evaluations that were due, by how they ended.", "name", "outcome")

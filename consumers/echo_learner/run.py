@@ -25,13 +25,13 @@ from echo_core.assembly import GroupAssembler
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox
+from echo_learner.commit.placement import Placement
 from echo_learner.commit.publication import Publication, PublicationThread, SnapshotWriter
 from echo_learner.commit.resuming import choose_checkpoint, choose_resumption, load_trainer, look, since_it_began
 from echo_learner.commit.rivals import Rivals
 from echo_learner.commit.run_record import write_run
 from echo_learner.commit.session import Tip
 from echo_learner.commit.snapshot import file_names
-from echo_learner.commit.store import SnapshotStore
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.evaluation.setup import kept_manifests, obey_orders, open_evaluations, published_manifests
 from echo_learner.heartbeat import Heartbeat
@@ -51,8 +51,6 @@ from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 
 logger = logging.getLogger(__name__)
-
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,10 +366,10 @@ def _open_publication(
     on_published: Callable[[Publication], None],
 ) -> PublicationThread:
     settings = process.settings
-    store = SnapshotStore(settings.store.uri, settings.store.above_mb * _MIB) if settings.store.uri else None
+    placement = Placement(process.bus, settings)
     return PublicationThread(
         writer,
-        SnapshotWriter(settings.run.name, blobs=blobs, store=store, codec=process.bus.codec, clock=process.clock),
+        SnapshotWriter(settings.run.name, blobs=blobs, placement=placement, codec=process.bus.codec, clock=process.clock),
         places=process.places,
         metrics=metrics,
         clock=process.clock,

@@ -109,7 +109,7 @@ class WorkerTrust:
         first = group[0]
         worker, version = claim = _claim(first)
         verdict = Verdict.UNCHECKED if difference is None else Verdict.AGREES if difference <= self._tolerance else Verdict.DISAGREES
-        self._metrics.claims.labels(worker, verdict.value).inc()
+        self._metrics.claims.labels(self._metrics.worker_label.of(worker), verdict.value).inc()
         with self._lock:
             standing = self._standings.setdefault(claim, _Standing(sampled_s=self._clock.monotonic_s()))
             before = standing.verdict

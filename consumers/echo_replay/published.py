@@ -71,6 +71,8 @@ def check_blobs(bus: Bus, log: RunLog) -> Finding:
                 finding.broken(f"`current` names what retention has removed: {found.message}", version=version)
             case OffsetLost():
                 finding.gap("retention has removed the blobs of old versions")
+            case FileNotFoundError() if version != current:
+                finding.gap("the store does not keep the snapshots of old versions")
             case BlobCorrupt() | DeadlineExceeded() | OSError():
                 finding.broken(f"A manifest names what is not there whole: {found}", version=version, is_current=version == current)
             case Exception():

@@ -9,8 +9,8 @@ names chunks that are not there. A reader checks the whole and every file, and l
 The bytes are hashed once for each digest that does not follow from another: the first file's is that of the whole up to its end, and a
 blob whose whole is right has no wrong chunk. Chunks are hashed by a reader only to name the one that is wrong.
 
-Blobs may be of any size: neither side holds more than some chunks of one in memory (`read` does, whose caller wants the bytes), and what
-ends a transfer is that nothing more comes, never how long all of it takes.
+Blobs may be of any size: neither side holds more than some chunks of one in memory (`read` and `read_each` do, whose callers want the
+bytes), and what ends a transfer is that nothing more comes, never how long all of it takes.
 """
 
 from __future__ import annotations

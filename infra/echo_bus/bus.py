@@ -128,16 +128,19 @@ class Bus:
         """A reader for whoever reads what is there and closes it: at the end nothing is waited for."""
         return self.reader(topics, isolation=isolation, profile=profiles.LOOK)
 
-    def newest(self, topic: Topic, record: type[V], timeout_s: float = 30.0) -> dict[str, V]:
-        """The newest record of every key of a compacted topic, as it is now. Raises DeadlineExceeded, or as `LogReader.read`."""
-        view = CompactedView(self.look([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, clock=self.clock)
+    def newest(self, topic: Topic, record: type[V], timeout_s: float = 30.0, *, only: str | None = None) -> dict[str, V]:
+        """The newest record of every key of a compacted topic, or of the key `only`, as it is now.
+
+        Raises DeadlineExceeded, or as `LogReader.read`.
+        """
+        view = CompactedView(self.look([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, only=only, clock=self.clock)
         with closing(view):
             view.load(Deadline.after(timeout_s, self.clock))
             return view.items()
 
-    def view(self, topic: Topic, record: type[V], timeout_s: float = 30.0) -> CompactedView[V]:
-        """A view of a compacted topic that carries `record`, read to its end."""
-        view = CompactedView(self.reader([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, clock=self.clock)
+    def view(self, topic: Topic, record: type[V], timeout_s: float = 30.0, *, only: str | None = None) -> CompactedView[V]:
+        """A view of a compacted topic that carries `record`, or of its key `only`, read to its end."""
+        view = CompactedView(self.reader([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, only=only, clock=self.clock)
         view.open(Deadline.after(timeout_s, self.clock))
         return view
 

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+import threading
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 # Seconds from under a millisecond (a warm local broker) to a minute (a fail-over).
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+# Values of one label; Prometheus keeps a series for each of them until the process ends.
+_MOST_VALUES = 200
+_MOST_CHARACTERS = 100
+
+
+class BoundedLabel:
+    """A label whose values others choose, such as a worker's name: the first 200 are shown, cut to 100 characters, all later ones together.
+
+    Thread-safe.
+    """
+
+    def __init__(self, most: int = _MOST_VALUES) -> None:
+        self._most = most
+        self._known: set[str] = set()
+        self._lock = threading.Lock()
+
+    def of(self, text: str) -> str:
+        """The value to use for `text`."""
+        value = text[:_MOST_CHARACTERS]
+        with self._lock:
+            if value in self._known or len(self._known) < self._most:
+                self._known.add(value)
+                return value
+        return "(others)"
 
 
 class BusMetrics:

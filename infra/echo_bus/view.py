@@ -39,11 +39,14 @@ class CompactedView(Generic[V]):
         *,
         metrics: BusMetrics,
         run_id: str | None = None,
+        only: str | None = None,
         clock: Clock | None = None,
         is_outdated: Callable[[V, V], bool] = lambda known, new: False,
     ) -> None:
         """`reader` reads `topic` alone. With `run_id`, tombstones of other runs' keys are passed by too (their records already are).
-        `is_outdated(known, new)`: the key keeps what is `known`, although `new` was written later.
+
+        `only`: the one key that is kept and listened to, on a topic that grows with the run. `is_outdated(known, new)`: the key keeps what
+        is `known`, although `new` was written later.
         """
         if not topic.compacted:
             raise UserError(f"{topic.name!r} is not compacted, so a view of it would not be whole.", hint="Read it with LogReader.")
@@ -51,6 +54,7 @@ class CompactedView(Generic[V]):
         self._record = record
         self._is_outdated = is_outdated
         self._own_keys = None if run_id is None else (run_id, f"{run_id}/")
+        self._only = only
         self._clock = clock or SystemClock()
         self._updates = metrics.view_updates.labels(topic.name)
         self._size = metrics.view_entries.labels(topic.name)
@@ -138,6 +142,8 @@ class CompactedView(Generic[V]):
             for message in messages:
                 key, record = message.key, message.record
                 if key is None or not (record is None or isinstance(record, self._record)):
+                    continue
+                if self._only is not None and key != self._only:
                     continue
                 if record is not None:
                     known = self._entries.get(key)

@@ -17,6 +17,8 @@ from echo_schemas.topic_files import TopicSpec, load_topic_specs
 _OWN_GROUPS = "{role}.*"
 # Whose lag is watched decides which topic's end offsets are asked for.
 _WATCHED_TOPICS = {"worker": "requests", "reward.*": "trajectories"}
+# Whose retention its writer looks at.
+_SIZED_TOPIC = "weights.chunks"
 
 
 class Resource(StrEnum):
@@ -56,6 +58,9 @@ def _of_role(role: Role, principal: str, namespace: Namespace, specs: tuple[Topi
             yield Acl(principal, Resource.TOPIC, name, "Read")
         if role.reads_all_topics:
             # `topics check` and `doctor` compare settings; reading them changes nothing.
+            yield Acl(principal, Resource.TOPIC, name, "DescribeConfigs")
+        elif spec.name == _SIZED_TOPIC and role.name in spec.producers:
+            # Whether what is kept there is enough for a snapshot is compared before the first one is written.
             yield Acl(principal, Resource.TOPIC, name, "DescribeConfigs")
     for group in role.groups:
         yield _named(principal, Resource.GROUP, namespace, group, "Read")

@@ -357,9 +357,11 @@ class Feeder:
         found = self._requests.lost(now_s, self._patience.limit_s(self._steps.step_s), self._roster.active_s(now_s), alone=alone)
         self._lost = deque(_Issue(Purpose.TRAIN, seq, resends=resends + 1, why=why) for seq, resends, why in found)
 
-    def _hear(self, _key: str, status: WorkerStatus | None) -> None:
+    def _hear(self, key: str, status: WorkerStatus | None) -> None:
         """On the view's thread: a worker's newest word. Who works where may have changed, so the feeder looks."""
-        if status is not None:
+        if status is None:
+            self._roster.forget(key)
+        else:
             self._roster.heard(status, self._parts.clock.monotonic_s())
             self._wake.set()
 

@@ -41,7 +41,8 @@ class OlderSnapshots:
         manifest_of: Callable[[int], WeightManifest | None],
         in_use: Callable[[], frozenset[int]],
     ) -> None:
-        """`folder`: where files may lie beside others'. `manifest_of`: under `<run>/v/<n>`. `in_use`: versions that the engine needs."""
+        """`folder`: where files may lie beside others'. `manifest_of`: under `<run>/v/<n>`; it may
+        block and raise TransportError. `in_use`: versions that the engine needs."""
         self._source = source
         self._folder = folder
         self._manifest_of = manifest_of
@@ -77,13 +78,17 @@ class OlderSnapshots:
         self._fetching.shutdown(wait=False, cancel_futures=True)
 
     async def _fetch(self, version: int) -> Snapshot:
-        manifest = self._manifest_of(version)
+        loop = asyncio.get_running_loop()
+        try:
+            manifest = await loop.run_in_executor(self._fetching, self._manifest_of, version)
+        except TransportError as exc:
+            raise VersionNotKept(f"The manifest of version {version} cannot be read: {exc}") from exc
         if manifest is None:
             raise VersionNotKept(f"There is no manifest of version {version}.")
         folder = self._folder / f"older-v{version}-{manifest.sha256[:12]}"
         try:
             if not folder.exists():
-                await asyncio.get_running_loop().run_in_executor(self._fetching, self._source.fetch, manifest, folder)
+                await loop.run_in_executor(self._fetching, self._source.fetch, manifest, folder)
         except (TransportError, OSError) as exc:
             # Nobody says whether it will be asked for again.
             self._fetching.submit(shutil.rmtree, partial_of(folder), ignore_errors=True)

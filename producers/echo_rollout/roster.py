@@ -50,6 +50,11 @@ class Roster:
                 self._active_s[status.worker_id] = now_s
             self._heard[status.worker_id] = (now_s, status)
 
+    def forget(self, worker_id: str) -> None:
+        """`workers` does not know the worker any more."""
+        with self._lock:
+            self._heard.pop(worker_id, None)
+
     def found(self, statuses: Mapping[str, WorkerStatus], now_s: float, now_ms: int) -> None:
         """What the log held before anything was heard. A word that is old by the wall clock is that of a worker long gone."""
         for status in statuses.values():

@@ -35,15 +35,15 @@ from echo_rollout.worker import GROUP, Worker
 from echo_rollout.worker_parts import WorkerParts
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import Progress, WeightKind, WeightManifest, WorkerStatus
-from echo_schemas.topics import PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, WORKERS
+from echo_schemas.topics import PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 from echo_tasks.evaluation import load_evaluation_tasks
 
 logger = logging.getLogger(__name__)
 
-# What a snapshot is taken to weigh before the first is seen: decides only whether shared memory is used.
-_SNAPSHOT_BYTES = 256 << 20
+# What an adapter is taken to weigh before the first is seen: decides only whether shared memory is used.
+_ADAPTER_BYTES = 256 << 20
 _METADATA_S = 30.0
 
 
@@ -63,7 +63,7 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
     codec = PromptCodec(base)
     vocabulary = vocabulary_size(base)
     with ExitStack() as stack:
-        folder = stack.enter_context(snapshot_folder(_SNAPSHOT_BYTES))
+        folder = stack.enter_context(snapshot_folder(_snapshot_bytes(settings, base)))
         journal = stack.enter_context(closing(CrashJournal(journal_path(settings, worker_id, cluster_id(process.bus)))))
         reader = stack.enter_context(closing(process.bus.blob_reader()))
         reader.warm(WEIGHT_CHUNKS)
@@ -113,6 +113,13 @@ def engine_config(settings: Settings, base: Path) -> EngineConfig:
     )
 
 
+def _snapshot_bytes(settings: Settings, base: Path) -> int:
+    """About the size of the run's snapshots: that of the base model, or of an adapter."""
+    if settings.policy.update != "full":
+        return _ADAPTER_BYTES
+    return sum(path.stat().st_size for path in base.glob("*.safetensors"))
+
+
 def journal_path(settings: Settings, worker_id: str, cluster: str) -> Path:
     """Where a worker notes what it has in hand: on this machine, by cluster (another one has other records at the same offsets), namespace,
     run and worker."""
@@ -156,7 +163,7 @@ def run_feeder(process: RoleProcess) -> None:
                 )
             ),
             progress=stack.enter_context(closing(bus.view(PROGRESS, Progress))),
-            weights=stack.enter_context(closing(bus.view(WEIGHTS, WeightManifest))),
+            weights=stack.enter_context(closing(bus.view(WEIGHTS, WeightManifest, only=weights_key(settings.run.name, None)))),
             workers=stack.enter_context(closing(bus.view(WORKERS, WorkerStatus))),
             control=stack.enter_context(closing(bus.orders())),
             places=process.places,

@@ -7,6 +7,7 @@ whoever opens a folder removes those that nobody holds.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -15,10 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 _PREFIX = "echoswarm-weights-"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the place that is meant
 # Room for the versions in use, and for the next one beside them.
 _ROOM_FACTOR = 4
+# One in use, one on its way.
+_LEAST_FACTOR = 2
+_GIB = 1 << 30
 # Between a folder's making and its lock lies a moment; no folder is taken for abandoned that young.
 _YOUNG_S = 60.0
 
@@ -42,7 +48,17 @@ def _parent(num_bytes: int, shared_memory: Path) -> Path:
     with suppress(OSError):
         if shutil.disk_usage(shared_memory).free >= num_bytes * _ROOM_FACTOR and os.access(shared_memory, os.W_OK):
             return shared_memory
-    return Path(tempfile.gettempdir())
+    folder = Path(tempfile.gettempdir())
+    with suppress(OSError):
+        free = shutil.disk_usage(folder).free
+        if free < num_bytes * _LEAST_FACTOR:
+            logger.warning(
+                "%s has %.1f GiB left, and a worker needs room for two snapshots of about %.1f. Free space there, or set TMPDIR.",
+                folder,
+                free / _GIB,
+                num_bytes / _GIB,
+            )
+    return folder
 
 
 def _remove_abandoned(parent: Path) -> None:

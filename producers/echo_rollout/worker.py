@@ -25,7 +25,6 @@ from echo_bus.errors import TransportError
 from echo_bus.process import StopSignal
 from echo_bus.publisher import Publisher
 from echo_bus.request_reply_server import ReplyServer
-from echo_bus.view import CompactedView
 from echo_rollout.engines.acceptance import check_capabilities
 from echo_rollout.engines.engine import AnswerUnusable, Engine, SnapshotRef
 from echo_rollout.evaluation_sampling import EvaluationSampler
@@ -45,7 +44,7 @@ from echo_rollout.weights import WeightWatcher
 from echo_rollout.worker_parts import WorkerParts
 from echo_schemas.errors import EchoError
 from echo_schemas.records import Purpose, WeightManifest, WorkerState
-from echo_schemas.topics import REPLIES, REQUESTS, WEIGHTS, weights_key
+from echo_schemas.topics import REPLIES, REQUESTS, WEIGHTS, WORKERS, weights_key
 from echo_tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -112,12 +111,14 @@ class Worker:
             publisher = stack.enter_context(closing(parts.bus.publisher(trajectory_profile(parts.settings))))
             self._publishing = stack.enter_context(closing(self._open_publishing(publisher)))
             self._publishing.start()
-            view, joins_later = await asyncio.gather(
-                asyncio.to_thread(parts.bus.view, WEIGHTS, WeightManifest),
+            key = weights_key(parts.settings.run.name, None)
+            view, others = await asyncio.gather(
+                asyncio.to_thread(parts.bus.view, WEIGHTS, WeightManifest, only=key),
                 asyncio.to_thread(find_others, parts.bus, parts.worker_id, parts.clock),
             )
             stack.enter_context(closing(view))
-            key = weights_key(parts.settings.run.name, None)
+            for gone in others.long_gone:
+                statuses.publish_tombstone(WORKERS, gone)
             self._newest = lambda: view.get(key)
             watcher = WeightWatcher(
                 self._engine,
@@ -130,7 +131,7 @@ class Worker:
                 clock=parts.clock,
             )
             view.on_change(lambda _key, _record: self._from_thread(watcher.wake))
-            self._evaluating = stack.enter_context(closing(self._open_evaluating(view)))
+            self._evaluating = stack.enter_context(closing(self._open_evaluating()))
             self._receipts = self._open_receipts(statuses)
             self._intake = self._open_intake()
             drain_s = (_FINISH_SHARE + _ACKNOWLEDGE_SHARE) * parts.settings.run.drain_s
@@ -142,8 +143,8 @@ class Worker:
             self._holding.on_early = loop.offer_again
             loop.on_assignment(lambda keys: self._heartbeat.has(partition for _, partition in keys))
             consuming = threading.Thread(target=self._consume, args=(loop.run,), name="requests", daemon=True)
-            self._join = consuming.start if joins_later else None
-            if not joins_later:
+            self._join = consuming.start if others.work else None
+            if not others.work:
                 # Joining the group takes as long as the engine's start, and what arrives meanwhile is held.
                 consuming.start()
             try:
@@ -189,17 +190,22 @@ class Worker:
         parts = self._parts
         return GroupSampler(engine, task, parts.codec, vocabulary=parts.vocabulary, on_empty=parts.metrics.empty.inc)
 
-    def _open_evaluating(self, view: CompactedView[WeightManifest]) -> EvaluationSampler:
-        parts, run_id = self._parts, self._parts.settings.run.name
+    def _open_evaluating(self) -> EvaluationSampler:
+        parts = self._parts
         return EvaluationSampler(
             self._engine,
             parts.source,
             parts.folder,
-            manifest_of=lambda version: view.get(weights_key(run_id, version)),
+            manifest_of=self._manifest_of,
             tasks=parts.evaluation_tasks,
             own_task=parts.task,
             open_sampler=lambda task: self._open_sampler(parts.engine, task),
         )
+
+    def _manifest_of(self, version: int) -> WeightManifest | None:
+        """Of any version that was published: read when asked for, since only few ever are. Blocks; raises TransportError."""
+        key = weights_key(self._parts.settings.run.name, version)
+        return self._parts.bus.newest(WEIGHTS, WeightManifest, only=key).get(key)
 
     def _open_intake(self) -> RequestIntake:
         parts = self._parts

@@ -63,7 +63,7 @@ def published_before_it_is_saved(patch: pytest.MonkeyPatch) -> None:
 
 def the_newest_checkpoint_is_taken(patch: pytest.MonkeyPatch) -> None:
     def everything(self: CheckpointStore, root: str | None, run_id: str) -> list[LearnerState]:
-        return sorted(self._states(run_id).values(), key=lambda state: (state.version, state.created_ms))
+        return sorted(self.states(run_id).values(), key=lambda state: (state.version, state.created_ms))
 
     patch.setattr(CheckpointStore, "descendants", everything)
 

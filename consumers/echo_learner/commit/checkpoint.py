@@ -2,8 +2,9 @@
 
     <folder>/.v16-<session>.tmp/ ─ write, fsync files and folders ─▶ rename ─▶ <folder>/v16-<session>/ ─ fsync <folder>
 
-A checkpoint is never overwritten, names its parent, and belongs to one session: another session's folders are read, never touched.
-`v16-<session>.<n>` holds what was dropped since `v16-…` while no step came: a new state beside the same weights, which are links.
+A checkpoint is never overwritten, names its parent, and belongs to one session: another session's folders are read, and removed only where
+nobody can go on from them (`ancestry`). `v16-<session>.<n>` holds what was dropped since `v16-…` while no step came: a new state beside the
+same weights, which are links.
 Every file's size and checksum stand in `state.json`, which has one itself: what a disk or a copy has changed since is noticed, not used.
 
     state.json      `LearnerState`, and what the other files must be
@@ -18,6 +19,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import struct
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_core.groups import AssemblyState
+from echo_learner.commit.ancestry import Relation, comes_from, relations
 from echo_learner.commit.snapshot import SnapshotFiles, read_snapshot, write_snapshot
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord, UserError
@@ -42,6 +45,7 @@ _STATE = "state.json"
 _OUTBOX = "outbox.bin"
 _SNAPSHOT = "snapshot"
 _TRAINER = "trainer"
+_ID = re.compile(r"v\d+-.+")
 _LENGTH = struct.Struct("<I")
 _PROBE_BYTES = 1 << 16
 _HASHED_AT_ONCE = 4
@@ -102,6 +106,11 @@ class LearnerState:
 def checkpoint_id(version: int, session: str, number: int = 0) -> str:
     """`v<n>-<session>`; `number` tells those made for drops alone from the version's first."""
     return f"v{version}-{session}.{number}" if number else f"v{version}-{session}"
+
+
+def version_of(name: str) -> int:
+    """The version in a checkpoint's id."""
+    return int(name[1:].partition("-")[0])
 
 
 class CheckpointStore:
@@ -205,7 +214,7 @@ class CheckpointStore:
         """All whole checkpoints, of any session."""
         if not self._folder.is_dir():
             return ()
-        return tuple(sorted(entry.name for entry in self._folder.iterdir() if entry.name.startswith("v") and (entry / _STATE).is_file()))
+        return tuple(sorted(entry.name for entry in self._folder.iterdir() if _ID.fullmatch(entry.name) and (entry / _STATE).is_file()))
 
     def load(self, name: str) -> LearnerState:
         """The state of a checkpoint. Raises UserError if it is not there or not whole."""
@@ -254,34 +263,51 @@ class CheckpointStore:
         return self._folder / name / _SNAPSHOT
 
     def descendants(self, root: str | None, run_id: str) -> list[LearnerState]:
-        """Checkpoints of `run_id` that come from `root` by their parents (None: from the very start), newest version last."""
-        states = self._states(run_id)
+        """Checkpoints of `run_id` that come from `root` by their parents (None: from the very start), newest version last.
+
+        Raises UserError if one that may be among them cannot be read. Those below `root`'s version are not looked at.
+        """
+        least = 0 if root is None else version_of(root)
+        loaded = (self.load(name) for name in self.ids() if version_of(name) >= least)
+        states = {state.id: state for state in loaded if state.run_id == run_id}
         return sorted(
-            (state for state in states.values() if _comes_from(state, root, states)), key=lambda state: (state.version, state.created_ms)
+            (state for state in states.values() if comes_from(state, root, states)), key=lambda state: (state.version, state.created_ms)
         )
 
-    def states(self, run_id: str) -> tuple[LearnerState, ...]:
-        """Every checkpoint of `run_id`, in no order."""
-        return tuple(self._states(run_id).values())
+    def states(self, run_id: str) -> dict[str, LearnerState]:
+        """Every checkpoint of `run_id` that can be read, by id. What cannot is passed over with a warning."""
+        return {name: state for name, state in self._readable() if state.run_id == run_id}
 
     def newest(self, run_id: str) -> LearnerState | None:
-        """The checkpoint of `run_id` with the highest version, whatever it comes from."""
-        return max(self._states(run_id).values(), key=lambda state: (state.version, state.created_ms), default=None)
+        """The readable checkpoint of `run_id` with the highest version, whatever it comes from."""
+        return max(self.states(run_id).values(), key=lambda state: (state.version, state.created_ms), default=None)
 
     def prune(self, session: str, keep: int, committed_version: int) -> None:
         """Remove this session's checkpoints but the newest `keep` versions', and none from `committed_version` on: the log may need it."""
-        own = sorted((int(name[1:].partition("-")[0]), name) for name in self.ids() if name.partition("-")[2].partition(".")[0] == session)
+        own = sorted((version_of(name), name) for name in self.ids() if name.partition("-")[2].partition(".")[0] == session)
         kept = sorted({version for version, _ in own})[-keep:]
         for version, name in own:
             if version not in kept and version < committed_version:
                 self.remove(name)
 
+    def prune_branches(self, run_id: str, tip: str) -> None:
+        """Remove the checkpoints of other sessions that came to nothing: neither `tip`, which the log names, nor of its line."""
+        for name, relation in relations(self.states(run_id), tip).items():
+            if relation is Relation.DEAD:
+                logger.info("The checkpoint %s came to nothing, and is removed: the run went on without it", name)
+                self.remove(name)
+
     def remove(self, name: str) -> None:
-        """Take a checkpoint away whole, in one rename: a process that dies while it deletes must not leave half a checkpoint behind."""
+        """Take a checkpoint away. What the disk refuses stays."""
+        # One rename takes it away whole: a process that dies while it deletes must not leave half a checkpoint behind.
         gone = self._folder / f".{name}.gone"
         with suppress(OSError):
             (self._folder / name).rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+    def num_bytes(self, name: str) -> int:
+        """What a checkpoint takes on the disk."""
+        return sum(path.stat().st_size for path in (self._folder / name).rglob("*") if path.is_file())
 
     def _content(self, name: str) -> dict[str, Any]:
         """What `state.json` holds, known to be what was written."""
@@ -300,11 +326,14 @@ class CheckpointStore:
 
     def _num_bytes(self, run_id: str) -> int:
         """Size of the largest checkpoint of the run; 0 if there is none."""
-        contents = (self._content(name) for name in self.ids())
-        return max((sum(size for size, _ in each["files"].values()) for each in contents if each.get("run_id") == run_id), default=0)
+        return max(map(self.num_bytes, self.states(run_id)), default=0)
 
-    def _states(self, run_id: str) -> dict[str, LearnerState]:
-        return {state.id: state for name in self.ids() if (state := self.load(name)).run_id == run_id}
+    def _readable(self) -> Iterator[tuple[str, LearnerState]]:
+        for name in self.ids():
+            try:
+                yield name, self.load(name)
+            except UserError as exc:
+                logger.warning("Passed over: %s `echoswarm checkpoints list` shows it.", exc.message)
 
     def _packed(self, outbox: Outbox) -> Iterator[bytes]:
         for topic, record in outbox:
@@ -323,15 +352,6 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
         if position > len(data):
             raise ValueError("the last record is cut off")
         yield data[start:position]
-
-
-def _comes_from(state: LearnerState, root: str | None, states: Mapping[str, LearnerState]) -> bool:
-    parent = state.parent
-    while parent != root:
-        if parent is None or parent not in states:
-            return False
-        parent = states[parent].parent
-    return True
 
 
 def _to_json(state: LearnerState) -> dict[str, Any]:

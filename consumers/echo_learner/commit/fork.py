@@ -104,7 +104,7 @@ def _refuse_taken(bus: Bus, store: CheckpointStore, settings: Settings, order: F
 
 def _find(bus: Bus, store: CheckpointStore, settings: Settings, order: ForkOrder) -> _Source:
     parent = settings.run.name
-    states = [state for state in store.states(parent) if state.snapshot is not None]
+    states = [state for state in store.states(parent).values() if state.snapshot is not None]
     manifests = kept_manifests(bus, parent)
     kept = [state for state in states if state.version == order.version and (state.snapshot or "").startswith(order.sha256)]
     manifest = manifests.get(order.version)

@@ -19,8 +19,8 @@ from echo_bus.profiles import MAX_RECORD_BYTES
 from echo_bus.transactions import TransactionalWriter
 from echo_core.bottleneck import Place, Use
 from echo_learner.commit.checkpoint import Outbox
+from echo_learner.commit.placement import Placement
 from echo_learner.commit.snapshot import SnapshotFiles
-from echo_learner.commit.store import SnapshotStore
 from echo_learner.metrics import LearnerMetrics
 from echo_schemas.codec import Codec
 from echo_schemas.records import Record, StepReport, WeightManifest
@@ -49,23 +49,39 @@ class Publication:
 class SnapshotWriter:
     """Brings bytes to where manifests and reports can name them: onto the log, or into the store. Used from the publication thread."""
 
-    def __init__(self, run_id: str, *, blobs: BlobWriter, store: SnapshotStore | None, codec: Codec, clock: Clock) -> None:
-        """`store` takes snapshots of its size and above; None: all travel through the log."""
+    def __init__(self, run_id: str, *, blobs: BlobWriter, placement: Placement, codec: Codec, clock: Clock) -> None:
         self._run_id = run_id
         self._blobs = blobs
-        self._store = store
+        self._placement = placement
         self._codec = codec
         self._clock = clock
+
+    def check(self, num_bytes: int) -> None:
+        """Raise UserError unless a snapshot of this size can be written; TransportError. Changes nothing."""
+        self._placement.check(num_bytes)
+
+    def prune(self, snapshot: SnapshotFiles) -> None:
+        """`snapshot` is public now: remove from the store what it makes too old."""
+        store = self._placement.store_for(snapshot.num_bytes)
+        if store is not None:
+            store.prune(snapshot.version)
 
     def write(self, publication: Publication, snapshot: SnapshotFiles) -> WeightManifest:
         """The bytes first: a manifest never names what is not there. Written again under the same name they are the same."""
         sha256 = snapshot.sha256
         where: dict[str, Any] = {}
-        if self._store is not None and snapshot.num_bytes >= self._store.least_bytes:
-            where["uri"] = self._store.write(self._run_id, snapshot)
+        store = self._placement.store_for(snapshot.num_bytes)
+        if store is not None:
+            where["uri"] = store.write(snapshot)
         else:
-            name = f"v/{snapshot.version}/{sha256[:12]}"
-            where["blob"] = self._blobs.write(WEIGHT_CHUNKS, self._run_id, name, snapshot.blob, sha256=sha256)
+            where["blob"] = self._blobs.write(
+                WEIGHT_CHUNKS,
+                self._run_id,
+                f"v/{snapshot.version}/{sha256[:12]}",
+                snapshot.pieces(),
+                num_bytes=snapshot.num_bytes,
+                sha256=sha256,
+            )
         return WeightManifest(
             run_id=self._run_id,
             version=snapshot.version,
@@ -121,6 +137,10 @@ class PublicationThread:
         self._ended_s = clock.monotonic_s()
         self.last_s = 0.0
 
+    def check(self, num_bytes: int) -> None:
+        """Raise UserError unless a snapshot of this size can be published: before the checkpoint that would hold it; TransportError."""
+        self._snapshots.check(num_bytes)
+
     def submit(self, publication: Publication) -> None:
         """Begin. `wait` first: there is one at a time."""
         self._pending = self._executor.submit(self._publish, publication)
@@ -157,3 +177,5 @@ class PublicationThread:
             self.last_s = self._ended_s - started_s
             self._metrics.publication_seconds.observe(self.last_s)
         self._on_published(publication)
+        if publication.snapshot is not None:
+            self._snapshots.prune(publication.snapshot)

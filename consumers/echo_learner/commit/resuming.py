@@ -20,6 +20,7 @@ from echo_core.groups import AssemblyState
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
 from echo_learner.commit.log_changes import examine_log, fork_hint
+from echo_learner.commit.placement import check_start
 from echo_learner.commit.session import Tip
 from echo_learner.training.config import changed_meaning, meaning_of
 from echo_learner.training.ranks import Trainer
@@ -61,6 +62,7 @@ def look(bus: Bus, settings: Settings, tip: Tip, *, takeover: bool, skip: bool, 
     identities = sessions.identities(bus)
     tip, resumption = _find_resumption(bus, store, tip, settings, identities, skip=skip)
     store.check_writable(settings.run.name)
+    check_start(bus, settings)
     return Seen(store=store, identities=identities, tip=tip, resumption=resumption)
 
 

@@ -8,7 +8,7 @@ own checksum is a stage on the way to the whole one, and nobody who makes or ver
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,10 +44,14 @@ class SnapshotFiles:
         object.__setattr__(self, "sha256", whole.hexdigest())
         object.__setattr__(self, "files", tuple(files))
 
-    @property
-    def blob(self) -> bytes:
-        """All files, one after another."""
-        return b"".join(content for _, content in self.contents)
+    def pieces(self) -> Iterator[bytes]:
+        """All files, one after another, in pieces."""
+        for file in self.files:
+            yield from self.pieces_of(file)
+
+    def pieces_of(self, file: WeightFile) -> Iterator[bytes]:
+        """One of `files` in pieces."""
+        yield next(content for name, content in self.contents if name == file.name)
 
     @property
     def num_bytes(self) -> int:

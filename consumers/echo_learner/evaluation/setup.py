@@ -19,6 +19,7 @@ from echo_bus.settings import Settings
 from echo_bus.settings.evaluation import EvalSettings
 from echo_bus.settings.rules import evaluation_spec, evaluation_specs
 from echo_learner.commit.session import READ_S
+from echo_learner.commit.store import still_stored
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.evaluation.requests import EvaluationRequests, Planned
 from echo_learner.metrics import LearnerMetrics
@@ -102,14 +103,16 @@ def read_evaluations(bus: Bus) -> list[Eval]:
 def kept_manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
     """The versions whose weights are still in the log or the store, oldest first.
 
-    A snapshot in the store is taken to be there: nothing of ours removes it. Raises DeadlineExceeded, TransportError.
+    Raises DeadlineExceeded, TransportError.
     """
     published = published_manifests(bus, run_id)
     lows = _first_offsets(bus)
+    in_store = [manifest for manifest in published.values() if manifest.blob is None]
+    stored = still_stored(in_store) if in_store else set()
     return {
         version: manifest
         for version, manifest in published.items()
-        if manifest.blob is None or manifest.blob.first_offset >= lows[manifest.blob.partition]
+        if (version in stored if manifest.blob is None else manifest.blob.first_offset >= lows[manifest.blob.partition])
     }
 
 

@@ -267,9 +267,13 @@ class StoreSettings(Section):
     """[store]: where large snapshots lie, beside the log."""
 
     uri: str = ""
-    """An fsspec address such as s3://bucket/path or file:///path; empty: all snapshots travel through `weights.chunks`."""
+    """An fsspec address such as s3://bucket/path or file:///path; empty: the folder `snapshots` beside the checkpoints, for workers on the
+    learner's machine."""
     above_mb: int = Field(default=1024, ge=0)
-    """Snapshots of at least so many MiB go to the store."""
+    """Snapshots of at least so many MiB go to the store; smaller ones travel through `weights.chunks`."""
+    keep: int | None = Field(default=None, ge=2)
+    """Newest snapshots kept in the store; older ones are removed once a newer one is public. None: [checkpoint] keep of them in the folder
+    beside the checkpoints, all of them at an address of yours."""
 
     @field_validator("uri")
     @classmethod

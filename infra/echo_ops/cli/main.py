@@ -14,10 +14,12 @@ kafka = typer.Typer(no_args_is_help=True, help="A real Apache Kafka on this mach
 topics = typer.Typer(no_args_is_help=True, help="Topics as code: compare the cluster with the topic files, and make it so.")
 schemas = typer.Typer(no_args_is_help=True, help="Avro schemas: compatibility, ids, registration.")
 acls = typer.Typer(no_args_is_help=True, help="Access lists, generated from topic files and roles.")
+checkpoints = typer.Typer(no_args_is_help=True, help="The checkpoints of a run: what there is, and what nobody needs any more.")
 app.add_typer(kafka, name="kafka")
 app.add_typer(topics, name="topics")
 app.add_typer(schemas, name="schemas")
 app.add_typer(acls, name="acls")
+app.add_typer(checkpoints, name="checkpoints")
 
 Config = Annotated[
     Path | None,
@@ -123,6 +125,29 @@ def acls_render(
 
     with user_errors():
         commands.render(config, format_)
+
+
+@checkpoints.command("list")
+def checkpoints_list(config: Config = None) -> None:
+    """Print every checkpoint in the run's folder with its size, and what it is to the run in the log."""
+    from echo_ops.cli import checkpoints as commands
+
+    with user_errors():
+        commands.list_checkpoints(config)
+
+
+@checkpoints.command("prune")
+def checkpoints_prune(
+    config: Config = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="Newest of the run to keep, instead of [checkpoint] keep.")] = None,
+    unreadable: Annotated[bool, typer.Option("--unreadable", help="Also what cannot be read and is older than the log's newest.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+) -> None:
+    """Remove checkpoints of the run that came to nothing or are older than the newest few. Safe beside a running learner."""
+    from echo_ops.cli import checkpoints as commands
+
+    with user_errors():
+        commands.prune(config, keep=keep, unreadable=unreadable, dry_run=dry_run)
 
 
 @app.command("tail")

@@ -40,7 +40,7 @@ class ChunkRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRef:
-    """A blob that was written to a topic in chunks. Its chunk list is inline, or, when long, a blob of its own (`chunk_list`)."""
+    """A blob that was written to a topic in chunks. A long list of chunks is left out: they say the same of themselves."""
 
     topic: str
     partition: int

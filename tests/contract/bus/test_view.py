@@ -46,6 +46,27 @@ def test_a_view_is_whole_when_it_opens_and_follows(
     assert view.wait_for("demo", lambda seen: seen.version >= 7, Deadline.after(PATIENCE_S)) == progress(7)
 
 
+def test_a_view_of_one_key_holds_and_tells_nothing_else(kit: Any, progress: Callable[..., Progress], until: Until) -> None:
+    kit.create(PROGRESS)
+    publisher = kit.publisher()
+    for run in ("other", "demo", "third"):
+        publisher.publish(PROGRESS, progress(1, run))
+    publisher.flush(PATIENCE_S)
+    view = kit.bus.view(PROGRESS, Progress, only="demo")
+    kit.opened.append(view)
+    assert view.items() == {"demo": progress(1)}
+    heard: list[str] = []
+    view.on_change(lambda key, _record: heard.append(key))
+    for run in ("other", "demo", "fourth"):
+        publisher.publish(PROGRESS, progress(2, run))
+    publisher.publish_tombstone(PROGRESS, "third")
+    publisher.publish_tombstone(PROGRESS, "demo")
+    until(lambda: heard[1:], "the tombstone")
+    assert heard == ["demo", "demo"]
+    assert view.items() == {}
+    assert kit.bus.newest(PROGRESS, Progress, only="other") == {"other": progress(2, "other")}
+
+
 def test_the_newest_of_each_key_as_of_now(kit: Any, progress: Callable[..., Progress]) -> None:
     kit.create(PROGRESS)
     assert kit.bus.newest(PROGRESS, Progress) == {}

@@ -206,8 +206,10 @@ def test_snapshots_of_a_store_can_be_forked(pipeline: Pipeline, tmp_path: Path) 
     (files,) = (tmp_path / "store" / "demo").glob("v1-*")
     (files / "adapter_model.safetensors").write_bytes(b"other")
     assert "are not those that its manifest names" in refusal(pipeline, 1, "third", weights_only=True)
-    shutil.rmtree(files)
+    (files / "adapter_model.safetensors").unlink()
     assert "cannot be read" in refusal(pipeline, 1, "third", weights_only=True)
+    shutil.rmtree(files)
+    assert "In the log: 0, 2-3." in refusal(pipeline, 1, "third", weights_only=True)
 
 
 def test_the_parent_goes_on_beside_its_fork(pipeline: Pipeline) -> None:

@@ -36,7 +36,8 @@ def test_a_role_reads_exactly_what_the_topic_files_say(role: str) -> None:
 
 def test_nobody_may_create_or_alter_anything() -> None:
     assert {acl.operation for acl in ACLS} <= {"Read", "Write", "Describe", "DescribeConfigs"}
-    assert {acl.principal for acl in ACLS if acl.operation == "DescribeConfigs"} == {"User:echo.demo.operator"}
+    assert {acl.principal for acl in ACLS if acl.operation == "DescribeConfigs"} == {"User:echo.demo.operator", "User:echo.demo.learner"}
+    assert allowed("learner", Resource.TOPIC, "DescribeConfigs") == {"echo.demo.weights.chunks"}
 
 
 @pytest.mark.parametrize("process", ["", ".w1"], ids=["unnamed", "named"])

@@ -90,6 +90,13 @@ def test_a_step_takes_the_median_of_the_last_five_and_the_first_version_seen_mea
     assert pace.step_s == 4.0
 
 
+def test_a_worker_that_the_topic_does_not_know_any_more_is_forgotten() -> None:
+    made = roster(word("a", 0), word("b", 1))
+    made.forget("a")
+    made.forget("nobody")
+    assert held(made.shares(100.0)) == [({1}, 2.0)]
+
+
 def test_a_late_worker_waits_with_joining_while_others_work() -> None:
     now_ms = 100_000
     assert others_work([word("a", time_ms=now_ms - 1_000)], "b", now_ms)

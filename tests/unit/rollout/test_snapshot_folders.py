@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from echo_bus.settings import Settings
+from echo_rollout.run import _snapshot_bytes
 from echo_rollout.snapshot_folders import snapshot_folder
 
 LONG_AGO_S = 1_000_000_000
@@ -49,6 +53,15 @@ def test_a_folder_that_was_made_a_moment_ago_stays(tmp_path: Path) -> None:
         assert young.exists()
 
 
-def test_without_room_in_shared_memory_it_is_among_temporary_files(tmp_path: Path) -> None:
+def test_without_room_in_shared_memory_it_is_among_temporary_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with snapshot_folder(1 << 60, shared_memory=tmp_path) as folder:
         assert folder.parent != tmp_path
+    assert "needs room for two snapshots of about 1073741824.0. Free space there, or set TMPDIR." in caplog.text
+
+
+def test_the_room_for_whole_models_follows_from_the_base(tmp_path: Path) -> None:
+    for number in range(2):
+        with (tmp_path / f"model-{number}.safetensors").open("wb") as file:
+            file.truncate(8 << 30)
+    assert _snapshot_bytes(Settings.model_validate({"policy": {"update": "full"}}), tmp_path) == 16 << 30
+    assert _snapshot_bytes(Settings(), tmp_path) == 256 << 20

@@ -7,16 +7,20 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
 from prometheus_client import CollectorRegistry
 
 from echo_bus import blob_cursor
+from echo_bus.blob_files import partial_of
+from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
 from echo_bus.errors import BlobCorrupt, ClusterUnreachable, DeadlineExceeded, OffsetLost
 from echo_bus.memory import MemoryCluster
 from echo_bus.places import PlaceTimes
+from echo_bus.view import CompactedView
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.metrics import WorkerMetrics
@@ -92,7 +96,17 @@ def test_a_snapshot_that_retention_took_is_lost_and_the_next_is_installed(make_s
     wait_until(lambda: swarm.statuses()[-1].installed_version == 1, "the next version to be acknowledged")
 
 
-def test_a_worker_that_joins_late_starts_under_the_newest_weights_and_fetches_no_other(make_swarm: MakeSwarm) -> None:
+def test_a_worker_that_joins_late_starts_under_the_newest_weights_and_fetches_no_other(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views: list[CompactedView[Any]] = []
+    open_view = Bus.view
+
+    def noted(bus: Bus, *args: Any, **options: Any) -> CompactedView[Any]:
+        views.append(open_view(bus, *args, **options))
+        return views[-1]
+
+    monkeypatch.setattr(Bus, "view", noted)
     swarm = make_swarm()
     for version in range(4):
         swarm.publish_version(version)
@@ -102,6 +116,8 @@ def test_a_worker_that_joins_late_starts_under_the_newest_weights_and_fetches_no
     assert {record.min_version for record in swarm.trajectories()} == {3}
     assert swarm.metric("echo_rollout_installs_total", outcome="installed") == 1
     assert next(status.installed_version for status in swarm.statuses() if status.installed_version is not None) == 3
+    kept = [view.items() for view in views]
+    assert [set(items) for items in kept if any(isinstance(item, WeightManifest) for item in items.values())] == [{"demo/current"}]
 
 
 class ScriptedSource:
@@ -221,6 +237,29 @@ def test_a_newer_manifest_ends_the_wait_for_another_try(tmp_path: Path, monkeypa
 
     watch.run(script)
     assert source.asked == [1, 2]
+
+
+def test_what_arrived_of_a_version_that_was_followed_by_another_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 600.0)
+
+    class Interrupted(ScriptedSource):
+        def fetch(self, manifest: WeightManifest, folder: Path) -> None:
+            if manifest.version < 2:
+                partial_of(folder).mkdir()
+            super().fetch(manifest, folder)
+
+    watch = Watch(Interrupted(DeadlineExceeded("the line is dead")), tmp_path)
+    watch.newest = manifest_of(1)
+
+    async def script() -> None:
+        await watch.until(lambda: watch.outcomes(InstallOutcome.UNREACHABLE) == 1, "the first try to fail")
+        assert [path.name[:3] for path in tmp_path.iterdir()] == [".v1"], "the next try goes on there"
+        watch.newest = manifest_of(2)
+        watch.watcher.wake()
+        await watch.until(lambda: bool(watch.installed), "the newer version")
+        await watch.until(lambda: [path.name[:2] for path in tmp_path.iterdir()] == ["v2"], "the rest of version 1 to be removed")
+
+    watch.run(script)
 
 
 def test_versions_that_came_and_went_during_a_fetch_are_passed_over_and_old_files_are_removed(tmp_path: Path) -> None:

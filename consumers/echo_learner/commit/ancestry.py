@@ -1,0 +1,80 @@
+"""How the checkpoints of a run stand to the one that the log's tip names. Pure.
+
+    v3-a ─ v4-a ─ v5-a (tip) ─ v6-b        older, older, tip, unpublished
+              └── v5-c ─ v6-c              dead: no log will ever name them, and no start goes on from them
+
+A chain of parents may be broken: checkpoints in its middle are removed as a run goes on. Where that leaves a doubt, the answer is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Protocol
+
+
+class Relation(StrEnum):
+    """What a checkpoint is to the tip."""
+
+    TIP = "tip"
+    UNPUBLISHED = "unpublished"
+    OLDER = "older"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+class Node(Protocol):
+    """What is looked at of a checkpoint."""
+
+    @property
+    def parent(self) -> str | None: ...
+    @property
+    def version(self) -> int: ...
+
+
+def comes_from(node: Node, root: str | None, nodes: Mapping[str, Node]) -> bool:
+    """Whether the parents of `node` lead to `root`; None: to the very start."""
+    parent = node.parent
+    while parent != root:
+        if parent is None or parent not in nodes:
+            return False
+        parent = nodes[parent].parent
+    return True
+
+
+def relations(nodes: Mapping[str, Node], tip: str) -> dict[str, Relation]:
+    """Of each checkpoint of a run, by its id. OLDER: an ancestor, or below the tip's version and of unknown descent."""
+    if tip not in nodes:
+        return dict.fromkeys(nodes, Relation.UNKNOWN)
+    ancestors = set(_chain(tip, nodes))
+    end = _end_of(tip, nodes)
+    return {name: _relation(name, tip, nodes, ancestors, end) for name in nodes}
+
+
+def _relation(name: str, tip: str, nodes: Mapping[str, Node], ancestors: set[str], end: str | None) -> Relation:
+    if name == tip:
+        return Relation.TIP
+    if name in ancestors:
+        return Relation.OLDER
+    chain = _chain(name, nodes)
+    if tip in chain:
+        return Relation.UNPUBLISHED
+    if not ancestors.isdisjoint(chain) or _end_of(name, nodes) == end:
+        # It leaves the tip's line before the tip, at a checkpoint that is here or at the one where that line begins.
+        return Relation.DEAD
+    return Relation.OLDER if nodes[name].version < nodes[tip].version else Relation.UNKNOWN
+
+
+def _chain(name: str, nodes: Mapping[str, Node]) -> list[str]:
+    """The checkpoint and its ancestors, as far as they are there."""
+    chain: list[str] = []
+    here: str | None = name
+    while here is not None and here in nodes:
+        chain.append(here)
+        here = nodes[here].parent
+    return chain
+
+
+def _end_of(name: str, nodes: Mapping[str, Node]) -> str | None:
+    """The parent at which the chain ends: one that is not there, or None at the very start."""
+    return nodes[_chain(name, nodes)[-1]].parent

@@ -1,0 +1,37 @@
+"""A worker that starts: names of workers that are long gone leave `workers`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from echo_bus.clock import SystemClock
+from echo_rollout.engines.scripted import ScriptedEngine
+from echo_rollout.joining import find_others
+from echo_schemas.records import WorkerState, WorkerStatus
+from echo_schemas.topics import WORKERS
+from tests.unit.rollout.conftest import MakeSwarm
+from tests.unit.rollout.swarm import WAIT_S, wait_until
+
+DAY_MS = 24 * 3_600_000
+
+
+def test_names_of_which_nothing_was_heard_for_a_day_are_taken_off_the_topic(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    now_ms = SystemClock().time_ms()
+    said = {
+        "host-1": ("demo", WorkerState.READY, now_ms - DAY_MS - 60_000),
+        "host-2": ("other", WorkerState.GONE, now_ms - 30 * DAY_MS),
+        "host-3": ("demo", WorkerState.GONE, now_ms - 60_000),
+        "host-4": ("other", WorkerState.READY, now_ms),
+        "host-5": ("demo", WorkerState.READY, now_ms),
+    }
+    for name, (run_id, state, time_ms) in said.items():
+        status = WorkerStatus(run_id=run_id, worker_id=name, host="h", engine="e", state=state, time_ms=time_ms)
+        swarm.publisher.publish(WORKERS, status).wait(WAIT_S)
+    assert set(find_others(swarm.bus, "w", SystemClock()).long_gone) == {"host-1", "host-2"}
+    assert find_others(swarm.bus, "host-5", SystemClock()).work is False, "another run's worker is nobody to wait for"
+    swarm.publish_version(0)
+    swarm.start_worker(ScriptedEngine())
+    everybody = replace(swarm.bus, run_id=None)
+    wait_until(lambda: len(everybody.newest(WORKERS, WorkerStatus)) == 4, "two names to go and the worker's own to come")
+    assert set(everybody.newest(WORKERS, WorkerStatus)) >= {"host-3", "host-4", "host-5"}
