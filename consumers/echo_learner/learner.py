@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from echo_bus.clock import Clock
-from echo_bus.notices import Notices
+from echo_bus.notices import STANDSTILL_S, Notices
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
@@ -64,6 +64,8 @@ _WAIT_S = 0.5
 _DROPS_WAIT_S = 1.0
 # Of the time without a batch, committing drops takes a tenth at most.
 _DROPS_PAUSE = 10
+# The place of the learner's notice that no batch comes.
+_WAITING = "batch"
 # Stands where the checkpoint's name will, until there is one.
 _PENDING = "pending"
 
@@ -129,7 +131,7 @@ class Learner:
             parts.trainer, parts.metrics, versions=self._policy.budget + 2, max_tokens=self._settings.learner.micro_batch_tokens
         )
         parts.intake.call_before_choice(self._check_claims)
-        self._mark_s = parts.clock.monotonic_s()
+        self._mark_s = self._waits_since_s = parts.clock.monotonic_s()
         self._checkpoint_s = 0.0
         self._idle_s = 0.0
 
@@ -164,7 +166,7 @@ class Learner:
         Raises UserError (diverged, disk), ProducerFenced, TransportError.
         """
         total = self._settings.learner.steps
-        self._mark_s = self._parts.clock.monotonic_s()
+        self._mark_s = self._waits_since_s = self._parts.clock.monotonic_s()
         while not stop.is_set() and not (total and self.version >= total):
             self._obey_control()
             self._publish_evaluations()
@@ -175,6 +177,7 @@ class Learner:
                 if self._drops_are_due():
                     self._commit_drops()
                 self._face_failing_reward()
+                self._tell_standstill()
         self._finish()
         self._conclude_evaluations(stop)
         logger.info("The learner ends at version %d", self.version)
@@ -205,6 +208,13 @@ class Learner:
             parts.places.add(place, Use.EMPTY, waited_s)
         return groups
 
+    def _tell_standstill(self) -> None:
+        """A run that waits for long says for what."""
+        waited_s = self._parts.clock.monotonic_s() - self._waits_since_s
+        if waited_s >= STANDSTILL_S:
+            why = "The run is paused by an order." if self._is_paused() else self._parts.intake.describe_wait()
+            self._parts.notices.say(_WAITING, f"No batch for {waited_s:.0f} s, at version {self.version}. {why}")
+
     def _step(self, groups: Sequence[ChosenGroup], *, is_last: bool) -> None:
         parts = self._parts
         started_s = parts.clock.monotonic_s()
@@ -220,7 +230,8 @@ class Learner:
         if publish or version % self._settings.checkpoint.every == 0:
             self._commit(version, publish=publish)
         self._note(formed, report)
-        ended_s = parts.clock.monotonic_s()
+        self._waits_since_s = ended_s = parts.clock.monotonic_s()
+        parts.notices.clear(_WAITING)
         # One thread does both: while it trains, the next batch has nowhere to go.
         parts.places.add(Place.BATCH, Use.BUSY, formed_s - started_s)
         parts.places.add(Place.BATCH, Use.BLOCKED, ended_s - formed_s)

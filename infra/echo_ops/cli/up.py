@@ -28,6 +28,7 @@ from echo_ops.report.plain import PlainLines, closing_lines
 from echo_ops.report.run_view import Milestone, RunView
 from echo_ops.report.screen import Screen
 from echo_ops.report.spans import GenerationSpan, read_spans
+from echo_ops.report.standstill import Standstills
 from echo_ops.report.summary import summarise_run
 from echo_ops.supervisor.age import process_age_s
 from echo_ops.supervisor.broker import RunBroker
@@ -116,6 +117,7 @@ class _Run:
         )
         self._observer = Observer(view, {plan.name: plan.announce for plan in self._plans}, self._elapsed_s)
         self._lines = PlainLines()
+        self._standstills = Standstills()
         self._screen: Screen | None = None
         self._bus: Bus | None = None
         self._spans: list[GenerationSpan] = []
@@ -157,6 +159,10 @@ class _Run:
     def tick(self) -> None:
         """Show what is new."""
         self._observer.look_for_announcements()
+        with self._observer.view() as view:
+            still = list(self._standstills.news(view, self._elapsed_s()))
+        for line in still:
+            self.say(line)
         if self._screen is not None:
             if self._screen.is_due:
                 with self._observer.view() as view:

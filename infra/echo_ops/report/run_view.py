@@ -92,6 +92,9 @@ class RunView:
         self.disbelieved: Counter[str] = Counter()
         self.lags: dict[str, int] = {}
         self.trajectories_published = 0
+        self.rewards_written = 0
+        self.notices: dict[str, Mapping[str, str]] = {}
+        """What each process says of itself, by place."""
         self.started_ms = started_ms
         self._created: dict[int, tuple[float, int]] = {}
         self._installed: dict[int, dict[str, float]] = {}
