@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from echo_bus.clock import Clock
 from echo_bus.dead_letters import said_of
 from echo_bus.message import Message
+from echo_bus.notices import STANDSTILL_S
 from echo_bus.places import PlaceTimes
 from echo_bus.reader import LogReader
 from echo_bus.reader import Place as ReaderPlace
@@ -32,7 +33,7 @@ from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.requesting import SeqState
 from echo_learner.trust import WorkerTrust
-from echo_schemas.records import DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
+from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,11 @@ class Intake:
     def call_before_choice(self, call: Callable[[], object]) -> None:
         """`call()` on the learner's thread whenever it comes for a batch: to look at claims, without which none is chosen."""
         self._before_choice = call
+
+    def missing_rewards(self) -> dict[str, list[Coordinates]]:
+        """Where the records lie whose whole groups have waited too long for a reward, by its name."""
+        with self._changed:
+            return self._assembler.missing_rewards(STANDSTILL_S)
 
     def describe_wait(self) -> str:
         """Why there is no batch, as far as what was read tells, and what to look at."""

@@ -64,6 +64,8 @@ _WAIT_S = 0.5
 _DROPS_WAIT_S = 1.0
 # Of the time without a batch, committing drops takes a tenth at most.
 _DROPS_PAUSE = 10
+# Records of which the learner says at once that their rewards are missing; the oldest, so that the others' turn comes.
+_MAX_NAMED = 256
 # The place of the learner's notice that no batch comes.
 _WAITING = "batch"
 # Stands where the checkpoint's name will, until there is one.
@@ -123,6 +125,8 @@ class Learner:
         self._num_drop_checkpoints = 0
         self._drops_since_s: float | None = None
         self._drops_took_s = 0.0
+        self._name_missing_at_s = 0.0
+        self._has_named_missing = False
         self._terms: tuple[RewardTerm, ...] = state.terms
         self._given_up: frozenset[str] = frozenset()
         self._outbox: list[tuple[Topic, Record]] = list(outbox)
@@ -169,6 +173,7 @@ class Learner:
         self._mark_s = self._waits_since_s = self._parts.clock.monotonic_s()
         while not stop.is_set() and not (total and self.version >= total):
             self._obey_control()
+            self._name_missing_rewards()
             self._publish_evaluations()
             batch = self._next_batch(stop)
             if batch is not None:
@@ -214,6 +219,18 @@ class Learner:
         if waited_s >= STANDSTILL_S:
             why = "The run is paused by an order." if self._is_paused() else self._parts.intake.describe_wait()
             self._parts.notices.say(_WAITING, f"No batch for {waited_s:.0f} s, at version {self.version}. {why}")
+
+    def _name_missing_rewards(self) -> None:
+        """Let whoever judges look again at what stays without a reward, whoever has committed it."""
+        now_s = self._parts.clock.monotonic_s()
+        if now_s < self._name_missing_at_s:
+            return
+        self._name_missing_at_s = now_s + STANDSTILL_S
+        missing = self._parts.intake.missing_rewards()
+        where = list(dict.fromkeys(place for places in missing.values() for place in places))[:_MAX_NAMED]
+        if where or self._has_named_missing:
+            self._parts.heartbeat.miss(sorted(missing), where)
+        self._has_named_missing = bool(where)
 
     def _step(self, groups: Sequence[ChosenGroup], *, is_last: bool) -> None:
         parts = self._parts

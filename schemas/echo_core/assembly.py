@@ -177,11 +177,12 @@ class GroupAssembler:
         group = self._open.get(seq)
         return group is not None and group.chosen is not None
 
-    def missing_rewards(self) -> dict[str, list[Coordinates]]:
-        """Records of whole groups for which an awaited reward has no value yet, by the reward's name; oldest seq first."""
+    def missing_rewards(self, least_wait_s: float = 0.0) -> dict[str, list[Coordinates]]:
+        """Records of whole groups for which an awaited reward has no value yet, by the reward's name; oldest seq first. Of groups that
+        have waited for `least_wait_s` since they were whole."""
         missing: dict[str, list[Coordinates]] = {}
         for _, group in sorted(self._open.items()):
-            if group.chosen is None or group.ready is not None:
+            if group.chosen is None or group.ready is not None or group.waited_s < least_wait_s:
                 continue
             for sample in group.attempts[group.chosen].values():
                 for term in self._terms:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echo_schemas.records.base import Coordinates, Record
-from echo_schemas.records.reward import Drop, DropReason, Reward, RewardOutcome
+from echo_schemas.records.reward import Drop, DropReason, MissingRewards, Reward, RewardOutcome
 from echo_schemas.records.rollout import (
     ChatMessage,
     Purpose,
@@ -54,6 +54,7 @@ RECORDS: tuple[type[Record], ...] = (
     Eval,
     Run,
     Progress,
+    MissingRewards,
     WorkerStatus,
     Control,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "EvaluationOrder",
     "FinishReason",
     "LogprobSource",
+    "MissingRewards",
     "Mode",
     "PassAtK",
     "Position",

@@ -18,6 +18,7 @@ from echo_schemas.records import (
     Control,
     Coordinates,
     DropReason,
+    MissingRewards,
     Progress,
     RewardControl,
     RewardOutcome,
@@ -199,6 +200,29 @@ def test_a_learner_that_waits_says_for_what(
     running.wait_until(says_it, "the learner says that it waits")
     assert found["batch"].startswith("No batch for ")
     assert says in found["batch"]
+
+
+def test_a_learner_names_the_records_whose_rewards_stay_away(pipeline: Pipeline, clock: ManualClock, start: Start) -> None:
+    places = pipeline.write_group(7, values=(1.0, None))
+    running = start()
+    running.wait_for_value(OPEN, 1)
+    named: list[MissingRewards] = []
+
+    def is_named() -> bool:
+        clock.advance(1.0)
+        named[:] = pipeline.read(PROGRESS, MissingRewards)
+        return bool(named)
+
+    running.wait_until(is_named, "the learner names what it misses")
+    assert (named[0].rewards, named[0].where) == (("exact",), (places[1],))
+    pipeline.write_reward(sample(7, 1), places[1], 0.5)
+
+    def is_taken_back() -> bool:
+        clock.advance(1.0)
+        named[:] = pipeline.read(PROGRESS, MissingRewards)
+        return not named[-1].where
+
+    running.wait_until(is_taken_back, "the learner misses nothing any more")
 
 
 def test_a_reward_that_only_fails_ends_the_run_with_its_message(
