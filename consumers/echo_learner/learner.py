@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from echo_bus.clock import Clock
-from echo_bus.notices import STANDSTILL_S, Notices
+from echo_bus.notices import Notices
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
@@ -44,6 +44,7 @@ from echo_learner.training.config import batch_rules, meaning_of
 from echo_learner.training.ranks import Trainer
 from echo_learner.training.trainer import TrainResult
 from echo_learner.trust import WorkerTrust
+from echo_learner.waiting import Waiting
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
     Control,
@@ -64,10 +65,6 @@ _WAIT_S = 0.5
 _DROPS_WAIT_S = 1.0
 # Of the time without a batch, committing drops takes a tenth at most.
 _DROPS_PAUSE = 10
-# Records of which the learner says at once that their rewards are missing; the oldest, so that the others' turn comes.
-_MAX_NAMED = 256
-# The place of the learner's notice that no batch comes.
-_WAITING = "batch"
 # Stands where the checkpoint's name will, until there is one.
 _PENDING = "pending"
 
@@ -125,8 +122,6 @@ class Learner:
         self._num_drop_checkpoints = 0
         self._drops_since_s: float | None = None
         self._drops_took_s = 0.0
-        self._name_missing_at_s = 0.0
-        self._has_named_missing = False
         self._terms: tuple[RewardTerm, ...] = state.terms
         self._given_up: frozenset[str] = frozenset()
         self._outbox: list[tuple[Topic, Record]] = list(outbox)
@@ -135,7 +130,8 @@ class Learner:
             parts.trainer, parts.metrics, versions=self._policy.budget + 2, max_tokens=self._settings.learner.micro_batch_tokens
         )
         parts.intake.call_before_choice(self._check_claims)
-        self._mark_s = self._waits_since_s = parts.clock.monotonic_s()
+        self._mark_s = parts.clock.monotonic_s()
+        self._waiting = Waiting(parts.intake, parts.heartbeat, parts.notices, parts.clock)
         self._checkpoint_s = 0.0
         self._idle_s = 0.0
 
@@ -170,10 +166,11 @@ class Learner:
         Raises UserError (diverged, disk), ProducerFenced, TransportError.
         """
         total = self._settings.learner.steps
-        self._mark_s = self._waits_since_s = self._parts.clock.monotonic_s()
+        self._mark_s = self._parts.clock.monotonic_s()
+        self._waiting.begin()
         while not stop.is_set() and not (total and self.version >= total):
             self._obey_control()
-            self._name_missing_rewards()
+            self._waiting.name_missing_rewards()
             self._publish_evaluations()
             batch = self._next_batch(stop)
             if batch is not None:
@@ -182,7 +179,7 @@ class Learner:
                 if self._drops_are_due():
                     self._commit_drops()
                 self._face_failing_reward()
-                self._tell_standstill()
+                self._waiting.tell(self.version, is_paused=self._is_paused())
         self._finish()
         self._conclude_evaluations(stop)
         logger.info("The learner ends at version %d", self.version)
@@ -213,25 +210,6 @@ class Learner:
             parts.places.add(place, Use.EMPTY, waited_s)
         return groups
 
-    def _tell_standstill(self) -> None:
-        """A run that waits for long says for what."""
-        waited_s = self._parts.clock.monotonic_s() - self._waits_since_s
-        if waited_s >= STANDSTILL_S:
-            why = "The run is paused by an order." if self._is_paused() else self._parts.intake.describe_wait()
-            self._parts.notices.say(_WAITING, f"No batch for {waited_s:.0f} s, at version {self.version}. {why}")
-
-    def _name_missing_rewards(self) -> None:
-        """Let whoever judges look again at what stays without a reward, whoever has committed it."""
-        now_s = self._parts.clock.monotonic_s()
-        if now_s < self._name_missing_at_s:
-            return
-        self._name_missing_at_s = now_s + STANDSTILL_S
-        missing = self._parts.intake.missing_rewards()
-        where = list(dict.fromkeys(place for places in missing.values() for place in places))[:_MAX_NAMED]
-        if where or self._has_named_missing:
-            self._parts.heartbeat.miss(sorted(missing), where)
-        self._has_named_missing = bool(where)
-
     def _step(self, groups: Sequence[ChosenGroup], *, is_last: bool) -> None:
         parts = self._parts
         started_s = parts.clock.monotonic_s()
@@ -247,8 +225,8 @@ class Learner:
         if publish or version % self._settings.checkpoint.every == 0:
             self._commit(version, publish=publish)
         self._note(formed, report)
-        self._waits_since_s = ended_s = parts.clock.monotonic_s()
-        parts.notices.clear(_WAITING)
+        ended_s = parts.clock.monotonic_s()
+        self._waiting.begin()
         # One thread does both: while it trains, the next batch has nowhere to go.
         parts.places.add(Place.BATCH, Use.BUSY, formed_s - started_s)
         parts.places.add(Place.BATCH, Use.BLOCKED, ended_s - formed_s)
