@@ -6,14 +6,14 @@ Threads: any thread changes the state; one thread of its own repeats it. A faile
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from echo_bus.clock import Clock
 from echo_bus.errors import TransportError
 from echo_bus.publisher import Publisher
-from echo_schemas.records import Progress
+from echo_schemas.records import Coordinates, MissingRewards, Progress
 from echo_schemas.topics import PROGRESS
 
 _EVERY_S = 0.5
@@ -66,6 +66,18 @@ class Heartbeat:
         with self._lock:
             self._change({"published": version})
             self._publish_locked()
+
+    def miss(self, rewards: Sequence[str], where: Sequence[Coordinates]) -> None:
+        """Name the trajectories whose rewards are missing; whoever judges them looks at them again. Empty: none is missing any more."""
+        self._raise_error()
+        missing = MissingRewards(
+            run_id=self._state.run_id,
+            session=self._state.session,
+            rewards=tuple(rewards),
+            where=tuple(where),
+            time_ms=self._clock.time_ms(),
+        )
+        self._publisher.publish(PROGRESS, missing)
 
     def close(self) -> None:
         """Stop repeating."""

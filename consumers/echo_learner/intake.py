@@ -21,11 +21,12 @@ from typing import Any
 from echo_bus.clock import Clock
 from echo_bus.dead_letters import said_of
 from echo_bus.message import Message
+from echo_bus.notices import STANDSTILL_S
 from echo_bus.places import PlaceTimes
 from echo_bus.reader import LogReader
 from echo_bus.reader import Place as ReaderPlace
 from echo_core.assembly import GroupAssembler
-from echo_core.batch_choice import ChosenGroup, choose_batch
+from echo_core.batch_choice import Choice, ChosenGroup, choose_batch
 from echo_core.bottleneck import Place, Use
 from echo_core.groups import AssemblyState, DropDecision
 from echo_core.policy import StalenessPolicy
@@ -33,7 +34,7 @@ from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.requesting import SeqState
 from echo_learner.trust import WorkerTrust
-from echo_schemas.records import DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
+from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 logger = logging.getLogger(__name__)
@@ -133,9 +134,12 @@ class Intake:
             self._changed.wait_for(lambda: self._woken or self._may_choose(), timeout_s)
             self._woken = False
             self._raise_error()
-            if not self._may_choose():
-                return None
-            return self._choose(version, terms)
+            if self._may_choose():
+                return self._choose(version, terms)
+            if self._caught_up and self._assembler.num_ready:
+                # A group that can never be trained waits for no others: its place is wanted.
+                self._refuse(choose_batch(self._assembler.ready, version, self._policy, terms))
+            return None
 
     def set_terms(self, terms: tuple[RewardTerm, ...]) -> None:
         """Another reward specification for the batches from now on."""
@@ -145,6 +149,28 @@ class Intake:
     def call_before_choice(self, call: Callable[[], object]) -> None:
         """`call()` on the learner's thread whenever it comes for a batch: to look at claims, without which none is chosen."""
         self._before_choice = call
+
+    def missing_rewards(self) -> dict[str, list[Coordinates]]:
+        """Where the records lie whose whole groups have waited too long for a reward, by its name."""
+        with self._changed:
+            return self._assembler.missing_rewards(STANDSTILL_S)
+
+    def describe_wait(self) -> str:
+        """Why there is no batch, as far as what was read tells, and what to look at."""
+        with self._changed:
+            num_ready, num_open, missing = self._assembler.num_ready, self._assembler.num_open, self._assembler.missing_rewards()
+            caught_up = self._caught_up
+        said = f"{num_ready} of the {self._policy.groups_per_step} groups of a batch are ready, {num_open - num_ready} more are open."
+        if not caught_up:
+            return f"{said} The log is still read from where the checkpoint left it."
+        if missing:
+            waits = ", ".join(f"{len(places)} for the reward {name!r}" for name, places in missing.items())
+            return f"{said} Samples wait: {waits}. Look at the log of the reward processes."
+        if num_ready >= self._policy.groups_per_step:
+            return f"{said} What their workers claim is being compared, or they are dropped."
+        if num_open > num_ready:
+            return f"{said} No attempt of the open groups is whole. Look at the logs of the workers."
+        return f"{said} Nothing else has come. Look at the logs of the workers and of the feeder."
 
     def call_on_reward(self, call: Callable[[Reward], object]) -> None:
         """`call(reward)` on the reader thread for each reward of training that is read. Before `start`."""
@@ -244,8 +270,7 @@ class Intake:
 
     def _choose(self, version: int, terms: tuple[RewardTerm, ...]) -> tuple[ChosenGroup, ...] | None:
         choice = choose_batch(self._assembler.ready, version, self._policy, terms)
-        for seq, why in choice.refused.items():
-            self._assembler.drop_group(seq, why)
+        self._refuse(choice)
         if choice.batch is None:
             return None
         if any(self._trust.is_pending(sample.member.trajectory) for group in choice.batch for sample in group.samples):
@@ -259,6 +284,10 @@ class Intake:
         if self._paused and self._assembler.num_ready < self._max_ready:
             self._changed.notify_all()
         return choice.batch
+
+    def _refuse(self, choice: Choice) -> None:
+        for seq, why in choice.refused.items():
+            self._assembler.drop_group(seq, why)
 
     def _malformed(self, groups: tuple[ChosenGroup, ...]) -> dict[int, tuple[DropReason, str]]:
         """Groups with a sample that this model cannot take, or of a worker that is not believed."""

@@ -44,6 +44,7 @@ from echo_learner.training.config import batch_rules, meaning_of, step_policy
 from echo_learner.training.ranks import Trainer
 from echo_learner.training.trainer import TrainResult
 from echo_learner.trust import WorkerTrust
+from echo_learner.waiting import Waiting
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
     Control,
@@ -131,6 +132,7 @@ class Learner:
         )
         parts.intake.call_before_choice(self._check_claims)
         self._mark_s = parts.clock.monotonic_s()
+        self._waiting = Waiting(parts.intake, parts.heartbeat, parts.notices, parts.clock)
         self._checkpoint_s = 0.0
         self._idle_s = 0.0
 
@@ -166,8 +168,10 @@ class Learner:
         """
         total = self._settings.learner.steps
         self._mark_s = self._parts.clock.monotonic_s()
+        self._waiting.begin()
         while not stop.is_set() and not (total and self.version >= total):
             self._obey_control()
+            self._waiting.name_missing_rewards()
             self._publish_evaluations()
             batch = self._next_batch(stop)
             if batch is not None:
@@ -176,6 +180,7 @@ class Learner:
                 if self._drops_are_due():
                     self._commit_drops()
                 self._face_failing_reward()
+                self._waiting.tell(self.version, is_paused=self._is_paused())
         self._finish()
         self._conclude_evaluations(stop)
         logger.info("The learner ends at version %d", self.version)
@@ -222,6 +227,7 @@ class Learner:
             self._commit(version, publish=publish)
         self._note(formed, report)
         ended_s = parts.clock.monotonic_s()
+        self._waiting.begin()
         # One thread does both: while it trains, the next batch has nowhere to go.
         parts.places.add(Place.BATCH, Use.BUSY, formed_s - started_s)
         parts.places.add(Place.BATCH, Use.BLOCKED, ended_s - formed_s)

@@ -187,6 +187,20 @@ class GroupAssembler:
         group = self._open.get(seq)
         return group is not None and group.chosen is not None
 
+    def missing_rewards(self, least_wait_s: float = 0.0) -> dict[str, list[Coordinates]]:
+        """Records of whole groups for which an awaited reward has no value yet, by the reward's name; oldest seq first. Of groups that
+        have waited for `least_wait_s` since they were whole."""
+        missing: dict[str, list[Coordinates]] = {}
+        for _, group in sorted(self._open.items()):
+            if group.chosen is None or group.ready is not None or group.waited_s < least_wait_s:
+                continue
+            for sample in group.attempts[group.chosen].values():
+                for term in self._terms:
+                    known = sample.rewards.get(term.name)
+                    if term.is_awaited and (known is None or known[1].value is None):
+                        missing.setdefault(term.name, []).append(sample.where)
+        return missing
+
     def take(self, seq: int, dropped: Iterable[tuple[Coordinates, DropReason]] = ()) -> ReadyGroup:
         """Yield a ready group and close its seq. `dropped`: members that are not trained after all, and why; the others are yielded.
 

@@ -17,6 +17,7 @@ from echo_schemas.records import (
     Control,
     Drop,
     Eval,
+    MissingRewards,
     Progress,
     Record,
     Reward,
@@ -66,6 +67,15 @@ def weights_key(run_id: str, version: int | None) -> str:
     return f"{run_id}/current" if version is None else f"{run_id}/v/{version}"
 
 
+def missing_rewards_key(run_id: str) -> str:
+    """`<run>/missing_rewards`, beside the run's progress."""
+    return f"{run_id}/missing_rewards"
+
+
+def _progress_key(record: Any) -> str:
+    return missing_rewards_key(record.run_id) if isinstance(record, MissingRewards) else _run_id(record)
+
+
 def control_key(control: Control) -> str:
     """`<run>/worker/<id>`, `<run>/rewards`, `<run>/run` or `<run>/eval/<version>/<name>`."""
     if control.worker is not None:
@@ -84,7 +94,7 @@ REWARDS = Topic("rewards", (Reward,), _group_id, placed=True)
 STEPS = Topic("steps", (StepReport, SessionClaim, Chunk), _run_id, placed=True)
 DROPS = Topic("drops", (Drop,), _group_id)
 EVALS = Topic("evals", (Eval,), _run_id)
-PROGRESS = Topic("progress", (Progress,), _run_id, compacted=True)
+PROGRESS = Topic("progress", (Progress, MissingRewards), _progress_key, compacted=True)
 WEIGHTS = Topic(
     "weights",
     (WeightManifest,),

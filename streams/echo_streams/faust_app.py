@@ -177,6 +177,24 @@ class RewardApp:
             if not self._draining and event.message.generation_id == self._app.consumer_generation_id:
                 await self._batcher.put(event)
 
+    def committed(self, partition: int) -> int | None:
+        """Below which offset of `partition` the group is done; None if the partition is not ours."""
+        consumer = self._app.consumer
+        for tp in consumer.assignment() if self.joined else ():
+            if tp.partition == partition:
+                offset: int | None = consumer._committed_offset.get(tp)  # noqa: SLF001  Faust does not tell otherwise
+                return offset
+        return None
+
+    async def send(self, answers: list[Outgoing]) -> None:
+        """Write records that no message of this group waits for; returns when they are delivered."""
+        await asyncio.gather(*await self._begin(answers))
+
+    async def _begin(self, answers: list[Outgoing]) -> list[Awaitable[Any]]:
+        """The deliveries of `answers`, under way."""
+        write = self._app.producer.send
+        return [await write(answer.topic, answer.key, answer.value, answer.partition, None, answer.headers) for answer in answers]
+
     async def _handle(self, batch: list[Any]) -> None:
         """Score one batch, deliver the rewards, and only then acknowledge it."""
         # Batches overlap while they wait; inline rewards hold up the loop, so theirs do not.
@@ -187,10 +205,7 @@ class RewardApp:
             deliveries: list[Awaitable[Any]] = []
 
             async def send(answers: list[Outgoing]) -> None:
-                write = self._app.producer.send
-                deliveries.extend(
-                    [await write(answer.topic, answer.key, answer.value, answer.partition, None, answer.headers) for answer in answers]
-                )
+                deliveries.extend(await self._begin(answers))
 
             await send(await self._process([FaustMessage(event.message) for event in batch], send))
             scored_s = self._clock.monotonic_s()

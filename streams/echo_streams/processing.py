@@ -125,6 +125,15 @@ class Processor:
         assert isinstance(message.record, Trajectory), "the decoder lets nothing else through"
         return self._triage(message.record, at, version, judgeable)
 
+    async def judge_again(self, items: Sequence[Judgeable]) -> list[Outgoing]:
+        """What is to be written for trajectories whose rewards are missing."""
+        version = self._learner_version()
+        judgeable: list[Judgeable] = []
+        answers: list[Outgoing] = []
+        for item in items:
+            answers += self._triage(item.trajectory, item.at, version, judgeable)
+        return answers + (self._encoded(await self._scorer.score(judgeable)) if judgeable else [])
+
     def _triage(self, trajectory: Trajectory, at: Coordinates, version: int | None, judgeable: list[Judgeable]) -> list[Outgoing]:
         """The body decides what the headers left open."""
         if trajectory.purpose is Purpose.PROBE:

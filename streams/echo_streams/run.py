@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from types import FrameType
 
 from echo_bus.dead_letters import DeadLetterBudget
@@ -19,14 +20,15 @@ from echo_bus.settings import Settings
 from echo_bus.settings.rules import evaluation_specs
 from echo_bus.view import CompactedView
 from echo_schemas.errors import UserError
-from echo_schemas.records import Progress
-from echo_schemas.topics import PROGRESS, TRAJECTORIES
+from echo_schemas.records import MissingRewards, Progress
+from echo_schemas.topics import PROGRESS, TRAJECTORIES, missing_rewards_key
 from echo_streams.intake import Intake
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool
 from echo_streams.preflight import check_group, check_topics
 from echo_streams.processing import Processor, Wire
 from echo_streams.scoring import Attached, Scorer, ScoringLimits, Selection
+from echo_streams.second_look import LookingParts, SecondLook, read_again
 from echo_streams.security import login_of
 from echo_tasks.catalogue import load_reward
 from echo_tasks.rewards import RewardKind
@@ -59,12 +61,12 @@ def run_reward(process: RoleProcess, *, application: str | None = None, names: S
     group = process.bus.namespace.group("reward", application or OWN_APPLICATION)
     check_group(process.bus.cluster, group)
     logger.info("Rewards %s for %s, as the group %s", ", ".join(entry.name for entry in attached), process.settings.run.name, group)
-    progress = process.bus.view(PROGRESS, Progress)
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_run(process, attached, selection, progress, group, num_partitions))
-    finally:
-        progress.close()
+    with (
+        closing(process.bus.view(PROGRESS, Progress)) as progress,
+        closing(process.bus.view(PROGRESS, MissingRewards)) as missing,
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        runner.run(_run(process, attached, selection, progress, missing, group, num_partitions))
 
 
 def all_rewards(settings: Settings) -> tuple[str, ...]:
@@ -103,6 +105,7 @@ async def _run(
     attached: tuple[Attached, ...],
     selection: Selection | None,
     progress: CompactedView[Progress],
+    missing: CompactedView[MissingRewards],
     group: str,
     num_partitions: int,
 ) -> None:
@@ -153,15 +156,30 @@ async def _run(
     )
     watch = LoopWatch(process.notices, process.clock, name=lambda frame: _reward_at(frame, attached))
     process.health_checks[PLACE] = watch.check
+    again: asyncio.Task[None] | None = None
     try:
         watch.start()
         if pool is not None:
             await pool.start()
         app = RewardApp(options, processor.process, metrics=metrics, places=process.places, clock=process.clock)
+        looking = SecondLook(
+            LookingParts(
+                names=frozenset(entry.name for entry in attached),
+                missing=lambda: missing.get(missing_rewards_key(wire.run_id)),
+                committed=app.committed,
+                read=lambda places: read_again(bus, places),
+                judge=processor.judge_again,
+                send=app.send,
+                clock=process.clock,
+            )
+        )
+        again = asyncio.create_task(looking.run(), name="second look")
         process.ready_checks["reward"] = lambda: None if app.joined else f"The group {group} is not joined yet."
         await app.run(process.stop)
     finally:
         watch.close()
+        if again is not None:
+            again.cancel()
         if pool is not None:
             pool.close()
 

@@ -31,6 +31,7 @@ from echo_ops.report.plain import PlainLines, closing_lines
 from echo_ops.report.run_view import Milestone, RunView
 from echo_ops.report.screen import Screen
 from echo_ops.report.spans import GenerationSpan, read_spans
+from echo_ops.report.standstill import Standstills
 from echo_ops.report.summary import summarise_run
 from echo_ops.supervisor.age import process_age_s
 from echo_ops.supervisor.broker import RunBroker, given_bootstrap
@@ -130,6 +131,7 @@ class _Run:
         )
         self._observer = Observer(view, {plan.name: plan.announce for plan in self._plans}, self._elapsed_s)
         self._lines = PlainLines()
+        self._standstills = Standstills()
         self._screen: Screen | None = None
         self._bus: Bus | None = None
         self._spans: list[GenerationSpan] = []
@@ -177,6 +179,10 @@ class _Run:
                 others, self._has_told_rewards = view.other_rewards(self._settings.rewards), view.weights is not None
             if others:
                 self.say(others)
+        with self._observer.view() as view:
+            still = list(self._standstills.news(view, self._elapsed_s()))
+        for line in still:
+            self.say(line)
         if self._screen is not None:
             if self._screen.is_due:
                 with self._observer.view() as view:

@@ -19,8 +19,8 @@ from echo_bus.message import Message
 from echo_bus.reader import LogReader
 from echo_ops.report.offsets import OffsetWatch
 from echo_ops.report.run_view import Milestone, RunView
-from echo_ops.report.scrape import announced_url, scrape_places
-from echo_schemas.topics import DROPS, EVALS, PROGRESS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
+from echo_ops.report.scrape import announced_url, scrape_notices, scrape_places
+from echo_schemas.topics import DROPS, EVALS, PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,9 @@ class Observer:
         assert self._offsets is not None
         published = self._offsets.ends(TRAJECTORIES) - self._published_before
         lags = self._offsets.lags()
+        rewards = self._offsets.ends(REWARDS)
         with self._lock:
+            self._view.rewards_written = rewards
             self._view.trajectories_published = published
             self._view.lags = lags
         if published:
@@ -129,8 +131,10 @@ class Observer:
         for name, announce in self._announced.items():
             url = announced_url(announce)
             places = scrape_places(url) if url is not None else None
-            if places is not None:
-                with self._lock:
+            notices = scrape_notices(url) if url is not None else None
+            with self._lock:
+                if places is not None:
                     self._view.read_places(name, places)
+                self._view.notices[name] = notices or {}
         with self._lock:
             self._view.close_reading(self._elapsed_s())

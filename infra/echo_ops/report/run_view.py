@@ -92,6 +92,9 @@ class RunView:
         self.disbelieved: Counter[str] = Counter()
         self.lags: dict[str, int] = {}
         self.trajectories_published = 0
+        self.rewards_written = 0
+        self.notices: dict[str, Mapping[str, str]] = {}
+        """What each process says of itself, by place."""
         self.started_ms = started_ms
         self.weights: dict[str, float] | None = None
         """The rewards that were trained on at the newest step, with their weights."""

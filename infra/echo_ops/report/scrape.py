@@ -7,6 +7,7 @@ import re
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 
 from echo_core.bottleneck import Place, PlaceUse, Use
 
@@ -30,6 +31,24 @@ def scrape_places(url: str) -> dict[Place, PlaceUse] | None:
             return parse_places(answer.read().decode())
     except (HTTPException, OSError):
         return None
+
+
+def scrape_notices(url: str) -> dict[str, str] | None:
+    """What the process says of itself now, by place, problems of its health included; None if it does not answer."""
+    try:
+        # The address is one that a child of ours wrote.
+        with urllib.request.urlopen(f"{url}/healthz", timeout=_TIMEOUT_S) as answer:  # noqa: S310
+            said = json.load(answer)
+    except HTTPError as exc:
+        # A process that is not well says so with its notices.
+        try:
+            said = json.load(exc)
+        except (OSError, ValueError):
+            return None
+    except (OSError, ValueError):
+        return None
+    # The problems of an event loop that is held up are among the notices too.
+    return dict(said.get("notices") or said.get("problems") or {})
 
 
 def parse_places(text: str) -> dict[Place, PlaceUse]:

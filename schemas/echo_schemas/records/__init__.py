@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echo_schemas.records.base import Coordinates, Record
-from echo_schemas.records.reward import Drop, DropReason, Reward, RewardOutcome
+from echo_schemas.records.reward import Drop, DropReason, MissingRewards, Reward, RewardOutcome
 from echo_schemas.records.rollout import (
     ChatMessage,
     Purpose,
@@ -55,6 +55,7 @@ RECORDS: tuple[type[Record], ...] = (
     Eval,
     Run,
     Progress,
+    MissingRewards,
     WorkerStatus,
     Control,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "EvaluationOrder",
     "FinishReason",
     "LogprobSource",
+    "MissingRewards",
     "Mode",
     "PassAtK",
     "Position",

@@ -80,6 +80,24 @@ class Reward(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MissingRewards(Record):
+    """Trajectories, at `where`, for which the learner misses at least one of `rewards`: whoever judges them reads them again. An empty one
+    takes an earlier one back."""
+
+    SCHEMA: ClassVar[str] = "missing_rewards"
+
+    run_id: str
+    session: str
+    rewards: tuple[str, ...]
+    where: tuple[Coordinates, ...]
+    time_ms: int
+
+    def validate(self) -> None:
+        if any(where.partition < 0 or where.offset < 0 for where in self.where):
+            raise InvalidRecord(InvalidReason.NEGATIVE_NUMBER, "Coordinates must not be negative.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drop(Record):
     """A terminal state other than `trained`: of one trajectory record (`what` given) or of a whole seq (`what` absent). `worker_id`: who
     sampled it, where that is why."""

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from echo_schemas.examples import load_examples
 from echo_schemas.headers import headers_of
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Coordinates, Progress, Purpose, RewardOutcome, Trajectory
+from echo_schemas.records import Coordinates, MissingRewards, Progress, Purpose, RewardOutcome, Trajectory
 from echo_schemas.topics import PROGRESS, TRAJECTORIES
 from tests.integration.streams.stage import PARTITIONS, WAIT_S, Stage
 from tests.unit.core.records import trajectory
@@ -52,6 +52,32 @@ def learner_is_at(stage: Stage, version: int) -> None:
     assert isinstance(progress, Progress)
     publisher.publish(PROGRESS, replace(progress, run_id="demo", version=version, published=version))
     publisher.close()
+
+
+def test_what_somebody_else_committed_unseen_is_scored_when_the_learner_misses_it(make_stage: MakeStage) -> None:
+    stage = make_stage(BREVITY)
+    lost = stage.publish(samples(0, 8))
+    commit_unseen(stage, lost)
+    stage.start("1")
+    seen = stage.publish(samples(100, 8))
+    stage.wait_for(seen)
+    assert not stage.judged() & set(lost)
+    publisher = stage.bus.publisher()
+    missing = MissingRewards(run_id="demo", session="s", rewards=(BREVITY,), where=tuple(lost), time_ms=1)
+    publisher.publish(PROGRESS, missing)
+    publisher.close()
+    stage.wait_for(lost)
+
+
+def commit_unseen(stage: Stage, places: list[Coordinates]) -> None:
+    """As the reward process of another run does that shares the group."""
+    ends: dict[int, int] = {}
+    for where in places:
+        ends[where.partition] = max(ends.get(where.partition, 0), where.offset + 1)
+    consumer = stage.bus.cluster.consumer({"group.id": stage.namespace.group("reward", "main"), "enable.auto.commit": False})
+    topic = stage.namespace.topic(TRAJECTORIES)
+    consumer.commit(offsets=[TopicPartition(topic, partition, end) for partition, end in ends.items()], asynchronous=False)
+    consumer.close()
 
 
 def test_everything_that_is_written_is_answered_and_a_request_to_end_drains(make_stage: MakeStage) -> None:

@@ -23,7 +23,7 @@ from echo_bus.process import StopSignal
 from echo_streams import driver, faust_app
 from echo_streams.faust_app import AppOptions, FaustMessage, RewardApp
 from echo_streams.metrics import StreamsMetrics
-from echo_streams.processing import Outgoing
+from echo_streams.processing import Outgoing, Send
 from echo_streams.security import Login
 from tests.unit.streams.stage import sample
 
@@ -127,7 +127,7 @@ class SimpleTP:
     partition: int
 
 
-async def answer(batch: Sequence[RawMessage]) -> list[Outgoing]:
+async def answer(batch: Sequence[RawMessage], _: Send) -> list[Outgoing]:
     """One record per message, on its partition."""
     return [Outgoing("unit.rewards", raw.partition(), raw.key(), b"reward", [("n", str(raw.offset()).encode())]) for raw in batch]
 
@@ -228,7 +228,7 @@ def test_draining_finishes_what_was_read_and_reads_no_more(monkeypatch: pytest.M
 
 
 def test_a_batch_without_answers_is_acknowledged_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nothing(_: Sequence[RawMessage]) -> list[Outgoing]:
+    async def nothing(_: Sequence[RawMessage], __: Send) -> list[Outgoing]:
         return []
 
     async def run() -> None:
@@ -241,7 +241,7 @@ def test_a_batch_without_answers_is_acknowledged_too(monkeypatch: pytest.MonkeyP
 
 
 def test_what_the_processor_raises_ends_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuses(_: Sequence[RawMessage]) -> list[Outgoing]:
+    async def refuses(_: Sequence[RawMessage], __: Send) -> list[Outgoing]:
         raise TooManyDeadLetters("100 messages in a row were invalid")
 
     async def run() -> None:
@@ -344,7 +344,7 @@ def test_the_client_waits_little_for_empty_partitions_and_reads_what_was_committ
 
 
 def test_a_frozen_broker_holds_rewards_for_seconds_and_a_batch_lives_for_minutes() -> None:
-    async def answer(_: Sequence[RawMessage]) -> list[Outgoing]:
+    async def answer(_: Sequence[RawMessage], __: Send) -> list[Outgoing]:
         return []
 
     async def run() -> tuple[Any, Any]:

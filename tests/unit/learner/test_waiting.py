@@ -18,6 +18,7 @@ from echo_schemas.records import (
     Control,
     Coordinates,
     DropReason,
+    MissingRewards,
     Progress,
     RewardControl,
     RewardOutcome,
@@ -109,12 +110,14 @@ def test_a_required_reward_that_does_not_come_costs_the_group(
     places = pipeline.write_group(7, values=(1.0, None))
     if outcome is not None:
         pipeline.write_reward(sample(7, 1), places[1], None, outcome=outcome)
-    running = start()
-    running.wait_for_value(OPEN, 1)
-    if least_s:
-        assert wait_while_time_passes(running, clock, READY, 1) > least_s
-    else:
-        running.wait_for_value(READY, 1)
+    running, started_s = start(), clock.monotonic_s()
+
+    def is_dropped() -> bool:
+        clock.advance(5.0)
+        return bool(pipeline.drops())
+
+    running.wait_until(is_dropped, "the group is dropped")
+    assert clock.monotonic_s() - started_s > least_s
     train_one_step(pipeline, running)
     assert_dropped(pipeline, running, DropReason.UNREWARDED, places, 7)
 
@@ -152,10 +155,7 @@ def test_drops_between_two_publications_take_the_reports_along(pipeline: Pipelin
     fill(pipeline, 1)
     running = start(**sections)
     running.wait_for_value("echo_learner_version", 1)
-    pipeline.write_group(5, values=(None, None))
-    running.wait_for_value(OPEN, 1)
-    wait_while_time_passes(running, clock, READY, 1)
-    for seq in (2, 3):
+    for seq in (2, 3, 5):
         pipeline.write_group(seq, values=(None, None))
     running.wait_for_value(OPEN, 3)
     wait_while_time_passes(running, clock, OPEN, 0)
@@ -175,6 +175,54 @@ def test_drops_between_two_publications_take_the_reports_along(pipeline: Pipelin
     assert [report.version for report in pipeline.reports()] == [1, 2, 3]
     assert len(pipeline.drops()) == 9
     assert_books(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [((1.0, None), "Samples wait: 2 for the reward 'exact'. Look at the log of the reward processes."), (None, "Nothing else has come.")],
+    ids=["no reward", "no trajectory"],
+)
+def test_a_learner_that_waits_says_for_what(
+    pipeline: Pipeline, clock: ManualClock, start: Start, values: tuple[float, None] | None, says: str
+) -> None:
+    for seq in range(2 if values else 0):
+        pipeline.write_group(seq, values=values or ())
+    running = start()
+    running.wait_for_value(OPEN, 2 if values else 0)
+    pipeline.wait_for_manifest(0)
+    found: dict[str, str] = {}
+
+    def says_it() -> bool:
+        clock.advance(1.0)
+        found.update(running.process.notices.current())
+        return bool(found)
+
+    running.wait_until(says_it, "the learner says that it waits")
+    assert found["batch"].startswith("No batch for ")
+    assert says in found["batch"]
+
+
+def test_a_learner_names_the_records_whose_rewards_stay_away(pipeline: Pipeline, clock: ManualClock, start: Start) -> None:
+    places = pipeline.write_group(7, values=(1.0, None))
+    running = start()
+    running.wait_for_value(OPEN, 1)
+    named: list[MissingRewards] = []
+
+    def is_named() -> bool:
+        clock.advance(1.0)
+        named[:] = pipeline.read(PROGRESS, MissingRewards)
+        return bool(named)
+
+    running.wait_until(is_named, "the learner names what it misses")
+    assert (named[0].rewards, named[0].where) == (("exact",), (places[1],))
+    pipeline.write_reward(sample(7, 1), places[1], 0.5)
+
+    def is_taken_back() -> bool:
+        clock.advance(1.0)
+        named[:] = pipeline.read(PROGRESS, MissingRewards)
+        return not named[-1].where
+
+    running.wait_until(is_taken_back, "the learner misses nothing any more")
 
 
 def test_a_reward_that_only_fails_ends_the_run_with_its_message(

@@ -19,7 +19,7 @@ from echo_schemas.examples import load_examples
 from echo_schemas.records import RECORDS, Progress, Record, Trajectory
 from echo_schemas.registry import FIRST_LOCK_ID, LockFileRegistry, check_lock, load_lock, make_lock, subject_of
 from echo_schemas.schemas import AvroSchema, all_schemas, newest, parse_schema, versions
-from echo_schemas.topics import PROGRESS, STEPS, TOPICS, TRAJECTORIES
+from echo_schemas.topics import PROGRESS, REWARDS, STEPS, TOPICS, TRAJECTORIES
 
 
 def evolved(name: str, change: Callable[[dict[str, Any]], object]) -> list[AvroSchema]:
@@ -294,5 +294,5 @@ def test_unknown_records_and_broken_schemas_are_named() -> None:
 
 
 def test_subjects_follow_the_topic_where_it_carries_one_record_and_name_the_record_where_it_carries_several() -> None:
-    assert subject_of("echo.demo.progress", PROGRESS, "echoswarm.Progress") == "echo.demo.progress-value"
+    assert subject_of("echo.demo.rewards", REWARDS, "echoswarm.Reward") == "echo.demo.rewards-value"
     assert subject_of("echo.demo.steps", STEPS, "echoswarm.StepReport") == "echo.demo.steps-echoswarm.StepReport"

@@ -1,0 +1,50 @@
+"""What a learner says while no batch comes: for what it waits, and which trajectories lack a reward. Used from the learner's thread."""
+
+from __future__ import annotations
+
+from echo_bus.clock import Clock
+from echo_bus.notices import STANDSTILL_S, Notices
+from echo_learner.heartbeat import Heartbeat
+from echo_learner.intake import Intake
+
+# The place of the notice that no batch comes.
+_PLACE = "batch"
+# Records of which the learner says at once that their rewards are missing; the oldest, so that the others' turn comes.
+_MAX_NAMED = 256
+
+
+class Waiting:
+    """The learner's wait for its next batch."""
+
+    def __init__(self, intake: Intake, heartbeat: Heartbeat, notices: Notices, clock: Clock) -> None:
+        self._intake = intake
+        self._heartbeat = heartbeat
+        self._notices = notices
+        self._clock = clock
+        self._since_s = clock.monotonic_s()
+        self._name_at_s = 0.0
+        self._has_named = False
+
+    def begin(self) -> None:
+        """The wait begins now: at the start, or after a step."""
+        self._since_s = self._clock.monotonic_s()
+        self._notices.clear(_PLACE)
+
+    def tell(self, version: int, *, is_paused: bool) -> None:
+        """Say for what the learner waits, if it waits for long."""
+        waited_s = self._clock.monotonic_s() - self._since_s
+        if waited_s >= STANDSTILL_S:
+            why = "The run is paused by an order." if is_paused else self._intake.describe_wait()
+            self._notices.say(_PLACE, f"No batch for {waited_s:.0f} s, at version {version}. {why}")
+
+    def name_missing_rewards(self) -> None:
+        """Let whoever judges look again at what stays without a reward, whoever has committed it. Raises TransportError."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._name_at_s:
+            return
+        self._name_at_s = now_s + STANDSTILL_S
+        missing = self._intake.missing_rewards()
+        where = list(dict.fromkeys(place for places in missing.values() for place in places))[:_MAX_NAMED]
+        if where or self._has_named:
+            self._heartbeat.miss(sorted(missing), where)
+        self._has_named = bool(where)

@@ -1,0 +1,116 @@
+"""Trajectories without a reward are judged again when the learner names them, whoever committed them.
+
+    learner ─ MissingRewards on `progress` ─▶ view ─▶ which are ours, and done? ─▶ read by offset ─▶ judged ─▶ `rewards`
+
+What is under way in this process's group is left alone: only records below what the group has committed are read again. A second reward for
+the same record does no harm, for the first scored one counts.
+
+Threads: `run` belongs to the application's event loop; reading blocks, and happens on a thread of the loop's pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Clock, Deadline
+from echo_bus.errors import TransportError
+from echo_schemas.records import Coordinates, MissingRewards, Trajectory
+from echo_schemas.topics import TRAJECTORIES
+from echo_streams.processing import Outgoing
+from echo_streams.scoring import Judgeable
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 2.0
+# As long as a reward may take to get from here to the learner and back into what it names.
+_NOT_AGAIN_FOR_S = 60.0
+_REMEMBERED = 4096
+_READ_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookingParts:
+    """What a second look needs. `missing`: what the learner names now. `committed`: below which offset of a partition the group is done,
+    None for a partition that is not ours. `read`: the trajectories at these places; it blocks. `judge`: rewards, ready to be sent.
+    """
+
+    names: frozenset[str]
+    missing: Callable[[], MissingRewards | None]
+    committed: Callable[[int], int | None]
+    read: Callable[[Sequence[Coordinates]], list[Judgeable]]
+    judge: Callable[[Sequence[Judgeable]], Awaitable[list[Outgoing]]]
+    send: Callable[[list[Outgoing]], Awaitable[object]]
+    clock: Clock
+
+
+class SecondLook:
+    """Judges what is named. `run` it until it is cancelled."""
+
+    def __init__(self, parts: LookingParts) -> None:
+        self._parts = parts
+        self._looked_s: OrderedDict[Coordinates, float] = OrderedDict()
+
+    async def run(self) -> None:
+        """Look every two seconds."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            try:
+                await self.look()
+            except TransportError as exc:
+                logger.warning("What misses a reward could not be read again: %s", exc)
+
+    async def look(self) -> None:
+        """Judge what is named now, is ours, and was not looked at within the last minute. Raises TransportError."""
+        parts = self._parts
+        wanted = self._wanted(parts.missing())
+        if not wanted:
+            return
+        found = await asyncio.to_thread(parts.read, wanted)
+        answers = await parts.judge(found)
+        await parts.send(answers)
+        logger.info("%d trajectories were without a reward, and are judged again", len(found))
+
+    def _wanted(self, named: MissingRewards | None) -> list[Coordinates]:
+        if named is None or not self._parts.names & set(named.rewards):
+            return []
+        now_s = self._parts.clock.monotonic_s()
+        wanted = []
+        for where in named.where:
+            committed = self._parts.committed(where.partition)
+            is_done = committed is not None and where.offset < committed
+            if is_done and now_s - self._looked_s.get(where, -_NOT_AGAIN_FOR_S) >= _NOT_AGAIN_FOR_S:
+                wanted.append(where)
+                self._looked_s[where] = now_s
+                self._looked_s.move_to_end(where)
+        while len(self._looked_s) > _REMEMBERED:
+            self._looked_s.popitem(last=False)
+        return wanted
+
+
+def read_again(bus: Bus, places: Sequence[Coordinates]) -> list[Judgeable]:
+    """The trajectories that lie at `places`; one that retention has removed is left out. Raises TransportError."""
+    wanted: dict[int, set[int]] = defaultdict(set)
+    for where in places:
+        wanted[where.partition].add(where.offset)
+    found: list[Judgeable] = []
+    with closing(bus.look([TRAJECTORIES])) as reader:
+        bounds = reader.bounds()
+        starts, ends = {}, {}
+        for place, (low, end) in bounds.items():
+            offsets = [offset for offset in wanted.get(place[1], ()) if low <= offset < end]
+            starts[place] = min(offsets, default=end)
+            ends[place] = max(offsets, default=end - 1) + 1
+        reader.start(starts)
+        for messages in reader.read_to_end(Deadline.after(_READ_S, bus.clock), ends):
+            found += [
+                Judgeable(trajectory=message.record, at=message.coordinates)
+                for message in messages
+                if isinstance(message.record, Trajectory) and message.coordinates.offset in wanted[message.coordinates.partition]
+            ]
+    return found
