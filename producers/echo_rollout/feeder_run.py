@@ -317,8 +317,7 @@ class Feeder:
 
     def _hear(self, _key: str, status: WorkerStatus | None) -> None:
         """On the view's thread: a worker's newest word. Who works where may have changed, so the feeder looks."""
-        if status is not None:
-            self._roster.heard(status, self._parts.clock.monotonic_s())
+        if status is not None and self._roster.heard(status, self._parts.clock.monotonic_s()):
             self._wake.set()
 
     def _share(self) -> None:

@@ -39,10 +39,15 @@ class Roster:
         self._lock = threading.Lock()
         self._heard: dict[str, tuple[float, WorkerStatus]] = {}
 
-    def heard(self, status: WorkerStatus, now_s: float) -> None:
-        """A worker's newest word came at `now_s`, on the feeder's monotonic clock: workers' own clocks are not compared with it."""
+    def heard(self, status: WorkerStatus, now_s: float) -> bool:
+        """A worker's newest word came at `now_s`, on the feeder's monotonic clock: workers' own clocks are not compared with it.
+
+        Returns whether it says anything new of who may be given work; a thousand workers say every second that they still work.
+        """
         with self._lock:
+            _, before = self._heard.get(status.worker_id, (now_s, None))
             self._heard[status.worker_id] = (now_s, status)
+        return before is None or _place_of(before) != _place_of(status)
 
     def found(self, statuses: Mapping[str, WorkerStatus], now_s: float, now_ms: int) -> None:
         """What the log held before anything was heard. A word that is old by the wall clock is that of a worker long gone."""
@@ -71,6 +76,10 @@ class Roster:
             ),
             alone=len(live) == 1,
         )
+
+
+def _place_of(status: WorkerStatus) -> tuple[object, ...]:
+    return status.state, status.partitions, status.capacity, status.installed_version
 
 
 class StepPace:
