@@ -23,7 +23,7 @@ from echo_bus.cluster import Cluster
 from echo_bus.consumer_queries import committed_offsets, num_partitions, watermarks
 from echo_bus.profiles import GROUP_CONSUMER
 from echo_bus.publisher import Receipt
-from echo_core.work_shares import WorkerLoad, next_worker
+from echo_core.work_shares import OpenWorkers, WorkerLoad
 from echo_schemas.errors import UserError
 
 # Records in a row for the same partition of a worker: every partition that a transaction touches costs the broker two requests, and to the
@@ -73,6 +73,8 @@ class LeastLagChooser:
         self._owners: Sequence[PartitionOwner] = ()
         self._horizon_s = 0.0
         self._alone = False
+        # Who is next, as long as nothing but our own choices has changed; made again when it is asked for.
+        self._open: OpenWorkers | None = None
         self._rows: dict[frozenset[int], tuple[int, int]] = {}
 
     def share(self, owners: Sequence[PartitionOwner], *, horizon_s: float = 0.0, alone: bool = False) -> None:
@@ -82,7 +84,7 @@ class LeastLagChooser:
         """
         claims = {partition: owner for owner in owners for partition in owner.partitions if 0 <= partition < len(self._end)}
         with self._lock:
-            self._horizon_s, self._alone = horizon_s, alone
+            self._horizon_s, self._alone, self._open = horizon_s, alone, None
             self._owners = [
                 replace(owner, partitions=mine)
                 for owner in owners
@@ -93,6 +95,7 @@ class LeastLagChooser:
     def observe(self, work: Mapping[int, PartitionWork]) -> None:
         """What the cluster says now. Offsets never go back: an answer older than what an acknowledgement told is not believed."""
         with self._lock:
+            self._open = None
             for partition, seen in work.items():
                 self._first_open[partition] = max(self._first_open[partition], seen.first_open)
                 self._end[partition] = max(self._end[partition], seen.end)
@@ -104,17 +107,16 @@ class LeastLagChooser:
         """
         with self._lock:
             num_partitions = len(self._end)
-            order = [(self._next + step) % num_partitions for step in range(num_partitions)]
             if self._owners:
                 owner = self._next_owner()
                 if owner is None:
                     return None
                 chosen, length = self._rows.get(owner.partitions, (-1, _IN_A_ROW))
                 if length >= _IN_A_ROW:
-                    chosen, length = min((partition for partition in order if partition in owner.partitions), key=self._lag), 0
+                    chosen, length = min(owner.partitions, key=self._turn), 0
                 self._rows[owner.partitions] = (chosen, length + 1)
             else:
-                chosen = min(order, key=self._lag)
+                chosen = min(range(num_partitions), key=self._turn)
                 if self._lag(chosen) >= self._depth:
                     return None
             self._in_flight[chosen] += 1
@@ -130,6 +132,7 @@ class LeastLagChooser:
     def failed(self, partition: int) -> None:
         """The chosen request was not written."""
         with self._lock:
+            self._open = None
             self._in_flight[partition] -= 1
 
     def follow(self, partition: int, receipt: Receipt) -> None:
@@ -150,16 +153,22 @@ class LeastLagChooser:
             return sum(self._lag(partition) for partition in range(len(self._end)))
 
     def _next_owner(self) -> PartitionOwner | None:
-        loads = [
-            WorkerLoad(
-                groups_per_s=owner.groups_per_s,
-                capacity=owner.capacity,
-                outstanding=sum(self._lag(partition) for partition in owner.partitions),
-            )
-            for owner in self._owners
-        ]
-        chosen = next_worker(loads, window=self._depth * len(self._end), horizon_s=self._horizon_s, alone=self._alone)
+        if self._open is None:
+            loads = [
+                WorkerLoad(
+                    groups_per_s=owner.groups_per_s,
+                    capacity=owner.capacity,
+                    outstanding=sum(self._lag(partition) for partition in owner.partitions),
+                )
+                for owner in self._owners
+            ]
+            self._open = OpenWorkers(loads, window=self._depth * len(self._end), horizon_s=self._horizon_s, alone=self._alone)
+        chosen = self._open.take()
         return None if chosen is None else self._owners[chosen]
+
+    def _turn(self, partition: int) -> tuple[int, int]:
+        """The least lag first; among equals the one that comes round next."""
+        return self._lag(partition), (partition - self._next) % len(self._end)
 
     def _lag(self, partition: int) -> int:
         return max(0, self._end[partition] - self._first_open[partition]) + self._in_flight[partition]

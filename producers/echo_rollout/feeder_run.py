@@ -361,8 +361,8 @@ class Feeder:
         """On the view's thread: a worker's newest word. Who works where may have changed, so the feeder looks."""
         if status is None:
             self._roster.forget(key)
-        else:
-            self._roster.heard(status, self._parts.clock.monotonic_s())
+            self._wake.set()
+        elif self._roster.heard(status, self._parts.clock.monotonic_s()):
             self._wake.set()
 
     def _share(self) -> None:

@@ -40,8 +40,11 @@ class Roster:
         self._heard: dict[str, tuple[float, WorkerStatus]] = {}
         self._active_s: dict[str, float] = {}
 
-    def heard(self, status: WorkerStatus, now_s: float) -> None:
-        """A worker's newest word came at `now_s`, on the feeder's monotonic clock: workers' own clocks are not compared with it."""
+    def heard(self, status: WorkerStatus, now_s: float) -> bool:
+        """A worker's newest word came at `now_s`, on the feeder's monotonic clock: workers' own clocks are not compared with it.
+
+        Returns whether it says anything new of who may be given work; a thousand workers say every second that they still work.
+        """
         with self._lock:
             _, known = self._heard.get(status.worker_id, (now_s, None))
             # One that is not ready yet, or has just got a partition, has had no time to finish anything of it.
@@ -49,6 +52,7 @@ class Roster:
             if not is_idle or known is None or status.rollouts != known.rollouts:
                 self._active_s[status.worker_id] = now_s
             self._heard[status.worker_id] = (now_s, status)
+        return known is None or _place_of(known) != _place_of(status)
 
     def forget(self, worker_id: str) -> None:
         """`workers` does not know the worker any more."""
@@ -92,6 +96,10 @@ class Roster:
         with self._lock:
             heard = sorted(self._heard.values(), key=lambda item: item[0])
         return [status for when_s, status in heard if status.state is not WorkerState.GONE and now_s - when_s <= self._patience_s]
+
+
+def _place_of(status: WorkerStatus) -> tuple[object, ...]:
+    return status.state, status.partitions, status.capacity, status.installed_version
 
 
 class StepPace:

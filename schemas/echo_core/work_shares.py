@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 
 FEEDBACK_S = 0.4
 """From a worker that finishes to its next request in hand: its commit (0.2 s), the requester's look at it, and the way there."""
@@ -59,23 +60,38 @@ def allowances(loads: Sequence[WorkerLoad], *, window: int, horizon_s: float = 0
     return found
 
 
-def next_worker(loads: Sequence[WorkerLoad], *, window: int, horizon_s: float = 0.0, alone: bool = False) -> int | None:
-    """The index of the worker that gets the next group; None while all have what they are allowed.
+class OpenWorkers:
+    """Who gets the next groups, one after another, by a heap: with a thousand workers a look at all of them for each group would cost more
+    than the group's request."""
 
-    One that has nothing comes first, so that nobody starves however slow; then the least outstanding / rate. A newcomer counts as the
-    fastest until it is known.
-    """
-    fastest = max((load.groups_per_s for load in loads), default=0.0) or 1.0
-    allowed = allowances(loads, window=window, horizon_s=horizon_s, alone=alone)
-    open_to_work = [index for index, load in enumerate(loads) if load.outstanding < allowed[index]]
-    if not open_to_work:
-        return None
+    def __init__(self, loads: Sequence[WorkerLoad], *, window: int, horizon_s: float = 0.0, alone: bool = False) -> None:
+        """`loads` as they are now; what is given from here on counts as outstanding. The rest as `allowances`."""
+        fastest = max((load.groups_per_s for load in loads), default=0.0) or 1.0
+        self._allowed = allowances(loads, window=window, horizon_s=horizon_s, alone=alone)
+        self._outstanding = [load.outstanding for load in loads]
+        # A newcomer counts as the fastest until it is known.
+        self._rates = [load.groups_per_s or fastest for load in loads]
+        self._heap = [self._turn(index) for index in range(len(loads)) if self._outstanding[index] < self._allowed[index]]
+        heapify(self._heap)
 
-    def order(index: int) -> tuple[bool, float, float]:
-        rate = loads[index].groups_per_s or fastest
-        return loads[index].outstanding > 0, loads[index].outstanding / rate, -rate
+    def take(self) -> int | None:
+        """The index of the worker that gets the next group, which it now has; None while all have what they are allowed.
 
-    return min(open_to_work, key=order)
+        One that has nothing comes first, so that nobody starves however slow; then the least outstanding / rate.
+        """
+        if not self._heap:
+            return None
+        index = self._heap[0][-1]
+        self._outstanding[index] += 1
+        if self._outstanding[index] < self._allowed[index]:
+            heapreplace(self._heap, self._turn(index))
+        else:
+            heappop(self._heap)
+        return index
+
+    def _turn(self, index: int) -> tuple[bool, float, float, int]:
+        outstanding, rate = self._outstanding[index], self._rates[index]
+        return outstanding > 0, outstanding / rate, -rate, index
 
 
 def horizon_of(budget: int, step_s: float | None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappush, heapreplace
 
 from echo_core.bottleneck import Place
 from echo_ops.report.run_view import MEAN_OVER, Broadcast, RunView, Step
@@ -12,6 +13,8 @@ from echo_ops.report.svg import Bar, Frame, Line, chart
 
 _NUM_AGES = 5
 _CLOSE_UP_STEPS = 8
+# Workers with a row of their own in the timeline.
+_MOST_ROWS = 48
 SMALL = (
     ("entropy", "entropy, nats"),
     ("mismatch_kl", "mismatch KL, nats"),
@@ -73,9 +76,10 @@ def throughput(view: RunView) -> str:
 def timeline(view: RunView) -> str:
     """The whole run: how busy each worker was, when the learner trained, when weights travelled."""
     workers = view.busy_intervals()
-    names = [*sorted(workers), "learner", "weights"]
+    shown = sorted(workers)[:_MOST_ROWS]
+    names = [*shown, "learner", "weights"]
     bars = []
-    for row, worker in enumerate(sorted(workers)):
+    for row, worker in enumerate(shown):
         for start, end, share in workers[worker]:
             bars.append(_row(len(names), row, start, end, "generate", f"{worker} generated {share:.0%} of {end - start:.1f} s", share))
     bars += [_training(len(names), len(names) - 2, step) for step in view.steps]
@@ -88,7 +92,8 @@ def timeline(view: RunView) -> str:
         height=70 + 34 * len(names),
         y_names=names,
     )
-    return chart(frame, title="timeline of the run", bars=bars)
+    more = f", the first {len(shown)} of {len(workers)} workers" if len(shown) < len(workers) else ""
+    return chart(frame, title=f"timeline of the run{more}", bars=bars)
 
 
 def close_up_window(view: RunView) -> tuple[float, float]:
@@ -101,12 +106,13 @@ def close_up_window(view: RunView) -> tuple[float, float]:
 def close_up(view: RunView, spans: Sequence[GenerationSpan], started_ms: int) -> str:
     """Some steps in the middle: every group as it was generated, each step's waiting and training, each version's way to the workers."""
     start, end = close_up_window(view)
-    lanes: list[float] = []
+    # When a lane is free again, and which it is; the one that was free first is taken first.
+    lanes: list[tuple[float, int]] = []
     placed: list[tuple[int, float, float, GenerationSpan]] = []
     for span in spans:
         begins, ends = (span.started_ms - started_ms) / 1000, (span.finished_ms - started_ms) / 1000
-        lane = next((index for index, free in enumerate(lanes) if free <= begins), len(lanes))
-        lanes[lane : lane + 1] = [ends]
+        lane = lanes[0][1] if lanes and lanes[0][0] <= begins else len(lanes)
+        (heapreplace if lane < len(lanes) else heappush)(lanes, (ends, lane))
         placed.append((lane, max(start, begins), min(end, ends), span))
     # All lanes of generation share one tall row; the two others are one unit each.
     tall = 5

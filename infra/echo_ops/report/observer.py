@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from echo_bus.bus import Bus
-from echo_bus.clock import Deadline
+from echo_bus.clock import MAX_CLOCK_ERROR_MS, Deadline
 from echo_bus.errors import TransportError
 from echo_bus.message import Message
 from echo_bus.reader import LogReader
@@ -25,6 +25,8 @@ from echo_schemas.topics import DROPS, EVALS, PROGRESS, REWARDS, STEPS, TRAJECTO
 logger = logging.getLogger(__name__)
 
 _TOPICS = (STEPS, DROPS, EVALS, PROGRESS, WORKERS, WEIGHTS)
+# What was written before the command is not shown, and of a long run it is a lot.
+_HISTORY = frozenset({STEPS.name, DROPS.name, EVALS.name})
 _READ_S = 0.25
 # Counters and lags cost every process a few milliseconds a reading.
 _EVERY_S = 2.0
@@ -60,8 +62,9 @@ class Observer:
 
     def start(self, bus: Bus) -> None:
         """Begin to follow. Raises TransportError."""
-        self._reader = bus.reader(_TOPICS)
-        self._reader.start()
+        self._reader = reader = bus.reader(_TOPICS)
+        since = reader.offsets_at(max(0, self._view.started_ms - MAX_CLOCK_ERROR_MS))
+        reader.start({place: offset for place, offset in since.items() if place[0] in _HISTORY})
         self._offsets = OffsetWatch(bus.cluster, bus.namespace)
         self._published_before = self._offsets.written_before(TRAJECTORIES, self._view.started_ms)
         self._thread.start()

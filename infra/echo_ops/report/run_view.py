@@ -21,6 +21,10 @@ EXACT_REWARD = "exact"
 MEAN_OVER = 10
 """Steps in the moving mean of the reward."""
 _WINDOW_S = 15.0
+# Of all workers together, for the timeline; and of each at least.
+_MOST_READINGS, _LEAST_READINGS = 40_000, 16
+# Versions for which it is known when each worker had installed them.
+_KEPT_INSTALLS = 200
 
 
 class Milestone(StrEnum):
@@ -76,6 +80,21 @@ class _Window:
         return between(self.readings[0][1], self.readings[-1][1]) if len(self.readings) > 1 else {}
 
 
+class _BusyLine:
+    """A worker's busy seconds over time. The counter only grows, so leaving readings out joins their intervals and loses nothing else."""
+
+    __slots__ = ("readings",)
+
+    def __init__(self) -> None:
+        self.readings: list[tuple[float, float]] = []
+
+    def add(self, time_s: float, busy_s: float, *, most: int) -> None:
+        """At most `most` are kept: above it, every second one."""
+        self.readings.append((time_s, busy_s))
+        if len(self.readings) > most:
+            del self.readings[1:-1:2]
+
+
 class RunView:
     """The model. `apply` records in the order of the log; read the rest whenever."""
 
@@ -104,7 +123,7 @@ class RunView:
         self._places: dict[str, dict[Place, PlaceUse]] = {}
         self._baseline: dict[Place, PlaceUse] | None = None
         self._window = _Window()
-        self._busy: dict[str, list[tuple[float, float]]] = {}
+        self._busy: dict[str, _BusyLine] = {}
 
     # What comes in
 
@@ -225,10 +244,10 @@ class RunView:
     def busy_intervals(self) -> dict[str, list[tuple[float, float, float]]]:
         """For each worker (from, to, share of that time it generated), from one heartbeat to the next."""
         found: dict[str, list[tuple[float, float, float]]] = {}
-        for worker, readings in self._busy.items():
+        for worker, line in self._busy.items():
             found[worker] = [
                 (start, end, min(1.0, max(0.0, (after - before) / (end - start))))
-                for (start, before), (end, after) in pairwise(readings)
+                for (start, before), (end, after) in pairwise(line.readings)
                 if end > start
             ]
         return found
@@ -280,14 +299,26 @@ class RunView:
 
     def _worker(self, status: WorkerStatus) -> None:
         self.pool.hear(status, self._seconds(status.time_ms))
-        self._busy.setdefault(status.worker_id, []).append((self._seconds(status.time_ms), status.busy_s))
+        most = max(_LEAST_READINGS, _MOST_READINGS // max(1, len(self._busy)))
+        self._busy.setdefault(status.worker_id, _BusyLine()).add(self._seconds(status.time_ms), status.busy_s, most=most)
         if status.installed_version is None:
             return
         time_s = self._seconds(status.time_ms)
         # A worker that skips versions has the skipped ones too old to matter; only the one it names counts.
-        self._installed.setdefault(status.installed_version, {}).setdefault(status.worker_id, time_s)
+        if status.installed_version not in self._installed:
+            self._installed[status.installed_version] = {}
+            self._forget_installs()
+        self._installed[status.installed_version].setdefault(status.worker_id, time_s)
         self._first.setdefault(Milestone.INSTALLED, status.installed_version)
         self.note(Milestone.INSTALLED, time_s)
+
+    def _forget_installs(self) -> None:
+        """Of a version that has been passed for long, only the last worker that installed it is of interest."""
+        if len(self._installed) > _KEPT_INSTALLS:
+            *_, passed = sorted(self._installed, reverse=True)[: _KEPT_INSTALLS + 1]
+            found = self._installed[passed]
+            last = max(found, key=lambda worker: found[worker])
+            self._installed[passed] = {last: found[last]}
 
     def _published(self, manifest: WeightManifest) -> None:
         time_s = self._seconds(manifest.created_ms)

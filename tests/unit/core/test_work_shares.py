@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from echo_core.work_shares import FEEDBACK_S, WorkerLoad, allowances, horizon_of, next_worker
+from echo_core.work_shares import FEEDBACK_S, OpenWorkers, WorkerLoad, allowances, horizon_of
 from tests.thorough import examples
 
 RATES = st.floats(0.01, 200.0)
@@ -22,6 +24,10 @@ WINDOWS = st.integers(1, 64)
 HORIZONS = st.floats(0.0, 20.0)
 
 
+def next_worker(loads: Sequence[WorkerLoad], *, window: int, horizon_s: float = 0.0, alone: bool = False) -> int | None:
+    return OpenWorkers(loads, window=window, horizon_s=horizon_s, alone=alone).take()
+
+
 def load(rate: float, outstanding: int = 0, capacity: int = 0) -> WorkerLoad:
     return WorkerLoad(groups_per_s=rate, outstanding=outstanding, capacity=capacity)
 
@@ -31,6 +37,16 @@ def test_a_rate_that_somebody_made_up_stays_within_the_window(rate: float) -> No
     loads = [load(rate), load(2.0), load(5e-324)]
     assert all(1 <= allowed <= 100 for allowed in allowances(loads, window=100, horizon_s=30.0))
     assert next_worker(loads, window=100, horizon_s=30.0) is not None
+
+
+@given(loads=LOADS, window=WINDOWS, horizon_s=HORIZONS, count=st.integers(1, 40))
+def test_many_in_a_row_go_where_each_alone_would_go(loads: list[WorkerLoad], window: int, horizon_s: float, count: int) -> None:
+    many = OpenWorkers(loads, window=window, horizon_s=horizon_s)
+    for _ in range(count):
+        chosen = next_worker(loads, window=window, horizon_s=horizon_s)
+        assert many.take() == chosen
+        if chosen is not None:
+            loads[chosen] = replace(loads[chosen], outstanding=loads[chosen].outstanding + 1)
 
 
 def test_whoever_is_five_times_slower_may_have_a_fifth() -> None:

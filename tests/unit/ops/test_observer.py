@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
-from echo_bus.clock import SystemClock
+from echo_bus.clock import ManualClock
 from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
 from echo_ops.report import observer
@@ -22,7 +22,9 @@ from echo_ops.report.run_view import RunView
 from echo_ops.report.scrape import announced_url, scrape_places
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
+from echo_schemas.records import Drop, DropReason
 from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topics import DROPS
 
 WAIT_S = 30.0
 
@@ -40,12 +42,40 @@ def test_an_announcement_that_is_not_whole_is_none_yet(tmp_path: Path) -> None:
     assert announced_url(tmp_path / "learner.json") is None
 
 
-def test_whatever_a_look_at_the_roles_raises_the_watching_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, space = MemoryCluster(), Namespace("unit.observer")
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def bus(clock: ManualClock) -> Bus:
+    """With all topics, of one partition each."""
+    cluster, space = MemoryCluster(clock=clock), Namespace("unit.observer")
     topics = [NewTopic(f"{space.name}.{spec.name}", 1, 1) for spec in load_topic_specs()]
     for future in cluster.admin().create_topics(topics).values():
         future.result(WAIT_S)
-    bus = Bus(cluster=cluster, namespace=space, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="view", run_id="r")
+    return Bus(cluster=cluster, namespace=space, codec=lock_file_codec(), metrics=BusMetrics(), clock=clock, role="view", run_id="r")
+
+
+def test_what_was_dropped_long_before_the_command_is_not_read(bus: Bus, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OffsetWatch, "lags", lambda watch: {})
+    publisher = bus.publisher()
+    for hour in range(3):
+        drop = Drop(run_id="r", group_id=f"r/{hour}", seq=hour, why=DropReason.STALE, learner_version=1, time_ms=clock.time_ms())
+        publisher.publish(DROPS, drop).wait(WAIT_S)
+        clock.advance(3 * 3600)
+    started_ms = clock.time_ms()
+    drop = Drop(run_id="r", group_id="r/9", seq=9, why=DropReason.STALE, learner_version=1, time_ms=started_ms)
+    publisher.publish(DROPS, drop).wait(WAIT_S)
+    watching = Observer(RunView("r", started_ms=started_ms, steps_wanted=1, budget=1), {}, lambda: 1.0)
+    watching.start(bus)
+    watching.finish()
+    with watching.view() as view:
+        assert view.drops == {"stale": 1}
+    assert bus.metrics.records_read.labels(bus.namespace.topic(DROPS))._value.get() == 1
+
+
+def test_whatever_a_look_at_the_roles_raises_the_watching_goes_on(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OffsetWatch, "lags", lambda watch: {})
     monkeypatch.setattr(observer, "_EVERY_S", 0.0)
     again = threading.Event()

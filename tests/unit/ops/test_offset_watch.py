@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from confluent_kafka.admin import NewTopic
 
@@ -27,3 +29,11 @@ def test_a_topic_that_is_not_there_yet_is_asked_for_again() -> None:
         producer.produce(physical, b"v", partition=partition)
     producer.flush(WAIT_S)
     assert watch.ends(TRAJECTORIES) == 3
+
+
+def test_nobody_asks_an_admin_client_for_a_groups_offsets() -> None:
+    """librdkafka ends the process when a moving coordinator answers (librdkafka#5040); `consumer_queries.committed` does not."""
+    root = Path(__file__).parents[3]
+    sources = [path for folder in ("infra", "producers", "streams", "consumers") for path in (root / folder).rglob("*.py")]
+    assert len(sources) > 100
+    assert not [path for path in sources if ".list_consumer_group_offsets(" in path.read_text(encoding="utf-8")]

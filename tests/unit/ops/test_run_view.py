@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echo_core.bottleneck import Place, PlaceUse
+from echo_ops.report import run_view
 from echo_ops.report.plain import PlainLines, closing_lines
 from echo_ops.report.run_view import Milestone, RunView, sum_histograms
 from echo_ops.report.scrape import parse_places
@@ -228,3 +229,23 @@ def test_the_closing_lines_say_what_was_reached() -> None:
     assert lines[0] == "finished: 30 steps in 30 s, the first after 10.5 s, then 0.50 s a step"
     assert lines[1].startswith("exact match: 0.165 → 0.765")
     assert "0.70 after 24 s" in lines[1]
+
+
+def test_what_is_kept_of_workers_and_versions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_view, "_MOST_READINGS", 400)
+    monkeypatch.setattr(run_view, "_KEPT_INSTALLS", 20)
+    view = empty_view()
+    word, made = status("w", 0.0, busy_s=0.0, version=0), manifest(0, 0.0)
+    for version in range(50):
+        view.apply(replace(made, version=version, created_ms=made.created_ms + 1000 * version))
+        for tenth in range(10):
+            at_ms = 1000 * version + 100 * tenth
+            view.apply(replace(word, installed_version=version, time_ms=word.time_ms + at_ms, busy_s=at_ms / 2000))
+        view.apply(replace(word, worker_id="slow", installed_version=version, time_ms=word.time_ms + 1000 * version + 550))
+    intervals = view.busy_intervals()["w"]
+    assert len(intervals) < 400
+    assert {round(share, 6) for _, _, share in intervals} == {0.5}
+    assert sum(end - start for start, end, _ in intervals) == pytest.approx(49.9)
+    casts = view.broadcasts()
+    assert [len(cast.installed_s) for cast in casts] == 30 * [1] + 20 * [2]
+    assert {round(max(cast.installed_s.values()) - cast.created_s, 2) for cast in casts} == {0.55}

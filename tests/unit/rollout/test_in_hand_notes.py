@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from unittest.mock import Mock
 
 import pytest
 
-from echo_bus.consumer_notes import MAX_NOTE_LENGTH
+from echo_bus.consumer_notes import MAX_NOTE_LENGTH, NoteKeeper
 from echo_rollout.in_hand_notes import InHandNotes
 from echo_schemas.records import Coordinates
 
@@ -143,3 +144,10 @@ def test_who_waits_for_a_note_as_the_worker_stops_does_not_begin() -> None:
         return [await waiting, await owner.noted(NEIGHBOUR)]
 
     assert asyncio.run(stop()) == [False, False]
+
+
+def test_who_gets_no_partition_asks_for_no_notes() -> None:
+    keeper, consumer = NoteKeeper(), Mock()
+    keeper.notes = notes()
+    keeper.read(consumer, [])
+    assert not consumer.method_calls

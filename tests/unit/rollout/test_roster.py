@@ -124,3 +124,11 @@ def test_one_whose_groups_take_a_minute_is_neither_fast_when_one_ends_nor_slow_b
     assert speed_after(*a_minute) == pytest.approx(16 / 60)
     assert speed_after(*a_minute, *[(1.0, 0)] * 59) == pytest.approx(16 / 60)
     assert speed_after(*a_minute, *[(1.0, 0)] * 240) == pytest.approx(16 / 240)
+
+
+def test_only_a_word_that_moves_work_is_news() -> None:
+    made = Roster(heartbeat_s=1.0, group_size=4)
+    assert made.heard(word("a", 0, 1), 100.0)
+    assert not made.heard(word("a", 0, 1, rate=9.0, time_ms=1000), 101.0), "that it still works, a little faster, is none"
+    assert made.heard(word("a", 0), 102.0)
+    assert made.heard(word("a", 0, state=WorkerState.DRAINING), 103.0)
