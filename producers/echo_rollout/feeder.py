@@ -132,6 +132,10 @@ class OpenSeqs:
         """The seqs, not below the floor, of which the learner has seen a record, or that it has decided."""
         return self._seen
 
+    def is_answered(self, seq: int) -> bool:
+        """Whether the learner has decided `seq`, or seen a record of it."""
+        return seq in self._seen or (self._progress is not None and seq < self._progress.next_seq)
+
     def is_missed(self, seq: int) -> bool:
         """Whether `seq` was issued, and the learner has neither decided it nor seen a record of it."""
         return seq in self._issued and seq not in self._seen

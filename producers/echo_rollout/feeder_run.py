@@ -270,8 +270,11 @@ class Feeder:
             self._num_new = 0
             return self._lost.popleft()
         self._num_new += 1
-        if self._missing:
-            return self._missing.popleft()
+        while self._missing:
+            issue = self._missing.popleft()
+            # The learner may have read of it since, from before a request of it was forgotten.
+            if not self._open.is_answered(issue.seq):
+                return issue
         self._next_seq += 1
         return _Issue(Purpose.TRAIN, self._next_seq - 1)
 
