@@ -146,9 +146,9 @@ def test_a_token_that_the_model_does_not_have_ends_its_group_and_nothing_else(ma
     swarm.ask(swarm.request(0, prompt_token_ids=pack_tokens([7, 7])), swarm.request(1))
     worker = swarm.start_worker(ScriptedEngine(answer=answer))
     wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="invalid") == 1, "the group to be given up")
-    wait_until(lambda: set(swarm.groups()) == {f"{RUN}/1"}, "the other group")
+    wait_until(lambda: len(swarm.trajectories()) == 2, "the other group")
+    assert set(swarm.groups()) == {f"{RUN}/1"}
     assert worker.is_alive
-    assert len(swarm.trajectories()) == 2
 
 
 class UncertainEngine(ScriptedEngine):
