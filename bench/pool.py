@@ -49,6 +49,7 @@ GROUP_SIZE, GROUPS_PER_STEP = 4, 64
 SLOTS, FAST_S = 8, 0.8
 _START_S, _END_S = 120.0, 30.0
 _LOOK_S = 0.05
+_SPEAK_S = 0.5
 _SHOWN = 1_500
 # Each phase settles for so long: workers are told apart by what they do, which takes some groups of the slowest.
 _SETTLE_S = 20.0
@@ -121,7 +122,12 @@ class PlayedLearner:
 
     def _follow(self) -> None:
         try:
+            spoken_s = 0.0
             while not self._stop.wait(_LOOK_S):
+                if time.monotonic() - spoken_s >= _SPEAK_S:
+                    # As a learner does: a feeder asks for nothing before it hears one that lives.
+                    spoken_s = time.monotonic()
+                    self._publisher.publish(PROGRESS, self._progress)
                 self.num_groups = self._offsets.ends(TRAJECTORIES) // GROUP_SIZE
                 if self.num_groups // GROUPS_PER_STEP > self._progress.version:
                     self._publish(self._progress.version + 1)

@@ -12,6 +12,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from echo_bus.clock import Deadline
 from echo_bus.embedded import EmbeddedKafka, Jit, Jvm, Node
 from echo_bus.embedded.readiness import brokers_answering
+from echo_bus.kafka import KafkaCluster
+from echo_ops.supervisor.registration import make_topics
+from echo_ops.topic_admin import TopicAdmin
+from echo_schemas.errors import UserError
+from echo_schemas.naming import Namespace
 
 pytestmark = pytest.mark.kafka
 TOPIC = "survivor"
@@ -73,6 +78,26 @@ def test_a_killed_leader_is_replaced_and_comes_back(kafka: EmbeddedKafka) -> Non
     leader.kill()
     assert _write(kafka, b"after") == first + 1
     leader.start()
+    _wait_for_replicas(kafka, 3)
+
+
+def test_a_namespace_is_as_it_should_be_while_a_broker_is_away(kafka: EmbeddedKafka) -> None:
+    """Its topics are compared with what it was made with, not with the brokers that answer: a start succeeds, and nothing is lowered."""
+    cluster, namespace = KafkaCluster(kafka.bootstrap), Namespace("echo.away")
+    make_topics(cluster, namespace)
+    topics = TopicAdmin(cluster, namespace)
+    kafka.nodes[2].kill()
+    try:
+        deadline = Deadline.after(OUTAGE_S)
+        while cluster.check() != 2 or not topics.short_of_replicas():
+            assert not deadline.expired(), "waited until the cluster knows of two brokers"
+            time.sleep(0.1)
+        assert topics.plan().is_empty
+        assert make_topics(cluster, namespace) == ""
+        with pytest.raises(UserError, match="2 brokers answer, and the topics want 3 replicas"):
+            make_topics(cluster, Namespace("echo.new"))
+    finally:
+        kafka.nodes[2].start()
     _wait_for_replicas(kafka, 3)
 
 
