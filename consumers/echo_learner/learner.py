@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from echo_bus.clock import Clock
 from echo_bus.places import PlaceTimes
@@ -281,7 +282,7 @@ class Learner:
         assembly, decisions = parts.intake.settle()
         self._count_drops(decisions)
         name = checkpoint_id(version, self._session)
-        snapshot = parts.trainer.snapshot(version) if publish else None
+        snapshot = parts.store.take_snapshot(name, partial(parts.trainer.snapshot, version)) if publish else None
         run_id, now_ms = self._settings.run.name, parts.clock.time_ms()
         self._outbox.extend((DROPS, drop) for drop in drops_of(decisions, run_id=run_id, learner_version=self.version, time_ms=now_ms))
         self._outbox = [(topic, self._placed(record, name, assembly, snapshot)) for topic, record in self._outbox]

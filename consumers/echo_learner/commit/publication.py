@@ -65,7 +65,7 @@ class SnapshotWriter:
             where["uri"] = self._store.write(self._run_id, snapshot)
         else:
             name = f"v/{snapshot.version}/{sha256[:12]}"
-            where["blob"] = self._blobs.write(WEIGHT_CHUNKS, self._run_id, name, snapshot.blob, sha256=sha256)
+            where["blob"] = self._blobs.write(WEIGHT_CHUNKS, self._run_id, name, b"".join(snapshot.pieces()), sha256=sha256)
         return WeightManifest(
             run_id=self._run_id,
             version=snapshot.version,

@@ -28,8 +28,8 @@ class SnapshotStore:
         folder = f"{self._root}/{run_id}/v{snapshot.version}-{snapshot.sha256[:12]}"
         try:
             self._files.makedirs(folder, exist_ok=True)
-            for name, content in snapshot.contents:
-                self._files.pipe_file(f"{folder}/{name}", content)
+            for file in snapshot.files:
+                self._files.put_file(str(snapshot.path(file)), f"{folder}/{file.name}")
         except OSError as exc:
             raise UserError(f"The snapshot of version {snapshot.version} could not be written to {folder}: {exc}.") from exc
         return str(self._files.unstrip_protocol(folder))
