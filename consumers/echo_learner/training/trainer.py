@@ -117,7 +117,7 @@ class DeepSpeedTrainer:
             sums = self._update(arrays, update, previous if number else None)
             totals = sums if totals is None else totals.merged(sums)
             lr = self._set_rate()
-            self._engine.step()
+            self._started.step()
             grad_norms.append(self._grad_norm())
         assert totals is not None
         return TrainResult(
