@@ -51,7 +51,11 @@ class SnapshotFiles:
     def pieces(self) -> Iterator[bytes]:
         """All files, one after another, in pieces of at most a MiB. Raises OSError."""
         for file in self.files:
-            yield from _pieces_of(self.path(file))
+            yield from self.pieces_of(file)
+
+    def pieces_of(self, file: WeightFile) -> Iterator[bytes]:
+        """One of `files` in such pieces. Raises OSError."""
+        return _pieces_of(self.path(file))
 
 
 def file_names(kind: WeightKind) -> tuple[str, str]:
