@@ -131,7 +131,12 @@ def learn(settings: Settings, steps: int) -> dict[str, Any]:
                 groups.append(group)
                 arrived.notify()
 
-    ours.send((0, trainer.snapshot(0).contents))
+    def publish(version: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            snapshot = trainer.snapshot(version, Path(folder) / "snapshot")
+            ours.send((version, [(file.name, snapshot.path(file).read_bytes()) for file in snapshot.files]))
+
+    publish(0)
     threading.Thread(target=read, daemon=True).start()
     size, times, rewards = settings.learner.groups_per_step, [time.monotonic()], []
     for version in range(steps):
@@ -141,7 +146,7 @@ def learn(settings: Settings, steps: int) -> dict[str, Any]:
         rewards.append(float(np.mean([value for group in batch for value in group[2]])))
         trainer.step(_training_batch(batch, version, settings))
         if (version + 1) % settings.publication_period == 0:
-            ours.send((version + 1, trainer.snapshot(version + 1).contents))
+            publish(version + 1)
         times.append(time.monotonic())
     ours.close()
     process.kill()

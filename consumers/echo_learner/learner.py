@@ -315,10 +315,14 @@ class Learner:
         started_s = parts.clock.monotonic_s()
         assembly = self._settle()
         name = checkpoint_id(version, self._session)
-        snapshot = parts.trainer.snapshot(version) if publish else None
-        if snapshot is not None:
+
+        def take(folder: Path) -> SnapshotFiles:
+            taken = parts.trainer.snapshot(version, folder)
             # What cannot be published must not become durable: each start would try to publish it, and fail.
-            parts.publication.check(snapshot.num_bytes)
+            parts.publication.check(taken.num_bytes)
+            return taken
+
+        snapshot = parts.store.take_snapshot(name, take) if publish else None
         self._outbox = [(topic, self._placed(record, name, assembly, snapshot)) for topic, record in self._outbox]
         outbox: Outbox = tuple(self._outbox)
         self._state = replace(

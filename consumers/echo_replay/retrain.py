@@ -5,17 +5,21 @@
 On the same machine with the same library builds, threads and ranks every byte is the same. Elsewhere floating-point sums come out a little
 different, and how far the weights are off is measured against how far training has moved them.
 
-Reads the log and the checkpoint folder, writes to neither. The caller's thread does everything; the trainer may have other ranks.
+Reads the log and the checkpoint folder, writes to neither; snapshots lie in a temporary folder while they are compared. The caller's thread
+does everything; the trainer may have other ranks.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from echo_bus.bus import Bus
@@ -162,12 +166,19 @@ def retrain(parts: RetrainParts, history: History, plan: Plan) -> Iterator[Retra
 
     Raises UserError, DeadlineExceeded, TransportError.
     """
-    trainer, settings = parts.trainer, parts.settings
     if plan.state is not None:
         parts.store.verify(plan.state.id)
-        load_trainer(trainer, parts.store, plan.state)
+        load_trainer(parts.trainer, parts.store, plan.state)
     batches = {version: _batch(parts.bus, history.reports[version]) for version in range(plan.start + 1, plan.last + 1)}
-    start = trainer.snapshot(plan.start)
+    with TemporaryDirectory(prefix="echoswarm-retrain-") as scratch:
+        yield from _trained_again(parts, history, plan, batches, Path(scratch))
+
+
+def _trained_again(
+    parts: RetrainParts, history: History, plan: Plan, batches: dict[int, Batch], scratch: Path
+) -> Iterator[RetrainedVersion]:
+    trainer, settings = parts.trainer, parts.settings
+    start = trainer.snapshot(plan.start, scratch / "start")
     if plan.first <= plan.start and plan.start in history.manifests:
         yield _compare(parts, history, start, start)
     rules, over_budget = batch_rules(settings), OverBudget(settings.staleness.over_budget)
@@ -187,7 +198,9 @@ def retrain(parts: RetrainParts, history: History, plan: Plan) -> Iterator[Retra
             )
             logger.info("Version %d is trained again", version)
             if version >= plan.first and version in history.manifests:
-                yield _compare(parts, history, trainer.snapshot(version), start)
+                folder = scratch / str(version)
+                yield _compare(parts, history, trainer.snapshot(version, folder), start)
+                shutil.rmtree(folder)
 
 
 def _compare(parts: RetrainParts, history: History, retrained: SnapshotFiles, start: SnapshotFiles) -> RetrainedVersion:

@@ -7,6 +7,7 @@ import math
 from contextlib import closing
 from typing import Any
 
+import safetensors
 import safetensors.torch
 
 from echo_bus.bus import Bus
@@ -23,11 +24,12 @@ def weight_distance(bus: Bus, published: WeightManifest, retrained: SnapshotFile
     by a whole learning rate, this way or that. Raises UserError if the published bytes are not there, TransportError.
     """
     theirs = _tensors(_published_bytes(bus, published)[: published.files[0].num_bytes])
-    ours, base = _tensors(retrained.contents[0][1]), _tensors(start.contents[0][1])
-    if {name: tensor.shape for name, tensor in theirs.items()} != {name: tensor.shape for name, tensor in ours.items()}:
-        return math.inf
-    off = _norm(ours[name].double() - theirs[name].double() for name in theirs)
-    way = _norm(theirs[name].double() - base[name].double() for name in theirs)
+    with _opened(retrained) as ours, _opened(start) as base:
+        shapes = {name: ours.get_slice(name).get_shape() for name in ours.keys()}  # noqa: SIM118  it is no mapping
+        if {name: list(tensor.shape) for name, tensor in theirs.items()} != shapes:
+            return math.inf
+        off = _norm(ours.get_tensor(name).double() - theirs[name].double() for name in theirs)
+        way = _norm(theirs[name].double() - base.get_tensor(name).double() for name in theirs)
     return off / way if way else math.inf if off else 0.0
 
 
@@ -39,6 +41,10 @@ def _published_bytes(bus: Bus, manifest: WeightManifest) -> bytes:
     if hashlib.sha256(data).hexdigest() != manifest.sha256:
         raise UserError(f"The published bytes of version {manifest.version} are not whole.", hint="`echoswarm audit` says more.")
     return data
+
+
+def _opened(snapshot: SnapshotFiles) -> Any:
+    return safetensors.safe_open(snapshot.path(snapshot.files[0]), framework="pt")
 
 
 def _tensors(data: bytes) -> dict[str, Any]:

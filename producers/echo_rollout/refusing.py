@@ -13,12 +13,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
 from echo_bus.errors import TooManyDeadLetters
 from echo_bus.message import Invalid
 from echo_rollout.intake import Work
 from echo_rollout.publishing import Ending, Outcome
-from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.errors import InvalidReason
 from echo_schemas.records import Purpose
 
 # A worker that fails at so many groups one after the other fails at all: its environment or engine is broken, and what it takes is lost.
@@ -34,7 +33,7 @@ class Refusals:
         self._resends = resends
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._budget = DeadLetterBudget(DeadLetterLimits(max_ratio=1.0, max_consecutive=_MOST_FAILED))
+        self._in_a_row = 0
 
     def refusal_of(self, work: Work, ending: Ending) -> Invalid | None:
         """Why the request of a group that ended so is a dead letter; None if it is none."""
@@ -43,7 +42,7 @@ class Refusals:
             return None
         if outcome is Outcome.PUBLISHED:
             with self._lock:
-                self._budget.count_valid()
+                self._in_a_row = 0
         elif outcome is Outcome.FAILED:
             why = f"Worker {self._worker_id} can make no group of it: {(ending.failure or outcome).value}: {ending.said}"
             self._count(why)
@@ -54,8 +53,13 @@ class Refusals:
         return None
 
     def _count(self, why: str) -> None:
-        try:
-            with self._lock:
-                self._budget.count_invalid(InvalidRecord(InvalidReason.HANDLER_REFUSED, why))
-        except TooManyDeadLetters as exc:
-            self._on_error(exc)
+        with self._lock:
+            self._in_a_row += 1
+            is_too_many = self._in_a_row > _MOST_FAILED
+        if is_too_many:
+            self._on_error(
+                TooManyDeadLetters(
+                    f"{_MOST_FAILED} groups failed in a row at this worker, the last one because: {why}",
+                    hint="Mend its environment or engine and start it again. Their requests are dead letters; the run asks for others.",
+                )
+            )

@@ -34,7 +34,7 @@ from echo_learner.sequential.requesting import RequestLedger
 from echo_learner.training.config import assembly_limits
 from echo_learner.trust import WorkerTrust
 from echo_rollout.askers_time import AskersTime
-from echo_rollout.feeder import Ledger, OpenSeqs, standing_of
+from echo_rollout.feeder import Ledger, OpenRequests, OpenSeqs, standing_of
 from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.joining import others_work
 from echo_rollout.publishing import Ending, Outcome
@@ -123,13 +123,13 @@ class FeederRequests(Reader):
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec)
-        self._ledger, self._open = Ledger(NUM_PARTITIONS), OpenSeqs()
+        self._ledger, self._requests = Ledger(NUM_PARTITIONS), OpenRequests(OpenSeqs())
 
     def read(self, message: Message) -> None:
         request = message.record
         assert isinstance(request, RolloutRequest)
-        self._ledger.written(message.partition, message.offset)
-        self._open.issued(request.seq, request.deadline_ms or 0)
+        ordinal = self._ledger.written(message.partition, message.offset)
+        self._requests.issued(request.seq, message.partition, ordinal, 0.0, resends=request.resends, is_ours=False)
 
 
 class RewardApplication(Reader):
@@ -249,7 +249,7 @@ class SequentialLearner(Reader):
     def read(self, message: Message) -> None:
         reply = message.record
         assert isinstance(reply, RolloutReply)
-        while (ask := self._ledger.next_wanted(10**6)) is not None:
+        while (ask := self._ledger.next_wanted(10**6, None)) is not None:
             self._ledger.sent(ask)
         self._ledger.take(reply.correlation, reply)
         for current in self._ledger.current:

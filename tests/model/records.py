@@ -11,7 +11,7 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 from tests.model.trainer import VOCABULARY, ModelTrainer
 from tests.unit.learner.pipeline import GROUP_SIZE, Pipeline, sample
 
-FIRST_WEIGHTS = ModelTrainer("anybody").snapshot(0).sha256
+FIRST_WEIGHTS = ModelTrainer("anybody").snapshot_sha256(0)
 
 
 def member_of(seq: int, index: int, *, content: int = 0, **changes: Any) -> Trajectory:

@@ -16,6 +16,7 @@ from echo_core.groups import AssemblyState, DropDecision
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
 from echo_learner.commit.publication import Publication, PublicationThread
+from echo_learner.commit.snapshot import read_snapshot
 from echo_learner.intake import Intake
 from echo_schemas.records import StepReport
 from echo_schemas.topics import STEPS
@@ -130,7 +131,11 @@ def snapshots_are_made_again(patch: pytest.MonkeyPatch) -> None:
 
     def load(self: CheckpointStore, *args: Any) -> Any:
         kept = real(self, *args)
-        return replace(kept, contents=tuple((name, content + b" again") for name, content in kept.contents))
+        folder = kept.folder.with_name("again")
+        folder.mkdir(exist_ok=True)
+        for file in kept.files:
+            (folder / file.name).write_bytes(kept.path(file).read_bytes() + b" again")
+        return read_snapshot(folder, kept.version, kept.kind, [file.name for file in kept.files])
 
     patch.setattr(CheckpointStore, "load_snapshot", load)
 

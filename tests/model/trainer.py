@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
+from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles, file_names, read_snapshot
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.trainer import TrainResult
 from echo_schemas.columns import LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE
@@ -52,11 +52,19 @@ class ModelTrainer:
         self._moments = moments_of(self.weights)
         return TrainResult(totals=_TOTALS, grad_norms=(1.0,), compute_s=0.0, lr=1e-3)
 
-    def snapshot(self, version: int) -> SnapshotFiles:
+    def snapshot(self, version: int, folder: Path) -> SnapshotFiles:
         """The weights, and who made the snapshot; whoever makes the first one makes the same."""
-        config = json.dumps({"by": self._by if version else "anybody"})
-        contents = ((ADAPTER_WEIGHTS, self.weights), (ADAPTER_CONFIG, config.encode()))
-        return SnapshotFiles(version=version, kind=WeightKind.LORA, config=config, contents=contents)
+        folder.mkdir(parents=True)
+        (folder / ADAPTER_WEIGHTS).write_bytes(self.weights)
+        (folder / ADAPTER_CONFIG).write_bytes(self._snapshot_config(version))
+        return read_snapshot(folder, version, WeightKind.LORA, file_names(WeightKind.LORA))
+
+    def snapshot_sha256(self, version: int) -> str:
+        """Of a snapshot, without making it."""
+        return hashlib.sha256(self.weights + self._snapshot_config(version)).hexdigest()
+
+    def _snapshot_config(self, version: int) -> bytes:
+        return json.dumps({"by": self._by if version else "anybody"}).encode()
 
     def copy_weights(self) -> Mapping[str, Any]:
         """Nothing is compared."""

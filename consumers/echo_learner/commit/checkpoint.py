@@ -26,13 +26,13 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from echo_core.groups import AssemblyState
 from echo_learner.commit.ancestry import Relation, comes_from, relations
-from echo_learner.commit.snapshot import SnapshotFiles, read_snapshot, write_snapshot
+from echo_learner.commit.snapshot import SnapshotFiles, copy_snapshot, read_snapshot
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.records import Coordinates, Record, RewardTerm, WeightKind
@@ -129,7 +129,7 @@ class CheckpointStore:
         def write_weights(staging: Path) -> dict[str, list[Any]]:
             save_trainer(staging / _TRAINER)
             if snapshot is not None:
-                write_snapshot(snapshot, staging / _SNAPSHOT)
+                self._keep(snapshot, state.id, staging / _SNAPSHOT)
             return _files_of(staging)
 
         return self._save(state, outbox, write_weights)
@@ -160,13 +160,23 @@ class CheckpointStore:
             staging.rename(final)
             _sync(self._folder)
         except OSError as exc:
-            # What was begun would keep the room that the next attempt needs.
-            shutil.rmtree(staging, ignore_errors=True)
-            raise UserError(
-                f"The checkpoint {state.id} could not be written to {self._folder}: {exc.strerror or exc}. Nothing of it was published.",
-                hint="Free space there, or set [checkpoint] folder; then start again: the run goes on from the checkpoint before.",
-            ) from exc
+            raise self._refused(state.id, exc) from exc
         return final
+
+    def take_snapshot(self, name: str, take: Callable[[Path], SnapshotFiles]) -> SnapshotFiles:
+        """The snapshot that `take` makes in a new folder, for the checkpoint `name`, which is saved next.
+
+        Its files count as those of the checkpoint from then on. Raises UserError if the disk refuses, and what `take` raises.
+        """
+        scratch = self._scratch(name)
+        try:
+            shutil.rmtree(scratch, ignore_errors=True)
+            return replace(take(scratch), folder=self.snapshot_folder(name))
+        except OSError as exc:
+            raise self._refused(name, exc) from exc
+        except UserError:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
 
     def check_writable(self, run_id: str) -> None:
         """Raise UserError unless a file can be made durable here, and there is room for one more checkpoint of the run's size."""
@@ -308,6 +318,26 @@ class CheckpointStore:
     def num_bytes(self, name: str) -> int:
         """What a checkpoint takes on the disk."""
         return sum(path.stat().st_size for path in (self._folder / name).rglob("*") if path.is_file())
+
+    def _scratch(self, name: str) -> Path:
+        """Where a snapshot lies before its checkpoint is written."""
+        return self._folder / f".{name}.snapshot"
+
+    def _keep(self, snapshot: SnapshotFiles, name: str, folder: Path) -> None:
+        """Have the snapshot's files in the new folder `folder`: those that were taken for `name`, or copies of another checkpoint's."""
+        if snapshot.folder == self.snapshot_folder(name):
+            self._scratch(name).rename(folder)
+        else:
+            copy_snapshot(snapshot, folder)
+
+    def _refused(self, name: str, exc: OSError) -> UserError:
+        """What is said when the disk refuses. Removes what was begun: it would keep the room that the next attempt needs."""
+        for folder in (self._folder / f".{name}.tmp", self._scratch(name)):
+            shutil.rmtree(folder, ignore_errors=True)
+        return UserError(
+            f"The checkpoint {name} could not be written to {self._folder}: {exc.strerror or exc}. Nothing of it was published.",
+            hint="Free space there, or set [checkpoint] folder; then start again: the run goes on from the checkpoint before.",
+        )
 
     def _content(self, name: str) -> dict[str, Any]:
         """What `state.json` holds, known to be what was written."""

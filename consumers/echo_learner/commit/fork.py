@@ -14,19 +14,21 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from echo_bus.blob_files import partial_of
 from echo_bus.bus import Bus
 from echo_bus.settings import Settings
 from echo_core.groups import AssemblyState
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Origin, Outbox, checkpoint_id
 from echo_learner.commit.log_changes import ranges
-from echo_learner.commit.snapshot import SnapshotFiles, file_names
+from echo_learner.commit.snapshot import SnapshotFiles, file_names, read_snapshot
 from echo_learner.commit.store import read_stored
 from echo_learner.evaluation.setup import kept_manifests
 from echo_learner.training.config import meaning_of, reward_terms
-from echo_schemas.errors import UserError
+from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import Drop, DropReason, WeightKind, WeightManifest, group_id_of
 from echo_schemas.topics import DROPS, REWARDS, TRAJECTORIES
 
@@ -70,10 +72,11 @@ def fork_run(bus: Bus, settings: Settings, order: ForkOrder) -> LearnerState:
     store = CheckpointStore(order.folder / "checkpoints", bus.codec)
     _refuse_taken(bus, store, settings, order)
     source = _find(bus, parent_store, settings, order)
-    snapshot = _snapshot_of(bus, parent_store, settings, source)
+    name = checkpoint_id(order.version, sessions.new_session())
+    snapshot = _snapshot_of(bus, parent_store, settings, source, partial(store.take_snapshot, name))
     state = replace(
         _state_of(source, settings, order.version),
-        id=checkpoint_id(order.version, sessions.new_session()),
+        id=name,
         parent=None,
         run_id=order.run_id,
         version=order.version,
@@ -135,23 +138,34 @@ def _listed(versions: list[int]) -> str:
     return ranges(versions[-_NEAREST:]) if len(versions) <= _NEAREST else f"…, {ranges(versions[-_NEAREST:])}"
 
 
-def _snapshot_of(bus: Bus, store: CheckpointStore, settings: Settings, source: _Source) -> SnapshotFiles:
-    """The snapshot's files, verified: of the checkpoint, or of the log."""
+def _snapshot_of(
+    bus: Bus, store: CheckpointStore, settings: Settings, source: _Source, take: Callable[[Callable[[Path], SnapshotFiles]], SnapshotFiles]
+) -> SnapshotFiles:
+    """The snapshot's files, verified: of the checkpoint, or brought from the log or its store by `take`."""
     kind = WeightKind(settings.policy.update)
     if source.kept is not None:
         store.verify(source.kept.id)
         return store.load_snapshot(source.kept, kind, file_names(kind))
     manifest = source.manifest
     assert manifest is not None
-    if manifest.blob is None:
-        contents = read_stored(manifest)
+    return take(partial(_fetched, bus, manifest))
+
+
+def _fetched(bus: Bus, manifest: WeightManifest, folder: Path) -> SnapshotFiles:
+    """What `manifest` names, in the new folder `folder`."""
+    if manifest.blob is not None:
+        try:
+            with closing(bus.blob_reader()) as reader:
+                reader.read_files(manifest.blob, manifest.run_id, manifest.files, folder)
+        except EchoError:
+            # A fork is asked for once: nobody goes on with what has arrived.
+            shutil.rmtree(partial_of(folder), ignore_errors=True)
+            raise
     else:
-        data = memoryview(bus.blob_reader().read(manifest.blob, manifest.run_id))
-        contents, position = [], 0
-        for file in manifest.files:
-            contents.append((file.name, bytes(data[position : position + file.num_bytes])))
-            position += file.num_bytes
-    snapshot = SnapshotFiles(version=manifest.version, kind=manifest.kind, config=manifest.config, contents=tuple(contents))
+        folder.mkdir(parents=True)
+        for name, content in read_stored(manifest):
+            (folder / name).write_bytes(content)
+    snapshot = read_snapshot(folder, manifest.version, manifest.kind, [file.name for file in manifest.files])
     if snapshot.sha256 != manifest.sha256:
         raise UserError(f"The weights of version {manifest.version} are not those that its manifest names.", hint="Choose another version.")
     return snapshot

@@ -3,13 +3,16 @@
 The same weights give the same bytes: tensors in the order of their names, no time stamps, no paths. Identity is the SHA-256 of the files'
 contents, one after another in the order listed, which is also the SHA-256 of the blob that carries them. The weights come first: then their
 own checksum is a stage on the way to the whole one, and nobody who makes or verifies a snapshot has to hash them twice.
+
+Snapshots may be larger than memory: they lie on disk, and whoever needs their bytes reads them in pieces.
 """
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from echo_schemas.errors import UserError
@@ -20,43 +23,39 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MODEL_CONFIG = "config.json"
 MODEL_WEIGHTS = "model.safetensors"
 _CONFIGS = {ADAPTER_CONFIG, MODEL_CONFIG}
+# What is read of a file at once.
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFiles:
-    """The files of one version, in memory. `config` is the text of the adapter's configuration, or the model's.
+    """The files of one version, in `folder`. `config` is the text of the adapter's configuration, or the model's.
     `sha256`: of all contents, one after another; `files`: name, size and checksum of each."""
 
     version: int
     kind: WeightKind
     config: str
-    contents: tuple[tuple[str, bytes], ...]
-    sha256: str = field(init=False)
-    files: tuple[WeightFile, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        whole = hashlib.sha256()
-        files: list[WeightFile] = []
-        for name, content in self.contents:
-            whole.update(content)
-            own = hashlib.sha256(content) if files else whole
-            files.append(WeightFile(name=name, num_bytes=len(content), sha256=own.hexdigest()))
-        object.__setattr__(self, "sha256", whole.hexdigest())
-        object.__setattr__(self, "files", tuple(files))
-
-    def pieces(self) -> Iterator[bytes]:
-        """All files, one after another, in pieces."""
-        for file in self.files:
-            yield from self.pieces_of(file)
-
-    def pieces_of(self, file: WeightFile) -> Iterator[bytes]:
-        """One of `files` in pieces."""
-        yield next(content for name, content in self.contents if name == file.name)
+    folder: Path
+    files: tuple[WeightFile, ...]
+    sha256: str
 
     @property
     def num_bytes(self) -> int:
         """Size of all files together."""
-        return sum(len(content) for _, content in self.contents)
+        return sum(file.num_bytes for file in self.files)
+
+    def path(self, file: WeightFile) -> Path:
+        """Where one of `files` lies."""
+        return self.folder / file.name
+
+    def pieces(self) -> Iterator[bytes]:
+        """All files, one after another, in pieces of at most a MiB. Raises OSError."""
+        for file in self.files:
+            yield from self.pieces_of(file)
+
+    def pieces_of(self, file: WeightFile) -> Iterator[bytes]:
+        """One of `files` in such pieces. Raises OSError."""
+        return _pieces_of(self.path(file))
 
 
 def file_names(kind: WeightKind) -> tuple[str, str]:
@@ -64,18 +63,34 @@ def file_names(kind: WeightKind) -> tuple[str, str]:
     return (ADAPTER_WEIGHTS, ADAPTER_CONFIG) if kind is WeightKind.LORA else (MODEL_WEIGHTS, MODEL_CONFIG)
 
 
-def write_snapshot(snapshot: SnapshotFiles, folder: Path) -> None:
-    """Write the files into the new folder `folder`."""
+def copy_snapshot(snapshot: SnapshotFiles, folder: Path) -> None:
+    """Copy the files into the new folder `folder`."""
     folder.mkdir(parents=True)
-    for name, content in snapshot.contents:
-        (folder / name).write_bytes(content)
+    for file in snapshot.files:
+        shutil.copyfile(snapshot.path(file), folder / file.name)
 
 
 def read_snapshot(folder: Path, version: int, kind: WeightKind, names: Sequence[str]) -> SnapshotFiles:
-    """The snapshot that a checkpoint keeps in `folder`. Raises UserError if a file is missing."""
+    """The snapshot whose files `names` lie in `folder`, its checksums computed. Raises UserError if a file is missing."""
+    whole, config = hashlib.sha256(), ""
+    files: list[WeightFile] = []
     try:
-        contents = tuple((name, (folder / name).read_bytes()) for name in names)
+        for name in names:
+            own, num_bytes = hashlib.sha256() if files else whole, 0
+            for piece in _pieces_of(folder / name):
+                num_bytes += len(piece)
+                whole.update(piece)
+                if own is not whole:
+                    own.update(piece)
+            files.append(WeightFile(name=name, num_bytes=num_bytes, sha256=own.hexdigest()))
+            if name in _CONFIGS:
+                config = (folder / name).read_text(encoding="utf-8")
     except OSError as exc:
         raise UserError(f"The snapshot in {folder} is not whole: {exc.strerror}: {exc.filename}.", hint="Bring the file back.") from exc
-    config = next(content.decode() for name, content in contents if name in _CONFIGS)
-    return SnapshotFiles(version=version, kind=kind, config=config, contents=contents)
+    return SnapshotFiles(version=version, kind=kind, config=config, folder=folder, files=tuple(files), sha256=whole.hexdigest())
+
+
+def _pieces_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from echo_schemas.errors import UserError
 
 # Steps between DeepSpeed's own log lines: none.
 _NEVER = 1 << 60
 _STAGES = (0, 1, 2, 3)
+_FLOAT32 = "fp32"
+# From here on gradients are spread over ranks, and DeepSpeed adds them up in the type that it is told.
+_FIRST_STAGE_WITH_SUMS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,8 @@ def engine_settings(config: OptimizerConfig, dtype: str) -> dict[str, Any]:
         "gradient_clipping": config.max_grad_norm,
         "zero_optimization": {"stage": 0},
         "bf16": {"enabled": dtype == "bfloat16"},
+        # Whatever the model's type: a sum in bfloat16 stops growing once it is 256 times what is added.
+        "data_types": {"grad_accum_dtype": _FLOAT32},
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": _NEVER,
     }
@@ -99,8 +104,8 @@ def _check(settings: Mapping[str, Any], path: str) -> None:
         raise UserError(f"{path}: zero_optimization must be an object whose stage is 0, 1, 2 or 3, not {json.dumps(zero)}.")
     if isinstance(clip, bool) or not isinstance(clip, int | float) or clip < 0:
         raise UserError(f"{path}: gradient_clipping must be a number of at least 0, not {json.dumps(clip)}.")
-    if not isinstance(settings["bf16"], dict) or not isinstance(settings.get("fp16", {}), dict):
-        raise UserError(f"{path}: bf16 and fp16 must be objects.")
+    if not all(isinstance(settings.get(name, {}), dict) for name in ("bf16", "fp16", "data_types")):
+        raise UserError(f"{path}: bf16, fp16 and data_types must be objects.")
     if settings.get("fp16", {}).get("enabled"):
         raise UserError(f"{path} asks for fp16, which the learner does not train in.", hint='Set [policy] dtype = "bfloat16".')
 
@@ -112,8 +117,9 @@ class Engine:
     are summed over ranks, right before they are applied.
     """
 
-    def __init__(self, engine: Any, trained: Sequence[nn.Parameter], own_clip: float | None) -> None:
+    def __init__(self, engine: Any, trained: Sequence[nn.Parameter], own_clip: float | None, sums: Float32Sums | None) -> None:
         self.deepspeed = engine
+        self._sums = sums
         self._norm: float | None = None
         if own_clip is not None:
 
@@ -122,11 +128,41 @@ class Engine:
 
             engine.optimizer.register_step_pre_hook(clip)
 
+    def step(self) -> None:
+        """Update the weights with the gradients since the last update."""
+        if self._sums is not None:
+            self._sums.hand_over()
+        self.deepspeed.step()
+
     @property
     def grad_norm(self) -> float:
         """Of the last update; NaN if there was none."""
         norm = self.deepspeed.get_global_grad_norm() if self._norm is None else self._norm
         return math.nan if norm is None else float(norm)
+
+
+class Float32Sums:
+    """Takes the gradients of parameters in bfloat16 after each backward pass and adds them up in float32. One thread uses it."""
+
+    def __init__(self, trained: Sequence[nn.Parameter]) -> None:
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(self._take)
+
+    def hand_over(self) -> None:
+        """Make the sums the parameters' gradients, rounded once, and begin anew."""
+        for parameter, total in self._sums.items():
+            parameter.grad = total.to(parameter.dtype)
+        self._sums.clear()
+
+    def _take(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.grad is not None
+        if parameter in self._sums:
+            self._sums[parameter].add_(parameter.grad)
+        else:
+            self._sums[parameter] = parameter.grad.float()
+        parameter.grad = None
 
 
 def start_engine(model: nn.Module, settings: Mapping[str, Any], config: OptimizerConfig, place: RankPlace) -> Engine:
@@ -144,15 +180,22 @@ def start_engine(model: nn.Module, settings: Mapping[str, Any], config: Optimize
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
-    is_plain = settings["zero_optimization"].get("stage", 0) == 0 and not settings["bf16"]["enabled"]
+    stage, is_short = settings["zero_optimization"].get("stage", 0), settings["bf16"]["enabled"]
+    is_plain = stage == 0 and not is_short
     given = {**settings, "gradient_clipping": 0.0} if is_plain else dict(settings)
+    sums = None
+    if stage < _FIRST_STAGE_WITH_SUMS:
+        # DeepSpeed adds up in the model's type there; told otherwise it refuses, or takes another optimizer.
+        given["data_types"] = {name: value for name, value in settings["data_types"].items() if name != "grad_accum_dtype"}
+        if is_short and settings["data_types"].get("grad_accum_dtype") == _FLOAT32:
+            sums = Float32Sums(trained)
     try:
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=trained, config=given)
     except (ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as exc:
         if not config.deepspeed:
             raise
         raise UserError(f"DeepSpeed refuses {config.deepspeed}: {exc}", hint="Compare with its page on configuration.") from exc
-    return Engine(engine, trained, settings["gradient_clipping"] if is_plain else None)
+    return Engine(engine, trained, settings["gradient_clipping"] if is_plain else None, sums)
 
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, MODEL_WEIGHTS, SnapshotFiles, file_names
+from echo_learner.commit.snapshot import MODEL_CONFIG
 from echo_learner.losses.token_sums import entropy_of_logits
 from echo_learner.training.logits import LogitTransform, find_transform
 from echo_schemas.errors import UserError
@@ -50,6 +50,8 @@ class PolicyModel(nn.Module):
         self.causal_lm = causal_lm
         self._transform = transform
         self._temperature = temperature
+        # Of the head as it is now: ZeRO-3 gathers it for whoever looks at it.
+        self._num_rows_at_once = max(1, _LOGITS_AT_ONCE // self._language_model.get_output_embeddings().weight.shape[0])
 
     @property
     def _language_model(self) -> Any:
@@ -67,7 +69,7 @@ class PolicyModel(nn.Module):
         picked = hidden[rows, columns - 1]
         targets = input_ids[rows, columns]
         head = model.get_output_embeddings()
-        piece = max(1, _LOGITS_AT_ONCE // head.weight.shape[0])
+        piece = self._num_rows_at_once
         if len(targets) <= piece:
             return self._head(picked, targets, head)
         parts = [
@@ -133,41 +135,9 @@ def _with_adapter(model: Any, config: PolicyConfig) -> Any:
         torch.random.set_rng_state(rng)
 
 
-def snapshot_of(model: PolicyModel, config: PolicyConfig, version: int, weights: Mapping[str, Tensor]) -> SnapshotFiles:
-    """The files of `weights`, named as in `snapshot_names`."""
-    import safetensors.torch
-
-    tensors = {name: weights[name].detach().to("cpu").contiguous() for name in sorted(weights)}
-    data = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    if config.kind is WeightKind.LORA:
-        text = _adapter_config(model, config)
-        contents = ((ADAPTER_WEIGHTS, data), (ADAPTER_CONFIG, text.encode()))
-    else:
-        text = _model_config(model, config)
-        contents = ((MODEL_WEIGHTS, data), (MODEL_CONFIG, text.encode()))
-    return SnapshotFiles(version=version, kind=config.kind, config=text, contents=contents)
-
-
-def read_weights(folder: Path, kind: WeightKind, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The tensors of a snapshot's files in `folder`. Raises UserError unless they are exactly `shapes`, by their names in a snapshot."""
-    import safetensors.torch
-    from safetensors import SafetensorError
-
-    path = folder / file_names(kind)[0]
-    try:
-        found = safetensors.torch.load_file(path)
-    except (OSError, SafetensorError) as exc:
-        raise UserError(f"The weights in {path} cannot be read: {exc}.", hint="Bring the file back as it was.") from exc
-    own = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    differing = sorted(name for name in {*own, *shapes} if own.get(name) != shapes.get(name))
-    if differing:
-        name = differing[0]
-        raise UserError(
-            f"The weights in {path} are of another policy: {name} has the shape {own.get(name)} there and {shapes.get(name)} here "
-            f"({len(differing)} differ).",
-            hint="[policy] base, update and lora must be those that the weights were trained with.",
-        )
-    return found
+def snapshot_config(model: PolicyModel, config: PolicyConfig) -> str:
+    """The configuration that a snapshot's weights come with: of the adapter, or of the model."""
+    return _adapter_config(model, config) if config.kind is WeightKind.LORA else _model_config(model, config)
 
 
 def snapshot_names(model: PolicyModel, kind: WeightKind) -> dict[str, str]:

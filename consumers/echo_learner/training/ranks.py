@@ -60,7 +60,7 @@ class Trainer(Protocol):
     @property
     def can_compare(self) -> bool: ...
     def step(self, batch: TrainingBatch) -> TrainResult: ...
-    def snapshot(self, version: int) -> SnapshotFiles: ...
+    def snapshot(self, version: int, folder: Path) -> SnapshotFiles: ...
     def copy_weights(self) -> Mapping[str, Any]: ...
     def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]: ...
     def save(self, folder: Path) -> None: ...
@@ -99,11 +99,11 @@ class RankedTrainer:
             self._tell("step", {"version": batch.version}, batch.arrays())
             return self._local.step(batch)
 
-    def snapshot(self, version: int) -> SnapshotFiles:
-        """The weights as files."""
+    def snapshot(self, version: int, folder: Path) -> SnapshotFiles:
+        """The weights as files in the new folder `folder`."""
         with self._ranks_watched():
-            self._tell("snapshot", {"version": version})
-            found = self._local.snapshot(version)
+            self._tell("snapshot", {"version": version, "folder": str(folder)})
+            found = self._local.snapshot(version, folder)
         assert found is not None
         return found
 
@@ -231,7 +231,7 @@ def follow(config: TrainerConfig) -> None:
                     # Every rank sees it at once, and the learner decides.
                     logger.warning("%s", exc)
             case "snapshot":
-                trainer.snapshot(command["version"])
+                trainer.snapshot(command["version"], Path(command["folder"]))
             case "save":
                 trainer.save(Path(command["folder"]))
                 # The learner's own machine may not be the one that has to write this out.

@@ -11,7 +11,8 @@ import errno
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from echo_core.normalisation import Normalisation, sequence_scales
-from echo_learner.commit.snapshot import SnapshotFiles
+from echo_learner.commit.snapshot import SnapshotFiles, file_names
 from echo_learner.losses.catalogue import build_loss, parse_loss
 from echo_learner.losses.config import ReferenceKl
 from echo_learner.losses.interface import LossInputs
@@ -31,13 +32,16 @@ from echo_learner.losses.token_sums import TokenSums, measure_tokens
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.deepspeed_setup import OptimizerConfig, RankPlace, engine_settings, start_engine
 from echo_learner.training.microbatches import MicroBatch, deal_to_ranks, restore_plan
-from echo_learner.training.policy_model import PolicyConfig, PolicyModel, load_policy, read_weights, snapshot_names, snapshot_of
+from echo_learner.training.policy_model import PolicyConfig, PolicyModel, load_policy, snapshot_config, snapshot_names
 from echo_learner.training.resharding import Layout, universal_form
+from echo_learner.training.weight_file import Slot, in_file_order, open_tensors, write_snapshot
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
 _TAG = "trainer"
 _TORCH_WRITER = "inline_container"
+# A copy of the weights lies on the device beside those that are trained. Adapters are far below this, whole models of any use above.
+_MAX_COPY_BYTES = 512 << 20
 
 
 class TrainingDiverged(UserError):
@@ -86,6 +90,7 @@ class DeepSpeedTrainer:
         self._engine = self._started.deepspeed
         self._parameters = [(name, self._model.get_parameter(name)) for name in self._names]
         self._reference = self._reference_model() if config.kl > 0 and config.policy.kind is WeightKind.FULL else None
+        self._num_trained_bytes = sum(parameter.numel() * parameter.element_size() for _, parameter in self._parameters)
         self._num_updates = 0
 
     @property
@@ -96,8 +101,8 @@ class DeepSpeedTrainer:
 
     @property
     def can_compare(self) -> bool:
-        """Whether `logprobs_under` works: not when parameters are spread over ranks."""
-        return self._stage < 3
+        """Whether `logprobs_under` works and a copy of the weights is small: not when parameters are spread over ranks."""
+        return self._stage < 3 and self._num_trained_bytes <= _MAX_COPY_BYTES
 
     def step(self, batch: TrainingBatch) -> TrainResult:
         """Train one step. Raises TrainingDiverged before an update that holds a number that is not finite."""
@@ -112,20 +117,26 @@ class DeepSpeedTrainer:
             sums = self._update(arrays, update, previous if number else None)
             totals = sums if totals is None else totals.merged(sums)
             lr = self._set_rate()
-            self._engine.step()
+            self._started.step()
             grad_norms.append(self._grad_norm())
         assert totals is not None
         return TrainResult(
             totals=totals.to_floats(), grad_norms=tuple(grad_norms), compute_s=time.perf_counter() - started_s, lr=lr
         )  # fmt: skip
 
-    def snapshot(self, version: int) -> SnapshotFiles | None:
-        """The weights as they are, as files; on rank 0 only."""
-        with self._gathered():
-            if self._place.rank:
-                return None
-            weights = {self._names[name]: parameter for name, parameter in self._parameters}
-            return snapshot_of(self._model, self._config.policy, version, weights)
+    def snapshot(self, version: int, folder: Path) -> SnapshotFiles | None:
+        """The weights as they are, as files in the new folder `folder`; on rank 0 only. Raises OSError.
+
+        One parameter after another is made whole and written: beside its share no rank holds more than the largest.
+        """
+        names = {self._names[name]: parameter for name, parameter in self._parameters}
+        slots = in_file_order(Slot(name, parameter.dtype, self._shapes[name]) for name, parameter in names.items())
+        tensors = self._whole(names[slot.name] for slot in slots)
+        if self._place.rank:
+            deque(tensors, maxlen=0)
+            return None
+        policy = self._config.policy
+        return write_snapshot(folder, version, policy.kind, snapshot_config(self._model, policy), slots, tensors)
 
     def copy_weights(self) -> dict[str, Tensor]:
         """A copy of what is trained, for `logprobs_under`."""
@@ -173,10 +184,10 @@ class DeepSpeedTrainer:
 
     def load_weights(self, folder: Path) -> None:
         """Begin from the weights of a snapshot's files in `folder`, with a fresh optimizer. Raises UserError if they do not fit."""
-        found = read_weights(folder, self._config.policy.kind, self._shapes)
-        with self._gathered(is_written=True), torch.no_grad():
-            for name, parameter in self._parameters:
-                parameter.copy_(found[self._names[name]])
+        with open_tensors(folder / file_names(self._config.policy.kind)[0], self._shapes) as stored, torch.no_grad():
+            tensors = self._whole((parameter for _, parameter in self._parameters), is_written=True)
+            for (name, _), parameter in zip(self._parameters, tensors, strict=True):
+                parameter.copy_(stored(self._names[name]))
         # ZeRO and bfloat16 keep masters of their own; torch's optimizer does not.
         refresh = getattr(self._engine.optimizer, "refresh_fp32_params", None)
         if refresh is not None:
@@ -201,14 +212,21 @@ class DeepSpeedTrainer:
     def _is_lora(self) -> bool:
         return self._config.policy.kind is WeightKind.LORA
 
-    def _gathered(self, *, is_written: bool = False) -> Any:
-        """Inside, whole parameters are readable, also when ZeRO-3 spreads them; `is_written`: what rank 0 makes of them stays."""
+    def _whole(self, parameters: Iterable[nn.Parameter], *, is_written: bool = False) -> Iterator[nn.Parameter]:
+        """Each parameter in turn, readable until the next one also when ZeRO-3 spreads it; `is_written`: what rank 0 makes of it stays.
+
+        A collective: all ranks read it to its end.
+        """
+        for parameter in parameters:
+            with self._gathered(parameter, is_written=is_written):
+                yield parameter
+
+    def _gathered(self, parameter: nn.Parameter, *, is_written: bool) -> Any:
         if self._stage < 3:
             return nullcontext()
         import deepspeed
 
-        parameters = [parameter for _, parameter in self._parameters]
-        return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if is_written else None)
+        return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if is_written else None)
 
     def _reference_model(self) -> PolicyModel:
         """A frozen second copy of the base: with full weights nothing else remembers the starting policy."""

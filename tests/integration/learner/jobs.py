@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import deepspeed.runtime.zero.muon.muon_optimizer
 import deepspeed.runtime.zero.stage3
@@ -16,9 +17,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from echo_bus.blob_digests import StreamDigest
 from echo_bus.embedded.ports import free_ports
 from echo_core.normalisation import Normalisation
-from echo_learner.commit.snapshot import write_snapshot
 from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import GrpoTis
 from echo_learner.step_metrics import token_metrics
@@ -225,15 +226,50 @@ def _unsaid_step(trainer: RankedTrainer, seed: int, num_updates: int, *, by_hand
     return _numbers(trainer.step(replace(batch, fresh=fresh, sampler=zeros, recomputed=unsaid)))
 
 
+def _repeated_step(trainer: RankedTrainer, advantages: Sequence[float]) -> dict[str, float]:
+    """One sample with each of the advantages, each in a micro-batch of its own: their gradients differ by a factor only."""
+    times = len(advantages)
+    one = make_batch(5)
+    length, generated = int(one.lengths[0]), int(one.num_generated[0])
+    batch = TrainingBatch(
+        version=0,
+        tokens=np.tile(one.tokens[:length], times),
+        lengths=np.full(times, length),
+        generated=np.tile(one.generated[:length], times),
+        num_generated=np.full(times, generated),
+        sampler=np.tile(one.sampler[:generated], times),
+        advantages=np.repeat(np.array(advantages, np.float32), generated),
+        mask=np.ones(times * generated, np.bool_),
+        fresh=np.ones(times * generated, np.bool_),
+        order=np.arange(times, dtype=np.int32),
+        micro_batch_sizes=np.ones(times, np.int32),
+        update_sizes=np.array([times], np.int32),
+    )
+    return _numbers(trainer.step(batch))
+
+
+def _snapshot_watched(trainer: RankedTrainer, folder: str) -> list[int]:
+    """Bytes of parameters that are whole at once while a snapshot is taken, at most; of the largest; of the snapshot."""
+    parameters = [parameter for _, parameter in trainer._local._parameters]
+    update, whole = StreamDigest.update, []
+
+    def watch(digest: StreamDigest, data: bytes | memoryview) -> None:
+        whole.append(sum(parameter.numel() * parameter.element_size() for parameter in parameters))
+        update(digest, data)
+
+    with patch.object(StreamDigest, "update", watch):
+        snapshot = trainer.snapshot(0, Path(folder))
+    largest = max(torch.Size(shape).numel() for shape in trainer._local._shapes.values())
+    return [max(whole), largest * parameters[0].element_size(), snapshot.num_bytes]
+
+
 def _numbers(result: TrainResult) -> dict[str, float]:
     norms = {f"grad_norm_{number}": norm for number, norm in enumerate(result.grad_norms)}
     return {"lr": result.lr, **norms, **token_metrics(result.totals)}
 
 
 def _snapshot(trainer: RankedTrainer, folder: str, version: int = 0) -> str:
-    snapshot = trainer.snapshot(version)
-    write_snapshot(snapshot, Path(folder))
-    return snapshot.sha256
+    return trainer.snapshot(version, Path(folder)).sha256
 
 
 def _save(trainer: RankedTrainer, folder: str) -> None:
@@ -264,6 +300,8 @@ _OPERATIONS: Mapping[str, Any] = {
     "unsaid_step": lambda trainer, seed, num_updates: _unsaid_step(trainer, seed, num_updates, by_hand=False),
     "by_hand_step": lambda trainer, seed, num_updates: _unsaid_step(trainer, seed, num_updates, by_hand=True),
     "snapshot": _snapshot,
+    "snapshot_watched": _snapshot_watched,
+    "repeated_step": _repeated_step,
     "save": _save,
     "load": _load,
     "load_weights": _load_weights,

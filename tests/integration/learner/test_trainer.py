@@ -115,6 +115,17 @@ def test_bfloat16_follows_float32(torch_process: ForkingProcess, base: Path, tmp
     assert learned[0] == pytest.approx(learned[1], rel=0.2)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_many_gradients_in_bfloat16_add_up(torch_process: ForkingProcess, base: Path, tmp_path: Path, stage: int) -> None:
+    """A hundred gradients of a 600th each are a sixth; one after the other they would be lost beside a one in bfloat16."""
+    settings = {"dtype": "bfloat16", "deepspeed": deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})}
+    one, many = (
+        torch_process.run("train", base=str(base), script=[["repeated_step", advantages]], settings=settings)[0]["grad_norm_0"]
+        for advantages in ([1.0], [1.0] + [1 / 600] * 100)
+    )
+    assert many == pytest.approx(one * (1 + 1 / 6) / 101, rel=0.02)
+
+
 @pytest.mark.parametrize(("kind", "stage", "ranks"), [("lora", 0, 1), ("full", 0, 1), ("lora", 2, 2), ("full", 3, 2)])
 def test_going_on_from_a_checkpoint_is_bit_for_bit_the_same(
     torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str, stage: int, ranks: int

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
+from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles, file_names, read_snapshot
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.trainer import TrainResult
 from echo_schemas.records import WeightKind
@@ -49,14 +49,20 @@ class NumpyTrainer:
         self.batches.append(batch)
         return TrainResult(totals=_TOTALS, grad_norms=(1.0,), compute_s=0.0, lr=1e-3)
 
-    def snapshot(self, version: int) -> SnapshotFiles:
-        config = json.dumps({"by": self._by})
-        return SnapshotFiles(
-            version=version,
-            kind=WeightKind.LORA,
-            config=config,
-            contents=((ADAPTER_WEIGHTS, self.weights), (ADAPTER_CONFIG, config.encode())),
-        )
+    def snapshot(self, version: int, folder: Path) -> SnapshotFiles:
+        folder.mkdir(parents=True)
+        (folder / ADAPTER_WEIGHTS).write_bytes(self.weights)
+        (folder / ADAPTER_CONFIG).write_bytes(self._snapshot_config)
+        return read_snapshot(folder, version, WeightKind.LORA, file_names(WeightKind.LORA))
+
+    @property
+    def snapshot_sha256(self) -> str:
+        """Of a snapshot, without making it."""
+        return hashlib.sha256(self.weights + self._snapshot_config).hexdigest()
+
+    @property
+    def _snapshot_config(self) -> bytes:
+        return json.dumps({"by": self._by}).encode()
 
     def copy_weights(self) -> Mapping[str, Any]:
         raise NotImplementedError

@@ -44,7 +44,7 @@ _LOOK_S = 0.005
 NUM_PARTITIONS = 2
 GROUP_SIZE = 2
 GROUPS_PER_STEP = 2
-FIRST_WEIGHTS = NumpyTrainer().snapshot(0).sha256
+FIRST_WEIGHTS = NumpyTrainer().snapshot_sha256
 """What an ordinary learner publishes as version 0."""
 
 R = TypeVar("R", bound=Record)

@@ -49,7 +49,7 @@ def test_a_file_is_merged_over_ours_key_by_key(tmp_path: Path) -> None:
         ({"zero_optimization": {"stage": "two"}}, "whose stage is 0, 1, 2 or 3"),
         ({"gradient_clipping": "much"}, "gradient_clipping must be a number"),
         ({"gradient_clipping": -1}, "gradient_clipping must be a number of at least 0"),
-        ({"bf16": True}, "bf16 and fp16 must be objects"),
+        ({"bf16": True}, "bf16, fp16 and data_types must be objects"),
         ({"fp16": {"enabled": True}}, r"asks for fp16.*\[policy\] dtype"),
     ],
 )

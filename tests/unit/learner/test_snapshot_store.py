@@ -154,8 +154,8 @@ def test_a_snapshot_that_was_not_written_whole_leaves_nothing_and_one_that_was_c
             yield b"some"
             raise OSError(5, "Input/output error")
 
-    whole = NumpyTrainer().snapshot(7)
-    cut = Cut(version=7, kind=whole.kind, config=whole.config, contents=whole.contents)
+    whole = NumpyTrainer().snapshot(7, tmp_path / "taken")
+    cut = Cut(version=7, kind=whole.kind, config=whole.config, folder=whole.folder, files=whole.files, sha256=whole.sha256)
     snapshots = SnapshotStore(f"file://{tmp_path}", "demo")
     with pytest.raises(UserError, match="version 7 could not be written"):
         snapshots.write(cut)
@@ -164,7 +164,7 @@ def test_a_snapshot_that_was_not_written_whole_leaves_nothing_and_one_that_was_c
     half.mkdir()
     (half / "adapter_model.safetensors").write_bytes(b"so")
     assert snapshots.write(whole) == f"file://{half}"
-    assert {path.name: path.read_bytes() for path in half.iterdir()} == dict(whole.contents)
+    assert {path.name: path.read_bytes() for path in half.iterdir()} == {file.name: whole.path(file).read_bytes() for file in whole.files}
     assert [path.name for path in (tmp_path / "demo").iterdir()] == [half.name]
 
 
@@ -178,9 +178,9 @@ def keep_bytes(pipeline: Pipeline, num_bytes: int) -> None:
         future.result()
 
 
-def test_a_snapshot_that_retention_would_take_is_refused_before_its_checkpoint(pipeline: Pipeline) -> None:
+def test_a_snapshot_that_retention_would_take_is_refused_before_its_checkpoint(pipeline: Pipeline, tmp_path: Path) -> None:
     fill(pipeline, 1)
-    size = NumpyTrainer().snapshot(0).num_bytes
+    size = NumpyTrainer().snapshot(0, tmp_path / "taken").num_bytes
     keep_bytes(pipeline, 2 * size - 1)
     with pytest.raises(UserError, match=r"weights\.chunks keeps .* a partition, and a snapshot of .* Lower \[store\] above_mb"):
         pipeline.train(NumpyTrainer(), steps=1)

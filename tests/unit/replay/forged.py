@@ -142,7 +142,7 @@ def make_sound_run(folder: Path) -> SoundRun:
     pipeline = Pipeline(folder / "run")
     pipeline.write(RUNS, run_record(pipeline))
     first = NumpyTrainer()
-    shas = {0: first.snapshot(0).sha256}
+    shas = {0: first.snapshot_sha256}
 
     def group(seq: int, version: int, **changes: Any) -> None:
         pipeline.write(REQUESTS, request_of(seq), partition=0)

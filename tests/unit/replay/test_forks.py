@@ -33,7 +33,7 @@ BEGUN, LAST = 2, 4
 
 def groups(pipeline: Pipeline, steps: Iterable[int], *, version: int, **changes: Any) -> None:
     """What these steps train, sampled by `version`, whose checksum is known from the run's manifests."""
-    shas = {0: NumpyTrainer().snapshot(0).sha256} | {manifest.version: manifest.sha256 for manifest in pipeline.manifests()}
+    shas = {0: NumpyTrainer().snapshot_sha256} | {manifest.version: manifest.sha256 for manifest in pipeline.manifests()}
     for step in steps:
         for seq in range((step - 1) * GROUPS_PER_STEP, step * GROUPS_PER_STEP):
             pipeline.write_group(seq, version=version, weights_sha256=shas[version], **changes)

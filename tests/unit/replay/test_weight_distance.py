@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="install the extra 'learner'")
 import safetensors.torch
 import torch
 
-from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles
+from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles, file_names, read_snapshot
 from echo_ops.cli.retrain import line_of
 from echo_replay.retrain import Match, RetrainedVersion
 from echo_replay.weight_distance import weight_distance
@@ -21,16 +21,15 @@ from echo_schemas.records import WeightKind, WeightManifest
 from tests.unit.learner.pipeline import Pipeline
 
 
-def snapshot(*values: float, name: str = "a") -> SnapshotFiles:
-    data = safetensors.torch.save({name: torch.tensor(values)})
-    return SnapshotFiles(version=1, kind=WeightKind.LORA, config="{}", contents=((ADAPTER_WEIGHTS, data), (ADAPTER_CONFIG, b"{}")))
+def snapshot(folder: Path, *values: float, name: str = "a") -> SnapshotFiles:
+    folder.mkdir()
+    safetensors.torch.save_file({name: torch.tensor(values)}, folder / ADAPTER_WEIGHTS)
+    (folder / ADAPTER_CONFIG).write_text("{}")
+    return read_snapshot(folder, 1, WeightKind.LORA, file_names(WeightKind.LORA))
 
 
-def published(folder: Path, files: SnapshotFiles) -> WeightManifest:
-    """Its bytes in a store."""
-    folder.mkdir(exist_ok=True)
-    for name, content in files.contents:
-        (folder / name).write_bytes(content)
+def published(files: SnapshotFiles) -> WeightManifest:
+    """Its files as those of a store."""
     return WeightManifest(
         run_id="demo",
         version=1,
@@ -38,7 +37,7 @@ def published(folder: Path, files: SnapshotFiles) -> WeightManifest:
         files=files.files,
         num_bytes=files.num_bytes,
         sha256=files.sha256,
-        uri=folder.as_uri(),
+        uri=files.folder.as_uri(),
         session="s",
         checkpoint="v1-s",
         next_seq=0,
@@ -49,25 +48,29 @@ def published(folder: Path, files: SnapshotFiles) -> WeightManifest:
 @pytest.mark.parametrize(
     ("retrained", "start", "distance"),
     [
-        (snapshot(3.0, 4.0), snapshot(0.0, 0.0), 0.0),
-        (snapshot(3.0, 5.0), snapshot(0.0, 0.0), 1 / 5),
-        (snapshot(3.0, 5.0), snapshot(3.0, 4.0), math.inf),
-        (snapshot(3.0, 4.0), snapshot(3.0, 4.0), 0.0),
-        (snapshot(3.0, 4.0, 5.0), snapshot(0.0, 0.0), math.inf),
-        (snapshot(3.0, 4.0, name="b"), snapshot(0.0, 0.0), math.inf),
+        ({"a": (3.0, 4.0)}, (0.0, 0.0), 0.0),
+        ({"a": (3.0, 5.0)}, (0.0, 0.0), 1 / 5),
+        ({"a": (3.0, 5.0)}, (3.0, 4.0), math.inf),
+        ({"a": (3.0, 4.0)}, (3.0, 4.0), 0.0),
+        ({"a": (3.0, 4.0, 5.0)}, (0.0, 0.0), math.inf),
+        ({"b": (3.0, 4.0)}, (0.0, 0.0), math.inf),
     ],
     ids=["equal", "a fifth of the way", "no way at all", "nothing moved", "another shape", "another tensor"],
 )
-def test_the_share_of_the_way(tmp_path: Path, retrained: SnapshotFiles, start: SnapshotFiles, distance: float) -> None:
+def test_the_share_of_the_way(tmp_path: Path, retrained: dict[str, tuple[float, ...]], start: tuple[float, ...], distance: float) -> None:
     bus = Pipeline(tmp_path / "run").bus
-    assert weight_distance(bus, published(tmp_path / "store", snapshot(3.0, 4.0)), retrained, start) == pytest.approx(distance)
+    ((name, values),) = retrained.items()
+    theirs, ours = published(snapshot(tmp_path / "store", 3.0, 4.0)), snapshot(tmp_path / "ours", *values, name=name)
+    assert weight_distance(bus, theirs, ours, snapshot(tmp_path / "start", *start)) == pytest.approx(distance)
 
 
 def test_what_holds_no_tensors(tmp_path: Path) -> None:
-    manifest = published(tmp_path / "store", snapshot(3.0, 4.0))
+    manifest = published(snapshot(tmp_path / "store", 3.0, 4.0))
     (tmp_path / "store" / ADAPTER_WEIGHTS).write_bytes(b"x" * manifest.files[0].num_bytes)
     with pytest.raises(UserError, match="does not hold tensors"):
-        weight_distance(Pipeline(tmp_path / "run").bus, manifest, snapshot(3.0, 4.0), snapshot(0.0, 0.0))
+        weight_distance(
+            Pipeline(tmp_path / "run").bus, manifest, snapshot(tmp_path / "ours", 3.0, 4.0), snapshot(tmp_path / "start", 0.0, 0.0)
+        )
 
 
 @pytest.mark.parametrize(
