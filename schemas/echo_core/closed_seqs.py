@@ -25,6 +25,11 @@ class ClosedSeqs:
         """The closed seqs at or above the floor."""
         return frozenset(self._above)
 
+    @property
+    def num_closed(self) -> int:
+        """How many are closed. While another thread closes one, it may be missing from the number."""
+        return self._floor + len(self._above)
+
     def __contains__(self, seq: int) -> bool:
         return seq < self._floor or seq in self._above
 
