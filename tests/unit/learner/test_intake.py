@@ -199,7 +199,12 @@ def test_texts_are_kept_only_for_whoever_looks_at_them(keeps_texts: bool) -> Non
         setup.feed_group(number, number)
     setup.intake.call_before_choice(setup.believe_all)
     groups: list[ChosenGroup] = []
-    setup.wait_until(lambda: groups.extend(setup.intake.wait_for_batch(0, EXACT, 0.01) or ()) or groups, "there is a batch")
+
+    def has_batch() -> bool:
+        groups.extend(setup.intake.wait_for_batch(0, EXACT, 0.01) or ())
+        return bool(groups)
+
+    setup.wait_until(has_batch, "there is a batch")
     kept = groups[0].samples[0].member.trajectory
     assert (kept.prompt, kept.completion, kept.entry) == (("p", "c", "{}") if keeps_texts else ("", "", ""))
     setup.intake.close()
