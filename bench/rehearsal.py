@@ -55,6 +55,7 @@ from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.records import FinishReason, Purpose, RolloutRequest, Sampling, Trajectory, VersionSpan
 from echo_schemas.topics import DROPS, PROGRESS, REQUESTS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 from echo_tasks.base_models import resolve_base
+from echo_tasks.prompts import PromptCodec
 
 RUN = "rehearsal"
 HONEST, LIAR = "honest", "liar"
@@ -163,7 +164,7 @@ def run_learner(settings: Settings, *, train_s: float, snapshot_mib: int) -> Non
             return result
 
     with open_role(settings, "learner") as process:
-        train_in_sessions(process, SlowTrainer(), LearnerMetrics(process.registry))
+        train_in_sessions(process, SlowTrainer(), LearnerMetrics(process.registry), PromptCodec(resolve_base(settings.policy.base)))
 
 
 def run_workers(settings: Settings, names: Sequence[str], kind: str) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.microbatches import plan_micro_batches
-from echo_learner.trust import is_comparable
+from echo_learner.trust import Claimed, is_comparable
 from echo_schemas.columns import LOGPROB_DTYPE, TOKEN_DTYPE
 from echo_schemas.records import Trajectory
 
@@ -66,26 +67,29 @@ class Agreement:
         while len(self._weights) > fitting:
             self._weights.popitem(last=False)
 
-    def compare(self, groups: Sequence[tuple[Trajectory, ...]]) -> list[tuple[tuple[Trajectory, ...], float | None]]:
-        """Each group with its mean difference a token, in nats; None for one that cannot be compared (its weights are not kept, or it has
-        several versions, or no log-probabilities of its sampler). Groups of one version go through the model together."""
-        by_version: dict[int, list[tuple[Trajectory, ...]]] = {}
-        found: list[tuple[tuple[Trajectory, ...], float | None]] = []
-        for group in groups:
-            version = group[0].min_version
-            if version in self._weights and all(is_comparable(member) and member.min_version == version for member in group):
-                by_version.setdefault(version, []).append(group)
+    def compare(self, claims: Sequence[Claimed]) -> list[tuple[Claimed, float | None]]:
+        """Each claim with its samples' mean difference a token of its version, in nats; None where it cannot be compared: the version's
+        weights are not kept, or the sampler did not say its log-probabilities. Claims of one version go through the model together."""
+        by_version: dict[int, list[Claimed]] = {}
+        found: list[tuple[Claimed, float | None]] = []
+        for claimed in claims:
+            is_whole = all(is_comparable(member) and _tokens_of(member, claimed.version).any() for member in claimed.members)
+            if claimed.version in self._weights and is_whole:
+                by_version.setdefault(claimed.version, []).append(claimed)
             else:
-                found.append((group, None))
+                found.append((claimed, None))
         for version, comparable in by_version.items():
             found += zip(comparable, self._differences(version, comparable), strict=True)
         return found
 
-    def _differences(self, version: int, groups: Sequence[tuple[Trajectory, ...]]) -> list[float]:
-        """The mean |difference| a token of each group."""
-        members = tuple(member for group in groups for member in group)
+    def _differences(self, version: int, claims: Sequence[Claimed]) -> list[float]:
+        """The mean |difference| a token of each claim."""
+        members = tuple(member for claimed in claims for member in claimed.members)
         logprobs = self._trainer.logprobs_under(self._weights[version], _as_batch(members, version, self._max_tokens))
-        differences = [np.abs(np.asarray(ours) - member.logprob_values) for ours, member in zip(logprobs, members, strict=True)]
+        differences = [
+            np.abs(np.asarray(ours) - member.logprob_values)[_tokens_of(member, version)]
+            for ours, member in zip(logprobs, members, strict=True)
+        ]
         largest = float(max(difference.max() for difference in differences))
         self.num_samples += len(members)
         self.largest = max(self.largest, largest)
@@ -93,7 +97,12 @@ class Agreement:
         self._metrics.probe_difference.set(largest)
         logger.debug("Version %d: log-probabilities differ by %.2e at most", version, largest)
         rest = iter(differences)
-        return [float(np.concatenate([next(rest) for _ in group]).mean()) for group in groups]
+        return [float(np.concatenate([next(rest) for _ in claimed.members]).mean()) for claimed in claims]
+
+
+def _tokens_of(member: Trajectory, version: int) -> npt.NDArray[np.bool_]:
+    """Which generated tokens are tagged with `version`, [G]: the tags cover the generated tokens in order."""
+    return np.repeat([span.version == version for span in member.version_spans], [span.end - span.start for span in member.version_spans])
 
 
 def _as_batch(group: Sequence[Trajectory], version: int, max_tokens: int) -> TrainingBatch:

@@ -5,17 +5,19 @@
 A request that no worker takes is among the dead letters, and its seq is closed.
 Threads: the reader thread fetches, decodes and assembles. The learner's thread calls everything else; `wait_for_batch` blocks until enough
 groups are ready, and the reader thread wakes it. One lock guards the assembler. If reading fails, every later call raises the cause.
-Back-pressure: above `max_ready` ready groups `trajectories` is paused; `rewards` never is, for a group may wait for nothing else.
+Back-pressure: above `max_ready` ready groups, or with a whole batch ready and more than `max_bytes` read, `trajectories` is paused and the
+log keeps the rest; `rewards` never is, for a group may wait for nothing else. Texts are not kept once a record is decoded.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from echo_bus.clock import Clock
@@ -33,7 +35,7 @@ from echo_core.policy import StalenessPolicy
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.requesting import SeqState
-from echo_learner.trust import WorkerTrust
+from echo_learner.trust import Claimed, WorkerTrust
 from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 _READ_S = 0.2
 _TICK_S = 1.0
+# How often it is asked anew where each partition ends: who asks which requests are lost is told up to when the log is read.
+_LOOK_EVERYWHERE_S = 5.0
 _READ_AT_ONCE = 256
 # Probe groups waiting to be compared; older ones are let go.
 _MAX_PROBES = 16
@@ -80,8 +84,10 @@ class Intake:
         places: PlaceTimes,
         metrics: LearnerMetrics,
         clock: Clock,
+        max_bytes: int,
+        keeps_texts: bool,
     ) -> None:
-        """`evaluations` gets what was sampled and judged for them."""
+        """`evaluations` gets what was sampled and judged for them. `keeps_texts`: whoever trains looks at the texts of its samples."""
         self._reader = reader
         self._assembler = assembler
         self._policy = policy
@@ -93,13 +99,16 @@ class Intake:
         self._clock = clock
         # Twice what the budget can absorb: more would only grow old here.
         self._max_ready = 2 * (policy.budget + 2) * policy.groups_per_step
+        self._max_bytes = max_bytes
+        self._keeps_texts = keeps_texts
         self._changed = threading.Condition()
-        self._probes: dict[tuple[int, str], list[Trajectory]] = {}
-        self._whole_probes: list[tuple[Trajectory, ...]] = []
+        self._probes: dict[tuple[str, int, str], list[Trajectory]] = {}
+        self._whole_probes: list[Claimed] = []
         self._goal: dict[ReaderPlace, int] = {}
         self._caught_up = False
         # When each partition was read to its end the last time.
         self._at_end_s: dict[ReaderPlace, float] = {}
+        self._looked_everywhere_s = -math.inf
         self._paused = False
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
@@ -219,7 +228,7 @@ class Intake:
         with self._changed:
             return self._assembler.has_drops
 
-    def take_probes(self) -> list[tuple[Trajectory, ...]]:
+    def take_probes(self) -> list[Claimed]:
         """Probe groups that are whole, oldest first, and samples of each worker's claims."""
         with self._changed:
             found, self._whole_probes = self._whole_probes, []
@@ -227,7 +236,7 @@ class Intake:
 
     def read_on(self) -> None:
         """Nothing more will be trained: read whatever comes, for what is not to be trained."""
-        self._max_ready = sys.maxsize
+        self._max_ready = self._max_bytes = sys.maxsize
 
     @property
     def num_ready(self) -> int:
@@ -265,19 +274,26 @@ class Intake:
     def _may_choose(self) -> bool:
         if self._error is not None:
             return True
+        return self._assembler.num_ready >= self._policy.groups_per_step and (self._caught_up or self._is_full(self._max_ready))
+
+    def _is_full(self, max_ready: int) -> bool:
+        """Whether so much is read that the rest may wait in the log; a whole batch is read in any case."""
         num_ready = self._assembler.num_ready
-        return num_ready >= self._policy.groups_per_step and (self._caught_up or num_ready >= self._max_ready)
+        has_batch = num_ready >= self._policy.groups_per_step
+        return num_ready >= max_ready or (has_batch and self._assembler.open_bytes > self._max_bytes)
 
     def _choose(self, version: int, terms: tuple[RewardTerm, ...]) -> tuple[ChosenGroup, ...] | None:
         choice = choose_batch(self._assembler.ready, version, self._policy, terms)
         self._refuse(choice)
         if choice.batch is None:
             return None
-        if any(self._trust.is_pending(sample.member.trajectory) for group in choice.batch for sample in group.samples):
-            return None
         if malformed := self._malformed(choice.batch):
             for seq, (why, detail) in malformed.items():
                 self._assembler.drop_group(seq, why, detail)
+            return None
+        # All of them are offered, so that one look is enough.
+        pending = [self._trust.is_pending(sample.member.trajectory) for group in choice.batch for sample in group.samples]
+        if any(pending):
             return None
         for group in choice.batch:
             self._assembler.take(group.seq, group.dropped.items())
@@ -336,14 +352,12 @@ class Intake:
             self._tick()
             if self._woken or self._may_choose():
                 self._changed.notify_all()
-            num_ready, num_open, wants_pause = (
-                self._assembler.num_ready,
-                self._assembler.num_open,
-                self._assembler.num_ready > self._max_ready,
-            )
+            num_ready, num_open, num_bytes = self._assembler.num_ready, self._assembler.num_open, self._assembler.open_bytes
+            wants_pause = self._is_full(self._max_ready + 1)
         self._back_off(wants_pause)
         self._metrics.groups_ready.set(num_ready)
         self._metrics.groups_open.set(num_open)
+        self._metrics.open_bytes.set(num_bytes)
         elapsed_s, busy_s = self._clock.monotonic_s() - started_s, time.thread_time() - worked_s
         self._places.add(Place.ASSEMBLY, Use.BUSY, busy_s)
         self._places.add(Place.ASSEMBLY, Use.BLOCKED if self._paused else Use.EMPTY, elapsed_s - busy_s)
@@ -357,6 +371,8 @@ class Intake:
                 if record.purpose is Purpose.EVAL:
                     self._evaluations.add_trajectory(message.coordinates, record)
                     continue
+                if not self._keeps_texts:
+                    record = replace(record, prompt="", completion="", entry="")
                 if record.purpose is Purpose.PROBE:
                     self._keep_probe(record)
                 elif self._trust.wants(record) and self._limits.fault_of(record) is None:
@@ -404,11 +420,11 @@ class Intake:
             logger.warning("A probe of version %d cannot be compared: %s", trajectory.min_version, fault[1])
             self._metrics.probes_refused.inc()
             return
-        key = (trajectory.seq, trajectory.attempt)
+        key = (trajectory.worker_id, trajectory.seq, trajectory.attempt)
         members = self._probes.setdefault(key, [])
         members.append(trajectory)
         if len(members) == trajectory.group_size:
-            self._whole_probes.append(tuple(self._probes.pop(key)))
+            self._whole_probes.append(Claimed(trajectory.min_version, tuple(self._probes.pop(key))))
             del self._whole_probes[:-_MAX_PROBES]
         while len(self._probes) > _MAX_PROBES:
             del self._probes[next(iter(self._probes))]
@@ -418,11 +434,14 @@ class Intake:
         if now_s - self._ticked_s < _TICK_S:
             return
         self._ticked_s = now_s
-        at_end = self._reader.at_end
-        for place in at_end:
-            if not (self._paused and place[0] == TRAJECTORIES.name):
-                self._at_end_s[place] = now_s
-        caught_up = {partition for _, partition in at_end if {(TRAJECTORIES.name, partition), (REWARDS.name, partition)} <= at_end}
+        waiting_in = self._assembler.waiting_in
+        looked_for: set[ReaderPlace] = {(topic.name, partition) for partition in waiting_in for topic in (TRAJECTORIES, REWARDS)}
+        if now_s - self._looked_everywhere_s >= _LOOK_EVERYWHERE_S:
+            self._looked_everywhere_s = now_s
+            looked_for |= self._goal.keys()
+        ends = self._reader.take_ends(looked_for)
+        self._at_end_s |= dict.fromkeys(ends, now_s)
+        caught_up = {partition for partition in waiting_in if {(TRAJECTORIES.name, partition), (REWARDS.name, partition)} <= ends}
         self._assembler.tick(now_s, caught_up)
 
     def _back_off(self, wants_pause: bool) -> None:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from echo_bus.clock import Clock
 from echo_bus.notices import Notices
@@ -189,8 +190,8 @@ class Learner:
 
     def _check_claims(self) -> None:
         """Compare what has come of each worker's versions; a batch that holds a claim nobody has looked at waits for this."""
-        for group, difference in self._agreement.compare(self._parts.intake.take_probes()):
-            self._parts.trust.judge(group, difference)
+        for claimed, difference in self._agreement.compare(self._parts.intake.take_probes()):
+            self._parts.trust.judge(claimed, difference)
 
     def _next_batch(self, stop: StopSignal) -> tuple[ChosenGroup, ...] | None:
         parts = self._parts

@@ -32,6 +32,7 @@ class LearnerMetrics:
         self.dropped = counter("dropped", "Trajectories and seqs that will never be trained.", "reason", "what")
         self.groups_ready = gauge("groups_ready", "Groups that wait to be trained.")
         self.groups_open = gauge("groups_open", "Groups under assembly, ready ones included.")
+        self.open_bytes = gauge("open_bytes", "Bytes of the samples that were read and wait to be trained, about.")
         self.requests = counter("requests", "Requests written, in sequential mode.", "purpose")
         self.replies = counter("replies", "Receipts that came, in sequential mode, by what became of them.", "fate")
         self.clock_skew = gauge("clock_skew_seconds", "How far this machine's clock is behind the broker's, at the start of the session.")

@@ -15,13 +15,14 @@ from typing import Any
 from echo_bus import profiles
 from echo_bus.blobs import BlobWriter
 from echo_bus.bus import Bus
-from echo_bus.dead_letters import DeadLetters
 from echo_bus.errors import ProducerFenced, TransportError
 from echo_bus.process import RoleProcess, without_collection
+from echo_bus.reader import LogReader
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import staleness_policy
 from echo_bus.transactions import TransactionalWriter
 from echo_core.assembly import GroupAssembler
+from echo_core.policy import Admission
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox
@@ -38,6 +39,7 @@ from echo_learner.heartbeat import Heartbeat
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.learner import Learner, LearnerParts, Published
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.record_check import CountedRequests, IsIssued, RecordCheck
 from echo_learner.reward_watch import RewardWatch
 from echo_learner.sequential.setup import open_asking
 from echo_learner.training.config import assembly_limits, ignored_rewards, logprob_tolerance, meaning_of, reward_terms, trainer_config
@@ -49,6 +51,8 @@ from echo_schemas.records import DropReason, Progress, SessionClaim, WeightKind,
 from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
+from echo_tasks.prompts import ChatCodec, PromptCodec
+from echo_tasks.task import reads_texts
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +86,8 @@ def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = Fa
     Raises UserError where the run cannot go on as it is, with what to do; TransportError where the cluster does not let it.
     """
     settings = process.settings
-    config = trainer_config(settings, resolve_base(settings.policy.base))
+    base = resolve_base(settings.policy.base)
+    config = trainer_config(settings, base)
     if is_follower():
         follow(config)
         return
@@ -94,15 +99,22 @@ def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = Fa
     with closing(trainer):
         logger.info("The trainer is up")
         silent = "" if claim is None else claim.session
-        train_in_sessions(process, trainer, metrics, takeover=takeover, skip=skip, silent=silent)
+        train_in_sessions(process, trainer, metrics, PromptCodec(base), takeover=takeover, skip=skip, silent=silent)
 
 
 def train_in_sessions(
-    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, *, takeover: bool = False, skip: bool = False, silent: str = ""
+    process: RoleProcess,
+    trainer: Trainer,
+    metrics: LearnerMetrics,
+    prompts: ChatCodec,
+    *,
+    takeover: bool = False,
+    skip: bool = False,
+    silent: str = "",
 ) -> None:
     """Sessions until one ends well. A fatal transactional error does not prove a successor: a new claim does.
 
-    `silent`: a session that was found dead a moment ago, and is not listened for again.
+    `prompts`: the base model's text codec. `silent`: a session that was found dead a moment ago, and is not listened for again.
     """
     bus, run_id = process.bus, process.settings.run.name
     known: frozenset[str] = frozenset()
@@ -112,7 +124,8 @@ def train_in_sessions(
             _refuse_successor(tip.claim, None)
         known |= {session} if tip.claim is None else {session, tip.claim.session}
         try:
-            _run_session(process, trainer, metrics, tip, session, _How(takeover=takeover, skip=skip, silent=silent))
+            how = _How(prompts=prompts, takeover=takeover, skip=skip, silent=silent)
+            _run_session(process, trainer, metrics, tip, session, how)
         except ProducerFenced as exc:
             _refuse_successor(sessions.find_successor(bus, run_id, process.stop, known=known), exc)
             logger.warning("The transactional producer died without a successor (%s); starting the session over", exc)
@@ -135,8 +148,9 @@ def _refuse_successor(successor: SessionClaim | None, cause: TransportError | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _How:
-    """What a session was told to do in spite of what it finds; see `train_in_sessions`."""
+    """What a session was told to do in spite of what it finds, and its codec; see `train_in_sessions`."""
 
+    prompts: ChatCodec
     takeover: bool
     skip: bool
     silent: str
@@ -176,7 +190,7 @@ def _run_session(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics
             manifests=published_manifests(bus, run_id),
             tip=tip,
         )
-        parts = stack.enter_context(_open_parts(process, trainer, metrics, opened))
+        parts = stack.enter_context(_open_parts(process, trainer, metrics, opened, how.prompts))
         if resumption is not None:
             parts.intake.drop_once_read(resumption.lost, DropReason.LOST, "The log lost its records before it was trained.")
         learner = Learner(parts, opened.state, claim=claim, published=_publish_rest(parts, opened), outbox=_still_unpublished(opened))
@@ -265,7 +279,9 @@ def _still_unpublished(opened: _Opened) -> Outbox:
 
 
 @contextmanager
-def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, opened: _Opened) -> Iterator[LearnerParts]:
+def _open_parts(
+    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, opened: _Opened, prompts: ChatCodec
+) -> Iterator[LearnerParts]:
     """The learner's threads and clients, closed in the order in which they depend on one another."""
     bus, settings, state = process.bus, process.settings, opened.state
     with ExitStack() as stack:
@@ -279,11 +295,19 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         trust = WorkerTrust(metrics, process.clock, tolerance=logprob_tolerance(settings))
         for manifest in opened.manifests.values():
             trust.published(manifest.version, manifest.sha256)
-        dead_letters = bus.dead_letters(publisher)
-        intake = stack.enter_context(closing(_open_intake(process, trainer, trust, evaluations, metrics, state, dead_letters)))
+        task = load_task(settings.task.name, settings.task.options)
+        assembler = GroupAssembler(settings.run.name, state.terms, assembly_limits(settings), state=state.assembly if state.id else None)
+        check = RecordCheck(settings, task, prompts, stack.enter_context(_issued_by_others(bus, settings, assembler)))
+        # Waited for: the next checkpoint counts what was read as accounted for, and this is its only account.
+        on_invalid = bus.dead_letters(publisher).send
+        reader = bus.reader([TRAJECTORIES, REWARDS, REQUESTS_DEAD], on_invalid=on_invalid, check=check, profile=_reading_profile(settings))
+        keeps_texts = reads_texts(task)
+        intake = stack.enter_context(closing(_open_intake(process, trainer, reader, assembler, trust, evaluations, metrics, keeps_texts)))
         heartbeat = Heartbeat(publisher, _first_progress(opened), process.clock, closed_from=intake.closed_from, read=intake.read_from)
         stack.enter_context(closing(heartbeat))
-        asking = stack.enter_context(open_asking(bus, settings, state, intake, workers, publisher, metrics, process.clock))
+        asking = stack.enter_context(open_asking(bus, settings, state, intake, workers, publisher, prompts, metrics, process.clock))
+        if asking is not None:
+            check.is_issued = asking.is_issued
 
         def on_published(publication: Publication) -> None:
             if publication.snapshot is not None:
@@ -311,7 +335,7 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         yield LearnerParts(
             settings=settings,
             trainer=trainer,
-            task=load_task(settings.task.name, settings.task.options),
+            task=task,
             intake=intake,
             asking=asking,
             trust=trust,
@@ -331,23 +355,36 @@ def _open_parts(process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics,
         )
 
 
+@contextmanager
+def _issued_by_others(bus: Bus, settings: Settings, assembler: GroupAssembler) -> Iterator[IsIssued]:
+    """Which seqs a feeder, or the offline producer, may have issued. In sequential mode the learner knows it of itself."""
+    policy = staleness_policy(settings)
+    if policy.admission is Admission.PACE or settings.offline.episodes:
+        yield lambda seq: policy.may_be_issued(seq, assembler.num_closed)
+        return
+    with closing(CountedRequests(bus, lambda: assembler.floor)) as counted:
+        yield counted
+
+
+def _reading_profile(settings: Settings) -> profiles.Properties:
+    """A sequential learner has nothing to do until the last reward is there; the other one has a step to compute meanwhile."""
+    return profiles.READER if settings.run.mode == "sequential" else profiles.GATHERING_READER
+
+
 def _open_intake(
     process: RoleProcess,
     trainer: Trainer,
+    reader: LogReader,
+    assembler: GroupAssembler,
     trust: WorkerTrust,
     evaluations: Evaluations,
     metrics: LearnerMetrics,
-    state: LearnerState,
-    dead_letters: DeadLetters,
+    keeps_texts: bool,
 ) -> Intake:
     settings = process.settings
-    saved = state.assembly if state.id else None
-    # A sequential learner has nothing to do until the last reward is there; the other one has a step to compute meanwhile.
-    profile = profiles.READER if settings.run.mode == "sequential" else profiles.GATHERING_READER
     return Intake(
-        # Waited for: the next checkpoint counts what was read as accounted for, and this is its only account.
-        process.bus.reader([TRAJECTORIES, REWARDS, REQUESTS_DEAD], on_invalid=dead_letters.send, profile=profile),
-        GroupAssembler(settings.run.name, state.terms, assembly_limits(settings), state=saved),
+        reader,
+        assembler,
         policy=staleness_policy(settings),
         limits=AdmissionLimits(vocabulary=trainer.vocabulary, max_length=settings.policy.max_length),
         trust=trust,
@@ -355,6 +392,8 @@ def _open_intake(
         places=process.places,
         metrics=metrics,
         clock=process.clock,
+        max_bytes=settings.learner.buffer_mb << 20,
+        keeps_texts=keeps_texts,
     )
 
 

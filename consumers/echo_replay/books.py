@@ -117,6 +117,7 @@ def close_books(log: RunLog, index: TrajectoryIndex, samples: Samples, look: Loo
     late = [drop for drop in log.late_drops if drop.what is not None and (drop.what.partition, drop.what.offset) not in early]
     _enter_dropped(finding, books, index, late, since, may_be_beyond=True)
     _enter_dead(books, index, log.dead)
+    _enter_refused(books, index, log.refused)
     _two_states(finding, books, index)
     _stateless(finding, books, index, log, look)
     _note_gaps(finding, log)
@@ -219,6 +220,16 @@ def _enter_dead(books: Books, index: TrajectoryIndex, dead: list[Coordinates]) -
         if partition is not None:
             places, found = partition.find(offsets)
             books.states[number][places[found]] |= np.uint8(State.DEAD)
+
+
+def _enter_refused(books: Books, index: TrajectoryIndex, refused: list[Coordinates]) -> None:
+    """Under other settings what was refused may be what is asked: a record that was read again has the state that it got then."""
+    for number, offsets, _ in _by_partition(refused, refused):
+        partition = index.partitions.get(number)
+        if partition is not None:
+            places, found = partition.find(offsets)
+            silent = places[found][books.states[number][places[found]] == 0]
+            books.states[number][silent] |= np.uint8(State.DEAD)
 
 
 def _two_states(finding: Finding, books: Books, index: TrajectoryIndex) -> None:

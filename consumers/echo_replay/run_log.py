@@ -19,13 +19,13 @@ import numpy.typing as npt
 from echo_bus import profiles
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_bus.dead_letters import DeadLetterLimits
+from echo_bus.dead_letters import REASON, DeadLetterLimits
 from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost
 from echo_bus.message import LazyHeaders, Message
 from echo_bus.reader import Isolation, LogReader
 from echo_replay.raw_log import RawLog
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
-from echo_schemas.errors import InvalidRecord
+from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.headers import number_of
 from echo_schemas.records import (
     Batch,
@@ -113,7 +113,9 @@ class RunLog:
     manifests: list[tuple[int, bool, WeightManifest]] = field(default_factory=list)
     """(offset, whether under the key `current`, manifest)."""
     dead: list[Coordinates] = field(default_factory=list)
-    """Trajectory records whose copy the learner put into the dead letters."""
+    """Trajectory records that the learner could not read, and of which it put a copy into the dead letters."""
+    refused: list[Coordinates] = field(default_factory=list)
+    """Those that it could read, and put there because nobody had asked for them."""
     issued: set[int] = field(default_factory=set)
     correlations: set[str] = field(default_factory=set)
     replies: list[RolloutReply] = field(default_factory=list)
@@ -318,7 +320,8 @@ def _read_dead_letters(bus: Bus, log: RunLog) -> None:
                     continue
                 partition, offset = (number_of(headers.get(f"{_DEAD_LETTER}{name}")) for name in ("partition", "offset"))
                 if headers.get(f"{_DEAD_LETTER}topic") == physical.encode() and partition is not None and offset is not None:
-                    log.dead.append(Coordinates(partition=partition, offset=offset))
+                    is_readable = headers.get(REASON) == InvalidReason.NOT_ASKED.value.encode()
+                    (log.refused if is_readable else log.dead).append(Coordinates(partition=partition, offset=offset))
 
 
 def _reader(bus: Bus, topics: Sequence[Topic], log: RunLog) -> LogReader:

@@ -18,7 +18,7 @@ from echo_bus.kafka import KafkaCluster
 from echo_bus.message import Handler
 from echo_bus.metrics import BusMetrics
 from echo_bus.publisher import Publisher
-from echo_bus.reader import Isolation, LogReader, OnInvalid
+from echo_bus.reader import Check, Isolation, LogReader, OnInvalid
 from echo_bus.request_reply import Requester
 from echo_bus.settings import Settings
 from echo_bus.transactions import TransactionalWriter
@@ -102,11 +102,12 @@ class Bus:
         *,
         isolation: Isolation = Isolation.COMMITTED,
         on_invalid: OnInvalid | None = None,
+        check: Check | None = None,
         limits: DeadLetterLimits | None = None,
         profile: profiles.Properties = profiles.READER,
     ) -> LogReader:
-        """A reader by position; `start` it where reading begins. `on_invalid` gets what cannot be read (`DeadLetters.send` fits); `limits`:
-        others than this process has.
+        """A reader by position; `start` it where reading begins. `on_invalid` gets what cannot be read or what `check` refuses
+        (`DeadLetters.send` fits); `limits`: others than this process has.
 
         Choose GATHERING_READER for a stream that nobody waits for.
         """
@@ -120,6 +121,7 @@ class Bus:
             run_id=self.run_id,
             isolation=isolation,
             on_invalid=on_invalid,
+            check=check,
             limits=limits or self.dead_letter_limits,
             profile=profile,
         )

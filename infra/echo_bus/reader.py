@@ -42,6 +42,8 @@ Place = tuple[str, int]
 """(logical topic, partition)."""
 OnInvalid = Callable[[RawMessage, Topic, InvalidRecord, bool], Receipt | None]
 """Gets a message that cannot be read, and whether it is within the budget; `read` waits for the receipt, if there is one."""
+Check = Callable[[Message], object]
+"""A reader's own look at a decoded message: raises InvalidRecord for one that is as bad as one that cannot be read."""
 
 # Small: decoded records that live until the end of a large batch fall out of the processor's cache, which costs a fifth of the speed.
 _BATCH = 100
@@ -79,10 +81,12 @@ class LogReader:
         run_id: str | None = None,
         isolation: Isolation = Isolation.COMMITTED,
         on_invalid: OnInvalid | None = None,
+        check: Check | None = None,
         limits: DeadLetterLimits | None = None,
         profile: Properties = READER,
     ) -> None:
-        """`on_invalid` gets every message that cannot be read (`DeadLetters.send` fits), in any case they are counted and logged.
+        """`on_invalid` gets every message that cannot be read, or that `check` refuses (`DeadLetters.send` fits); in any case they are
+        counted and logged.
 
         Raises TopicMissing, NotAuthorized or ClusterUnreachable.
         """
@@ -90,11 +94,14 @@ class LogReader:
         self._physical = {topic.name: physical for physical, topic in self._topics.items()}
         self._metrics = metrics
         self._on_invalid = on_invalid
+        self._check = check
         self._budget = DeadLetterBudget(limits)
         self._decoder = Decoder(codec, namespace, topics, run_id=run_id)
         self._positions: dict[Place, int] = {}
         self._ends_at_start: dict[Place, int] | None = None
         self._at_end: set[Place] = set()
+        self._ends_seen: set[Place] = set()
+        self._ends_asked: set[Place] = set()
         self._consumer = cluster.consumer(
             {
                 **profile,
@@ -121,10 +128,22 @@ class LogReader:
         """The next offset of every partition, after what `read` returned."""
         return dict(self._positions)
 
-    @property
-    def at_end(self) -> frozenset[Place]:
-        """Partitions in which there was nothing more when last asked."""
-        return frozenset(self._at_end)
+    def take_ends(self, then_look: Iterable[Place] = ()) -> frozenset[Place]:
+        """Partitions whose end was reached since the last call: whatever they held at that moment was returned.
+
+        The cluster says it once, and not again while nothing comes. So the partitions of `then_look` are asked anew: the answer comes with
+        a later `read`, and none comes from a partition that is paused, or from a broker that does not answer. Raises TransportError.
+        """
+        found = frozenset(self._ends_seen)
+        self._ends_seen.clear()
+        try:
+            # Asked a second time, the cluster would begin its answer anew.
+            for name, partition in (set(then_look) & self._at_end) - self._ends_asked:
+                self._consumer.seek(TopicPartition(self._physical[name], partition, self._positions[name, partition]))
+                self._ends_asked.add((name, partition))
+        except KafkaException as exc:
+            raise translate(exc, "the log") from exc
+        return found
 
     def bounds(self) -> dict[Place, tuple[int, int]]:
         """The first offset that every partition holds, and the one after its last; nothing is fetched for it."""
@@ -151,6 +170,8 @@ class LogReader:
                 raise OffsetLost(f"{place[0]}[{place[1]}] ends at {high}, before the position {offset}: it is not the topic it was.")
             chosen[place] = offset
         self._at_end.clear()
+        self._ends_seen.clear()
+        self._ends_asked.clear()
         self._positions = chosen
         ends = {place: high for place, (_, high) in bounds.items()}
         self._ends_at_start = ends
@@ -221,8 +242,13 @@ class LogReader:
         return sum(max(0, end - self._positions[place]) for place, end in ends.items())
 
     def pause(self, topics: Iterable[Topic]) -> None:
-        """Fetch nothing from these topics until `resume`."""
-        self._consumer.pause(self._partitions_of(topics))
+        """Fetch nothing from these topics until `resume`; nobody knows meanwhile where they end."""
+        paused = self._partitions_of(topics)
+        self._consumer.pause(paused)
+        places = {(self._topics[each.topic].name, each.partition) for each in paused}
+        self._at_end -= places
+        self._ends_seen -= places
+        self._ends_asked -= places
 
     def resume(self, topics: Iterable[Topic]) -> None:
         """Fetch again, from where `read` was."""
@@ -235,7 +261,7 @@ class LogReader:
     def _decode(self, fetched: Sequence[RawMessage]) -> list[Message]:
         """The hot path. Positions are kept per run of messages of one partition, which is how a client returns them."""
         messages: list[Message] = []
-        append, decode = messages.append, self._decoder.decode
+        append, decode, check = messages.append, self._decoder.decode, self._check
         physical, partition = fetched[0].topic(), fetched[0].partition()
         offset: int | None = None
         num_read = num_ignored = num_valid = num_bytes = 0
@@ -252,6 +278,8 @@ class LogReader:
                     num_read = num_ignored = num_valid = num_bytes = 0
                 try:
                     message = decode(raw)
+                    if check is not None and message is not None:
+                        check(message)
                 except InvalidRecord as invalid:
                     self._budget.count_valid(num_valid)
                     num_valid = 0
@@ -297,6 +325,8 @@ class LogReader:
         if topic is not None and partition is not None:
             place = (topic.name, partition)
             self._at_end.add(place)
+            self._ends_seen.add(place)
+            self._ends_asked.discard(place)
             if offset is not None:
                 self._positions[place] = max(self._positions[place], offset)
 

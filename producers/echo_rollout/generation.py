@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_rollout.engines.engine import Engine, Generation
-from echo_rollout.prompts import ChatCodec, TokenIds
+from echo_rollout.prompts import ChatCodec, TokenIds, continued
 from echo_schemas.errors import EchoError
 from echo_schemas.records import ChatMessage, FinishReason, LogprobSource, Sampling, Span, VersionSpan
 from echo_tasks.task import Environment, Task, Turn
@@ -240,7 +240,7 @@ class _Episode:
         if not self._messages:
             self._append(self._codec.encode(text), text)
             return
-        self._prompt = self._codec.render(_continued(self._messages, text))
+        self._prompt = self._codec.render(continued(self._messages, text))
         self._parts = [self._codec.encode(self._prompt)]
         self.num_tokens = len(self._parts[0])
 
@@ -294,14 +294,6 @@ class _Episode:
             logprob_source=self._logprob_source,
             prompt=self._prompt,
         )
-
-
-def _continued(messages: tuple[ChatMessage, ...], text: str) -> list[ChatMessage]:
-    """The conversation with `text` said by the user at its end. In one message with what stands there: templates refuse two in a row."""
-    *before, last = messages
-    if last.role != "user":
-        return [*messages, ChatMessage(role="user", content=text)]
-    return [*before, replace(last, content=f"{last.content}\n\n{text}")]
 
 
 def _guarded(call: Callable[[], _T]) -> _T:

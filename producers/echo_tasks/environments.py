@@ -23,9 +23,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from echo_schemas.records import ChatMessage, Trajectory
+from echo_schemas.records import ChatMessage
 from echo_tasks.answers import final_answer
-from echo_tasks.task import ALL_TOKENS, Entry, Observation, Prompt, Signals, Turn
+from echo_tasks.task import AllTokens, Entry, Observation, Prompt, Turn
 
 # gymnasium takes any whole number from 0 on, others what fits 32 bits with a sign.
 _SEED_BITS = 31
@@ -35,7 +35,7 @@ class UnknownForm(TypeError):
     """What the environment returned is of none of the known forms."""
 
 
-class GymTask:
+class GymTask(AllTokens):
     """The base of a task around an environment. Set `name` and `rules`, write `make` and `act`; the rest can stay.
 
     `rules`: the first message to the policy. `max_turns`: an episode ends after so many answers. `bad_answer`: the reward of an answer
@@ -72,11 +72,6 @@ class GymTask:
     def environment(self, entry: Entry) -> GymEpisode:
         """The episode of a prompt. Nothing is made before it is reset."""
         return GymEpisode(self, int(entry["seed"]))
-
-    def signals(self, trajectory: Trajectory) -> Signals:
-        """All generated tokens alike."""
-        del trajectory
-        return ALL_TOKENS
 
 
 class GymEpisode:

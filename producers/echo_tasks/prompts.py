@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,6 +96,14 @@ class PromptCodec:
                 InvalidReason.HANDLER_REFUSED, f"The chat template of {self._base.name} leaves earlier answers out: it has no second turn."
             )
         return reply
+
+
+def continued(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
+    """The conversation with `text` said by the user at its end. In one message with what stands there: templates refuse two in a row."""
+    *before, last = messages
+    if last.role != "user":
+        return [*messages, ChatMessage(role="user", content=text)]
+    return [*before, replace(last, content=f"{last.content}\n\n{text}")]
 
 
 def vocabulary_size(base: Path) -> int:

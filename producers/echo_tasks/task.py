@@ -90,7 +90,16 @@ class Task(Protocol):
         """What the learner trains of a trajectory."""
 
 
-class SingleTurn:
+class AllTokens:
+    """A task's base: every generated token is trained alike."""
+
+    def signals(self, trajectory: Trajectory) -> Signals:
+        """All tokens alike."""
+        del trajectory
+        return ALL_TOKENS
+
+
+class SingleTurn(AllTokens):
     """A task's base: no environment, every generated token trained."""
 
     def environment(self, entry: Entry) -> Environment | None:
@@ -98,7 +107,7 @@ class SingleTurn:
         del entry
         return None
 
-    def signals(self, trajectory: Trajectory) -> Signals:
-        """All tokens alike."""
-        del trajectory
-        return ALL_TOKENS
+
+def reads_texts(task: Task) -> bool:
+    """Whether the task's `signals` may look at the texts of a trajectory."""
+    return getattr(type(task), "signals", None) is not AllTokens.signals

@@ -11,13 +11,17 @@ for ever. Every record read is exactly one of yielded, dropped or open. Determin
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import AssemblyCounters, AssemblyLimits, AssemblyState, DropDecision, Member, ReadyGroup, Score
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardOutcome, RewardTerm, Trajectory
+
+# What a record takes beside its arrays and texts.
+_RECORD_BYTES = 2_048
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class _Open:
     """A group under assembly."""
 
     seq: int
+    num_bytes: int = 0
     attempts: dict[str, dict[int, _Sample]] = field(default_factory=dict)
     chosen: str | None = None
     waited_s: float = 0.0
@@ -69,6 +74,9 @@ class GroupAssembler:
         self._by_place: dict[Coordinates, tuple[int, _Sample]] = {}
         self._early: dict[Coordinates, list[tuple[Coordinates, Reward]]] = {}
         self._num_early = 0
+        # (minus the distance to where its partition was read to, place): what is needed last comes first. Joined ones stay for a while.
+        self._far: list[tuple[int, int, int]] = []
+        self._open_bytes = 0
         self._settled: dict[Coordinates, int] = {}
         self._restored_settled = state.settled if state else frozenset()
         self._restored_read_to = dict(state.trajectory_read_to) if state else {}
@@ -129,11 +137,15 @@ class GroupAssembler:
         self._rewards_read_to[partition] = max(self._rewards_read_to.get(partition, 0), offset)
 
     def tick(self, now_s: float, caught_up: Collection[int]) -> None:
-        """Let time pass for the groups whose partitions are caught up on both topics; who waited too long gets a default or is dropped."""
-        elapsed_s = 0.0 if self._ticked_s is None else max(0.0, now_s - self._ticked_s)
+        """Let time pass for the groups whose partitions are caught up on both topics; who waited too long gets a default or is dropped.
+
+        `caught_up`: partitions whose ends were reached since the last tick. What was true before may not be any more.
+        """
+        elapsed_s = 0.0 if self._ticked_s is None else min(max(0.0, now_s - self._ticked_s), self._limits.longest_tick_s)
         self._ticked_s = now_s
+        reached = frozenset(caught_up)
         for group in list(self._open.values()):
-            if group.ready is not None or not group.partitions() <= set(caught_up):
+            if group.ready is not None or not group.partitions() <= reached:
                 continue
             group.waited_s += elapsed_s
             if group.chosen is None:
@@ -141,6 +153,11 @@ class GroupAssembler:
                     self._drop_group(group, DropReason.INCOMPLETE, f"No whole attempt within {self._limits.group_timeout_s:g} s.")
             else:
                 self._make_ready(group)
+
+    @property
+    def waiting_in(self) -> frozenset[int]:
+        """Partitions of the groups that are not ready: those whose ends matter to the next tick."""
+        return frozenset(partition for group in self._open.values() if group.ready is None for partition in group.partitions())
 
     # What comes out
 
@@ -154,6 +171,11 @@ class GroupAssembler:
     def num_open(self) -> int:
         """Groups under assembly, ready ones included."""
         return len(self._open)
+
+    @property
+    def open_bytes(self) -> int:
+        """What the records of open groups take, about."""
+        return self._open_bytes
 
     @property
     def num_ready(self) -> int:
@@ -177,6 +199,11 @@ class GroupAssembler:
     def seen_from(self, base: int) -> bytes:
         """The same with those of which a record is open."""
         return pack_seqs(base, chain(self._closed.from_seq(base), self._open))
+
+    @property
+    def num_closed(self) -> int:
+        """Seqs that are trained or dropped. Any thread may ask."""
+        return self._closed.num_closed
 
     def is_closed(self, seq: int) -> bool:
         """Whether the seq is trained or dropped."""
@@ -297,6 +324,9 @@ class GroupAssembler:
         else:
             sample = members[trajectory.index] = _Sample(where, trajectory)
             self._by_place[where] = (trajectory.seq, sample)
+            num_bytes = _bytes_of(trajectory)
+            group.num_bytes += num_bytes
+            self._open_bytes += num_bytes
             for at, reward in early:
                 if _judges(reward, trajectory):
                     self._join(trajectory.seq, sample, at, reward)
@@ -309,6 +339,9 @@ class GroupAssembler:
         while len(self._open) > self._limits.max_open_groups:
             oldest = min(self._open)
             self._drop_group(self._open[oldest], DropReason.EVICTED, f"More than {self._limits.max_open_groups} groups were open.")
+        while self._open_bytes > self._limits.max_open_bytes:
+            largest = max(self._open.values(), key=lambda each: (each.num_bytes, -each.seq))
+            self._drop_group(largest, DropReason.EVICTED, f"Open groups held more than {self._limits.max_open_bytes} bytes.")
 
     def _join(self, seq: int, sample: _Sample, at: Coordinates, reward: Reward) -> None:
         """Keep the scored reward of the lowest offset; an unscored one only until a scored one comes."""
@@ -358,6 +391,7 @@ class GroupAssembler:
     def _close(self, group: _Open, yielded: set[Coordinates], why: DropReason, reasons: dict[Coordinates, DropReason]) -> None:
         """Close the seq; every open record of it that is not yielded becomes a drop."""
         del self._open[group.seq]
+        self._open_bytes -= group.num_bytes
         self._closed.close(group.seq)
         for sample in group.samples():
             del self._by_place[sample.where]
@@ -379,18 +413,31 @@ class GroupAssembler:
         )
 
     def _keep_early(self, at: Coordinates, reward: Reward) -> None:
-        self._early.setdefault(reward.of, []).append((at, reward))
+        """Keep a reward until its trajectory is read. Over the limit, forget what is needed last, and what names a place far ahead."""
+        if reward.of not in self._early:
+            distance = reward.of.offset - self._read_to.get(reward.of.partition, 0)
+            heappush(self._far, (-distance, reward.of.partition, reward.of.offset))
+        # Nobody reads what a function says beside its value here.
+        self._early.setdefault(reward.of, []).append((at, replace(reward, components={}, error=None)))
         self._num_early += 1
         while self._num_early > self._limits.max_early_rewards:
-            oldest = next(iter(self._early))
-            dropped = self._early.pop(oldest)
+            _, partition, offset = heappop(self._far)
+            dropped = self._early.pop(Coordinates(partition=partition, offset=offset), [])
             self._num_early -= len(dropped)
             self.counters.early_rewards_evicted += len(dropped)
+        if len(self._far) > 2 * (len(self._early) + self._limits.max_early_rewards):
+            self._far = [far for far in self._far if Coordinates(partition=far[1], offset=far[2]) in self._early]
+            heapify(self._far)
 
     def _take_early(self, where: Coordinates) -> list[tuple[Coordinates, Reward]]:
         kept = self._early.pop(where, [])
         self._num_early -= len(kept)
         return kept
+
+
+def _bytes_of(trajectory: Trajectory) -> int:
+    texts = len(trajectory.prompt) + len(trajectory.completion) + len(trajectory.entry)
+    return _RECORD_BYTES + len(trajectory.token_ids) + len(trajectory.logprobs) + texts
 
 
 def _judges(reward: Reward, trajectory: Trajectory) -> bool:

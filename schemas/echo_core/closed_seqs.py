@@ -39,6 +39,11 @@ class ClosedSeqs:
         yield from range(base, self._floor)
         yield from (seq for seq in self._above if seq >= base)
 
+    @property
+    def num_closed(self) -> int:
+        """How many are closed. While another thread closes one, it may be missing from the number."""
+        return self._floor + len(self._above)
+
     def __contains__(self, seq: int) -> bool:
         return seq < self._floor or seq in self._above
 

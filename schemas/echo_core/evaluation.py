@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,8 +155,10 @@ class EvaluationTally:
     and counts if all of these are values: a prompt that cannot be judged whole is left out, not taken for wrong.
     """
 
-    def __init__(self, spec: EvaluationSpec, version: int) -> None:
+    def __init__(self, spec: EvaluationSpec, version: int, entry_of: Callable[[int], str] | None = None) -> None:
+        """`entry_of` makes the entry of a prompt, by index: what an answer is judged by. None: it is not compared."""
         self._spec = spec
+        self._entry_of = entry_of
         self._version = version
         first = evaluation_seq(version, spec.name, 0)
         self._seqs = range(first, first + spec.prompts)
@@ -165,7 +167,7 @@ class EvaluationTally:
         self._verdicts: dict[Coordinates, dict[str, _Verdict]] = {}
         self._settled: set[int] = set()
         self.num_refused = 0
-        """Trajectories that were not what was asked for: another version, another size, other sampling."""
+        """Trajectories that were not what was asked for: another version, another size, other sampling, another entry."""
 
     def add_trajectory(self, where: Coordinates, trajectory: Trajectory) -> bool:
         """Whether it told anything new."""
@@ -231,7 +233,9 @@ class EvaluationTally:
 
     def _is_as_asked(self, trajectory: Trajectory) -> bool:
         versions = {trajectory.min_version, trajectory.max_version}
-        return versions == {self._version} and trajectory.group_size == self._spec.samples and trajectory.sampling == self._spec.sampling
+        if versions != {self._version} or (trajectory.group_size, trajectory.sampling) != (self._spec.samples, self._spec.sampling):
+            return False
+        return self._entry_of is None or trajectory.entry == self._entry_of(index_of(trajectory.seq))
 
     def _settle(self, seq: int) -> None:
         attempt = self._chosen.get(seq)

@@ -57,15 +57,19 @@ class DropDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssemblyLimits:
-    """Bounds in number and time. Times run only while the group's partition is caught up."""
+    """Bounds in number and time. Times run only while the group's partitions are caught up."""
 
     max_open_groups: int
+    max_open_bytes: int = 16 << 30
+    """What open groups may hold. Only attempts that are never whole, or records that nobody should write, come to it."""
     max_early_rewards: int = 100_000
     """Rewards kept before their trajectory was read."""
     group_timeout_s: float = 600.0
     """From a group's first record to a whole attempt."""
     reward_timeout_s: float = 300.0
     """From a whole attempt to its required rewards, for terms without a deadline of their own."""
+    longest_tick_s: float = 2.0
+    """What passes between two ticks at most: a process that was stopped for an hour has not looked at the log for an hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

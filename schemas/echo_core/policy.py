@@ -65,6 +65,15 @@ class StalenessPolicy:
         """Groups that may be under assembly at once: four times what pace lets be undecided, so that only a fault reaches it."""
         return 4 * (self.budget + self.publication_period + 1) * self.groups_per_step
 
+    def may_be_issued(self, seq: int, num_closed: int) -> bool:
+        """Under pace: whether `seq` may have been issued when the learner has closed `num_closed` seqs.
+
+        Seqs are dense, so seq − num_closed issued ones below it are open, and pace lets (lead + 1) · groups per step be open. The budget
+        stands for the lead, which may have been larger before a restart; one step more is for what is being closed at this moment, and a
+        publication period for the steps that a killed learner repeats from its checkpoint.
+        """
+        return seq < num_closed + (self.budget + self.publication_period + 2) * self.groups_per_step
+
     def published_by(self, version: int) -> int:
         """The newest version that is published once the learner is at `version`."""
         return version - version % self.publication_period

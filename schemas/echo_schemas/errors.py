@@ -56,6 +56,7 @@ class InvalidReason(StrEnum):
     INCONSISTENT = "inconsistent"
     CHECKSUM_MISMATCH = "checksum_mismatch"
     HANDLER_REFUSED = "handler_refused"
+    NOT_ASKED = "not_asked"
     RETRIES_EXHAUSTED = "retries_exhausted"
 
 

@@ -36,12 +36,8 @@ def _simulated() -> Iterator[None]:
 
 
 @pytest.fixture
-def model_folder(_simulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def model_folder(_simulated: None, tmp_path: Path) -> Iterator[Path]:
     """Where the disks of runs are."""
-    from tests.model.scenarios import Letters
-
-    monkeypatch.setattr("echo_learner.sequential.setup.resolve_base", Path)
-    monkeypatch.setattr("echo_learner.sequential.setup.PromptCodec", Letters)
     logging.disable(logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(dir=_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else tmp_path
     yield folder

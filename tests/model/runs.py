@@ -33,7 +33,7 @@ from tests.model.primitives import World
 from tests.model.simulation import Process, Simulation, Task
 from tests.model.trainer import ModelTrainer
 from tests.model.workers import Workers
-from tests.unit.learner.pipeline import Pipeline
+from tests.unit.learner.pipeline import NumberCodec, Pipeline
 
 R = TypeVar("R", bound=Record)
 
@@ -165,7 +165,7 @@ class ModelRun:
 
         def run() -> None:
             try:
-                train_in_sessions(role, ModelTrainer(name), _LEARNER_METRICS, takeover=takeover)
+                train_in_sessions(role, ModelTrainer(name), _LEARNER_METRICS, NumberCodec(), takeover=takeover)
             except (EchoError, OSError) as exc:
                 learner.error = exc
 

@@ -13,12 +13,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache, partial
 
 from echo_bus.clock import Clock
 from echo_core.evaluation import EvaluationTally, due_after_restart, is_due
-from echo_learner.evaluation.requests import EvaluationRequests, Planned, PromptFailed
+from echo_learner.evaluation.requests import EvaluationRequests, Planned, PromptFailed, entry_of
 from echo_learner.metrics import LearnerMetrics
 from echo_schemas.records import Coordinates, Eval, Purpose, Reward, Trajectory, group_id_of
 
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # How often patience is looked at; answers wake the thread at once.
 _LOOK_S = 0.25
+# The members of a group come one after another, and many groups side by side.
+_ENTRIES = 1_024
 
 
 class EvaluationOutcome(StrEnum):
@@ -118,7 +122,9 @@ class Evaluations:
         with self._changed:
             if self._tally is not None:
                 refused = self._tally.num_refused
-                self._hear(self._tally.add_trajectory(where, trajectory))
+                # A prompt that the task does not have was not asked for either: whoever asks meets the same, and gives up.
+                with suppress(PromptFailed):
+                    self._hear(self._tally.add_trajectory(where, trajectory))
                 self._metrics.evaluation_refused.inc(self._tally.num_refused - refused)
 
     def add_reward(self, at: Coordinates, reward: Reward) -> None:
@@ -217,7 +223,7 @@ class Evaluations:
     def _evaluate(self, due: _Due, requests: EvaluationRequests) -> Eval | None:
         """Ask everything, wait for the answers; None if it is given up, or left to the next session."""
         spec, started_s = due.planned.spec, self._clock.monotonic_s()
-        tally = EvaluationTally(spec, due.version)
+        tally = EvaluationTally(spec, due.version, lru_cache(maxsize=_ENTRIES)(partial(entry_of, due.planned)))
         with self._changed:
             self._tally = tally
         logger.info("Evaluation %s of version %d: %d prompts, %d samples each", spec.name, due.version, spec.prompts, spec.samples)

@@ -65,7 +65,7 @@ class EvaluationRequests:
             task=planned.task.name,
             messages=prompt.messages,
             prompt_token_ids=pack_tokens(self._prompts.encode(prompt.text)) if prompt.text else b"",
-            entry=json.dumps(dict(prompt.entry), ensure_ascii=False),
+            entry=_text_of(prompt),
             group_size=spec.samples,
             sampling=spec.sampling,
             required_version=version,
@@ -101,6 +101,15 @@ class EvaluationRequests:
         chosen = self._chooser.choose()
         assert chosen is not None, "there is no bound on the depth"
         return chosen
+
+
+def entry_of(planned: Planned, index: int) -> str:
+    """The entry that the request of prompt `index` carries. Raises PromptFailed."""
+    return _text_of(_prompt(planned, index))
+
+
+def _text_of(prompt: Prompt) -> str:
+    return json.dumps(dict(prompt.entry), ensure_ascii=False)
 
 
 def _prompt(planned: Planned, index: int) -> Prompt:

@@ -39,7 +39,8 @@ _MOST_REPLACED = 8
 class AskingParts:
     """What is asked with; opened, and closed, by whoever made it. `inbox` is started; `reply_topic` is its physical name.
 
-    `share` tells the chooser who works and how fast, before each round of requests. `timeout_s`: the least time that a request has.
+    `share` tells the chooser who works and how fast, before each round of requests. `holders`: who says to read a partition of `requests`
+    now. `timeout_s`: the least time that a request has.
     """
 
     builder: RequestBuilder
@@ -53,6 +54,7 @@ class AskingParts:
     chooser: LeastLagChooser
     num_partitions: int
     share: Callable[[LeastLagChooser], None]
+    holders: Callable[[int], frozenset[str]]
     intake: Intake
     metrics: LearnerMetrics
     clock: Clock
@@ -74,6 +76,8 @@ class BatchRequests:
         self._patience = Patience(least_s=parts.timeout_s, num_steps=0)
         # Requests are counted and not offsets: other writers' records lie between them.
         self._placed: dict[str, int] = {}
+        # Who read the partition when the request was sent; it may have moved to somebody else since.
+        self._sent_to: dict[str, frozenset[str]] = {}
         self._written = [0] * parts.num_partitions
         self._done = [0] * parts.num_partitions
 
@@ -82,6 +86,10 @@ class BatchRequests:
         self._parts.intake.expect_weights(sha256)
         self._ledger.begin(version, sha256)
         self._version = version
+
+    def is_issued(self, seq: int) -> bool:
+        """Whether `seq` was ever asked for. From any thread."""
+        return seq < self._ledger.next_seq
 
     def on_its_way(self, ask: Ask) -> None:
         """A request of an earlier session is waited for."""
@@ -132,14 +140,26 @@ class BatchRequests:
 
     def _take_replies(self) -> None:
         for correlation, reply in self._parts.inbox.take():
-            verdict = self._ledger.take(correlation, reply)
+            verdict = self._ledger.take(correlation, reply, is_holder=self._is_holder(correlation, reply.worker_id))
             self._fates[verdict.fate] += 1
             self._parts.metrics.replies.labels(verdict.fate.value).inc()
+            if verdict.fate is ReplyFate.FOREIGN:
+                said = reply.error or reply.outcome.value
+                logger.warning("%s, who did not have it, answers %s for %s; ignored", reply.worker_id, said, reply.group_id)
+                continue
             self._finish(correlation)
             if verdict.fate is ReplyFate.UNFULFILLED:
                 logger.warning("%s answers %s for %s: %s", reply.worker_id, reply.outcome.value, reply.group_id, reply.error)
             if verdict.closing is not None:
                 self._close([verdict.closing])
+
+    def _is_holder(self, correlation: str, worker_id: str) -> bool:
+        """Whether the worker may have had the request. Where nobody says to read its partition, anybody may."""
+        partition = self._placed.get(correlation)
+        if partition is None:
+            return True
+        holders = self._sent_to.get(correlation, frozenset()) | self._parts.holders(partition)
+        return not holders or worker_id in holders
 
     def _close(self, closings: list[Closing]) -> None:
         for closing in closings:
@@ -210,12 +230,14 @@ class BatchRequests:
 
     def _place(self, correlation: str, partition: int) -> None:
         self._placed[correlation] = partition
+        self._sent_to[correlation] = self._parts.holders(partition)
         self._parts.chooser.acknowledged(partition, self._written[partition])
         self._written[partition] += 1
 
     def _finish(self, correlation: str) -> None:
         """The request is done, whatever became of it."""
         partition = self._placed.pop(correlation, None)
+        self._sent_to.pop(correlation, None)
         if partition is not None:
             self._done[partition] += 1
             self._parts.chooser.observe({partition: PartitionWork(first_open=self._done[partition], end=self._written[partition])})

@@ -29,7 +29,7 @@ _UNFULFILLED = {
 
 
 class ReplyFate(StrEnum):
-    """What became of a reply."""
+    """What became of a reply. `foreign`: a refusal by somebody who had no such request."""
 
     ACCEPTED = "accepted"
     UNFULFILLED = "unfulfilled"
@@ -37,6 +37,7 @@ class ReplyFate(StrEnum):
     DUPLICATE = "duplicate"
     LATE = "late"
     UNKNOWN = "unknown"
+    FOREIGN = "foreign"
 
 
 class SeqState(StrEnum):
@@ -199,8 +200,12 @@ class RequestLedger:
         self._open[ask.seq].sent = ask
         self._seq_of[ask.correlation] = ask.seq
 
-    def take(self, correlation: str, reply: RolloutReply) -> Verdict:
-        """What the reply to `correlation` means."""
+    def take(self, correlation: str, reply: RolloutReply, *, is_holder: bool = True) -> Verdict:
+        """What the reply to `correlation` means. `is_holder`: its sender may have had the request in hand.
+
+        A receipt that says anything but what was expected makes a seq be sent again or given up, so it counts from a holder only, and not
+        against what the log holds.
+        """
         if (past := self._over.get(correlation)) is not None:
             return Verdict(fate=past.fate_of(reply, self._group_size))
         seq = self._seq_of.get(correlation)
@@ -209,12 +214,17 @@ class RequestLedger:
         each = self._open[seq]
         if correlation in self._taken or each.answered:
             return Verdict(fate=ReplyFate.DUPLICATE, seq=seq)
+        fault = _fault_of(reply, self._version, self._sha256, self._group_size) if reply.outcome is ReplyOutcome.DONE else None
+        is_expected = reply.outcome is ReplyOutcome.DONE and fault is None
+        if not is_expected and not is_holder:
+            return Verdict(fate=ReplyFate.FOREIGN, seq=seq)
         self._taken.add(correlation)
-        if reply.outcome is ReplyOutcome.DONE:
-            fault = _fault_of(reply, self._version, self._sha256, self._group_size)
-            if fault is None:
-                each.answered = True
-                return Verdict(fate=ReplyFate.ACCEPTED, seq=seq)
+        if is_expected:
+            each.answered = True
+            return Verdict(fate=ReplyFate.ACCEPTED, seq=seq)
+        if fault is not None:
+            if each.whole:
+                return Verdict(fate=ReplyFate.REFUSED, seq=seq)
             self._give_up(seq)
             return Verdict(fate=ReplyFate.REFUSED, seq=seq, closing=Closing(seq=seq, why=fault[0], detail=fault[1]))
         if each.whole or each.sent is None or each.sent.correlation != correlation:

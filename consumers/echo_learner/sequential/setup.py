@@ -24,9 +24,8 @@ from echo_learner.sequential.replies import ReplyInbox
 from echo_learner.sequential.requesting import RequestLedger
 from echo_schemas.records import DropReason, WorkerState, WorkerStatus
 from echo_schemas.topics import REPLIES, REQUESTS
-from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
-from echo_tasks.prompts import PromptCodec
+from echo_tasks.prompts import TextCodec
 from echo_tasks.requests import RequestBuilder
 
 logger = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ def close_other_mode(bus: Bus, settings: Settings, state: LearnerState, intake: 
 @contextmanager
 def open_asking(
     bus: Bus, settings: Settings, state: LearnerState, intake: Intake, workers: CompactedView[WorkerStatus], publisher: Publisher,
-    metrics: LearnerMetrics, clock: Clock,
+    prompts: TextCodec, metrics: LearnerMetrics, clock: Clock,
 ) -> Iterator[BatchRequests | None]:  # fmt: skip
     """Who asks for the batches; None in asynchronous mode, where a feeder does. Seqs that the other mode left open are closed."""
     found = close_other_mode(bus, settings, state, intake, clock)
@@ -82,7 +81,7 @@ def open_asking(
                     run_id=settings.run.name,
                     task=load_task(settings.task.name, settings.task.options),
                     seed=settings.run.seed,
-                    prompts=PromptCodec(resolve_base(settings.policy.base)),
+                    prompts=prompts,
                 ),
                 group_size=settings.rollout.group_size,
                 probe_size=settings.rollout.probe_size,
@@ -94,6 +93,7 @@ def open_asking(
                 chooser=LeastLagChooser(num_partitions, depth=max(settings.rollout.depth, math.ceil((groups + 1) / num_partitions))),
                 num_partitions=num_partitions,
                 share=lambda chooser: _share(chooser, settings, workers, clock),
+                holders=lambda partition: _holders(partition, settings, workers, clock),
                 intake=intake,
                 metrics=metrics,
                 clock=clock,
@@ -116,8 +116,7 @@ def open_asking(
 
 def _share(chooser: LeastLagChooser, settings: Settings, workers: CompactedView[WorkerStatus], clock: Clock) -> None:
     """Work goes to the workers that were heard of lately, by what each does; where none says which partitions it has, to all alike."""
-    oldest_ms = clock.time_ms() - max(_LEAST_PATIENCE_MS, int(_MISSED * 1000 * settings.rollout.heartbeat_s))
-    live = [status for status in workers.items().values() if status.state is not WorkerState.GONE and status.time_ms >= oldest_ms]
+    live = _live(settings, workers, clock)
     ready = [status for status in live if status.state is WorkerState.READY] or live
     owners = [
         PartitionOwner(
@@ -129,3 +128,14 @@ def _share(chooser: LeastLagChooser, settings: Settings, workers: CompactedView[
         if status.partitions
     ]
     chooser.share(owners, alone=len(live) == 1)
+
+
+def _holders(partition: int, settings: Settings, workers: CompactedView[WorkerStatus], clock: Clock) -> frozenset[str]:
+    """Who says to read the partition. A name may be false: who may write `workers` and `replies` is the cluster's to say."""
+    return frozenset(status.worker_id for status in _live(settings, workers, clock) if partition in status.partitions)
+
+
+def _live(settings: Settings, workers: CompactedView[WorkerStatus], clock: Clock) -> list[WorkerStatus]:
+    """The workers that were heard of lately."""
+    oldest_ms = clock.time_ms() - max(_LEAST_PATIENCE_MS, int(_MISSED * 1000 * settings.rollout.heartbeat_s))
+    return [status for status in workers.items().values() if status.state is not WorkerState.GONE and status.time_ms >= oldest_ms]

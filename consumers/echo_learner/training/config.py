@@ -40,6 +40,13 @@ _MEANING: Mapping[str, tuple[str, ...]] = {
 # Engines that serve the same weights differ by about 1e-5 in float32 and 1e-2 in bfloat16; one update of a policy moves it by more.
 _TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
 
+# Token id and log-probability, and what the texts of one may take where the task looks at them.
+_BYTES_A_TOKEN = 16
+_BYTES_A_RECORD = 8_192
+# Rewards that the file does not name: attached ones, without weight.
+_SHADOW_REWARDS = 2
+_LEAST_EARLY = 10_000
+
 
 def reward_terms(settings: Settings) -> tuple[RewardTerm, ...]:
     """The reward specification that a run starts with: every reward of [rewards] is required."""
@@ -75,9 +82,13 @@ def step_policy(policy: StalenessPolicy) -> StepPolicy:
 
 
 def assembly_limits(settings: Settings) -> AssemblyLimits:
-    """Bounds of the assembler."""
+    """Bounds of the assembler: far above what pace lets be undecided, so that honest records never reach them."""
+    policy, rollout = staleness_policy(settings), settings.rollout
+    undecided = (policy.budget + 2) * policy.groups_per_step * rollout.group_size
     return AssemblyLimits(
-        max_open_groups=staleness_policy(settings).max_open_groups,
+        max_open_groups=policy.max_open_groups,
+        max_open_bytes=policy.max_open_groups * rollout.group_size * (_BYTES_A_TOKEN * settings.policy.max_length + _BYTES_A_RECORD),
+        max_early_rewards=max(_LEAST_EARLY, undecided * (len(settings.rewards) + _SHADOW_REWARDS)),
         group_timeout_s=settings.rollout.request_timeout_s,
         reward_timeout_s=settings.scoring.deadline_s,
     )

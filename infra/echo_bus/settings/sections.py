@@ -230,6 +230,8 @@ class LearnerSettings(Section):
     """Processes that train together on this machine."""
     deepspeed: str = ""
     """A DeepSpeed JSON file that is merged over the project's own settings (ZeRO stage, offload, precision)."""
+    buffer_mb: int = Field(default=2048, ge=1)
+    """MiB of samples that are read and wait to be trained; the log keeps the others. A whole batch is read in any case."""
     steps: int = Field(default=100, ge=0)
     """Training steps; 0: until stopped."""
 

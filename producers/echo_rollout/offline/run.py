@@ -30,8 +30,8 @@ _MAX_NAMED = 20
 def run_offline(process: RoleProcess, *, episodes: Path | None = None) -> None:
     """Put the groups of the file `episodes`, or of [offline] episodes, into the log as often as [offline] epochs says, then end.
 
-    Raises UserError in sequential mode, without a file or for one without a group that can be trained, and when another allocator takes
-    the run over.
+    Raises UserError in sequential mode, without [offline] episodes or for a file without a group that can be trained, and when another
+    allocator takes the run over.
     """
     settings = process.settings
     offline = settings.offline
@@ -40,6 +40,11 @@ def run_offline(process: RoleProcess, *, episodes: Path | None = None) -> None:
     if settings.run.mode != "asynchronous":
         raise UserError(
             "Logged episodes are no answer to the request of a sequential learner.", hint='Set [run] mode = "asynchronous" for this run.'
+        )
+    if not offline.episodes:
+        raise UserError(
+            "The learner takes logged episodes only if the run's file says that there are any.",
+            hint="Set [offline] episodes in the file of this run, for the learner too; --episodes may name another file.",
         )
     metrics = OfflineMetrics(process.registry)
     file = read_episodes(episodes or Path(offline.episodes))

@@ -13,8 +13,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from echo_schemas.errors import UserError
-from echo_schemas.records import Trajectory
-from echo_tasks.task import ALL_TOKENS, Observation, Signals, Turn
+from echo_tasks.task import Observation, Turn
 
 OPENING, CLOSING = "<answer>", "</answer>"
 FORM = "Always end with your action in this form: <answer>ACTION</answer>"
@@ -122,15 +121,6 @@ class HandEpisode:
 def turn_text(number: int, state: str) -> str:
     """What a chat model is shown before turn `number`."""
     return f"Turn {number}\n{state}\n{FORM}"
-
-
-class AllTokens:
-    """A task's base: every generated token trained."""
-
-    def signals(self, trajectory: Trajectory) -> Signals:
-        """All generated tokens alike."""
-        del trajectory
-        return ALL_TOKENS
 
 
 def whole(name: str, value: Any, least: int, most: int) -> int:

@@ -15,9 +15,9 @@ from typing import Any
 from echo_schemas.records import ChatMessage
 from echo_tasks.poker.betting import Seats, meant
 from echo_tasks.poker.cards import NUM_CARDS, card_name
-from echo_tasks.poker.episode import AllTokens, HandEpisode, Verdict, amount, choice, names, read_answer, turn_text, whole
+from echo_tasks.poker.episode import HandEpisode, Verdict, amount, choice, names, read_answer, turn_text, whole
 from echo_tasks.poker.opponents import CALL, FOLD, OPPONENTS, View
-from echo_tasks.task import Entry, Prompt
+from echo_tasks.task import AllTokens, Entry, Prompt
 
 _NUM_BOARD = 5
 _STREETS = {0: "preflop", 3: "flop", 4: "turn", 5: "river"}

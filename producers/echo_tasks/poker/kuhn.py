@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any
 
 from echo_schemas.records import ChatMessage
-from echo_tasks.poker.episode import AllTokens, HandEpisode, Said, Verdict, amount, choice, names, read_answer, turn_text
-from echo_tasks.task import Entry, Prompt
+from echo_tasks.poker.episode import HandEpisode, Said, Verdict, amount, choice, names, read_answer, turn_text
+from echo_tasks.task import AllTokens, Entry, Prompt
 
 _CARDS = ("Jack", "Queen", "King")
 PASS, BET = 0, 1

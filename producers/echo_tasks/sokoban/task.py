@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from echo_schemas.errors import UserError
-from echo_schemas.records import ChatMessage, Trajectory
+from echo_schemas.records import ChatMessage
 from echo_tasks.options import one_of, whole_number
 from echo_tasks.sokoban.board import SYMBOLS, Move, drawn, inside, read_board
 from echo_tasks.sokoban.episode import SHAPED, SUCCESS, Payoff, SokobanEpisode
 from echo_tasks.sokoban.generator import Level, Recipe, make_level
-from echo_tasks.task import ALL_TOKENS, Entry, Prompt, Signals
+from echo_tasks.task import AllTokens, Entry, Prompt
 
 
 class Pay(StrEnum):
@@ -33,7 +33,7 @@ class Style(StrEnum):
 _PAYOFFS: Mapping[Pay, Payoff] = {Pay.SHAPED: SHAPED, Pay.SUCCESS: SUCCESS}
 
 
-class Sokoban:
+class Sokoban(AllTokens):
     """Push all boxes onto targets within a few rounds. The options' defaults are ECHO's configuration (`LargerSokoban6`)."""
 
     name = "sokoban"
@@ -90,11 +90,6 @@ class Sokoban:
         return SokobanEpisode(
             room, state, rounds=self.rounds, actions_per_round=self.actions_per_round, payoff=self._payoff, show=self._shown
         )
-
-    def signals(self, trajectory: Trajectory) -> Signals:
-        """All generated tokens alike."""
-        del trajectory
-        return ALL_TOKENS
 
     def _rules(self) -> str:
         symbols = ", ".join(f"{symbol} {meaning}" for symbol, meaning in SYMBOLS.items())

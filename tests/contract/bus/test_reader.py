@@ -101,6 +101,45 @@ def test_bounds_say_where_partitions_begin_and_end_and_move_nothing(kit: Any, dr
     assert len(read_all(reader)) >= 50
 
 
+def test_an_end_is_seen_once_and_again_only_where_it_is_looked_for_and_can_be_reached(
+    kit: Any, drop: Callable[..., Drop], until: Until
+) -> None:
+    kit.create(DROPS)
+    publish(kit, drop, range(40))
+    reader = kit.reader(DROPS)
+    reader.start()
+    everywhere = frozenset(reader.places)
+    read_all(reader)
+    seen: set[Any] = set()
+
+    def reads_and_sees(looking: frozenset[Any], wanted: frozenset[Any]) -> Callable[[], bool]:
+        def look() -> bool:
+            read.extend(reader.read(timeout_s=0.1))
+            seen.update(reader.take_ends(looking))
+            return wanted <= seen
+
+        read: list[Message] = []
+        return look
+
+    until(reads_and_sees(frozenset(), everywhere), "every end")
+    seen.clear()
+    one = frozenset(reader.places[:1])
+    until(reads_and_sees(one, one), "the end that was looked for, again")
+    assert seen == one
+    assert reader.positions == reader.end_offsets()
+    reader.pause([DROPS])
+    reader.take_ends()
+    publish(kit, drop, range(40, 80))
+    for _ in range(5):
+        assert reader.read(timeout_s=0.1) == []
+        assert not reader.take_ends(everywhere), "nobody knows where a paused partition ends"
+    reader.resume([DROPS])
+    assert seqs_of(read_all(reader)) == list(range(40, 80))
+    seen.clear()
+    until(reads_and_sees(everywhere, everywhere), "every end, behind what came meanwhile")
+    assert reader.positions == reader.end_offsets()
+
+
 def test_an_empty_topic_ends_at_once(kit: Any) -> None:
     kit.create(DROPS)
     reader = kit.reader(DROPS)

@@ -11,8 +11,10 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import run_learner, train_in_sessions
@@ -27,12 +29,19 @@ from echo_schemas.records import Purpose, Span, VersionSpan
 from echo_schemas.topics import TRAJECTORIES
 from echo_tasks.catalogue import load_task
 from tests.contract.engines.snapshots import VOCABULARY
-from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline
+from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, NumberCodec, Pipeline
 from tests.unit.replay.forged import Kept, SoundRun, everything
 
 NUM_PROMPT, NUM_GENERATED = 3, 4
 STEPS_TO_RETRAIN = 4
 _LOOK_S = 0.02
+
+
+class RandomPrompts(NumberCodec):
+    """The prompt of seq n is n to `AnyTask`, and these tokens to the model."""
+
+    def encode(self, text: str) -> npt.NDArray[np.int32]:
+        return np.random.default_rng(int(text)).integers(2, VOCABULARY, NUM_PROMPT, dtype=np.int32)
 
 
 def run(
@@ -45,13 +54,15 @@ def run(
     """
     if python_path:
         sys.path.insert(0, python_path)
-    pipeline = Pipeline(Path(folder), options=_with_base(sections, base, steps))
+    options = _with_base(sections, base, steps)
+    options["rollout"] = {"probe_size": GROUP_SIZE if probes else 0, **options.get("rollout", {})}
+    pipeline = Pipeline(Path(folder), options=options)
     model = _load(base) if probes else None
     if dies_at_commit:
         _kill_producer(pipeline, dies_at_commit)
     refused = ""
     try:
-        with _answers(pipeline, steps, model):
+        with _answers(pipeline, steps, model), patch("echo_learner.run.PromptCodec", lambda base: RandomPrompts()):
             run_learner(pipeline.process())
     except UserError as exc:
         refused = str(exc)
@@ -90,7 +101,7 @@ def _answers(pipeline: Pipeline, steps: int, model: Any) -> Iterator[None]:
             if over.wait(_LOOK_S):
                 return
         if model is not None:
-            said = _random_answer(77, model)
+            said = _random_answer(0, 77, model)
             pipeline.write(TRAJECTORIES, *(pipeline.sample(0, index, purpose=Purpose.PROBE, **said) for index in range(GROUP_SIZE)))
         for seq in range(steps * GROUPS_PER_STEP):
             _write_group(pipeline, seq, model)
@@ -105,16 +116,16 @@ def _answers(pipeline: Pipeline, steps: int, model: Any) -> Iterator[None]:
 
 
 def _write_group(pipeline: Pipeline, seq: int, model: Any) -> None:
-    members = [pipeline.sample(seq, index, **_random_answer(GROUP_SIZE * seq + index, model)) for index in range(GROUP_SIZE)]
+    members = [pipeline.sample(seq, index, **_random_answer(seq, GROUP_SIZE * seq + index, model)) for index in range(GROUP_SIZE)]
     for member, where in zip(members, pipeline.write(TRAJECTORIES, *members), strict=True):
         pipeline.write_reward(member, where, float(member.index))
 
 
-def _random_answer(seed: int, model: Any) -> dict[str, Any]:
-    """Random tokens, with the log-probabilities that `model` gives them; without a model, some."""
+def _random_answer(seq: int, seed: int, model: Any) -> dict[str, Any]:
+    """Random tokens after the prompt of `seq`, with the log-probabilities that `model` gives them; without a model, some."""
     random = np.random.default_rng(seed)
     end = NUM_PROMPT + NUM_GENERATED
-    tokens = random.integers(2, VOCABULARY, end).tolist()
+    tokens = [*RandomPrompts().encode(str(seq)).tolist(), *random.integers(2, VOCABULARY, NUM_GENERATED).tolist()]
     return {
         "token_ids": pack_tokens(tokens),
         "generated": (Span(start=NUM_PROMPT, end=end),),
@@ -149,7 +160,7 @@ def train_to_file(folder: str, base: str, *, sections: Mapping[str, Any]) -> Non
     with closing(open_trainer(trainer_config(pipeline.settings(), Path(base)), 1)) as trainer, _answers(pipeline, STEPS_TO_RETRAIN, None):
         for last in (2, STEPS_TO_RETRAIN):
             process = pipeline.process(learner={**pipeline.options["learner"], "steps": last})
-            train_in_sessions(process, trainer, LearnerMetrics(process.registry), takeover=True)
+            train_in_sessions(process, trainer, LearnerMetrics(process.registry), RandomPrompts(), takeover=True)
     messages = [
         {**asdict(kept), "topic": None, "key": _hex(kept.key), "value": _hex(kept.value), "headers": []} for kept in everything(pipeline)
     ]

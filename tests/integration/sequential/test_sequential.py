@@ -31,6 +31,8 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import Reward, RewardOutcome, StepReport, Trajectory
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REWARDS, STEPS, TRAJECTORIES
+from echo_tasks.base_models import resolve_base
+from echo_tasks.prompts import PromptCodec
 from tests.contract.conftest import create_topics
 from tests.integration.rollout.conftest import NUM_PARTITIONS, Fleet, await_in
 from tests.unit.learner.numpy_trainer import NumpyTrainer
@@ -104,7 +106,8 @@ class Run:
         process = RoleProcess(
             settings=settings, bus=self.fleet.bus, registry=registry, places=PlaceTimes(registry, clock), clock=clock, stop=stop
         )  # fmt: skip
-        train_in_sessions(process, NumpyTrainer(), LearnerMetrics(registry), takeover=takeover)
+        prompts = PromptCodec(resolve_base(settings.policy.base))
+        train_in_sessions(process, NumpyTrainer(), LearnerMetrics(registry), prompts, takeover=takeover)
 
     def _score(self) -> None:
         bus = self.fleet.bus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from echo_core.groups import AssemblyLimits
 from echo_schemas.records import DropReason, Purpose, RewardOutcome, RewardTerm
 from tests.unit.core.records import EXACT, at, reward, trajectory
 
-LIMITS = AssemblyLimits(max_open_groups=10, max_early_rewards=5, group_timeout_s=60, reward_timeout_s=30)
+LIMITS = AssemblyLimits(max_open_groups=10, max_early_rewards=5, group_timeout_s=60, reward_timeout_s=30, longest_tick_s=60)
 
 
 def assembler(terms: tuple[RewardTerm, ...] = EXACT, limits: AssemblyLimits = LIMITS) -> GroupAssembler:
@@ -180,6 +181,18 @@ def test_time_runs_only_for_partitions_that_are_caught_up() -> None:
     assert reasons(work) == [(DropReason.INCOMPLETE, None), (DropReason.INCOMPLETE, 0)]
 
 
+def test_a_process_that_was_stopped_lets_no_more_time_pass_than_one_tick() -> None:
+    """What came meanwhile lies in the log, and nobody has looked."""
+    work = assembler(limits=replace(LIMITS, longest_tick_s=2.0))
+    work.add_trajectory(at(0), trajectory(0, 0))
+    for now_s in (0.0, 3_600.0, 7_200.0):
+        work.tick(now_s, {0})
+    assert work.num_open == 1
+    for second in range(60):
+        work.tick(7_201.0 + second, {0})
+    assert work.num_open == 0
+
+
 def test_a_required_reward_past_its_deadline_gets_its_default_or_is_left_out() -> None:
     for default in (0.5, None):
         work = assembler((RewardTerm(name="exact", weight=1.0, default=default, deadline_s=5.0),))
@@ -268,3 +281,35 @@ def test_a_checkpoint_keeps_the_oldest_open_record_and_reward() -> None:
     assert state.trajectory_lows == {0: 2}
     assert state.trajectory_read_to == {0: 4}
     assert state.reward_lows == {0: 2}
+
+
+def test_of_too_many_early_rewards_those_that_are_needed_last_are_forgotten() -> None:
+    """The next records of the log are judged by the oldest of them; a place that nobody will ever write to is the first to go."""
+    work = assembler(limits=replace(LIMITS, max_early_rewards=4))
+    work.add_reward(at(0), reward(at(10**12), value=9.0))
+    for index in range(5):
+        work.add_reward(at(1 + index), reward(at(index), index // 2, index=index % 2))
+    assert work.counters.early_rewards_evicted == 2
+    for index in range(4):
+        work.add_trajectory(at(index), trajectory(index // 2, index % 2))
+    assert [group.seq for group in work.ready] == [0, 1]
+
+
+def test_an_early_reward_keeps_what_is_trained_on_and_not_what_was_said_beside_it() -> None:
+    work = assembler()
+    work.add_reward(at(0), reward(at(0), components={"length": 1.0}))
+    ((_, kept),) = work._early[at(0)]
+    assert (kept.value, dict(kept.components)) == (1.0, {})
+
+
+def test_over_the_limit_in_bytes_the_largest_group_is_let_go() -> None:
+    """Attempts that are never whole grow one group, and that group pays for it."""
+    work = assembler(limits=replace(LIMITS, max_open_bytes=50_000))
+    complete(work, 0)
+    for number in range(20):
+        work.add_trajectory(at(10 + number), trajectory(1, 0, attempt=f"junk-{number}", completion="x" * 3_000))
+    assert [group.seq for group in work.ready] == [0]
+    assert work.is_closed(1)
+    assert work.open_bytes < 10_000
+    work.take(0)
+    assert work.open_bytes == 0

@@ -221,11 +221,12 @@ def test_a_value_beats_a_failure_before_the_prompt_is_settled() -> None:
         {"max_version": 21, "version_spans": (VersionSpan(start=1, end=3, version=20),)},
         {"group_size": 3},
         {"sampling": Sampling(max_new_tokens=5)},
+        {"entry": '{"answer": "easy"}'},
     ],
-    ids=["another version", "mixed versions", "another size", "other sampling"],
+    ids=["another version", "mixed versions", "another size", "other sampling", "another entry"],
 )
 def test_answers_to_another_question_are_refused(changes: dict[str, Any]) -> None:
-    tally = EvaluationTally(spec(), VERSION)
+    tally = EvaluationTally(spec(), VERSION, lambda index: "{}")
     assert not tally.add_trajectory(Coordinates(partition=0, offset=0), answer(0, 0, **changes))
     assert tally.num_refused == 1
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
@@ -31,10 +32,12 @@ from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE, pack_tokens
+from echo_schemas.headers import RUN
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Coordinates, Drop, Record, Reward, RolloutReply, StepReport, Trajectory, WeightManifest
+from echo_schemas.records import ChatMessage, Coordinates, Drop, Record, Reward, RolloutReply, StepReport, Trajectory, WeightManifest
 from echo_schemas.topic_files import load_topic_specs
-from echo_schemas.topics import DROPS, REPLIES, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, Topic
+from echo_schemas.topics import DROPS, REPLIES, REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, Topic
+from echo_tasks.task import Prompt, SingleTurn
 from tests.unit.core.records import reward, trajectory
 from tests.unit.learner.crash_point import CrashPoint
 from tests.unit.learner.numpy_trainer import VOCABULARY, NumpyTrainer
@@ -44,15 +47,48 @@ _LOOK_S = 0.005
 NUM_PARTITIONS = 2
 GROUP_SIZE = 2
 GROUPS_PER_STEP = 2
+NUM_ISSUED = 256
+"""Seqs that no test reaches."""
 FIRST_WEIGHTS = NumpyTrainer().snapshot_sha256
 """What an ordinary learner publishes as version 0."""
 
 R = TypeVar("R", bound=Record)
 
 
+class AnyTask(SingleTurn):
+    """What `sample` answers: the prompt of a seq is its number."""
+
+    name = "t"
+    rewards: Sequence[str] = ("exact",)
+
+    def prompt(self, seed: int, seq: int) -> Prompt:
+        del seed
+        return Prompt(text=str(seq))
+
+
+class NumberCodec:
+    """One token for a number, and one text for every token."""
+
+    def encode(self, text: str) -> npt.NDArray[np.int32]:
+        return np.array([int(text) % VOCABULARY], np.int32)
+
+    def decode(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
+        del token_ids
+        return "p"
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        raise NotImplementedError
+
+    def render_reply(self, content: str) -> str:
+        raise NotImplementedError
+
+
 def sample(seq: int, index: int, **changes: Any) -> Trajectory:
     """Member `index` of group `seq`: two generated tokens, and a prompt that tells it from every other group. Of the first weights."""
-    fields: dict[str, Any] = {"token_ids": pack_tokens([seq % VOCABULARY, index, seq // VOCABULARY]), "weights_sha256": FIRST_WEIGHTS}
+    fields: dict[str, Any] = {
+        "token_ids": pack_tokens([seq % VOCABULARY, index, seq // VOCABULARY % VOCABULARY]),
+        "weights_sha256": FIRST_WEIGHTS,
+    }
     return trajectory(seq, index, **{**fields, **changes})
 
 
@@ -106,6 +142,9 @@ class Pipeline:
         wanted = [NewTopic(f"{self.namespace.name}.{spec.name}", min(spec.partitions, NUM_PARTITIONS), 1) for spec in load_topic_specs()]
         for future in admin.create_topics(wanted).values():
             future.result(WAIT_S)
+        # A feeder that lets everything in would have written as many: a seq that was never issued is refused.
+        for _ in range(NUM_ISSUED):
+            self._publisher.publish_bytes(self.namespace.topic(REQUESTS), b"", headers=[(RUN, b"other")], partition=NUM_PARTITIONS - 1)
 
     # Who is there
 
@@ -113,9 +152,10 @@ class Pipeline:
         """Two groups of two a step, S = 3, kappa = 1, ten steps; `sections` on top."""
         content: dict[str, Any] = {
             "kafka": {"namespace": self.namespace.name},
+            "task": {"name": "tests.unit.learner.pipeline:AnyTask"},
             "rollout": {"group_size": GROUP_SIZE, "probe_size": 0},
             "learner": {"groups_per_step": GROUPS_PER_STEP, "steps": 10},
-            "staleness": {"budget": 3, "publication_period": 1},
+            "staleness": {"budget": 3, "publication_period": 1, "admission": "free"},
             "checkpoint": {"folder": str(self.folder)},
         }
         for given in (self.options, sections):
@@ -157,7 +197,7 @@ class Pipeline:
         """Run a learner to version `steps`."""
         process = self.process(**{**sections, "learner": {**sections.get("learner", {}), "steps": steps}})
         metrics = LearnerMetrics(process.registry)
-        train_in_sessions(process, trainer, metrics, takeover=takeover, skip=skip)
+        train_in_sessions(process, trainer, metrics, NumberCodec(), takeover=takeover, skip=skip)
         return metrics
 
     def start(self, trainer: NumpyTrainer, *, takeover: bool = False, skip: bool = False, **sections: dict[str, Any]) -> Running:
@@ -328,7 +368,7 @@ class Running:
 
     def _run(self, takeover: bool, skip: bool) -> None:
         try:
-            train_in_sessions(self.process, self.trainer, self.metrics, takeover=takeover, skip=skip)
+            train_in_sessions(self.process, self.trainer, self.metrics, NumberCodec(), takeover=takeover, skip=skip)
         except BaseException as exc:  # the edge of the thread: the test looks at it
             self.error = exc
 

@@ -13,8 +13,9 @@ from echo_learner import agreement as module
 from echo_learner.agreement import Agreement
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.training.batch import TrainingBatch
+from echo_learner.trust import Claimed
 from echo_schemas.columns import pack_logprobs
-from echo_schemas.records import LogprobSource, Purpose, Trajectory, VersionSpan
+from echo_schemas.records import LogprobSource, Purpose, VersionSpan
 from tests.unit.core.records import trajectory
 
 
@@ -47,11 +48,12 @@ class FakeComparer:
         return [np.full(number, weights["w"].value, np.float32) for number in batch.num_generated]
 
 
-def probe(version: int, *logprobs: float) -> tuple[Trajectory, ...]:
-    return tuple(
+def probe(version: int, *logprobs: float) -> Claimed:
+    members = (
         trajectory(version, index, version=version, purpose=Purpose.PROBE, logprobs=pack_logprobs([value, value]))
         for index, value in enumerate(logprobs)
     )
+    return Claimed(version, tuple(members))
 
 
 def test_each_group_is_compared_under_its_own_version() -> None:
@@ -76,25 +78,23 @@ def test_each_group_gets_its_own_mean_difference_in_one_pass() -> None:
     agreement = Agreement(trainer, LearnerMetrics(), versions=3, max_tokens=256)
     agreement.remember(0)
     near, far, unknown = probe(0, -0.25, 0.0), probe(0, -1.0, -2.0), probe(7, 0.0)
-    unsaid = tuple(replace(member, logprob_source=LogprobSource.RECOMPUTED) for member in probe(0, 0.0))
+    unsaid = Claimed(0, tuple(replace(member, logprob_source=LogprobSource.RECOMPUTED) for member in probe(0, 0.0).members))
     found = agreement.compare([near, unknown, far, unsaid])
     assert [(group, difference) for group, difference in found if difference is not None] == [(near, 0.125), (far, 1.5)]
     assert [group for group, difference in found if difference is None] == [unknown, unsaid]
     assert len(trainer.compared) == 1
 
 
-def test_versions_that_are_forgotten_and_groups_of_several_are_passed_over() -> None:
+def test_versions_that_are_forgotten_and_tokens_of_others_are_passed_over() -> None:
     trainer = FakeComparer()
     agreement = Agreement(trainer, LearnerMetrics(), versions=2, max_tokens=256)
     for version in range(4):
+        trainer.now = -float(version)
         agreement.remember(version)
     spans = (VersionSpan(start=1, end=2, version=2), VersionSpan(start=2, end=3, version=3))
-    mixed = tuple(trajectory(2, index, purpose=Purpose.PROBE, version_spans=spans, min_version=2, max_version=3) for index in range(2))
-    agreement.compare([probe(1, -5.0, -5.0), mixed])
-    assert not trainer.compared
-    assert agreement.num_samples == 0
-    agreement.compare([probe(2, 0.0, 0.0)])
-    assert agreement.num_samples == 2
+    mixed = trajectory(0, version_spans=spans, min_version=2, max_version=3, logprobs=pack_logprobs([-2.0, -3.5]))
+    found = agreement.compare([probe(1, -5.0, -5.0), Claimed(2, (mixed,)), Claimed(3, (mixed,)), Claimed(3, probe(2, 0.0).members)])
+    assert [(claimed.version, difference) for claimed, difference in found] == [(1, None), (3, None), (2, 0.0), (3, 0.5)]
 
 
 def test_weights_above_the_memory_for_them_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,20 +22,8 @@ from tests.unit.learner.pipeline import Pipeline, assert_books
 SEQUENTIAL: dict[str, Any] = {"run": {"mode": "sequential"}}
 
 
-class Letters:
-    """A character is a token below 32."""
-
-    def __init__(self, base: Path) -> None:
-        self.base = base
-
-    def encode(self, text: str) -> np.ndarray[Any, np.dtype[np.int32]]:
-        return np.array([ord(letter) % 32 for letter in text], np.int32)
-
-
 @pytest.fixture(autouse=True)
-def _without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_learner.sequential.setup.resolve_base", Path)
-    monkeypatch.setattr("echo_learner.sequential.setup.PromptCodec", Letters)
+def _reading_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("echo_learner.sequential.replies._READ_S", 0.003)
 
 

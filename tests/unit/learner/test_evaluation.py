@@ -116,7 +116,7 @@ def test_requests_name_the_version_the_section_and_held_out_prompts(pipeline: Pi
         for version in (0, 1)
     )
     assert [request.seq for request in first] == [evaluation_seq(0, "held-out", index) for index in range(3)]
-    task = load_task("reverse-digits")
+    task = load_task(pipeline.settings().task.name)
     for request in first:
         assert request.exact
         assert request.evaluation == "held-out"

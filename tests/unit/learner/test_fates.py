@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 
 from echo_bus.dead_letters import DeadLetterLimits
 from echo_bus.errors import TransportError
+from echo_learner.intake import AdmissionLimits
 from echo_learner.metrics import LearnerMetrics
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import Promise, Verdict
@@ -115,11 +116,18 @@ def test_too_many_open_groups_push_the_oldest_out(pipeline: Pipeline) -> None:
     assert "More than 16 groups were open" in str(pipeline.drops()[0].detail)
 
 
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+def test_a_group_with_a_token_that_the_model_does_not_have_is_dropped(pipeline: Pipeline, token: int) -> None:
+    bad = pipeline.write_group(0, token_ids=pack_tokens([0, 1, token]))
+    fill(pipeline, 2, start=1)
+    metrics = pipeline.train(NumpyTrainer(), steps=1)
+    assert_dropped(pipeline, metrics, dict.fromkeys(bad, DropReason.MALFORMED), {0: DropReason.MALFORMED})
+    assert "outside the vocabulary of 32" in str(pipeline.drops()[0].detail)
+
+
 @pytest.mark.parametrize(
     ("changes", "why", "detail"),
     [
-        ({"token_ids": pack_tokens([0, 1, VOCABULARY])}, DropReason.MALFORMED, "outside the vocabulary of 32"),
-        ({"token_ids": pack_tokens([-1, 1, 2])}, DropReason.MALFORMED, "outside the vocabulary of 32"),
         ({"token_ids": pack_tokens([0] * 65)}, DropReason.OVERSIZED, "65 tokens, above 64"),
         (
             {"generated": (Span(start=0, end=2),), "version_spans": (VersionSpan(start=0, end=2, version=0),)},
@@ -127,14 +135,13 @@ def test_too_many_open_groups_push_the_oldest_out(pipeline: Pipeline) -> None:
             "no token before",
         ),
     ],
-    ids=["a token above the vocabulary", "a negative token", "too many tokens", "an answer to nothing"],
+    ids=["too many tokens", "an answer to nothing"],
 )
-def test_a_group_that_the_model_cannot_take_is_dropped(pipeline: Pipeline, changes: dict[str, Any], why: DropReason, detail: str) -> None:
-    bad = pipeline.write_group(0, **changes)
-    fill(pipeline, 2, start=1)
-    metrics = pipeline.train(NumpyTrainer(), steps=1)
-    assert_dropped(pipeline, metrics, dict.fromkeys(bad, why), {0: why})
-    assert detail in str(pipeline.drops()[0].detail)
+def test_what_else_the_model_cannot_take(changes: dict[str, Any], why: DropReason, detail: str) -> None:
+    fault = AdmissionLimits(vocabulary=VOCABULARY, max_length=64).fault_of(sample(0, 0, **changes))
+    assert fault is not None
+    assert fault[0] is why
+    assert detail in fault[1]
 
 
 def test_a_probe_that_the_model_cannot_take_is_passed_over(pipeline: Pipeline) -> None:
@@ -152,11 +159,11 @@ def test_a_probe_that_the_model_cannot_take_is_passed_over(pipeline: Pipeline) -
             compared.append(int(batch.tokens[0]))
             return np.split(batch.sampler, np.cumsum(batch.num_generated)[:-1])
 
-    for seq, token in ((0, VOCABULARY), (1, 5)):
-        probes = [sample(seq, index, purpose=Purpose.PROBE, token_ids=pack_tokens([token, 1, 2])) for index in range(GROUP_SIZE)]
+    for seq, token in ((0, VOCABULARY), (5, 2)):
+        probes = [sample(seq, index, purpose=Purpose.PROBE, token_ids=pack_tokens([seq, 1, token])) for index in range(GROUP_SIZE)]
         pipeline.write(TRAJECTORIES, *probes)
     fill(pipeline, 2)
-    metrics = pipeline.train(Comparing(), steps=2)
+    metrics = pipeline.train(Comparing(), steps=2, rollout={"probe_size": GROUP_SIZE})
     assert compared == [5]
     # And one sample of what is trained, of the same version.
     assert metrics.registry.get_sample_value("echo_learner_probe_samples_total") == GROUP_SIZE + 1

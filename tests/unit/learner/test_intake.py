@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from echo_bus.clock import Deadline, SystemClock
+from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.message import Message
 from echo_bus.places import PlaceTimes
 from echo_bus.reader import LogReader
 from echo_core.assembly import GroupAssembler
+from echo_core.batch_choice import ChosenGroup
 from echo_core.groups import AssemblyLimits
 from echo_core.policy import StalenessPolicy
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.trust import WorkerTrust
-from echo_schemas.columns import seqs_of
+from echo_schemas.columns import pack_tokens, seqs_of
 from echo_schemas.records import Coordinates, DropReason, Purpose, Record, RolloutRequest, Sampling, group_id_of
 from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, Topic
 from tests.unit.core.records import EXACT, GROUP_SIZE, at, reward, trajectory
+from tests.unit.learner.test_trust import ManualClock
 
 WAIT_S = 60.0
 _PLACES = ((TRAJECTORIES.name, 0), (REWARDS.name, 0))
@@ -40,7 +42,8 @@ class ScriptedReader:
         self.started_at: Mapping[Any, int] | None = None
         self.paused = False
         self.closed = False
-        self.at_end: frozenset[Any] = frozenset()
+        self.reachable: frozenset[Any] = frozenset()
+        self.num_looks = 0
         self.positions = dict.fromkeys(_PLACES, 0)
         self.fed: queue.Queue[list[Message] | Exception] = queue.Queue()
 
@@ -61,6 +64,10 @@ class ScriptedReader:
         for message in messages:
             self.positions[message.topic.name, 0] = message.offset + 1
         return messages
+
+    def take_ends(self, then_look: Iterable[Any]) -> frozenset[Any]:
+        self.num_looks += 1
+        return self.reachable & frozenset(then_look)
 
     def pause(self, topics: list[Topic]) -> None:
         assert topics == [TRAJECTORIES], "rewards are never paused: a group may wait for nothing else"
@@ -85,26 +92,28 @@ def idle_evaluations(metrics: LearnerMetrics) -> Evaluations:
 class Setup:
     """An intake and what feeds it. Group g's members lie at offsets 2g and 2g + 1, its rewards at the same of theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None, *, max_bytes: int = 1 << 30, keeps_texts: bool = False) -> None:
         self.reader = ScriptedReader()
         self.metrics = LearnerMetrics()
-        clock = SystemClock()
+        clock = clock or SystemClock()
         self.trust = WorkerTrust(self.metrics, clock, tolerance=0.01)
         self.intake = Intake(
             cast("LogReader", self.reader),
-            GroupAssembler("demo", EXACT, AssemblyLimits(max_open_groups=1_000)),
+            GroupAssembler("demo", EXACT, AssemblyLimits(max_open_groups=1_000, group_timeout_s=5.0)),
             policy=POLICY,
-            limits=AdmissionLimits(vocabulary=32, max_length=64),
+            limits=AdmissionLimits(vocabulary=32, max_length=100_000),
             trust=self.trust,
             evaluations=idle_evaluations(self.metrics),
             places=PlaceTimes(CollectorRegistry(), clock),
             metrics=self.metrics,
             clock=clock,
+            max_bytes=max_bytes,
+            keeps_texts=keeps_texts,
         )
 
-    def feed_group(self, number: int, seq: int) -> None:
+    def feed_group(self, number: int, seq: int, **fields: Any) -> None:
         places = [at(GROUP_SIZE * number + index) for index in range(GROUP_SIZE)]
-        members = [_message(TRAJECTORIES, where, trajectory(seq, index)) for index, where in enumerate(places)]
+        members = [_message(TRAJECTORIES, where, trajectory(seq, index, **fields)) for index, where in enumerate(places)]
         judged = [_message(REWARDS, where, reward(where, seq, index=index)) for index, where in enumerate(places)]
         self.reader.fed.put([*members, *judged])
 
@@ -118,7 +127,7 @@ class Setup:
         for sample in self.intake.take_probes():
             self.trust.judge(sample, None)
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
         deadline = Deadline.after(WAIT_S)
         while not condition():
             assert not deadline.expired(), f"waited until {what}"
@@ -164,6 +173,41 @@ def test_a_full_store_of_groups_is_enough_to_choose_and_stops_reading(setup: Set
     assert setup.batch() == [0, 1]
     setup.wait_until(lambda: not setup.reader.paused, "trajectories are read again")
     assert setup.metrics.registry.get_sample_value("echo_learner_groups_ready") == MAX_READY - 1
+
+
+def test_more_bytes_than_may_be_held_wait_in_the_log_once_a_batch_is_ready() -> None:
+    """Samples of half a megabyte: reading stops after a batch, and the next one is read while that is trained."""
+    setup = Setup(max_bytes=500_000)
+    setup.reader.end = 1_000
+    setup.intake.start(None)
+    for number in range(POLICY.groups_per_step):
+        assert not setup.reader.paused, "there is no batch yet"
+        setup.feed_group(number, number, token_ids=pack_tokens([1] * 65_000), completion="x" * 240_000)
+        setup.wait_until(lambda: setup.intake.num_ready == number + 1, "the group is ready")  # noqa: B023  called before the next round
+    setup.wait_until(lambda: setup.reader.paused, "trajectories are paused")
+    assert setup.metrics.registry.get_sample_value("echo_learner_open_bytes") == pytest.approx(4 * 260_000, rel=0.1), "no texts"
+    assert setup.batch() == [0, 1], "what is held is enough to choose from"
+    setup.wait_until(lambda: not setup.reader.paused, "trajectories are read again")
+    setup.intake.close()
+
+
+@pytest.mark.parametrize("keeps_texts", [False, True])
+def test_texts_are_kept_only_for_whoever_looks_at_them(keeps_texts: bool) -> None:
+    setup = Setup(keeps_texts=keeps_texts)
+    setup.intake.start(None)
+    for number in range(POLICY.groups_per_step):
+        setup.feed_group(number, number)
+    setup.intake.call_before_choice(setup.believe_all)
+    groups: list[ChosenGroup] = []
+
+    def has_batch() -> bool:
+        groups.extend(setup.intake.wait_for_batch(0, EXACT, 0.01) or ())
+        return bool(groups)
+
+    setup.wait_until(has_batch, "there is a batch")
+    kept = groups[0].samples[0].member.trajectory
+    assert (kept.prompt, kept.completion, kept.entry) == (("p", "c", "{}") if keeps_texts else ("", "", ""))
+    setup.intake.close()
 
 
 def test_a_learner_that_waits_is_woken_by_the_group_that_was_missing(setup: Setup) -> None:
@@ -244,10 +288,36 @@ def test_progress_tells_what_is_closed_what_is_seen_and_up_to_when_the_log_is_re
     setup.wait_until(lambda: seqs_of(1, setup.intake.read_from(1)["seen"]) == [1, 2, 4, 6], "the group that waits")
     assert seqs_of(1, setup.intake.closed_from(1)) == [1, 2, 6]
     assert seqs_of(2, setup.intake.closed_from(2)) == [2, 6]
-    setup.reader.at_end = frozenset(_PLACES)
+    setup.reader.reachable = frozenset(_PLACES)
     setup.wait_until(lambda: setup.intake.read_from(0)["read_s"] is not None, "the end of the log")
     first = setup.intake.read_from(0)["read_s"]
     setup.wait_until(lambda: setup.intake.read_from(0)["read_s"] > first, "a later look")
+
+
+def test_time_passes_only_while_the_ends_of_the_log_are_seen() -> None:
+    """Not over a stop of the process, an outage or a pause: what came meanwhile was not read."""
+    clock = ManualClock()
+    setup = Setup(clock)
+    setup.intake.start(None)
+
+    def pass_s(seconds: float) -> None:
+        looks = setup.reader.num_looks
+        clock.now_s += seconds
+        setup.wait_until(lambda: setup.reader.num_looks > looks, "time was looked at")
+
+    setup.reader.fed.put([_message(TRAJECTORIES, at(0), trajectory(0, 0))])
+    setup.wait_until(lambda: setup.intake.settle()[0].trajectory_read_to == {0: 1}, "half a group was read")
+    for ends in (frozenset(), frozenset(_PLACES[:1])):
+        setup.reader.reachable = ends
+        for _ in range(8):
+            pass_s(2.0)
+    setup.reader.reachable = frozenset(_PLACES)
+    pass_s(3_600.0)
+    assert setup.intake.settle()[1] == []
+    for _ in range(3):
+        pass_s(2.0)
+    assert {drop.why for drop in setup.intake.settle()[1]} == {DropReason.INCOMPLETE}
+    setup.intake.close()
 
 
 def test_the_error_of_the_reader_reaches_whoever_asks(setup: Setup) -> None:

@@ -19,11 +19,10 @@ from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.records import Drop, DropReason, Sampling, Span, Trajectory, VersionSpan, WeightKind
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 from tests.unit.core.records import reward
-from tests.unit.learner.numpy_trainer import NumpyTrainer
+from tests.unit.learner.numpy_trainer import VOCABULARY, NumpyTrainer
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline
 
 STEPS = 4
-PROMPT = (3,)
 
 
 def logprob_under(version: int) -> float:
@@ -67,10 +66,12 @@ class CountingTrainer(NumpyTrainer):
 def group_of(pipeline: Pipeline, engine: PolicyEngine, worker: str, seq: int, version: int) -> list[Trajectory]:
     """What a worker would publish."""
 
+    prompt = seq % VOCABULARY
+
     async def generate() -> list[Generation]:
         ref = SnapshotRef(version=version, sha256=f"sha-{version}")
         await engine.install(Snapshot(ref=ref, kind=WeightKind.LORA, folder=Path()))
-        return await engine.generate(PROMPT, GROUP_SIZE, Sampling(max_new_tokens=3))
+        return await engine.generate([prompt], GROUP_SIZE, Sampling(max_new_tokens=3))
 
     return [
         pipeline.sample(
@@ -78,7 +79,7 @@ def group_of(pipeline: Pipeline, engine: PolicyEngine, worker: str, seq: int, ve
             index,
             version=version,
             worker_id=worker,
-            token_ids=pack_tokens([*PROMPT, *generation.token_ids.tolist()]),
+            token_ids=pack_tokens([prompt, *generation.token_ids.tolist()]),
             generated=(Span(start=1, end=1 + len(generation.token_ids)),),
             version_spans=(VersionSpan(start=1, end=1 + len(generation.token_ids), version=version),),
             logprobs=pack_logprobs(generation.logprobs),

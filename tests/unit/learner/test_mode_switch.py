@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +16,13 @@ from echo_schemas.topics import REQUESTS
 from tests.unit.learner.answerer import Answerer
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import Pipeline, assert_books, fill
-from tests.unit.learner.test_asking import SEQUENTIAL, Letters, batch_seqs, reasons
+from tests.unit.learner.test_asking import SEQUENTIAL, batch_seqs, reasons
 
 NOW_MS = 1_000_000
 
 
 @pytest.fixture(autouse=True)
-def _without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_learner.sequential.setup.resolve_base", Path)
-    monkeypatch.setattr("echo_learner.sequential.setup.PromptCodec", Letters)
+def _reading_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("echo_learner.sequential.replies._READ_S", 0.003)
 
 

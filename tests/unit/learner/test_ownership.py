@@ -27,7 +27,7 @@ from echo_schemas.records import Progress, Run, SessionClaim, StepPolicy
 from echo_schemas.topics import PROGRESS, RUNS, STEPS
 from tests.unit.learner.crash_point import Crash, calls_of
 from tests.unit.learner.numpy_trainer import NumpyTrainer
-from tests.unit.learner.pipeline import Pipeline, Running, assert_books, fill
+from tests.unit.learner.pipeline import NumberCodec, Pipeline, Running, assert_books, fill
 
 ALIVE = "A learner is alive in this namespace"
 
@@ -100,6 +100,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[NumpyTrainer]:
         return trainers[-1]
 
     monkeypatch.setattr("echo_learner.run.resolve_base", lambda base: base)
+    monkeypatch.setattr("echo_learner.run.PromptCodec", lambda base: NumberCodec())
     monkeypatch.setattr("echo_learner.run.open_trainer", open_trainer)
     return trainers
 

@@ -163,6 +163,25 @@ def test_a_receipt_slower_than_its_group_is_accepted_once_and_a_false_one_noted(
     assert (verdict.fate, verdict.closing) == (ReplyFate.REFUSED, None)
 
 
+def test_what_speaks_against_a_request_counts_from_whoever_may_have_it() -> None:
+    requests = ledger(1, max_resends=0)
+    (ask,) = send_all(requests)
+    for outcome, changes in ((ReplyOutcome.FAILED, {}), (ReplyOutcome.NOT_READY, {}), (ReplyOutcome.DONE, {"version": 3})):
+        verdict = requests.take(ask.correlation, reply(ask, outcome, **changes), is_holder=False)
+        assert (verdict.fate, verdict.closing) == (ReplyFate.FOREIGN, None)
+    assert requests.open_seqs == {0}
+    assert requests.take(ask.correlation, reply(ask)).fate is ReplyFate.ACCEPTED, "the holder's own answer still counts"
+
+
+def test_a_false_receipt_does_not_count_against_what_the_log_holds() -> None:
+    requests = ledger(1)
+    (ask,) = send_all(requests)
+    requests.look(0, SeqState.WHOLE, 1_000)
+    verdict = requests.take(ask.correlation, reply(ask, where=PLACES[:1]))
+    assert (verdict.fate, verdict.closing) == (ReplyFate.REFUSED, None)
+    assert requests.open_seqs == {0}
+
+
 # What the world may do to one request of a step, in turn.
 EVENTS = st.lists(
     st.tuples(

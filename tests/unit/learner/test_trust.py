@@ -8,7 +8,7 @@ import pytest
 
 from echo_learner import trust as module
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.trust import WorkerTrust
+from echo_learner.trust import Claimed, WorkerTrust
 from echo_schemas.records import DropReason, LogprobSource, Purpose, Trajectory, VersionSpan
 from tests.unit.core.records import trajectory
 
@@ -128,50 +128,83 @@ def test_a_worker_that_agreed_is_looked_at_again_while_its_claim_lasts() -> None
 
 def test_what_cannot_be_compared_is_let_through_and_counted() -> None:
     case = Case()
-    mixed = trajectory(
-        version_spans=(VersionSpan(start=1, end=2, version=1), VersionSpan(start=2, end=3, version=2)), min_version=1, max_version=2
-    )
     for record in (
-        mixed,
         trajectory(logprob_source=LogprobSource.RECOMPUTED),
         trajectory(purpose=Purpose.EVAL),
         trajectory(purpose=Purpose.PROBE),
     ):
         assert not case.read(record)
-        assert not case.trust.is_pending(record)
+    assert not case.trust.is_pending(trajectory(logprob_source=LogprobSource.RECOMPUTED))
     case.read(made_by("w", 7))
     case.judge(None)
     assert case.trust.fault_of(made_by("w", 7)) is None
     assert case.counted("w", "unchecked") == 1
-    case.trust.judge((made_by("w", 8),), 0.5)
-    case.trust.judge((made_by("w", 8),), None)
+    case.trust.judge(Claimed(8, (made_by("w", 8),)), 0.5)
+    case.trust.judge(Claimed(8, (made_by("w", 8),)), None)
     assert case.trust.fault_of(made_by("w", 8)) is not None, "not having compared does not clear a name"
 
 
-def test_an_answer_of_two_versions_is_refused_if_either_claim_was() -> None:
+def test_an_answer_of_two_versions_claims_both_and_is_refused_if_either_is_false() -> None:
     case = Case()
-    case.read(made_by("w", 2))
-    case.judge(0.5)
     mixed = trajectory(
         version_spans=(VersionSpan(start=1, end=2, version=1), VersionSpan(start=2, end=3, version=2)),
         min_version=1,
         max_version=2,
         worker_id="w",
     )
+    assert case.read(mixed)
+    samples = case.trust.take_samples()
+    assert [sample.claim for sample in samples] == [("w", 1), ("w", 2)]
+    case.trust.judge(samples[1], 0.0)
+    assert case.trust.is_pending(mixed)
+    case.trust.judge(samples[0], 0.5)
     assert case.trust.fault_of(mixed) is not None
+    assert case.trust.fault_of(made_by("w", 2)) is None
 
 
 def test_a_probe_group_speaks_for_its_worker_too() -> None:
     case = Case()
-    case.trust.judge((made_by("w", 1), made_by("w", 1, seq=1)), 0.5)
+    case.trust.judge(Claimed(1, (made_by("w", 1), made_by("w", 1, seq=1))), 0.5)
     assert case.trust.fault_of(made_by("w", 1)) is not None
 
 
-def test_old_claims_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_PAIRS", 2)
+def test_new_names_make_nobody_forget_a_conviction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_PAIRS", 4)
     case = Case()
-    for version in range(3):
-        case.read(made_by("w", version))
-        case.judge(0.5)
-    assert case.trust.fault_of(made_by("w", 0)) is None
-    assert case.trust.fault_of(made_by("w", 2)) is not None
+    case.read(made_by("liar", 0))
+    case.judge(0.5)
+    for number in range(20):
+        case.read(made_by(f"name-{number}", 0))
+        case.judge(0.0)
+    assert case.trust.fault_of(made_by("liar", 0)) is not None
+
+
+def test_a_claim_that_was_forgotten_is_compared_again_before_it_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_PAIRS", 1)
+    case = Case()
+    case.read(made_by("a", 0))
+    case.read(made_by("b", 0))
+    assert case.judge(0.0) == 2
+    assert case.trust.is_pending(made_by("a", 0)), "nothing is known of it any more"
+    assert case.judge(0.5) == 1, "so it was offered"
+    assert case.trust.fault_of(made_by("a", 0)) is not None
+
+
+def test_names_that_are_made_up_cost_no_more_samples_than_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_WAITING", 3)
+    case = Case()
+    assert sum(case.read(made_by(f"name-{number}", 0)) for number in range(20)) == 3
+    assert case.judge(0.0) == 3
+    assert case.trust.is_pending(made_by("name-9", 0)), "it is compared when it is in a batch"
+    assert case.judge(0.0) == 1
+    assert not case.trust.is_pending(made_by("name-9", 0))
+
+
+def test_claims_of_versions_above_any_budget_are_forgotten() -> None:
+    case = Case()
+    case.read(made_by("w", 0))
+    case.judge(0.5)
+    case.trust.published(module._KEPT_VERSIONS, "")
+    assert case.trust.fault_of(made_by("w", 0)) is not None
+    case.trust.published(module._KEPT_VERSIONS + 1, "")
+    assert case.trust.is_pending(made_by("w", 0))

@@ -139,7 +139,7 @@ def request_of(seq: int, **changes: Any) -> RolloutRequest:
 
 def make_sound_run(folder: Path) -> SoundRun:
     """Six steps in two sessions, with something of everything that an audit must understand."""
-    pipeline = Pipeline(folder / "run")
+    pipeline = Pipeline(folder / "run", options={"rollout": {"probe_size": GROUP_SIZE}, "offline": {"episodes": "hands.jsonl"}})
     pipeline.write(RUNS, run_record(pipeline))
     first = NumpyTrainer()
     shas = {0: first.snapshot_sha256}
@@ -164,6 +164,7 @@ def make_sound_run(folder: Path) -> SoundRun:
         "source": TrajectorySource.OFFLINE,
         "logprob_source": LogprobSource.RECOMPUTED,
         "logprobs": pack_logprobs([0.0, 0.0]),
+        "task": pipeline.settings().task.name,
     }
     pipeline.write(REQUESTS, request_of(10), partition=0)
     pipeline.write_group(10, version=0, **{**offline, "weights_sha256": ""})

@@ -165,6 +165,18 @@ def test_a_record_that_was_trained_and_is_a_dead_letter(sound: SoundRun, tmp_pat
     assert_broken(report, Promise.ONE_STATE, "trained and dead", partition=where.partition, offset=where.offset)
 
 
+def test_a_record_that_was_refused_under_other_settings_and_then_trained_is_trained(sound: SoundRun, tmp_path: Path) -> None:
+    where = place_of(batch_of(sound, 1))
+    changed = {"__connect.errors.partition": str(where.partition), "__connect.errors.offset": str(where.offset), "echo-reason": "not_asked"}
+    refused = tuple(
+        replace(kept, headers=[(name, changed[name].encode() if name in changed else value) for name, value in kept.headers])
+        for kept in sound.messages
+        if kept.physical.endswith("trajectories.dlq")
+    )
+    report = audit(SoundRun(sound.pipeline, (*sound.messages, *refused)).forge(tmp_path))
+    assert report.verdict is Verdict.PROVED
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

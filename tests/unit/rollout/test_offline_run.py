@@ -100,3 +100,7 @@ def test_a_process_without_episodes_or_with_a_learner_that_asks_says_so() -> Non
     process = cast("RoleProcess", SimpleNamespace(settings=Settings(run=RunSettings(mode="sequential"))))
     with pytest.raises(UserError, match="no answer to the request of a sequential learner"):
         run_offline(process, episodes=Path("hands.jsonl"))
+    process = cast("RoleProcess", SimpleNamespace(settings=Settings()))
+    with pytest.raises(UserError, match="The learner takes logged episodes only if") as caught:
+        run_offline(process, episodes=Path("hands.jsonl"))
+    assert "Set [offline] episodes" in caught.value.hint
