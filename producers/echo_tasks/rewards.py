@@ -55,11 +55,7 @@ class ScoredSample:
 
 def sample_of(trajectory: Trajectory) -> ScoredSample:
     """The sample that a record holds; what is done to it the record does not see. Raises ValueError if its entry is no JSON object."""
-    try:
-        entry = parse_entry(trajectory.entry)
-    except ValueError as exc:
-        message = f"{trajectory.name}: {exc}"
-        raise ValueError(message) from exc
+    entry = parse_entry(trajectory.entry)
     return ScoredSample(
         prompt=trajectory.prompt,
         completion=trajectory.completion,

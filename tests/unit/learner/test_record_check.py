@@ -253,7 +253,7 @@ def test_forged_seqs_become_no_groups_and_leave_nothing_behind(pipeline: Pipelin
 
 
 def test_under_pace_the_seqs_that_may_be_open_follow_those_that_are_closed(pipeline: Pipeline) -> None:
-    limit = (1 + 2) * GROUPS_PER_STEP
+    limit = (1 + 1 + 2) * GROUPS_PER_STEP
     sections: dict[str, Any] = {"staleness": {"budget": 1, "publication_period": 1, "admission": "pace"}}
     fill(pipeline, limit // GROUPS_PER_STEP)
     beyond = pipeline.write_group(limit)
