@@ -19,7 +19,7 @@ from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartiti
 from echo_bus.clock import Deadline
 from echo_bus.cluster import Cluster, RawMessage
 from echo_bus.consumer_errors import END_OF_PARTITION, check_error
-from echo_bus.consumer_queries import QUERY_S, end_offsets, num_partitions, watermarks
+from echo_bus.consumer_queries import end_offsets, num_partitions, offsets_at, watermarks
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
 from echo_bus.decoding import Decoder, IgnoredReason
 from echo_bus.errors import DeadlineExceeded, OffsetLost, TopicMissing
@@ -202,12 +202,7 @@ class LogReader:
 
     def offsets_at(self, time_ms: int) -> dict[Place, int]:
         """The first offset of every partition whose record is not older than `time_ms` (its end if all are)."""
-        asked = [TopicPartition(self._physical[name], partition, time_ms) for name, partition in self.places]
-        try:
-            found = self._consumer.offsets_for_times(asked, timeout=QUERY_S)
-        except KafkaException as exc:
-            raise translate(exc, "the log") from exc
-        offsets = {(self._topics[answer.topic].name, answer.partition): answer.offset for answer in found}
+        offsets = self._named(offsets_at(self._consumer, self._physical_places, time_ms))
         ends = self.end_offsets() if OFFSET_END in offsets.values() else {}
         return {place: ends[place] if offset == OFFSET_END else offset for place, offset in offsets.items()}
 
