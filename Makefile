@@ -41,10 +41,11 @@ test: $(STAMP) ## Run every test that needs no GPU, on a real Kafka (started for
 	$(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20
 
 unit: $(STAMP) ## Run the unit tests only: no I/O, under a minute
-	$(BIN)/pytest -q $(SIDE_BY_SIDE) tests/unit
+	$(BIN)/pytest -q -n 3 tests/unit tests/fuzz
 
 nightly: $(STAMP) ## Run every test at full length: all faults, the whole model check, every example, other generated cases; hours
 	ECHO_THOROUGH=1 $(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20
+	$(BIN)/python -m tests.fuzz --cases 100000
 
 chaos: $(STAMP) ## Kill, freeze and cut off everything in a real run on three brokers, six to ten minutes
 	ECHO_THOROUGH=1 $(BIN)/pytest tests/chaos
@@ -55,7 +56,7 @@ chaos-long: $(STAMP) ## The same for hundreds of faults, unattended, with a tabl
 demo: $(STAMP) ## Watch a tiny language model learn: Kafka, vLLM, Faust and DeepSpeed, two minutes
 	$(BIN)/echoswarm demo
 
-check: $(STAMP) ## Format, lint, types, import layers and unit tests: ninety seconds
+check: $(STAMP) ## Format, lint, types, import layers and unit tests: two minutes
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/lint-imports
