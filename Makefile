@@ -9,9 +9,9 @@ EXTRAS := all-cpu
 STAMP  := $(VENV)/.installed
 # Of `make chaos-long`.
 FAULTS ?= 200
-# Two at a time, each file in one process: most of a test's time is processes that start and brokers that answer. Files go out in the order
+# Three at a time, each file in one process: most of a test's time is processes that start and brokers that answer. Files go out in the order
 # of `testpaths`, the longest first.
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 CODE   := schemas infra producers streams consumers tests bench
 
 # Byte code is kept: without it heavy libraries take three times as long to import.
