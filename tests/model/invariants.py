@@ -25,6 +25,7 @@ class Books:
 
     trajectories: Mapping[Coordinates, Trajectory]
     dead_letters: frozenset[Coordinates]
+    refused: frozenset[Coordinates]
     rewards: Sequence[tuple[Coordinates, Reward]]
     reports: Sequence[StepReport]
     drops: Sequence[Drop]
@@ -113,6 +114,8 @@ def one_end_each(books: Books) -> Iterator[str]:
     for where, trajectory in books.trajectories.items():
         if trajectory.purpose is not Purpose.TRAIN or where.offset >= assembly.trajectory_read_to.get(where.partition, 0):
             continue
+        if where in books.refused:
+            continue
         if trajectory.seq in closed:
             if not ends[where]:
                 yield f"{where} of the closed seq {trajectory.seq} was read and has no end"
@@ -128,6 +131,8 @@ def _lost_rewards(books: Books, closed: ClosedSeqs, ends: Mapping[Coordinates, i
     first: dict[tuple[Coordinates, str], Coordinates] = {}
     for at, reward in books.rewards:
         trajectory = books.trajectories.get(reward.of)
+        if reward.of in books.refused:
+            continue
         if reward.outcome is RewardOutcome.SCORED and trajectory is not None and trajectory.seq not in closed and not ends.get(reward.of):
             first.setdefault((reward.of, reward.name), at)
     for (where, name), at in first.items():

@@ -42,7 +42,7 @@ def write_clean(pipeline: Pipeline, seqs: range, *, version: int = 0, sha256: st
 
 def write_ends(pipeline: Pipeline, seq: int) -> None:
     """Records that meet every other end: a token outside the vocabulary, what nobody can read, a version that is not yet."""
-    members = [member_of(seq, index, token_ids=pack_tokens([0, 1, VOCABULARY])) for index in range(GROUP_SIZE)]
+    members = [member_of(seq, index, token_ids=pack_tokens([seq % VOCABULARY, 1, VOCABULARY])) for index in range(GROUP_SIZE)]
     members += [member_of(seq + 1, index, version=7) for index in range(GROUP_SIZE)]
     for member in members:
         (where,) = pipeline.write(TRAJECTORIES, member)

@@ -31,7 +31,7 @@ from tests.model.disk import Disk, Loss, Mounted
 from tests.model.invariants import Books, reopened, violations
 from tests.model.primitives import World
 from tests.model.simulation import Process, Simulation, Task
-from tests.model.trainer import ModelTrainer
+from tests.model.trainer import VOCABULARY, ModelTrainer
 from tests.model.workers import Workers
 from tests.unit.learner.pipeline import NumberCodec, Pipeline
 
@@ -165,7 +165,7 @@ class ModelRun:
 
         def run() -> None:
             try:
-                train_in_sessions(role, ModelTrainer(name), _LEARNER_METRICS, NumberCodec(), takeover=takeover)
+                train_in_sessions(role, ModelTrainer(name), _LEARNER_METRICS, NumberCodec(VOCABULARY), takeover=takeover)
             except (EchoError, OSError) as exc:
                 learner.error = exc
 
@@ -278,6 +278,7 @@ class ModelRun:
         return Books(
             trajectories=trajectories,
             dead_letters=frozenset(dead),
+            refused=self._refused(),
             rewards=[(where, record) for where, record in self._read(REWARDS) if isinstance(record, Reward)],
             reports=reports,
             drops=self.read(DROPS, Drop),
@@ -285,6 +286,16 @@ class ModelRun:
             blobs=self._blobs(manifests),
             state=state,
             trained_to=None if state is None else self._trained_to(state),
+        )
+
+    def _refused(self) -> frozenset[Coordinates]:
+        """Trajectories that are whole, and dead letters because nobody had asked for them when they were read."""
+        cluster, namespace = self.pipeline.cluster, self.pipeline.namespace
+        copies = {value for _, _, value in cluster.committed(namespace.dead_letters(TRAJECTORIES))}
+        return frozenset(
+            Coordinates(partition=partition, offset=offset)
+            for partition, offset, value in cluster.committed(namespace.topic(TRAJECTORIES))
+            if value in copies
         )
 
     def read(self, topic: Topic, kind: type[R]) -> list[R]:

@@ -182,7 +182,7 @@ MUTATIONS = [
     Mutation(
         breaks=what_is_found_is_not_forced, says="There is no checkpoint", play=dies_twice, before="disk fsync", seeds=(130, 140, 150)
     ),
-    Mutation(breaks=published_before_it_is_saved, says="There is no checkpoint", before="disk w"),
+    Mutation(breaks=published_before_it_is_saved, says="No such file or directory", before="disk w"),
     Mutation(breaks=the_newest_checkpoint_is_taken, says="one_chain", fate=Fate.PAUSE, play=sleeps_over_the_end, before="produce"),
     Mutation(breaks=closed_seqs_are_forgotten, says="is open in the checkpoint", before="produce"),
     Mutation(breaks=open_records_are_left_behind, says="never be read again", before="produce"),

@@ -93,6 +93,8 @@ class ExampleRun:
         reader.start()
         try:
             while True:
+                # A feeder asks for nothing before it hears a learner that lives.
+                self._learner.say()
                 for message in reader.read(timeout_s=0.2):
                     if isinstance(message.record, Reward):
                         rewards[message.record.of][message.record.name] = message.record

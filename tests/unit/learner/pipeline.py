@@ -69,8 +69,11 @@ class AnyTask(SingleTurn):
 class NumberCodec:
     """One token for a number, and one text for every token."""
 
+    def __init__(self, vocabulary: int = VOCABULARY) -> None:
+        self._vocabulary = vocabulary
+
     def encode(self, text: str) -> npt.NDArray[np.int32]:
-        return np.array([int(text) % VOCABULARY], np.int32)
+        return np.array([int(text) % self._vocabulary], np.int32)
 
     def decode(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
         del token_ids
