@@ -37,10 +37,10 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 		--editable '.[$(EXTRAS)]' --group dev
 	@touch $(STAMP)
 
-test: $(STAMP) ## Run every test that needs no GPU, on a real Kafka (started for you), under twenty minutes
+test: $(STAMP) ## Run every test that needs no GPU, on a real Kafka (started for you)
 	$(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20
 
-unit: $(STAMP) ## Run the unit tests only: no I/O, under a minute
+unit: $(STAMP) ## Run the unit tests only: no I/O
 	$(BIN)/pytest -q -n 3 tests/unit tests/fuzz
 
 nightly: $(STAMP) ## Run every test at full length: all faults, the whole model check, every example, other generated cases; hours
@@ -56,7 +56,7 @@ chaos-long: $(STAMP) ## The same for hundreds of faults, unattended, with a tabl
 demo: $(STAMP) ## Watch a tiny language model learn: Kafka, vLLM, Faust and DeepSpeed, two minutes
 	$(BIN)/echoswarm demo
 
-check: $(STAMP) ## Format, lint, types, import layers and unit tests: two minutes
+check: $(STAMP) ## Format, lint, types, import layers and unit tests
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/lint-imports

@@ -14,7 +14,7 @@ from tests.chaos.schedule import Outcome, suffer
 from tests.chaos.swarm import ENDED_AS_TOLD
 from tests.thorough import IS_THOROUGH
 
-# All of them take six to ten minutes on two cores, one of each kind three; a machine that does other things may need ten times as long.
+# All of them take six to ten minutes on two cores; a machine that does other things may need ten times as long.
 pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(2_400)]
 
 _DRAINED_S = 120.0

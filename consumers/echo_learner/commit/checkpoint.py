@@ -158,7 +158,7 @@ class CheckpointStore:
             (staging / _STATE).write_text(_sealed(content), encoding="utf-8")
             sync_tree(staging)
             staging.rename(final)
-            _sync(self._folder)
+            sync(self._folder)
         except OSError as exc:
             raise self._refused(state.id, exc) from exc
         return final
@@ -185,7 +185,7 @@ class CheckpointStore:
             self._folder.mkdir(parents=True, exist_ok=True)
             try:
                 probe.write_bytes(bytes(_PROBE_BYTES))
-                _sync(probe)
+                sync(probe)
             finally:
                 probe.unlink(missing_ok=True)
             free = shutil.disk_usage(self._folder).free
@@ -209,7 +209,7 @@ class CheckpointStore:
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _sync(self._folder)
+            sync(self._folder)
         except OSError as exc:
             raise UserError(
                 f"The checkpoint folder {self._folder} cannot be made durable: {exc.strerror or exc}.",
@@ -218,7 +218,7 @@ class CheckpointStore:
         for folder in self._folder.parents:
             # Who may not open a folder did not make it either; and not every file system lets its root be synced.
             with suppress(OSError):
-                _sync(folder)
+                sync(folder)
 
     def ids(self) -> tuple[str, ...]:
         """All whole checkpoints, of any session."""
@@ -470,11 +470,12 @@ def _digests(folder: Path, paths: Sequence[str]) -> list[tuple[str, list[Any]]]:
 def sync_tree(folder: Path) -> None:
     """Force everything below `folder`, and itself, onto the disk. Raises OSError."""
     for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
+        sync(path)
+    sync(folder)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Force a file, or a folder's list of names, onto the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

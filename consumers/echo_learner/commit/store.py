@@ -9,14 +9,13 @@ store makes each file durable before it says so.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from echo_learner.commit.checkpoint import sync_tree
+from echo_learner.commit.checkpoint import sync, sync_tree
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightManifest
@@ -123,15 +122,7 @@ def _write_local(snapshot: SnapshotFiles, folder: Path) -> None:
     for parent in folder.parents:
         # Skip parent folders that we may not open: we did not create them.
         with suppress(OSError):
-            _sync_folder(parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync(parent)
 
 
 def still_stored(manifests: Iterable[WeightManifest]) -> set[int]:
