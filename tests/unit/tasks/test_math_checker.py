@@ -138,8 +138,8 @@ def test_a_hostile_answer_is_wrong_within_its_bound_and_the_next_is_judged(answe
     with monkeypatch.context() as patched:
         patched.setattr(math_checker, "CPU_S", bound_s)
         assert judged(f"\\boxed{{{answer}}}")[0] == 0.0
-    # Once to the bound, and what the signal waits for until Python hears it.
-    assert time.process_time() - started_s < 4 * bound_s
+    # Without a bound each takes minutes or never ends. How long the signal waits for C code until Python hears it is the core's speed.
+    assert time.process_time() - started_s < 50 * bound_s
     assert judged("\\boxed{\\frac{84}{2}}") == (1.0, 1.0)
 
 
