@@ -8,6 +8,7 @@ Busy                not now: the partition is paused and the message is offered 
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,16 +23,21 @@ from echo_schemas.topics import Topic
 def raw_headers(raw: RawMessage) -> list[tuple[str, bytes]]:
     """A message's headers as the client gives them; none where it cannot, because a name is no UTF-8. The one way to ask for them.
 
-    confluent-kafka (2.16) raises SystemError the first time, and ends the process the second time: it keeps what it could not decode. So
-    that is taken away.
+    confluent-kafka (2.16) makes a pair without a name then, which ends the process as soon as anybody looks at it, and raises SystemError;
+    not even that when garbage is collected meanwhile. So the pairs are counted without looking at them, and what is not whole is taken away.
     """
     try:
-        return list(raw.headers() or ())
-    except Exception:  # see above; the message is judged by its body
-        forget = getattr(raw, "set_headers", None)
-        if forget is not None:
-            forget([])
-        return []
+        pairs = raw.headers() or ()
+        is_whole = len(gc.get_referents(*pairs)) == 2 * len(pairs)
+    except Exception:  # see above
+        is_whole = False
+    if is_whole:
+        return list(pairs)
+    # The message is judged by its body.
+    forget = getattr(raw, "set_headers", None)
+    if forget is not None:
+        forget([])
+    return []
 
 
 class LazyHeaders(Mapping[str, bytes]):

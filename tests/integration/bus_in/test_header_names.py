@@ -1,11 +1,13 @@
 """A header whose name is no UTF-8, which only a writer of its own making can write: its reader goes on, and decides by the body.
 
-confluent-kafka's own `headers()` raises for it, and ends the process when it is asked again.
+confluent-kafka's own `headers()` raises for it, or not if garbage is collected meanwhile, and what it made ends the process that looks at it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -59,7 +61,18 @@ async def _produce(bootstrap: str, physical: str, records: list[tuple[bytes, byt
         await client.close()
 
 
+@pytest.fixture(params=[False, True], ids=["as ever", "while garbage is collected"])
+def garbage(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whether garbage is looked for at every other object."""
+    usual = gc.get_threshold()
+    if request.param:
+        gc.set_threshold(1, 10_000, 10_000)
+    yield
+    gc.set_threshold(*usual)
+
+
 @pytest.mark.kafka
+@pytest.mark.usefixtures("garbage")
 def test_a_header_name_that_is_no_text_stops_no_reader(kafka_bootstrap: str, namespace: Namespace) -> None:
     cluster, physical, codec = KafkaCluster(kafka_bootstrap), namespace.topic(DROPS), lock_file_codec()
     admin = cluster.admin()
