@@ -42,6 +42,7 @@ from echo_bus.clock import Deadline, SystemClock
 from echo_bus.embedded import EmbeddedKafka
 from echo_bus.kafka import KafkaCluster
 from echo_bus.metrics import BusMetrics
+from echo_bus.notices import Notices
 from echo_bus.places import PlaceTimes
 from echo_bus.publisher import Publisher
 from echo_bus.transactions import TransactionalWriter
@@ -120,6 +121,7 @@ async def _watch(bus: Bus, times: Connection) -> None:
             folder=folder,
             on_installed=acknowledge,
             places=places,
+            notices=Notices(),
             metrics=WorkerMetrics(registry),
             clock=clock,
         )

@@ -1,16 +1,18 @@
-"""Do learner and worker mean the same by a version? Log-probabilities of samples, computed again under the weights that were tagged.
+"""Do learner and worker mean the same by a version? Log-probabilities of samples, under the weights that were tagged.
 
-For each published version a worker samples one small group, and of each worker and version some trajectory is looked at (`trust`). The
-learner keeps the weights of its newest published versions and compares, so the difference holds no staleness: what is left is the engines'
-own disagreement, or a wrong version tag.
+Before training: for each published version a worker samples one small group, and of each worker and version some trajectory is looked at
+(`trust`). The trainer keeps the weights of its newest published versions and computes the samples' log-probabilities again, on all ranks.
+In training: of samples of exactly the version that the step starts from, the step has computed them anyway. That costs nothing, and is all
+there is where no copy of the weights fits beside the model.
+
+Neither difference holds any staleness: what is left is the engines' own disagreement, or a wrong version tag.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,26 +26,23 @@ from echo_schemas.records import Trajectory
 
 logger = logging.getLogger(__name__)
 
-# Copies of trained weights kept for comparison, all versions together.
-_MAX_BYTES = 512 << 20
-
 
 class Comparer(Protocol):
     """The part of the trainer that compares."""
 
     @property
-    def can_compare(self) -> bool:
-        """Whether whole weights are at hand."""
+    def remembered(self) -> Collection[int]:
+        """The versions that `logprobs_under` knows."""
 
-    def copy_weights(self) -> Any:
-        """A copy of what is trained."""
+    def remember(self, version: int, at_most: int) -> None:
+        """Keep a copy of what is trained, `at_most` copies in all."""
 
-    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
+    def logprobs_under(self, version: int, batch: TrainingBatch) -> Sequence[npt.NDArray[np.float32]]:
         """Log-probabilities of each sample's generated tokens."""
 
 
 class Agreement:
-    """Compares probe groups; the learner's thread uses it."""
+    """Compares probe groups and claims; the learner's thread uses it."""
 
     def __init__(self, trainer: Comparer, metrics: LearnerMetrics, *, versions: int, max_tokens: int) -> None:
         """`versions`: how many published versions to remember, if they fit. `max_tokens`: padded tokens in one forward pass."""
@@ -51,21 +50,12 @@ class Agreement:
         self._metrics = metrics
         self._versions = versions
         self._max_tokens = max_tokens
-        self._weights: OrderedDict[int, Any] = OrderedDict()
         self.num_samples = 0
         self.largest = 0.0
 
     def remember(self, version: int) -> None:
         """Keep the trainer's weights as those of `version`."""
-        if not self._trainer.can_compare:
-            return
-        weights = self._trainer.copy_weights()
-        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-        fitting = min(self._versions, _MAX_BYTES // max(1, num_bytes))
-        if fitting:
-            self._weights[version] = weights
-        while len(self._weights) > fitting:
-            self._weights.popitem(last=False)
+        self._trainer.remember(version, self._versions)
 
     def compare(self, claims: Sequence[Claimed]) -> list[tuple[Claimed, float | None]]:
         """Each claim with its samples' mean difference a token of its version, in nats; None where it cannot be compared: the version's
@@ -74,7 +64,7 @@ class Agreement:
         found: list[tuple[Claimed, float | None]] = []
         for claimed in claims:
             is_whole = all(is_comparable(member) and _tokens_of(member, claimed.version).any() for member in claimed.members)
-            if claimed.version in self._weights and is_whole:
+            if is_whole and claimed.version in self._trainer.remembered:
                 by_version.setdefault(claimed.version, []).append(claimed)
             else:
                 found.append((claimed, None))
@@ -85,10 +75,9 @@ class Agreement:
     def _differences(self, version: int, claims: Sequence[Claimed]) -> list[float]:
         """The mean |difference| a token of each claim."""
         members = tuple(member for claimed in claims for member in claimed.members)
-        logprobs = self._trainer.logprobs_under(self._weights[version], _as_batch(members, version, self._max_tokens))
+        logprobs = self._trainer.logprobs_under(version, _as_batch(members, version, self._max_tokens))
         differences = [
-            np.abs(np.asarray(ours) - member.logprob_values)[_tokens_of(member, version)]
-            for ours, member in zip(logprobs, members, strict=True)
+            np.abs(ours - member.logprob_values)[_tokens_of(member, version)] for ours, member in zip(logprobs, members, strict=True)
         ]
         largest = float(max(difference.max() for difference in differences))
         self.num_samples += len(members)
@@ -98,6 +87,22 @@ class Agreement:
         logger.debug("Version %d: log-probabilities differ by %.2e at most", version, largest)
         rest = iter(differences)
         return [float(np.concatenate([next(rest) for _ in claimed.members]).mean()) for claimed in claims]
+
+
+def claims_in_training(
+    trajectories: Sequence[Trajectory], version: int, differences: npt.NDArray[np.float64]
+) -> list[tuple[Claimed, float]]:
+    """What a step that began at `version` says of each worker whose fresh samples it trained: all of them as one claim, and their mean
+    difference a token. `differences` [N]: of a TrainResult; N = 0 says nothing."""
+    by_worker: dict[str, list[int]] = {}
+    for sample in np.flatnonzero(~np.isnan(differences)).tolist():
+        by_worker.setdefault(trajectories[sample].worker_id, []).append(sample)
+    found = []
+    for samples in by_worker.values():
+        members = tuple(trajectories[sample] for sample in samples)
+        weights = [member.num_generated for member in members]
+        found.append((Claimed(version, members), float(np.average(differences[samples], weights=weights))))
+    return found
 
 
 def _tokens_of(member: Trajectory, version: int) -> npt.NDArray[np.bool_]:

@@ -25,7 +25,7 @@ from echo_core.batch_choice import ChosenGroup
 from echo_core.bottleneck import Place, Use
 from echo_core.groups import AssemblyState
 from echo_core.policy import StalenessPolicy
-from echo_learner.agreement import Agreement
+from echo_learner.agreement import Agreement, claims_in_training
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox, checkpoint_id
 from echo_learner.commit.history import VersionHistory
@@ -218,6 +218,8 @@ class Learner:
         formed = form_batch(groups, self.version, self._terms, self._rules, parts.task)
         formed_s = parts.clock.monotonic_s()
         result = parts.trainer.step(formed.training)
+        for claimed, difference in claims_in_training(formed.trajectories, self.version, result.differences):
+            parts.trust.judge(claimed, difference)
         report = self._report(formed, result)
         version = self.version + 1
         self._outbox.append((STEPS, report))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echo_bus.clock import Clock
-from echo_bus.notices import STANDSTILL_S, Notices
+from echo_bus.notices import STANDSTILL_S, Notices, Standstill
 from echo_learner.heartbeat import Heartbeat
 from echo_learner.intake import Intake
 
@@ -19,23 +19,19 @@ class Waiting:
     def __init__(self, intake: Intake, heartbeat: Heartbeat, notices: Notices, clock: Clock) -> None:
         self._intake = intake
         self._heartbeat = heartbeat
-        self._notices = notices
         self._clock = clock
-        self._since_s = clock.monotonic_s()
+        self._standstill = Standstill(notices, _PLACE, clock)
         self._name_at_s = 0.0
         self._has_named = False
 
     def begin(self) -> None:
         """The wait begins now: at the start, or after a step."""
-        self._since_s = self._clock.monotonic_s()
-        self._notices.clear(_PLACE)
+        self._standstill.moves()
 
     def tell(self, version: int, *, is_paused: bool) -> None:
         """Say for what the learner waits, if it waits for long."""
-        waited_s = self._clock.monotonic_s() - self._since_s
-        if waited_s >= STANDSTILL_S:
-            why = "The run is paused by an order." if is_paused else self._intake.describe_wait()
-            self._notices.say(_PLACE, f"No batch for {waited_s:.0f} s, at version {version}. {why}")
+        why = "The run is paused by an order." if is_paused else self._intake.describe_wait()
+        self._standstill.stands("No batch", f"The learner is at version {version}. {why}")
 
     def name_missing_rewards(self) -> None:
         """Let whoever judges look again at what stays without a reward, whoever has committed it. Raises TransportError."""

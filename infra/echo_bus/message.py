@@ -24,7 +24,8 @@ def raw_headers(raw: RawMessage) -> list[tuple[str, bytes]]:
     """A message's headers as the client gives them; none where it cannot, because a name is no UTF-8. The one way to ask for them.
 
     confluent-kafka (2.16) makes a pair without a name then, which ends the process as soon as anybody looks at it, and raises SystemError;
-    not even that when garbage is collected meanwhile. So the pairs are counted without looking at them, and what is not whole is taken away.
+    not even that when garbage is collected meanwhile. So names and values are counted without looking at them, and what is not whole is
+    taken away.
     """
     try:
         pairs = raw.headers() or ()

@@ -59,3 +59,25 @@ class Notices:
         now_s = self._clock.monotonic_s()
         with self._lock:
             return {place: notice.sentence for place, notice in self._found.items() if now_s - notice.said_s < _HOLDS_S}
+
+
+class Standstill:
+    """A place that says why it does not move, once it has not for `STANDSTILL_S`. Used from one thread."""
+
+    def __init__(self, notices: Notices, place: str, clock: Clock) -> None:
+        """It moves now."""
+        self._notices = notices
+        self._place = place
+        self._clock = clock
+        self._since_s = clock.monotonic_s()
+
+    def moves(self) -> None:
+        """It has moved, or has nothing to do."""
+        self._since_s = self._clock.monotonic_s()
+        self._notices.clear(self._place)
+
+    def stands(self, what: str, why: str) -> None:
+        """`what` has been so since it last moved: "No batch". `why`: sentences, and what to look at."""
+        waited_s = self._clock.monotonic_s() - self._since_s
+        if waited_s >= STANDSTILL_S:
+            self._notices.say(self._place, f"{what} for {waited_s:.0f} s. {why}")

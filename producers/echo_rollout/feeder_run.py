@@ -26,6 +26,7 @@ from echo_bus.clock import Clock, Deadline
 from echo_bus.dispatch import LeastLagChooser, PartitionWork, WorkObserver
 from echo_bus.errors import ClusterUnreachable, ProducerFenced, TransactionAborted
 from echo_bus.issued_requests import IssuedRequest, read_issued
+from echo_bus.notices import Notices, Standstill
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
@@ -104,6 +105,7 @@ class FeederParts:
     workers: CompactedView[WorkerStatus]
     control: CompactedView[Control]
     places: PlaceTimes
+    notices: Notices
     metrics: FeederMetrics
     clock: Clock
 
@@ -141,6 +143,7 @@ class Feeder:
         self._last_probe = -1
         self._resumed = False
         self._full_wait_s = _FULL_LEAST_S
+        self._standstill = Standstill(parts.notices, "requests", parts.clock)
         self._roster = Roster(heartbeat_s=parts.settings.rollout.heartbeat_s, group_size=parts.settings.rollout.group_size)
         self._steps = StepPace()
         self._patience = Patience(least_s=parts.settings.rollout.request_timeout_s, num_steps=parts.policy.budget + 1)
@@ -161,6 +164,7 @@ class Feeder:
             hold = self.advance()
             now_s = self._parts.clock.monotonic_s()
             self._parts.places.add(Place.REQUEST, Use.BUSY, now_s - started_s)
+            self._say(hold)
             if hold is not None:
                 self._wait(hold)
                 use = Use.EMPTY if hold in {Hold.UNPUBLISHED, Hold.PAUSED} else Use.BLOCKED
@@ -390,6 +394,19 @@ class Feeder:
             {partition: PartitionWork(first_open=num_done, end=self._ledger.num_written(partition)) for partition, num_done in done.items()}
         )
         self._parts.metrics.outstanding.set(self._chooser.outstanding)
+
+    def _say(self, hold: Hold | None) -> None:
+        """Tell what stands still and only the feeder sees. Pace is no standstill while somebody works on what there is."""
+        match hold:
+            case Hold.UNPUBLISHED:
+                self._standstill.stands("No request was issued", "No version is published yet. Look at the learner's log.")
+            case Hold.PAUSED:
+                self._standstill.stands("No request was issued", "The run is paused by an order.")
+            case Hold.PACE | Hold.WINDOW if self._chooser.outstanding and not self._roster.shares(self._parts.clock.monotonic_s()).owners:
+                why = f"{self._chooser.outstanding} requests wait for one. Look at the workers' logs, or start some."
+                self._standstill.stands("No worker was ready", why)
+            case _:
+                self._standstill.moves()
 
     def _wait(self, hold: Hold) -> None:
         """Until something has changed that may end `hold`, or for a moment."""

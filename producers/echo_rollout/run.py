@@ -82,6 +82,7 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
                 journal=journal,
                 folder=folder,
                 places=process.places,
+                notices=process.notices,
                 metrics=WorkerMetrics(process.registry),
                 clock=process.clock,
                 kind=kind,
@@ -167,6 +168,7 @@ def run_feeder(process: RoleProcess) -> None:
             workers=stack.enter_context(closing(bus.view(WORKERS, WorkerStatus))),
             control=stack.enter_context(closing(bus.orders())),
             places=process.places,
+            notices=process.notices,
             metrics=FeederMetrics(process.registry),
             clock=process.clock,
         )

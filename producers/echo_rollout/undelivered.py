@@ -6,29 +6,26 @@ by the groups that it takes in hand. Threads: any.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import threading
 
 from echo_bus.clock import Clock
+from echo_bus.notices import Notices
 from echo_rollout.metrics import WorkerMetrics
-
-logger = logging.getLogger(__name__)
 
 STUCK_S = 5.0
 """A fail-over of brokers is over by then; a group that waits for longer waits for somebody to do something."""
 
-_LOOK_S = 1.0
+_PLACE = "undelivered"
 
 
 class Undelivered:
     """Tells whether finished groups get out. `look` now and then, so that it is said."""
 
-    def __init__(self, metrics: WorkerMetrics, clock: Clock) -> None:
+    def __init__(self, metrics: WorkerMetrics, notices: Notices, clock: Clock) -> None:
+        self._notices = notices
         self._clock = clock
         self._lock = threading.Lock()
         self._since_s: dict[int, float] = {}
-        self._said = False
         metrics.undelivered.set_function(lambda: len(self._since_s))
         metrics.undelivered_seconds.set_function(lambda: self.oldest_s)
 
@@ -62,17 +59,10 @@ class Undelivered:
             return None
         return f"{len(self._since_s)} finished groups wait for Kafka, the oldest for {oldest_s:.0f} s; no more requests are taken."
 
-    async def watch(self) -> None:
-        """`look` until cancelled."""
-        while True:
-            self.look()
-            await asyncio.sleep(_LOOK_S)
-
     def look(self) -> None:
-        """Log the change."""
+        """Tell it, if it is so."""
         problem = self.problem()
-        if problem is not None and not self._said:
-            logger.warning("%s They are kept, and delivered when it answers.", problem)
-        elif problem is None and self._said:
-            logger.info("Kafka takes finished groups again")
-        self._said = problem is not None
+        if problem is None:
+            self._notices.clear(_PLACE)
+        else:
+            self._notices.say(_PLACE, f"{problem} They are kept, and delivered when it answers.")

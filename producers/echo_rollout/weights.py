@@ -23,6 +23,7 @@ from echo_bus.blob_files import ArrivingFiles, partial_of
 from echo_bus.blobs import BlobReader
 from echo_bus.clock import Clock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
+from echo_bus.notices import Notices, Standstill
 from echo_bus.places import PlaceTimes
 from echo_core.bottleneck import Place, Use
 from echo_rollout.engines.engine import Engine, Snapshot, SnapshotRef, SnapshotRejected
@@ -84,6 +85,7 @@ class WeightWatcher:
         folder: Path,
         on_installed: Callable[[SnapshotRef], None],
         places: PlaceTimes,
+        notices: Notices,
         metrics: WorkerMetrics,
         clock: Clock,
     ) -> None:
@@ -96,6 +98,8 @@ class WeightWatcher:
         self._places = places
         self._metrics = metrics
         self._clock = clock
+        self._standstill = Standstill(notices, "weights", clock)
+        self._doing = "The engine is starting."
         self._changed = asyncio.Event()
         self._refused: set[str] = set()
         self._kept: dict[int, Path] = {}
@@ -112,10 +116,11 @@ class WeightWatcher:
             while True:
                 self._changed.clear()
                 manifest = self._newest()
-                if manifest is None or manifest.sha256 in self._refused or _ref_of(manifest) == self._engine.installed:
+                if manifest is None or self._is_settled(manifest):
                     with self._places.spent(Place.INSTALL, Use.EMPTY):
                         await self._changed.wait()
                     continue
+                self._doing = "It is on its way."
                 with self._places.spent(Place.INSTALL):
                     outcome = await self._arrive(manifest)
                 self._metrics.installs.labels(outcome.value).inc()
@@ -127,6 +132,21 @@ class WeightWatcher:
                 retry_s = min(_RETRY_MOST_S, retry_s * 2)
         finally:
             self._fetching.shutdown(wait=False, cancel_futures=True)
+
+    def look(self) -> None:
+        """Tell it, if there are no weights or older ones for long. On the loop's thread, now and then."""
+        manifest, installed = self._newest(), self._engine.installed
+        if manifest is None:
+            self._standstill.stands("No version to install", "None is published yet. Look at the learner's log.")
+        elif self._is_settled(manifest):
+            self._standstill.moves()
+        else:
+            meanwhile = "" if installed is None else f" Version {installed.version} is served meanwhile."
+            self._standstill.stands(f"Version {manifest.version} is not installed", f"{self._doing}{meanwhile}")
+
+    def _is_settled(self, manifest: WeightManifest) -> bool:
+        """Whether there is nothing to do about it."""
+        return manifest.sha256 in self._refused or _ref_of(manifest) == self._engine.installed
 
     async def _arrive(self, manifest: WeightManifest) -> InstallOutcome:
         """Fetch, verify, install, acknowledge; what fails leaves the old weights in force."""
@@ -166,6 +186,7 @@ class WeightWatcher:
 
     def _failed(self, manifest: WeightManifest, outcome: InstallOutcome, error: Exception) -> InstallOutcome:
         logger.warning("Version %d is not installed (%s), the old one stays: %s", manifest.version, outcome.value, error)
+        self._doing = f"The last try failed ({outcome.value}): {error}"
         return outcome
 
     def _remove_unused(self) -> None:

@@ -56,6 +56,7 @@ _FINISH_SHARE, _ACKNOWLEDGE_SHARE = 0.4, 0.1
 _IN_HAND = 2
 # A request that was put off is offered again when one in hand is done; this is for the rare case that none will be (one waits to be alone).
 _BUSY_RETRY_S = 0.5
+_LOOK_S = 1.0
 GROUP = "worker"
 _FAILURES: dict[type[EchoError], Failure] = {
     EmptyGeneration: Failure.EMPTY,
@@ -88,7 +89,7 @@ class Worker:
             early_s=EARLY_ASKED_S if parts.settings.run.mode == "sequential" else EARLY_S,
         )
         self._join: Callable[[], None] | None = None
-        self._undelivered = Undelivered(parts.metrics, parts.clock)
+        self._undelivered = Undelivered(parts.metrics, parts.notices, parts.clock)
         self._refusals = Refusals(parts.worker_id, resends=parts.settings.rollout.resends, on_error=self._fail)
         self._notes = InHandNotes(session=uuid.uuid4().hex[:8])
         self.is_ready = False
@@ -127,6 +128,7 @@ class Worker:
                 folder=parts.folder,
                 on_installed=self._on_installed,
                 places=parts.places,
+                notices=parts.notices,
                 metrics=parts.metrics,
                 clock=parts.clock,
             )
@@ -148,10 +150,11 @@ class Worker:
                 # Joining the group takes as long as the engine's start, and what arrives meanwhile is held.
                 consuming.start()
             try:
+                self._background = {self._spawn(self._tell(watcher))}
                 await self._until_failed(self._engine.start())
                 check_capabilities(self._engine.capabilities, parts.settings.rollout)
                 self._heartbeat.change(capabilities=self._engine.capabilities.described())
-                self._background = {self._spawn(watcher.run()), self._spawn(self._undelivered.watch())}
+                self._background.add(self._spawn(watcher.run()))
                 await self._until_failed(self._stopped(stop))
             finally:
                 await self._drain(loop, consuming)
@@ -230,6 +233,13 @@ class Worker:
             run()
         except BaseException as exc:  # the edge of the thread: `serve` raises it
             self._fail(exc)
+
+    async def _tell(self, watcher: WeightWatcher) -> None:
+        """Say what stands still, until cancelled."""
+        while True:
+            watcher.look()
+            self._undelivered.look()
+            await asyncio.sleep(_LOOK_S)
 
     async def _stopped(self, stop: StopSignal) -> None:
         stopped = asyncio.Event()

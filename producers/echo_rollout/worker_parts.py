@@ -8,6 +8,7 @@ from pathlib import Path
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
+from echo_bus.notices import Notices
 from echo_bus.places import PlaceTimes
 from echo_bus.settings import Settings
 from echo_rollout.engines.engine import Engine
@@ -36,6 +37,7 @@ class WorkerParts:
     journal: CrashJournal
     folder: Path
     places: PlaceTimes
+    notices: Notices
     metrics: WorkerMetrics
     clock: Clock
     kind: str = ""

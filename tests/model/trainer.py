@@ -39,7 +39,7 @@ class ModelTrainer:
     """Weights are a digest of every batch since the start. `by`: part of each snapshot, so that one made again would show."""
 
     vocabulary = VOCABULARY
-    can_compare = False
+    remembered = ()
 
     def __init__(self, by: str) -> None:
         self.weights = START
@@ -66,11 +66,10 @@ class ModelTrainer:
     def _snapshot_config(self, version: int) -> bytes:
         return json.dumps({"by": self._by if version else "anybody"}).encode()
 
-    def copy_weights(self) -> Mapping[str, Any]:
+    def remember(self, version: int, at_most: int) -> None:
         """Nothing is compared."""
-        raise NotImplementedError
 
-    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
+    def logprobs_under(self, version: int, batch: TrainingBatch) -> Sequence[Any]:
         """Nothing is compared."""
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
@@ -58,11 +58,11 @@ class Trainer(Protocol):
     @property
     def vocabulary(self) -> int: ...
     @property
-    def can_compare(self) -> bool: ...
+    def remembered(self) -> Collection[int]: ...
     def step(self, batch: TrainingBatch) -> TrainResult: ...
     def snapshot(self, version: int, folder: Path) -> SnapshotFiles: ...
-    def copy_weights(self) -> Mapping[str, Any]: ...
-    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]: ...
+    def remember(self, version: int, at_most: int) -> None: ...
+    def logprobs_under(self, version: int, batch: TrainingBatch) -> Sequence[npt.NDArray[np.float32]]: ...
     def save(self, folder: Path) -> None: ...
     def load(self, folder: Path) -> None: ...
     def load_weights(self, folder: Path) -> None: ...
@@ -89,9 +89,9 @@ class RankedTrainer:
         return self._local.vocabulary
 
     @property
-    def can_compare(self) -> bool:
-        """Whether `logprobs_under` works."""
-        return self._local.can_compare
+    def remembered(self) -> Collection[int]:
+        """The versions that `logprobs_under` knows."""
+        return self._local.remembered
 
     def step(self, batch: TrainingBatch) -> TrainResult:
         """Train one step on all ranks."""
@@ -107,13 +107,17 @@ class RankedTrainer:
         assert found is not None
         return found
 
-    def copy_weights(self) -> Mapping[str, Any]:
-        """A copy of what is trained, here."""
-        return self._local.copy_weights()
+    def remember(self, version: int, at_most: int) -> None:
+        """Keep a copy of what is trained as the weights of `version`, on all ranks."""
+        with self._ranks_watched():
+            self._tell("remember", {"version": version, "at_most": at_most})
+            self._local.remember(version, at_most)
 
-    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
-        """Log-probabilities under other weights, here."""
-        return self._local.logprobs_under(weights, batch)
+    def logprobs_under(self, version: int, batch: TrainingBatch) -> Sequence[npt.NDArray[np.float32]]:
+        """Log-probabilities under a remembered version, a part of them from each rank."""
+        with self._ranks_watched():
+            self._tell("logprobs_under", {"version": version}, batch.arrays())
+            return self._local.logprobs_under(version, batch)
 
     def save(self, folder: Path) -> None:
         """Write every rank's state below `folder`; all have written when this returns."""
@@ -232,6 +236,10 @@ def follow(config: TrainerConfig) -> None:
                     logger.warning("%s", exc)
             case "snapshot":
                 trainer.snapshot(command["version"], Path(command["folder"]))
+            case "remember":
+                trainer.remember(command["version"], command["at_most"])
+            case "logprobs_under":
+                trainer.logprobs_under(command["version"], TrainingBatch(version=command["version"], **arrays))
             case "save":
                 trainer.save(Path(command["folder"]))
                 # The learner's own machine may not be the one that has to write this out.

@@ -11,14 +11,15 @@ import errno
 import itertools
 import math
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -39,8 +40,9 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
 _TAG = "trainer"
+_NO_ROWS = np.zeros(0, np.int64)
 _TORCH_WRITER = "inline_container"
-# A copy of the weights lies on the device beside those that are trained. Adapters are far below this, whole models of any use above.
+# Of all copies of trained weights; they lie on the device beside the model. Adapters are far below this, whole models of any use above.
 _MAX_COPY_BYTES = 512 << 20
 
 
@@ -63,12 +65,15 @@ class TrainerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """What a step gave. `totals` for `step_metrics`; `compute_s`: seconds in forward, backward and optimizer; `lr` of the last update."""
+    """What a step gave. `totals` for `step_metrics`; `compute_s`: seconds in forward, backward and optimizer; `lr` of the last update;
+    `differences` float64 [N]: mean |learner - sampler| over each fresh sample's trained tokens, in nats, at the step's start; NaN for the
+    others."""
 
     totals: Mapping[str, float]
     grad_norms: tuple[float, ...]
     compute_s: float
     lr: float
+    differences: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
 
 class DeepSpeedTrainer:
@@ -90,7 +95,7 @@ class DeepSpeedTrainer:
         self._engine = self._started.deepspeed
         self._parameters = [(name, self._model.get_parameter(name)) for name in self._names]
         self._reference = self._reference_model() if config.kl > 0 and config.policy.kind is WeightKind.FULL else None
-        self._num_trained_bytes = sum(parameter.numel() * parameter.element_size() for _, parameter in self._parameters)
+        self._copies: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
         self._num_updates = 0
 
     @property
@@ -100,9 +105,9 @@ class DeepSpeedTrainer:
         return int(lm.config.vocab_size)
 
     @property
-    def can_compare(self) -> bool:
-        """Whether `logprobs_under` works and a copy of the weights is small: not when parameters are spread over ranks."""
-        return self._stage < 3 and self._num_trained_bytes <= _MAX_COPY_BYTES
+    def remembered(self) -> Collection[int]:
+        """The versions that `logprobs_under` knows."""
+        return self._copies.keys()
 
     def step(self, batch: TrainingBatch) -> TrainResult:
         """Train one step. Raises TrainingDiverged before an update that holds a number that is not finite."""
@@ -112,17 +117,22 @@ class DeepSpeedTrainer:
         later = [sample for update in plan.updates[1:] for micro_batch in update for sample in micro_batch]
         previous = self._previous(arrays, plan.updates[1:]) if later else {}
         totals: TokenSums | None = None
+        differences = _Differences(arrays.num_samples, self._engine.device)
         grad_norms, lr = [], 0.0
         for number, update in enumerate(plan.updates):
-            sums = self._update(arrays, update, previous if number else None)
+            sums = self._update(arrays, update, previous if number else None, differences)
             totals = sums if totals is None else totals.merged(sums)
             lr = self._set_rate()
             self._started.step()
             grad_norms.append(self._grad_norm())
         assert totals is not None
         return TrainResult(
-            totals=totals.to_floats(), grad_norms=tuple(grad_norms), compute_s=time.perf_counter() - started_s, lr=lr
-        )  # fmt: skip
+            totals=totals.to_floats(),
+            grad_norms=tuple(grad_norms),
+            compute_s=time.perf_counter() - started_s,
+            lr=lr,
+            differences=differences.over_ranks(self._place.world_size),
+        )
 
     def snapshot(self, version: int, folder: Path) -> SnapshotFiles | None:
         """The weights as they are, as files in the new folder `folder`; on rank 0 only. Raises OSError.
@@ -138,20 +148,29 @@ class DeepSpeedTrainer:
         policy = self._config.policy
         return write_snapshot(folder, version, policy.kind, snapshot_config(self._model, policy), slots, tensors)
 
-    def copy_weights(self) -> dict[str, Tensor]:
-        """A copy of what is trained, for `logprobs_under`."""
-        return {name: parameter.detach().clone() for name, parameter in self._parameters}
+    def remember(self, version: int, at_most: int) -> None:
+        """Keep a copy of what is trained as the weights of `version`: the newest `at_most`, or as many as fit beside the model. None when
+        parameters are spread over ranks."""
+        num_bytes = sum(parameter.numel() * parameter.element_size() for _, parameter in self._parameters)
+        fitting = min(at_most, _MAX_COPY_BYTES // num_bytes) if self._stage < 3 else 0
+        while len(self._copies) > max(0, fitting - (version not in self._copies)):
+            self._copies.popitem(last=False)
+        if fitting:
+            self._copies[version] = {name: parameter.detach().clone() for name, parameter in self._parameters}
 
-    def logprobs_under(self, weights: Mapping[str, Tensor], batch: TrainingBatch) -> list[Tensor]:
-        """The log-probabilities of each sample's generated tokens under `weights` (of `copy_weights`), on this rank alone."""
+    def logprobs_under(self, version: int, batch: TrainingBatch) -> list[npt.NDArray[np.float32]]:
+        """The log-probabilities of each sample's generated tokens under a remembered version; each rank computes its part of them."""
         arrays = _SampleRows(batch, self._engine.device)
         plan = restore_plan(batch.order.tolist(), batch.micro_batch_sizes.tolist(), batch.update_sizes.tolist())
-        found: dict[int, Tensor] = {}
+        found = torch.zeros(int(batch.num_generated.sum()), dtype=torch.float32, device=self._engine.device)
         with torch.no_grad():
-            for samples in itertools.chain.from_iterable(plan.updates):
-                logprobs, _ = torch.func.functional_call(self._model, dict(weights), arrays.inputs(samples))
-                found.update(zip(samples, logprobs.cpu().split(batch.num_generated[list(samples)].tolist()), strict=True))
-        return [found[sample] for sample in range(arrays.num_samples)]
+            for update in plan.updates:
+                for samples in filter(None, deal_to_ranks(update, self._place.world_size)[self._place.rank]):
+                    logprobs, _ = torch.func.functional_call(self._model, self._copies[version], arrays.inputs(samples))
+                    found[torch.from_numpy(arrays.row_indices(samples)).to(found.device)] = logprobs.float()
+        if self._place.world_size > 1:
+            dist.all_reduce(found)
+        return np.split(found.cpu().numpy(), np.cumsum(batch.num_generated)[:-1])
 
     def save(self, folder: Path) -> None:
         """Write model, optimizer and random state below `folder`. Not yet durable: the checkpoint store sees to that. Raises OSError."""
@@ -243,14 +262,20 @@ class DeepSpeedTrainer:
                     found[micro_batch] = logprobs
         return found
 
-    def _update(self, arrays: _SampleRows, update: tuple[MicroBatch, ...], previous: Mapping[MicroBatch, Tensor] | None) -> TokenSums:
+    def _update(
+        self,
+        arrays: _SampleRows,
+        update: tuple[MicroBatch, ...],
+        previous: Mapping[MicroBatch, Tensor] | None,
+        differences: _Differences,
+    ) -> TokenSums:
         """Forward and backward over one update's micro-batches, this rank's share; the sums of all ranks."""
         samples = list(itertools.chain.from_iterable(update))
         scales = sequence_scales(arrays.num_generated[samples], self._config.normalisation, constant=self._config.normalisation_constant)
         scale_of = dict(zip(samples, scales.tolist(), strict=True))
         totals: TokenSums | None = None
         for micro_batch in deal_to_ranks(update, self._place.world_size)[self._place.rank]:
-            sums = self._micro_step(arrays, micro_batch, scale_of, previous)
+            sums = self._micro_step(arrays, micro_batch, scale_of, previous, differences)
             totals = sums if totals is None else totals.merged(sums)
         assert totals is not None
         totals = self._over_ranks(totals)
@@ -262,7 +287,12 @@ class DeepSpeedTrainer:
         return totals
 
     def _micro_step(
-        self, arrays: _SampleRows, samples: MicroBatch, scale_of: Mapping[int, float], previous: Mapping[MicroBatch, Tensor] | None
+        self,
+        arrays: _SampleRows,
+        samples: MicroBatch,
+        scale_of: Mapping[int, float],
+        previous: Mapping[MicroBatch, Tensor] | None,
+        differences: _Differences,
     ) -> TokenSums:
         inputs = arrays.inputs(samples)
         logprobs, entropies = self._engine(*inputs)
@@ -285,6 +315,7 @@ class DeepSpeedTrainer:
         if not samples:
             loss = loss + 0.0 * logprobs.sum()
         self._engine.backward(loss, scale_wrt_gas=False)
+        differences.add(samples, batch, rows.fresh)
         return measure_tokens(batch, outputs, entropies=entropies[kept], fresh=rows.fresh)
 
     @staticmethod
@@ -347,6 +378,28 @@ class _Rows:
     sequence_lengths: Tensor
 
 
+class _Differences:
+    """How far learner and sampler are apart on each fresh sample, summed up where each micro-batch is."""
+
+    def __init__(self, num_samples: int, device: torch.device) -> None:
+        self._sums = torch.zeros(2, num_samples, dtype=torch.float64, device=device)
+
+    def add(self, samples: MicroBatch, batch: LossInputs, fresh: Tensor) -> None:
+        """`fresh` [T]: tokens of the version that starts the step."""
+        counted = (batch.mask & fresh).double()
+        values = torch.stack([(batch.start_of_step.double() - batch.sampler.double()).abs() * counted, counted])
+        found = torch.zeros(2, len(samples), dtype=torch.float64, device=values.device).index_add_(1, batch.sequence_ids, values)
+        self._sums[:, list(samples)] = found
+
+    def over_ranks(self, world_size: int) -> npt.NDArray[np.float64]:
+        """Each sample's mean a token [N], NaN for one without such tokens. A collective."""
+        if world_size > 1:
+            dist.all_reduce(self._sums)
+        sums, counts = self._sums.cpu()
+        found: npt.NDArray[np.float64] = torch.where(counts > 0, sums / counts, torch.nan).numpy()
+        return found
+
+
 class _SampleRows:
     """A batch's flat arrays, cut by sample."""
 
@@ -378,7 +431,7 @@ class _SampleRows:
         """The micro-batch's token rows, in the order of `inputs`."""
         batch = self._batch
         lengths = batch.num_generated[list(samples)] if samples else np.zeros(0, np.int64)
-        pick = np.concatenate(list(self._ranges(samples))) if samples else np.zeros(0, np.int64)
+        pick = self.row_indices(samples)
 
         def tensor(array: np.ndarray[Any, Any]) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -393,7 +446,7 @@ class _SampleRows:
             sequence_lengths=tensor(lengths),
         )
 
-    def _ranges(self, samples: MicroBatch) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-        for sample in samples:
-            start = int(self._row_starts[sample])
-            yield np.arange(start, start + int(self.num_generated[sample]))
+    def row_indices(self, samples: MicroBatch) -> npt.NDArray[np.int64]:
+        """Where the micro-batch's token rows lie in the batch's, in the order of `inputs`."""
+        starts, lengths = self._row_starts[list(samples)], self.num_generated[list(samples)]
+        return np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)] or [_NO_ROWS])

@@ -1,6 +1,7 @@
 """A header whose name is no UTF-8, which only a writer of its own making can write: its reader goes on, and decides by the body.
 
-confluent-kafka's own `headers()` raises for it, or not if garbage is collected meanwhile, and what it made ends the process that looks at it.
+confluent-kafka's own `headers()` raises for it, or not if garbage is collected meanwhile, and what it made ends the process that looks
+at it.
 """
 
 from __future__ import annotations

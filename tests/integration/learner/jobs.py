@@ -218,12 +218,36 @@ def _unsaid_step(trainer: RankedTrainer, seed: int, num_updates: int, *, by_hand
     """Nobody said the log-probabilities of half of the samples; `by_hand`: the test computes them before, under the weights as they are."""
     batch = make_batch(seed, num_updates=num_updates)
     unsaid = np.repeat(np.arange(len(batch.lengths)) % 2 == 0, batch.num_generated)
-    ours = np.concatenate([np.asarray(each) for each in trainer.logprobs_under(trainer.copy_weights(), batch)])
+    trainer.remember(0, 1)
+    ours = np.concatenate(trainer.logprobs_under(0, batch))
     fresh = batch.fresh & ~unsaid
     if by_hand:
         return _numbers(trainer.step(replace(batch, fresh=fresh, sampler=np.where(unsaid, ours, batch.sampler).astype(np.float32))))
     zeros = np.where(unsaid, 0.0, batch.sampler).astype(np.float32)
     return _numbers(trainer.step(replace(batch, fresh=fresh, sampler=zeros, recomputed=unsaid)))
+
+
+def _compared_step(trainer: RankedTrainer, seed: int, num_updates: int) -> list[list[float]]:
+    """Each sample's difference as the step says it, and by hand from the version remembered before the step, which is the same after it."""
+    batch = make_batch(seed, num_updates=num_updates)
+    fresh = np.repeat(np.arange(len(batch.lengths)) % 2 == 0, batch.num_generated)
+    trainer.remember(seed, 2)
+    found = trainer.step(replace(batch, fresh=fresh)).differences
+    cuts = np.cumsum(batch.num_generated)[:-1]
+    by_hand = [
+        float(np.abs(ours - said)[chosen].mean()) if chosen.any() else float("nan")
+        for ours, said, chosen in zip(
+            trainer.logprobs_under(seed, batch), np.split(batch.sampler, cuts), np.split(fresh & batch.mask, cuts), strict=True
+        )
+    ]
+    return [found.tolist(), by_hand]
+
+
+def _remembered(trainer: RankedTrainer, at_most: int) -> list[int]:
+    """What is known after four versions, the last one told twice."""
+    for version in (0, 1, 2, 3, 3):
+        trainer.remember(version, at_most)
+    return list(trainer.remembered)
 
 
 def _repeated_step(trainer: RankedTrainer, advantages: Sequence[float]) -> dict[str, float]:
@@ -285,7 +309,8 @@ def _load_weights(trainer: RankedTrainer, folder: str) -> None:
 
 
 def _logprobs(trainer: RankedTrainer, seed: int) -> list[list[float]]:
-    return [np.asarray(logprobs).tolist() for logprobs in trainer.logprobs_under(trainer.copy_weights(), make_batch(seed))]
+    trainer.remember(seed, 2)
+    return [logprobs.tolist() for logprobs in trainer.logprobs_under(seed, make_batch(seed))]
 
 
 def _kill_rank(trainer: RankedTrainer, rank: int) -> None:
@@ -301,6 +326,8 @@ _OPERATIONS: Mapping[str, Any] = {
     "by_hand_step": lambda trainer, seed, num_updates: _unsaid_step(trainer, seed, num_updates, by_hand=True),
     "snapshot": _snapshot,
     "snapshot_watched": _snapshot_watched,
+    "compared_step": _compared_step,
+    "remembered": _remembered,
     "repeated_step": _repeated_step,
     "save": _save,
     "load": _load,

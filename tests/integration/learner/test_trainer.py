@@ -176,3 +176,33 @@ def test_logprobs_that_nobody_said_are_the_learner_s_own_at_the_step_s_start(
         for name, value in one.items():
             assert value == pytest.approx(other[name], abs=1e-5), name
     assert_close(unsaid[1], by_hand[1])
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("lora", 1), ("lora", 2), ("full", 2)])
+def test_a_step_says_how_far_learner_and_sampler_were_apart_at_its_start(
+    torch_process: ForkingProcess, base: Path, kind: str, ranks: int
+) -> None:
+    """Of fresh samples, over one update and over two, on one rank and on two: what the remembered version says of them after the step."""
+    found = torch_process.run(
+        "train",
+        base=str(base),
+        script=[["compared_step", 1, 1], ["compared_step", 2, 2]],
+        settings={"kind": kind, "lr": 3e-3},
+        ranks=ranks,
+        launched=ranks > 1,
+    )
+    for in_training, by_hand in found:
+        assert np.isfinite(in_training).sum() >= len(in_training) // 2 - 1
+        np.testing.assert_allclose(in_training, by_hand, atol=1e-5)
+
+
+@pytest.mark.parametrize(("stage", "at_most", "kept"), [(0, 2, [2, 3]), (2, 9, [0, 1, 2, 3]), (0, 0, []), (3, 2, [])])
+def test_as_many_versions_are_remembered_as_fit(
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, stage: int, at_most: int, kept: list[int]
+) -> None:
+    """None where parameters are spread over ranks."""
+    own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
+    found = torch_process.run(
+        "train", base=str(base), script=[["remembered", at_most]], settings={"deepspeed": own}, ranks=2, launched=True
+    )
+    assert found == [kept]

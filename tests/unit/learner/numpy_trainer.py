@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ class NumpyTrainer:
         return VOCABULARY
 
     @property
-    def can_compare(self) -> bool:
-        return False
+    def remembered(self) -> Collection[int]:
+        return ()
 
     def step(self, batch: TrainingBatch) -> TrainResult:
         digest = hashlib.sha256(self.weights)
@@ -64,10 +64,10 @@ class NumpyTrainer:
     def _snapshot_config(self) -> bytes:
         return json.dumps({"by": self._by}).encode()
 
-    def copy_weights(self) -> Mapping[str, Any]:
-        raise NotImplementedError
+    def remember(self, version: int, at_most: int) -> None:
+        pass
 
-    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
+    def logprobs_under(self, version: int, batch: TrainingBatch) -> Sequence[Any]:
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:

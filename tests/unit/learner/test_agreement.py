@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from echo_learner import agreement as module
-from echo_learner.agreement import Agreement
+from echo_learner.agreement import Agreement, claims_in_training
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.trust import Claimed
-from echo_schemas.columns import pack_logprobs
-from echo_schemas.records import LogprobSource, Purpose, VersionSpan
+from echo_schemas.columns import pack_logprobs, pack_tokens
+from echo_schemas.records import LogprobSource, Purpose, Span, Trajectory, VersionSpan
 from tests.unit.core.records import trajectory
-
-
-class Weights:
-    """Stands for a tensor: a number and a size."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def numel(self) -> int:
-        return 10
-
-    def element_size(self) -> int:
-        return 4
 
 
 class FakeComparer:
     """Its log-probabilities are all the number that its weights are."""
 
-    def __init__(self, *, can_compare: bool = True) -> None:
-        self.can_compare = can_compare
+    def __init__(self) -> None:
         self.now = 0.0
+        self.remembered: dict[int, float] = {}
         self.compared: list[TrainingBatch] = []
 
-    def copy_weights(self) -> Mapping[str, Weights]:
-        return {"w": Weights(self.now)}
+    def remember(self, version: int, at_most: int) -> None:
+        self.remembered[version] = self.now
+        while len(self.remembered) > at_most:
+            del self.remembered[min(self.remembered)]
 
-    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
+    def logprobs_under(self, version: int, batch: TrainingBatch) -> Sequence[npt.NDArray[np.float32]]:
         self.compared.append(batch)
-        return [np.full(number, weights["w"].value, np.float32) for number in batch.num_generated]
+        return [np.full(number, self.remembered[version], np.float32) for number in batch.num_generated]
 
 
 def probe(version: int, *logprobs: float) -> Claimed:
@@ -97,19 +85,30 @@ def test_versions_that_are_forgotten_and_tokens_of_others_are_passed_over() -> N
     assert [(claimed.version, difference) for claimed, difference in found] == [(1, None), (3, None), (2, 0.0), (3, 0.5)]
 
 
-def test_weights_above_the_memory_for_them_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compared_where_no_weights_are_remembered() -> None:
     trainer = FakeComparer()
-    for bound, kept in ((39, 0), (40, 1), (119, 2)):
-        monkeypatch.setattr(module, "_MAX_BYTES", bound)
-        agreement = Agreement(trainer, LearnerMetrics(), versions=5, max_tokens=256)
-        for version in range(5):
-            agreement.remember(version)
-        agreement.compare([probe(version, 0.0, 0.0) for version in range(5)])
-        assert agreement.num_samples == 2 * kept
-
-
-def test_a_trainer_that_cannot_compare_is_not_asked() -> None:
-    agreement = Agreement(FakeComparer(can_compare=False), LearnerMetrics(), versions=2, max_tokens=256)
+    agreement = Agreement(trainer, LearnerMetrics(), versions=0, max_tokens=256)
     agreement.remember(0)
-    agreement.compare([probe(0, -1.0, -1.0)])
+    asked = probe(0, -1.0, -1.0)
+    assert agreement.compare([asked]) == [(asked, None)]
     assert agreement.num_samples == 0
+    assert not trainer.compared
+
+
+def test_what_a_step_found_out_is_one_claim_a_worker_weighted_by_tokens() -> None:
+    def of(worker: str, *logprobs: float) -> Trajectory:
+        count = len(logprobs)
+        return trajectory(
+            0,
+            worker_id=worker,
+            token_ids=pack_tokens([1, *range(count)]),
+            generated=(Span(start=1, end=1 + count),),
+            version_spans=(VersionSpan(start=1, end=1 + count, version=3),),
+            logprobs=pack_logprobs(logprobs),
+        )
+
+    batch = [of("a", -1.0), of("b", -1.0, -1.0), of("a", -1.0, -1.0, -1.0), of("c", -1.0)]
+    found = claims_in_training(batch, 3, np.array([0.0, 0.5, 0.4, np.nan]))
+    assert [(claimed.claim, difference) for claimed, difference in found] == [(("a", 3), pytest.approx(0.3)), (("b", 3), 0.5)]
+    assert found[0][0].members == (batch[0], batch[2])
+    assert claims_in_training(batch, 3, np.zeros(0)) == [], "a trainer that says nothing"

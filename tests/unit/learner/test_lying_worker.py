@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.trainer import TrainResult
@@ -48,19 +47,28 @@ class CountingTrainer(NumpyTrainer):
 
     version = 0
 
+    def __init__(self, *, can_remember: bool = True) -> None:
+        super().__init__()
+        self._remembered: list[int] = []
+        self._can_remember = can_remember
+
     @property
-    def can_compare(self) -> bool:
-        return True
+    def remembered(self) -> Collection[int]:
+        return self._remembered
 
     def step(self, batch: TrainingBatch) -> TrainResult:
+        rows = np.where(batch.fresh, np.abs(batch.sampler - logprob_under(self.version)), np.nan)
+        differences = np.array([row.mean() for row in np.split(rows, np.cumsum(batch.num_generated)[:-1])])
         self.version += 1
-        return super().step(batch)
+        return replace(super().step(batch), differences=differences)
 
-    def copy_weights(self) -> Mapping[str, Any]:
-        return {"version": torch.tensor(self.version)}
+    def remember(self, version: int, at_most: int) -> None:
+        assert version == self.version
+        if self._can_remember:
+            self._remembered.append(version)
 
-    def logprobs_under(self, weights: Any, batch: TrainingBatch) -> Sequence[Any]:
-        return [np.full(number, logprob_under(int(weights["version"])), np.float32) for number in batch.num_generated]
+    def logprobs_under(self, version: int, batch: TrainingBatch) -> Sequence[Any]:
+        return [np.full(number, logprob_under(version), np.float32) for number in batch.num_generated]
 
 
 def group_of(pipeline: Pipeline, engine: PolicyEngine, worker: str, seq: int, version: int) -> list[Trajectory]:
@@ -121,3 +129,24 @@ def test_a_worker_that_serves_an_older_version_than_it_claims(tmp_path: Path) ->
     assert not trained & lies
     pipeline.accounts().assert_each_once()
     assert isinstance(drops[0], Drop)
+
+
+def test_where_no_copy_of_the_weights_fits_a_lie_shows_in_the_first_step_that_trains_it(tmp_path: Path) -> None:
+    """What was trained is trained; whatever else came under the same claim is not."""
+    pipeline = Pipeline(tmp_path)
+    running = pipeline.start(
+        CountingTrainer(can_remember=False), learner={"steps": 2}, staleness={"budget": 1, "publication_period": 1}
+    )  # fmt: skip
+    liar, honest = PolicyEngine(behind=-1), PolicyEngine(behind=0)
+    pipeline.wait_for_manifest(0)
+    for seq in range(GROUPS_PER_STEP + 1):
+        write_group(pipeline, group_of(pipeline, liar, "liar", seq, 0))
+    pipeline.wait_for_manifest(1)
+    for seq in range(GROUPS_PER_STEP + 1, 2 * GROUPS_PER_STEP + 1):
+        write_group(pipeline, group_of(pipeline, honest, "honest", seq, 1))
+    running.join()
+
+    assert running.value("echo_learner_claims_total", worker="liar", verdict="disagrees") == 1
+    assert running.value("echo_learner_claims_total", worker="honest", verdict="agrees") == 1
+    assert {drop.seq for drop in pipeline.drops() if drop.why is DropReason.WRONG_VERSION} == {GROUPS_PER_STEP}
+    pipeline.accounts().assert_each_once()

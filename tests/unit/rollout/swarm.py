@@ -20,6 +20,7 @@ from echo_bus import profiles
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.dispatch import WorkObserver
+from echo_bus.notices import Notices
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
 from echo_bus.settings import Settings
@@ -168,6 +169,7 @@ class Swarm:
         self.publisher = bus.publisher(profiles.PRODUCER_LATENCY)
         self.threads: list[Thread] = []
         self.worker_registry = CollectorRegistry()
+        self.notices = Notices()
         self.evaluation_tasks: dict[str, Any] = {}
         self.may_join: Callable[[], bool] = lambda: True
         self.progress = Progress(
@@ -269,6 +271,7 @@ class Swarm:
                 workers=workers,
                 control=control,
                 places=PlaceTimes(registry, clock),
+                notices=self.notices,
                 metrics=FeederMetrics(registry),
                 clock=clock,
             )
@@ -295,6 +298,7 @@ class Swarm:
                     journal=journal,
                     folder=folder,
                     places=PlaceTimes(registry, clock),
+                    notices=self.notices,
                     metrics=WorkerMetrics(registry),
                     clock=clock,
                     evaluation_tasks=self.evaluation_tasks,

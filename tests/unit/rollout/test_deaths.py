@@ -167,7 +167,7 @@ def test_a_worker_that_reaches_nobody_keeps_what_it_has_takes_no_more_says_so_an
 ) -> None:
     caplog.set_level(logging.INFO, "echo_rollout")
     monkeypatch.setattr("echo_rollout.undelivered.STUCK_S", 0.1)
-    monkeypatch.setattr("echo_rollout.undelivered._LOOK_S", 0.05)
+    monkeypatch.setattr("echo_rollout.worker._LOOK_S", 0.05)
     swarm = make_swarm()
     swarm.publish_version(0)
     engine = GatedEngine()
@@ -188,5 +188,5 @@ def test_a_worker_that_reaches_nobody_keeps_what_it_has_takes_no_more_says_so_an
     cluster.faults.release(topic)
     wait_until(lambda: sorted(swarm.groups()) == sorted(f"{RUN}/{seq}" for seq in range(20)), "all groups")
     assert {len(members) for members in swarm.groups().values()} == {2}
-    wait_until(lambda: "Kafka takes finished groups again" in caplog.text, "the worker to say that it is over")
+    wait_until(lambda: not swarm.notices.current(), "the worker to say so no more")
     wait_until(lambda: swarm.metric("echo_rollout_groups_undelivered") == 0, "the worker to hear of the last delivery")

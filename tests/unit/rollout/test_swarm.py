@@ -448,3 +448,21 @@ def _now_ms() -> int:
 
 def _wordy(made: Any) -> Any:
     return lambda *arguments: dataclasses.replace(made(*arguments), text="x" * 400_000)
+
+
+def test_a_feeder_says_why_nothing_is_issued_or_taken(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_bus.notices.STANDSTILL_S", 0.05)
+    swarm = make_swarm()
+
+    def said() -> str:
+        return swarm.notices.current().get("requests", "")
+
+    swarm.start_feeder()
+    wait_until(lambda: "No version is published yet." in said(), "word that nothing is published")
+    swarm.publish_version(0)
+    wait_until(lambda: "No worker was ready" in said(), "word that nobody works")
+    assert f"{len(swarm.requests())} requests wait for one." in said()
+    swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: not said(), "no word while somebody works")
+    swarm.order(RunState.PAUSED)
+    wait_until(lambda: "paused by an order" in said(), "word that the run is paused")

@@ -22,6 +22,7 @@ from echo_bus.clock import ManualClock
 from echo_bus.dispatch import WorkObserver
 from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
+from echo_bus.notices import Notices
 from echo_bus.places import PlaceTimes
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import staleness_policy
@@ -137,6 +138,7 @@ class Pool:
             "workers": self.workers_view,
             "control": PlayedView(),
             "places": PlaceTimes(registry, self.clock),
+            "notices": Notices(self.clock),
             "metrics": FeederMetrics(registry),
             "clock": self.clock,
         }

@@ -16,9 +16,10 @@ from prometheus_client import CollectorRegistry
 from echo_bus import blob_cursor
 from echo_bus.blob_files import partial_of
 from echo_bus.bus import Bus
-from echo_bus.clock import SystemClock
+from echo_bus.clock import ManualClock, SystemClock
 from echo_bus.errors import BlobCorrupt, ClusterUnreachable, DeadlineExceeded, OffsetLost
 from echo_bus.memory import MemoryCluster
+from echo_bus.notices import STANDSTILL_S, Notices
 from echo_bus.places import PlaceTimes
 from echo_bus.view import CompactedView
 from echo_rollout.engines.engine import SnapshotRef
@@ -161,6 +162,8 @@ class Watch:
         self.installed: list[SnapshotRef] = []
         registry, clock = CollectorRegistry(), SystemClock()
         self.registry = registry
+        self.clock = ManualClock()
+        self.notices = Notices(self.clock)
         self.watcher = WeightWatcher(
             self.engine,
             source,
@@ -168,8 +171,9 @@ class Watch:
             folder=folder,
             on_installed=self.installed.append,
             places=PlaceTimes(registry, clock),
+            notices=self.notices,
             metrics=WorkerMetrics(registry),
-            clock=clock,
+            clock=self.clock,
         )
 
     def outcomes(self, outcome: InstallOutcome) -> float:
@@ -294,3 +298,30 @@ def test_a_version_that_the_engine_refused_is_not_offered_to_it_again(tmp_path: 
 
     watch.run(script)
     assert source.asked == [1, 2]
+
+
+def test_weights_that_do_not_come_are_told_with_what_stands_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 600.0)
+    watch = Watch(ScriptedSource(ClusterUnreachable("nobody answers")), tmp_path)
+
+    def told() -> str:
+        watch.watcher.look()
+        watch.clock.advance(STANDSTILL_S)
+        watch.watcher.look()
+        return watch.notices.current().get("weights", "")
+
+    assert told() == "No version to install for 20 s. None is published yet. Look at the learner's log."
+    watch.newest = manifest_of(4)
+    assert told() == "Version 4 is not installed for 40 s. The engine is starting."
+
+    async def script() -> None:
+        await watch.until(lambda: watch.outcomes(InstallOutcome.UNREACHABLE) == 1, "the first try to fail")
+        assert "The last try failed (unreachable): nobody answers" in told()
+        watch.newest = manifest_of(5)
+        watch.watcher.wake()
+        await watch.until(lambda: bool(watch.installed), "version 5")
+        assert told() == ""
+        watch.newest = manifest_of(6)
+        assert "It is on its way. Version 5 is served meanwhile." in told()
+
+    watch.run(script)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from echo_bus.clock import ManualClock, SystemClock
 from echo_bus.loop_watch import PLACE, LoopWatch
-from echo_bus.notices import STANDSTILL_S, Notices
+from echo_bus.notices import STANDSTILL_S, Notices, Standstill
 from echo_bus.server import MetricsServer
 
 
@@ -31,6 +31,21 @@ def test_a_notice_is_logged_at_once_and_then_once_a_minute_even_if_it_comes_and_
     clock.advance(59.0)
     assert notices.current() == {"reward judge": "Away."}
     clock.advance(1.0)
+    assert not notices.current()
+
+
+def test_a_place_says_why_it_does_not_move_once_it_has_not_for_long() -> None:
+    clock = ManualClock()
+    notices = Notices(clock)
+    place = Standstill(notices, "batch", clock)
+    clock.advance(STANDSTILL_S - 1)
+    place.stands("No batch", "Nobody works.")
+    assert not notices.current()
+    clock.advance(1.0)
+    place.stands("No batch", "Nobody works.")
+    assert notices.current() == {"batch": "No batch for 20 s. Nobody works."}
+    place.moves()
+    place.stands("No batch", "Nobody works.")
     assert not notices.current()
 
 
