@@ -14,6 +14,7 @@ import pytest
 from tests.chaos.scene import Scene, dump_log, open_scene
 from tests.chaos.schedule import Outcome, table
 from tests.installed import missing
+from tests.thorough import IS_THOROUGH
 
 SEED_VARIABLE, FOLDER_VARIABLE = "ECHO_CHAOS_SEED", "ECHO_CHAOS_FOLDER"
 _BEGINS_WITHIN_S = 400.0
@@ -47,10 +48,14 @@ def scene(request: pytest.FixtureRequest, jars: None, seed: int, outcomes: list[
     parent = os.environ.get(FOLDER_VARIABLE)
     folder = Path(tempfile.mkdtemp(prefix=f"echoswarm-chaos-{seed}-", dir=parent))
     failed_before = request.session.testsfailed
-    with open_scene(folder) as opened:
+    # Steps are as quick as they can be where nothing runs beside them.
+    with open_scene(folder, {} if IS_THOROUGH else {"ECHO_SCORING__CONCURRENCY": "1"}) as opened:
         opened.wait_for(3, _BEGINS_WITHIN_S, "the run begins")
         yield opened
-        _told.append(f"seed {seed} ({SEED_VARIABLE})" + "".join(f"; no {name}: {why}" for name, why in opened.without.items()))
+        _told.append(
+            f"seed {seed} ({SEED_VARIABLE}); {opened.follower.version} steps"
+            + "".join(f"; no {name}: {why}" for name, why in opened.without.items())
+        )
         _told.extend(table(outcomes))
         is_kept = request.session.testsfailed > failed_before
         if is_kept:
