@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import resources
@@ -23,8 +24,8 @@ from echo_bus.errors import TransportError
 from echo_bus.settings import load_settings
 from echo_rollout.weights import LogSource
 from echo_schemas.naming import Namespace
-from echo_schemas.records import StepReport, Trajectory, WeightManifest, WorkerStatus
-from echo_schemas.topics import STEPS, TRAJECTORIES, WEIGHTS, WORKERS
+from echo_schemas.records import Control, RunControl, RunState, StepReport, Trajectory, WeightManifest, WorkerState, WorkerStatus
+from echo_schemas.topics import CONTROL, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 from tests.installed import missing
 
 _MISSING = missing("vllm", "faust", "deepspeed")
@@ -69,20 +70,43 @@ class Ended:
 
 
 def await_enough(bus: Bus, process: subprocess.Popen[bytes]) -> None:
-    """Until each engine has delivered `ENOUGH` and a step has been made of them; the topics are made meanwhile."""
+    """Until each engine has delivered `ENOUGH` and a step has been made of them; the topics are made meanwhile.
+
+    The run is paused until both are there: a server takes minutes to start, in which the other engine would train alone.
+    """
+
+    def statuses() -> list[WorkerStatus]:
+        with closing(bus.view(WORKERS, WorkerStatus)) as workers:
+            return list(workers.items().values())
+
+    def newest() -> int:
+        with closing(bus.view(WEIGHTS, WeightManifest)) as weights:
+            return max((manifest.version for manifest in weights.items().values()), default=0)
+
+    def ordered(state: RunState, epoch: int) -> bool:
+        control = Control(run_id=bus.run_id or "", epoch=epoch, run=RunControl(state=state), issued_by="test", time_ms=0)
+        with closing(bus.publisher()) as publisher:
+            return publisher.publish(CONTROL, control).wait(60) is not None
+
+    awaited: list[tuple[str, Callable[[], bool]]] = [
+        ("the run to be paused", lambda: ordered(RunState.PAUSED, 1)),
+        ("both engines", lambda: {each.engine for each in statuses() if each.state is WorkerState.READY} == ENGINES),
+        ("the run to go on", lambda: ordered(RunState.RUNNING, 2)),
+        ("both to deliver", lambda: {each.engine for each in statuses() if each.rollouts >= ENOUGH} == ENGINES),
+        ("a step", lambda: newest() >= 1),
+    ]
     deadline, nap = Deadline.after(WAIT_S), threading.Event()
-    engines: set[str] = set()
-    version = 0
-    while engines != ENGINES or version < 1:
-        assert process.poll() is None, "the run has ended"
-        assert not deadline.expired(), f"waited for both engines to deliver and a step; so far: {engines}, version {version}"
-        nap.wait(1.0)
-        try:
-            with closing(bus.view(WORKERS, WorkerStatus)) as workers, closing(bus.view(WEIGHTS, WeightManifest)) as weights:
-                engines = {status.engine for status in workers.items().values() if status.rollouts >= ENOUGH}
-                version = max((manifest.version for manifest in weights.items().values()), default=0)
-        except TransportError:
-            continue
+    for what, has_come in awaited:
+        while True:
+            assert process.poll() is None, "the run has ended"
+            assert not deadline.expired(), f"waited for {what}"
+            try:
+                if has_come():
+                    break
+            except TransportError:
+                # The cluster does not know the topics yet.
+                pass
+            nap.wait(1.0)
 
 
 @pytest.fixture(scope="module")
