@@ -115,6 +115,7 @@ class Intake:
         self._woken = False
         self._before_choice: Callable[[], object] = lambda: None
         self._on_reward: Callable[[Reward], object] = lambda reward: None
+        self._counts: Callable[[Reward], bool] = lambda reward: True
         self._dead: dict[int, str] = {}
         self._to_close: tuple[tuple[int, DropReason, str], ...] = ()
         self._expected_sha256: str | None = None
@@ -181,9 +182,11 @@ class Intake:
             return f"{said} No attempt of the open groups is whole. Look at the logs of the workers."
         return f"{said} Nothing else has come. Look at the logs of the workers and of the feeder."
 
-    def call_on_reward(self, call: Callable[[Reward], object]) -> None:
-        """`call(reward)` on the reader thread for each reward of training that is read. Before `start`."""
+    def call_on_reward(self, call: Callable[[Reward], object], counts: Callable[[Reward], bool]) -> None:
+        """`call(reward)` on the reader thread for each reward of training that is read and counts. `counts(reward)`: whether it comes from
+        who is to give it; of those that do not nothing is kept. Before `start`."""
         self._on_reward = call
+        self._counts = counts
 
     def wake(self) -> None:
         """End the learner's wait for a batch: it has something else to look at. From any thread."""
@@ -381,6 +384,8 @@ class Intake:
                     self._woken = True
                 self._assembler.add_trajectory(message.coordinates, record)
             elif isinstance(record, Reward):
+                if not self._counts(record):
+                    continue
                 if self._evaluations.is_judging(record):
                     self._evaluations.add_reward(message.coordinates, record)
                     continue

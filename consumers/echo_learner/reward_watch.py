@@ -1,18 +1,21 @@
-"""Rewards that keep failing: said aloud with their message, and named to the learner once a whole step's samples were lost to one.
+"""Rewards that come from another application than the file names, and rewards that keep failing: said aloud, and a failing one named to the
+learner once a whole step's samples were lost to it.
 
-Threads: the intake's reader thread calls `note`, the learner's thread `hopeless`.
+Threads: the intake's reader thread calls `counts` and `note`, the learner's thread `hopeless`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from echo_bus.clock import Clock
 from echo_bus.notices import Notices
 from echo_schemas.records import Reward, RewardOutcome, RewardTerm
 
+# A name is whatever the writer chose.
+_MOST_NAME = 64
 _FAILURES = (RewardOutcome.FAILED, RewardOutcome.TIMED_OUT)
 
 
@@ -33,14 +36,29 @@ class FailingReward:
 class RewardWatch:
     """Counts failures since the last value, by the reward's name."""
 
-    def __init__(self, *, samples_per_step: int, deadline_s: float, notices: Notices, clock: Clock) -> None:
-        """`deadline_s`: how long a group waits for a reward whose term does not say."""
+    def __init__(
+        self, *, samples_per_step: int, deadline_s: float, applications: Mapping[str, str], notices: Notices, clock: Clock
+    ) -> None:  # fmt: skip
+        """`deadline_s`: how long a group waits for a reward whose term does not say. `applications`: who gives which reward."""
+        self._applications = applications
         self._samples_per_step = samples_per_step
         self._deadline_s = deadline_s
         self._notices = notices
         self._clock = clock
         self._lock = threading.Lock()
         self._failing: dict[str, tuple[int, float, str]] = {}
+
+    def counts(self, reward: Reward) -> bool:
+        """Whether it comes from the application that the file names for it, if it names one."""
+        named = self._applications.get(reward.name)
+        if named is None or named == reward.application:
+            return True
+        who = f"the application {reward.application[:_MOST_NAME]!r}" if reward.application else "an application that does not say its name"
+        self._notices.say(
+            f"writer of {reward.name}",
+            f"The reward {reward.name!r} comes from {who} and is not counted: [scoring.applications] names {named!r}.",
+        )
+        return False
 
     def note(self, reward: Reward) -> None:
         """A reward was read."""

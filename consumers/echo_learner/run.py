@@ -320,10 +320,11 @@ def _open_parts(
         rewards = RewardWatch(
             samples_per_step=settings.learner.groups_per_step * settings.rollout.group_size,
             deadline_s=settings.scoring.deadline_s,
+            applications=settings.scoring.applications,
             notices=process.notices,
             clock=process.clock,
         )
-        intake.call_on_reward(rewards.note)
+        intake.call_on_reward(rewards.note, rewards.counts)
         publication = stack.enter_context(closing(_open_publication(process, metrics, opened.writer, writer, on_published)))
         progress = stack.enter_context(closing(sessions.watch_progress(bus)))
         rivals = Rivals(progress, opened.session, lambda: sessions.read_tip(bus, settings.run.name).claim)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,10 +60,12 @@ class SnapshotSource(Protocol):
 
 
 class LogSource:
-    """Chunks on the log, or an object store where the manifest says so."""
+    """Chunks on the log, or the run's store where the manifest says so."""
 
-    def __init__(self, reader: BlobReader) -> None:
+    def __init__(self, reader: BlobReader, store: str = "") -> None:
+        """`store`: [store] uri; empty: a folder of this machine, beside the learner's checkpoints."""
         self._reader = reader
+        self._store = store
 
     def fetch(self, manifest: WeightManifest, folder: Path) -> None:
         if manifest.blob is not None:
@@ -70,7 +73,7 @@ class LogSource:
                 raise BlobCorrupt(f"The manifest of version {manifest.version} and its blob do not promise the same checksum.")
             self._reader.read_files(manifest.blob, manifest.run_id, manifest.files, folder)
         else:
-            _fetch_uri(manifest, folder)
+            _fetch_uri(manifest, folder, self._store)
 
 
 class WeightWatcher:
@@ -204,14 +207,27 @@ def _ref_of(manifest: WeightManifest) -> SnapshotRef:
     return SnapshotRef(version=manifest.version, sha256=manifest.sha256)
 
 
-def _fetch_uri(manifest: WeightManifest, folder: Path) -> None:
-    """Files from any address that fsspec knows, each verified, and the whole against the manifest."""
+def _fetch_uri(manifest: WeightManifest, folder: Path, allowed: str) -> None:
+    """Files of the run's store, each verified, and the whole against the manifest. No record makes a worker open any other address."""
+    place = f"{manifest.run_id}/v{manifest.version}-{manifest.sha256[:12]}"
     try:
         import fsspec
 
-        store, root = fsspec.core.url_to_fs(manifest.uri)
+        if allowed:
+            store, top = fsspec.core.url_to_fs(allowed)
+            root = f"{top.rstrip('/')}/{place}"
+            is_there = manifest.uri == str(store.unstrip_protocol(root))
+        else:
+            store, root = fsspec.filesystem("file"), (manifest.uri or "").removeprefix("file://")
+            is_there = root != manifest.uri and root == os.path.normpath(root) and root.endswith(f"/snapshots/{place}")
     except (ImportError, ValueError) as exc:
-        raise TransportError(f"{manifest.uri} cannot be read: {exc}.", hint="Install the fsspec driver that it names.") from exc
+        raise TransportError(f"{allowed} cannot be read: {exc}.", hint="Install the fsspec driver that it names.") from exc
+    if not is_there:
+        where = f"{allowed} ([store] uri)" if allowed else "a folder of this machine, as an empty [store] uri says"
+        raise TransportError(
+            f"Version {manifest.version} lies at {manifest.uri}, which is not its place in {where}; it is not opened.",
+            hint="Give the workers the learner's [store] uri.",
+        )
     with ArrivingFiles(folder, manifest.files, manifest.sha256) as arriving:
         there = arriving.num_bytes
         for file in manifest.files:

@@ -58,7 +58,8 @@ def run_reward(process: RoleProcess, *, application: str | None = None, names: S
     attached = attach(names or all_rewards(process.settings))
     check_isolation(attached, process.settings.scoring.processes)
     num_partitions = check_topics(process.bus)
-    group = process.bus.namespace.group("reward", application or OWN_APPLICATION)
+    name = application or OWN_APPLICATION
+    group = process.bus.namespace.group("reward", name)
     check_group(process.bus.cluster, group)
     logger.info("Rewards %s for %s, as the group %s", ", ".join(entry.name for entry in attached), process.settings.run.name, group)
     with (
@@ -66,7 +67,7 @@ def run_reward(process: RoleProcess, *, application: str | None = None, names: S
         closing(process.bus.view(PROGRESS, MissingRewards)) as missing,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
-        runner.run(_run(process, attached, selection, progress, missing, group, num_partitions))
+        runner.run(_run(process, name, attached, selection, progress, missing, group, num_partitions))
 
 
 def all_rewards(settings: Settings) -> tuple[str, ...]:
@@ -102,6 +103,7 @@ def check_isolation(attached: Sequence[Attached], num_processes: int) -> None:
 
 async def _run(
     process: RoleProcess,
+    application: str,
     attached: tuple[Attached, ...],
     selection: Selection | None,
     progress: CompactedView[Progress],
@@ -133,6 +135,7 @@ async def _run(
         clock=process.clock,
         pool=pool,
         selection=selection,
+        application=application,
         notices=process.notices,
     )
     intake = Intake(wire.run_id, budget=settings.budget, drop_stale=settings.staleness.over_budget == "drop")

@@ -131,10 +131,13 @@ class Scorer:
         clock: Clock,
         pool: ScoringPool | None = None,
         selection: Selection | None = None,
+        application: str = "",
         notices: Notices | None = None,
     ) -> None:
-        """`selection` None: every function judges everything. `notices` hear of functions that fail."""
+        """`selection` None: every function judges everything. `application`: its name, for the records. `notices` hear of functions that
+        fail."""
         self._attached = tuple(attached)
+        self._application = application
         self._selection = selection
         self._run_id = run_id
         self._limits = limits
@@ -215,6 +218,7 @@ class Scorer:
             of=at,
             name=entry.name,
             code_version=entry.function.version,
+            application=self._application,
             outcome=judgement.outcome,
             value=judgement.value,
             components=judgement.components,

@@ -189,6 +189,9 @@ class ScoringSettings(Section):
     """Further attempts after a failure; a time-out is not tried again."""
     deadline_s: float = Field(default=300.0, gt=0)
     """How long a whole group waits for a required reward before its default stands in, or its samples are dropped."""
+    applications: dict[str, str] = Field(default_factory=dict)
+    """[scoring.applications]: reward name = the application whose records of it count; the run's own is `main`. For a reward that is not
+    here the first record counts, whoever wrote it."""
     when_failing: Literal["stop", "go_on"] = "stop"
     """When a weighted reward has failed for as many samples as a step has, and for longer than `deadline_s`: end the run with its
     message, or train on without it."""
@@ -395,6 +398,15 @@ class Settings(Section):
                 f"{self.learner.groups_per_step}: the updates must get equally many groups"
             )
             raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _applications_judge(self) -> Settings:
+        judges = {*self.rewards, *(name for section in self.eval for name in section.rewards)}
+        for name in self.scoring.applications:
+            if name not in judges:
+                message = f"[scoring.applications] names {name!r}, which is no reward of this file: {', '.join(sorted(judges))}"
+                raise ValueError(message)
         return self
 
     @model_validator(mode="after")

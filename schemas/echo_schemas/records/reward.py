@@ -44,7 +44,8 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward(Record):
-    """One value for one trajectory *record*: `of` names the partition and offset that were judged."""
+    """One value for one trajectory *record*: `of` names the partition and offset that were judged. `application`: who judged, by its own
+    word."""
 
     SCHEMA: ClassVar[str] = "reward"
 
@@ -56,6 +57,7 @@ class Reward(Record):
     of: Coordinates
     name: str
     code_version: str
+    application: str = ""
     outcome: RewardOutcome
     value: float | None = None
     components: Mapping[str, float] = field(default_factory=dict)

@@ -31,6 +31,12 @@ R = TypeVar("R", bound=Record)
 KEEP: dict[str, Any] = {"checkpoint": {"keep": 9}}
 
 
+@pytest.fixture(autouse=True)
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent has ended: nobody need listen for long."""
+    monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 0.2)
+
+
 def trained(pipeline: Pipeline, steps: int = 3, **sections: Any) -> NumpyTrainer:
     fill(pipeline, steps)
     trainer = NumpyTrainer()

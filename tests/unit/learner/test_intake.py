@@ -279,6 +279,7 @@ def test_the_seq_of_a_dead_request_is_closed_once_the_log_is_read_unless_another
 
 def test_progress_tells_what_is_closed_what_is_seen_and_up_to_when_the_log_is_read(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("echo_learner.intake._TICK_S", 0.0)
+    monkeypatch.setattr("echo_learner.intake._LOOK_EVERYWHERE_S", 0.1)
     setup.intake.start(None)
     assert setup.intake.read_from(0) == {"seen": b"", "read_s": None}
     for number, seq in enumerate((1, 2, 4)):

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_bus.clock import ManualClock
+from echo_bus.settings import Settings
 from echo_schemas.columns import FLAG_DTYPE, VALUE_DTYPE
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
@@ -27,9 +29,10 @@ from echo_schemas.records import (
     RunState,
     StepReport,
 )
-from echo_schemas.topics import CONTROL, PROGRESS, STEPS, TRAJECTORIES
+from echo_schemas.topics import CONTROL, PROGRESS, REWARDS, STEPS, TRAJECTORIES
+from tests.unit.core.records import reward
 from tests.unit.learner.numpy_trainer import NumpyTrainer
-from tests.unit.learner.pipeline import Pipeline, Running, assert_books, fill, sample
+from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline, Running, assert_books, fill, sample
 
 DEADLINE_S = 100.0
 AT_ONCE_S = 0.0
@@ -365,3 +368,25 @@ def test_reading_that_fails_ends_the_learner(pipeline: Pipeline, start: Start, m
     monkeypatch.setattr("echo_bus.reader.LogReader.read", fails)
     with pytest.raises(OSError, match="the network is gone"):
         running.join()
+
+
+def test_a_reward_counts_only_from_the_application_that_the_file_names(pipeline: Pipeline) -> None:
+    """The other one's come first, and would count if nobody were named."""
+    for seq in range(GROUPS_PER_STEP):
+        members = [sample(seq, index) for index in range(GROUP_SIZE)]
+        places = list(zip(members, pipeline.write(TRAJECTORIES, *members), strict=True))
+        for application, offset in (("shadow", 10.0), ("judges", 0.0)):
+            for member, where in places:
+                given = reward(where, member.seq, index=member.index, value=offset + member.index, application=application)
+                pipeline.write(REWARDS, given, partition=where.partition)
+    running = pipeline.start(NumpyTrainer(), learner={"steps": 1}, scoring={"applications": {"exact": "judges"}})
+    running.join()
+    (report,) = pipeline.read(STEPS, StepReport)
+    assert report.batch is not None
+    assert np.frombuffer(report.batch.rewards[0].values, VALUE_DTYPE).tolist() == [*range(GROUP_SIZE)] * GROUPS_PER_STEP
+    assert "comes from the application 'shadow' and is not counted" in running.process.notices.current()["writer of exact"]
+
+
+def test_an_application_for_a_reward_that_the_file_does_not_have_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"\[scoring.applications\] names 'exakt', which is no reward of this file: exact"):
+        Settings.model_validate({"run": {"name": "demo"}, "scoring": {"applications": {"exakt": "main"}}})

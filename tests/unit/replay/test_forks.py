@@ -31,6 +31,12 @@ FORK = "demo-2"
 BEGUN, LAST = 2, 4
 
 
+@pytest.fixture(autouse=True)
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent has ended: nobody need listen for long."""
+    monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 0.2)
+
+
 def groups(pipeline: Pipeline, steps: Iterable[int], *, version: int, **changes: Any) -> None:
     """What these steps train, sampled by `version`, whose checksum is known from the run's manifests."""
     shas = {0: NumpyTrainer().snapshot_sha256} | {manifest.version: manifest.sha256 for manifest in pipeline.manifests()}
