@@ -52,7 +52,7 @@ from echo_ops.supervisor.registration import make_topics
 from echo_replay.audit import audit_run
 from echo_rollout.engines.engine import EngineConfig, Generation
 from echo_rollout.engines.scripted import ScriptedEngine
-from echo_schemas.records import FinishReason, Purpose, RolloutRequest, Sampling, Trajectory, VersionSpan
+from echo_schemas.records import FinishReason, Purpose, RolloutRequest, Sampling, Trajectory, VersionSpan, WorkerState, WorkerStatus
 from echo_schemas.topics import DROPS, PROGRESS, REQUESTS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.prompts import PromptCodec
@@ -276,8 +276,11 @@ class Mortal:
             self._open.close()
 
 
-def rehearse(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
-    """Run it to its last step; what was seen of the processes."""
+def rehearse(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, Any]:
+    """Run it to its last step; what was seen of the processes.
+
+    Workers come one process after another, as a pool grows: hundreds that start at once on one machine leave its broker no processor.
+    """
     limit = Deadline.after(_START_S + _SLACK * options.steps * options.train_s)
     names = [f"worker-{number}" for number in range(options.workers - 2)]
     memory: list[tuple[float, float]] = []
@@ -291,6 +294,7 @@ def rehearse(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
         for first in range(0, len(names), _WORKERS_A_PROCESS):
             chosen = names[first : first + _WORKERS_A_PROCESS]
             others.append(stack.enter_context(stage.workers(f"workers-{first}", chosen)))
+            await_workers(bus, first + len(chosen), limit)
         mortal = stack.enter_context(closing(Mortal(stage, options.death_every_s)))
         while learner.poll() is None:
             mortal.look()
@@ -309,6 +313,13 @@ def rehearse(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
         "learner_growth": _growth([mib for _, mib in memory if mib]),
         "learner_rss_mib": memory[:: max(1, len(memory) // _POINTS)],
     }
+
+
+def await_workers(bus: Bus, count: int, limit: Deadline) -> None:
+    """Until so many workers are ready, or time is up."""
+    with closing(bus.view(WORKERS, WorkerStatus)) as workers:
+        while not limit.expired() and sum(status.state is WorkerState.READY for status in workers.items().values()) < count:
+            time.sleep(_LOOK_S)
 
 
 def _resident_mib(pid: int) -> float:
@@ -386,7 +397,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         bus = open_bus(settings, "operator")
         make_topics(open_cluster(settings), bus.namespace)
         spread_requests(bus, options.partitions)
-        seen = rehearse(Stage(guard, folder, config), options)
+        seen = rehearse(Stage(guard, folder, config), bus, options)
         report = audit_run(bus, RUN)
         return {**read_log(bus), **seen, "audit": report.verdict.value, "conditions": {**_plain(options), "cores": os.cpu_count()}}
 

@@ -1,5 +1,8 @@
 """What a consumer can ask of the cluster: how many partitions a topic has, where a partition begins and ends, what a group has done of it.
 
+Nobody asks an admin client for a group's offsets or its members: where a coordinator moves, or the connection to it is lost, librdkafka
+(2.16) ends the whole process then (librdkafka#5040, librdkafka#5397), be it a minute after the answer was given up.
+
 Leaders and coordinators move, and are unknown for a moment after a topic or a group was made: such answers are asked for again until the
 time is up.
 """
@@ -12,9 +15,10 @@ from collections.abc import Sequence
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from echo_bus.clock import Deadline
-from echo_bus.cluster import RawConsumer
+from echo_bus.cluster import Cluster, RawConsumer
 from echo_bus.errors import ClusterUnreachable, NotAuthorized, TopicMissing
 from echo_bus.kafka import translate
+from echo_bus.profiles import GROUP_CONSUMER
 
 QUERY_S = 30.0
 _AGAIN_S = 0.05
@@ -39,6 +43,12 @@ _COORDINATOR_MOVES = frozenset(
         KafkaError._WAIT_COORD,  # noqa: SLF001  public in librdkafka, underscored in Python
     }
 )
+
+
+def open_asker(cluster: Cluster, group: str, client_id: str) -> RawConsumer:
+    """A client that may ask what `group` has committed. It joins nothing, and assigns nothing; close it."""
+    properties = {name: value for name, value in GROUP_CONSUMER.items() if name != "partition.assignment.strategy"}
+    return cluster.consumer({**properties, "group.id": group, "client.id": client_id})
 
 
 def num_partitions(consumer: RawConsumer, physical: str, timeout_s: float = QUERY_S) -> int:

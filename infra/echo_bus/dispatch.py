@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from confluent_kafka import OFFSET_INVALID
 
 from echo_bus.cluster import Cluster
-from echo_bus.consumer_queries import committed_offsets, num_partitions, watermarks
-from echo_bus.profiles import GROUP_CONSUMER
+from echo_bus.consumer_queries import committed_offsets, num_partitions, open_asker, watermarks
 from echo_bus.publisher import Receipt
 from echo_core.work_shares import OpenWorkers, WorkerLoad
 from echo_schemas.errors import UserError
@@ -180,8 +179,7 @@ class WorkObserver:
     def __init__(self, cluster: Cluster, *, physical: str, group: str, client_id: str) -> None:
         """`group` is the *workers'* group; nothing here joins it, commits or assigns."""
         self._physical = physical
-        properties = {name: value for name, value in GROUP_CONSUMER.items() if name != "partition.assignment.strategy"}
-        self._consumer = cluster.consumer({**properties, "group.id": group, "client.id": client_id})
+        self._consumer = open_asker(cluster, group, client_id)
 
     def num_partitions(self, timeout_s: float = 10.0) -> int:
         """Raises TopicMissing."""

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import KafkaException
+from confluent_kafka import ConsumerGroupState, KafkaException
 from pydantic import ValidationError
 
 from echo_bus import profiles
@@ -234,7 +234,9 @@ def _has_members(bus: Bus, group: str) -> bool:
     # Held until the answer is there: with the client goes who would bring it.
     admin = bus.cluster.admin()
     try:
-        return bool(admin.describe_consumer_groups([group], request_timeout=_GROUPS_S)[group].result(_GROUPS_S).members)
+        # Asked of the brokers, not of the group's coordinator, where librdkafka may end the process: see `consumer_queries`.
+        found = admin.list_consumer_groups(request_timeout=_GROUPS_S).result(_GROUPS_S).valid
+        return any(each.group_id == group and each.state is not ConsumerGroupState.EMPTY for each in found)
     except TimeoutError as exc:
         raise ClusterUnreachable(f"Nobody said within {_GROUPS_S:g} s who is in the group {group!r}.") from exc
     except KafkaException as exc:

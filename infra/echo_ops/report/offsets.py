@@ -1,7 +1,6 @@
 """End offsets of topics and what groups have committed, a few requests for all partitions together.
 
-Asked through consumers, not through an admin client: librdkafka (2.16) ends the whole process with SIGSEGV when an admin client's question
-for a group's offsets is answered "not coordinator", which it is for a moment whenever a broker comes back (librdkafka#5040).
+Asked through consumers, not through an admin client: see `consumer_queries`.
 """
 
 from __future__ import annotations
@@ -11,16 +10,15 @@ from contextlib import suppress
 from confluent_kafka import KafkaException
 
 from echo_bus.cluster import Cluster, RawConsumer
-from echo_bus.consumer_queries import committed_offsets, end_offsets, num_partitions, offsets_at
+from echo_bus.consumer_queries import committed_offsets, end_offsets, num_partitions, offsets_at, open_asker
 from echo_bus.errors import TransportError
 from echo_bus.kafka import translate
-from echo_bus.profiles import GROUP_CONSUMER, LOOK
+from echo_bus.profiles import LOOK
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import REQUESTS, TRAJECTORIES, Topic
 
 _TIMEOUT_S = 15.0
 _ROLE = "view"
-_STRATEGY = "partition.assignment.strategy"
 
 
 class OffsetWatch:
@@ -76,8 +74,7 @@ class OffsetWatch:
     def _member_of(self, group: str) -> RawConsumer:
         """A client that may ask for the group's offsets; it joins nothing."""
         if group not in self._groups:
-            properties = {name: value for name, value in GROUP_CONSUMER.items() if name != _STRATEGY}
-            self._groups[group] = self._cluster.consumer({**properties, "group.id": group, "client.id": self._client_id})
+            self._groups[group] = open_asker(self._cluster, group, self._client_id)
         return self._groups[group]
 
     def _ends(self, topic: Topic) -> dict[tuple[str, int], int]:

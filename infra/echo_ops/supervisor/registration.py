@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 
-from confluent_kafka import KafkaException
-
 from echo_bus.bus import Bus
-from echo_bus.errors import TopicMissing
+from echo_bus.cluster import RawConsumer
+from echo_bus.consumer_queries import committed, open_asker
+from echo_bus.errors import TopicMissing, TransportError
 from echo_bus.kafka import KafkaCluster
 from echo_learner.commit.session import read_tip, refuse_if_alive
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import Kind
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
+from echo_schemas.topics import REQUESTS
 
 _REACH_S = 30.0
 _COORDINATOR_S = 1.0
@@ -47,13 +49,22 @@ def make_topics(cluster: KafkaCluster, namespace: Namespace, *, replicas: int | 
             f"{plan.unmakeable[0].why}.",
             hint="`echoswarm doctor` says which brokers answer.",
         )
-    clients = cluster.admin()
-    asked = clients.describe_consumer_groups([namespace.group("worker")], request_timeout=_COORDINATOR_S)
-    admin.apply(plan.only(Kind.CREATE))
-    admin.wait_usable(plan.specs)
     # A cluster that never had a group makes its offsets topic at the first question and leaves that one unanswered: better ours, now,
     # than a role's, which would wait its whole time-out.
-    with suppress(KafkaException):
-        asked[namespace.group("worker")].result()
+    asker = open_asker(cluster, namespace.group("worker"), namespace.client_id("view"))
+    asking = threading.Thread(target=_ask, args=(asker, namespace.topic(REQUESTS)))
+    asking.start()
+    try:
+        admin.apply(plan.only(Kind.CREATE))
+        admin.wait_usable(plan.specs)
+    finally:
+        asking.join()
+        asker.close()
     differing = {step.topic for step in plan.steps if step.kind is not Kind.CREATE}
     return f"{len(differing)} topics differ from their files; `echoswarm topics plan` shows how" if differing else ""
+
+
+def _ask(asker: RawConsumer, physical: str) -> None:
+    """Ask what the group has committed, whatever the answer is."""
+    with suppress(TransportError):
+        committed(asker, [(physical, 0)], _COORDINATOR_S)

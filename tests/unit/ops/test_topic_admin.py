@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,17 +54,6 @@ class Answering(MemoryCluster):
     def check(self, timeout_s: float) -> int:
         del timeout_s
         return 1
-
-    def admin(self) -> Any:
-        inner = super().admin()
-
-        def describe(groups: list[str], **_: Any) -> dict[str, Future[None]]:
-            answered: Future[None] = Future()
-            answered.set_result(None)
-            return dict.fromkeys(groups, answered)
-
-        inner.describe_consumer_groups = describe  # type: ignore[attr-defined]
-        return inner
 
 
 @pytest.mark.parametrize("leaderless", [False, True])
