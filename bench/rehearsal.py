@@ -42,11 +42,13 @@ from echo_bus.bus import Bus, open_bus, open_cluster
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.embedded import EmbeddedKafka
 from echo_bus.embedded.guard import Guard
+from echo_bus.embedded.jvm import Jvm
 from echo_bus.metrics import BusMetrics
 from echo_bus.places import PlaceTimes
 from echo_bus.process import RoleProcess, StopSignal, open_role
 from echo_bus.settings import Settings, load_settings
 from echo_bus.settings.kinds import settings_of_kind
+from echo_bus.view import CompactedView
 from echo_ops.report.run_view import RunView
 from echo_ops.supervisor.registration import make_topics
 from echo_replay.audit import audit_run
@@ -65,6 +67,8 @@ _VOCABULARY, _FIRST_TOKEN = 32, 2
 _PROMPT_TOKENS = 64
 _MIB = 1 << 20
 _WORKERS_A_PROCESS = 25
+# One broker has the clients of hundreds of workers: a dozen connections each.
+_HEAP_MB = 2_048
 _LOOK_S, _END_S, _START_S, _READ_S = 1.0, 60.0, 600.0, 120.0
 # Slower than its own pace by so much a run may be, start-up aside.
 _SLACK = 4.0
@@ -127,6 +131,7 @@ group_size = {options.group_size}
 groups_in_flight = {options.slots}
 max_new_tokens = {options.tokens}
 probe_size = 0
+heartbeat_s = 2.0
 {pool}
 [learner]
 groups_per_step = {options.groups}
@@ -290,11 +295,12 @@ def rehearse(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, A
             stage.stand_in("learner", "--role", "learner", "--train-s", str(options.train_s), "--snapshot-mib", str(options.snapshot_mib))
         )
         others = [stack.enter_context(stage.role(role)) for role in ("feeder", "reward")]
+        workers = stack.enter_context(closing(bus.view(WORKERS, WorkerStatus)))
         others.append(stack.enter_context(stage.workers("liar", ["liar"], LIAR)))
         for first in range(0, len(names), _WORKERS_A_PROCESS):
             chosen = names[first : first + _WORKERS_A_PROCESS]
             others.append(stack.enter_context(stage.workers(f"workers-{first}", chosen)))
-            await_workers(bus, first + len(chosen), limit)
+            await_workers(workers, first + len(chosen), limit)
         mortal = stack.enter_context(closing(Mortal(stage, options.death_every_s)))
         while learner.poll() is None:
             mortal.look()
@@ -315,11 +321,10 @@ def rehearse(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, A
     }
 
 
-def await_workers(bus: Bus, count: int, limit: Deadline) -> None:
+def await_workers(workers: CompactedView[WorkerStatus], count: int, limit: Deadline) -> None:
     """Until so many workers are ready, or time is up."""
-    with closing(bus.view(WORKERS, WorkerStatus)) as workers:
-        while not limit.expired() and sum(status.state is WorkerState.READY for status in workers.items().values()) < count:
-            time.sleep(_LOOK_S)
+    while not limit.expired() and sum(status.state is WorkerState.READY for status in workers.items().values()) < count:
+        time.sleep(_LOOK_S)
 
 
 def _resident_mib(pid: int) -> float:
@@ -391,7 +396,7 @@ def count_requests(bus: Bus) -> dict[str, int]:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The whole rehearsal."""
-    with EmbeddedKafka(folder=folder / "kafka") as kafka, closing(Guard()) as guard:
+    with EmbeddedKafka(folder=folder / "kafka", jvm=Jvm(heap_mb=_HEAP_MB)) as kafka, closing(Guard()) as guard:
         config = run_file(folder, kafka.bootstrap, options)
         settings = load_settings(config, {})
         bus = open_bus(settings, "operator")
