@@ -67,6 +67,7 @@ _VOCABULARY, _FIRST_TOKEN = 32, 2
 _PROMPT_TOKENS = 64
 _MIB = 1 << 20
 _WORKERS_A_PROCESS = 25
+_NICE = 15
 # One broker has the clients of hundreds of workers: a dozen connections each.
 _HEAP_MB = 2_048
 _LOOK_S, _END_S, _START_S, _READ_S = 1.0, 60.0, 600.0, 120.0
@@ -176,6 +177,8 @@ def run_workers(settings: Settings, names: Sequence[str], kind: str) -> None:
     """Real workers, a thread each, until this process is told to end."""
     import echo_rollout.run as rollout
 
+    # They have machines of their own where it counts; here they leave the processor to the others.
+    os.nice(_NICE)
     chosen = settings_of_kind(settings, kind)
     stop = StopSignal()
     failed: list[str] = []
@@ -222,7 +225,7 @@ class Stage:
         environ = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(self._folder / "cache")}
         with (self._folder / f"{name}.log").open("ab") as log:
             command = [sys.executable, *arguments, "--config", str(self._config)]
-            made = subprocess.Popen(command, env=environ, stdout=log, stderr=log, cwd=self._root, start_new_session=True)
+            made = subprocess.Popen(command, env=environ, stdout=log, stderr=log, cwd=self._root)
         self._guard.protect(made.pid)
         try:
             yield made
