@@ -60,6 +60,12 @@ class Run:
         self._start(lambda: self._train(steps, stop, takeover))
         return stop
 
+    def end_learning(self, stop: StopSignal) -> None:
+        """End the learner that was started last, and wait until it has: what it still publishes would be fenced by the next one."""
+        stop.set()
+        self._threads[-1].join(60)
+        assert not self._threads[-1].is_alive(), "the learner did not end"
+
     def reports(self) -> list[StepReport]:
         return [record for record in self.fleet.records(STEPS) if isinstance(record, StepReport)]
 
@@ -201,7 +207,7 @@ def test_a_learner_that_starts_again_in_the_middle_of_a_batch_trains_each_seq_on
     held.touch()
     await_in(run.fleet, lambda: _in_hand(run.fleet, "w0"), "the worker to hold a batch")
     before = len(run.reports())
-    first.set()
+    run.end_learning(first)
     run.learn(4, takeover=True)
     held.unlink()
     reports = run.await_steps(4)
