@@ -30,8 +30,12 @@ class Waiting:
 
     def tell(self, version: int, *, is_paused: bool) -> None:
         """Say for what the learner waits, if it waits for long."""
-        why = "The run is paused by an order." if is_paused else self._intake.describe_wait()
-        self._standstill.stands("No batch", f"The learner is at version {version}. {why}")
+
+        def why() -> str:
+            cause = "The run is paused by an order." if is_paused else self._intake.describe_wait()
+            return f"The learner is at version {version}. {cause}"
+
+        self._standstill.stands("No batch", why)
 
     def name_missing_rewards(self) -> None:
         """Let whoever judges look again at what stays without a reward, whoever has committed it. Raises TransportError."""

@@ -114,7 +114,7 @@ class Worker:
                 if self._busy:
                     now_s = self._clock.monotonic_s()
                     self._offer_again([state for state in self._busy if state.closed or state.retry_at_s <= now_s])
-        except BaseException as exc:
+        except BaseException as exc:  # the edge of the thread: the loop raises it
             self.error = exc
 
     def _wait_s(self) -> float:

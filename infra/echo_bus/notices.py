@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from echo_bus.clock import Clock, SystemClock
@@ -76,8 +77,8 @@ class Standstill:
         self._since_s = self._clock.monotonic_s()
         self._notices.clear(self._place)
 
-    def stands(self, what: str, why: str) -> None:
-        """`what` has been so since it last moved: "No batch". `why`: sentences, and what to look at."""
+    def stands(self, what: str, why: Callable[[], str]) -> None:
+        """`what` has been so since it last moved: "No batch". `why`: sentences, and what to look at; asked for once it has been long."""
         waited_s = self._clock.monotonic_s() - self._since_s
         if waited_s >= STANDSTILL_S:
-            self._notices.say(self._place, f"{what} for {waited_s:.0f} s. {why}")
+            self._notices.say(self._place, f"{what} for {waited_s:.0f} s. {why()}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections import deque
 from contextlib import closing
@@ -144,6 +145,7 @@ class Feeder:
         self._resumed = False
         self._full_wait_s = _FULL_LEAST_S
         self._standstill = Standstill(parts.notices, "requests", parts.clock)
+        self._said_s = -math.inf
         self._roster = Roster(heartbeat_s=parts.settings.rollout.heartbeat_s, group_size=parts.settings.rollout.group_size)
         self._steps = StepPace()
         self._patience = Patience(least_s=parts.settings.rollout.request_timeout_s, num_steps=parts.policy.budget + 1)
@@ -397,14 +399,19 @@ class Feeder:
 
     def _say(self, hold: Hold | None) -> None:
         """Tell what stands still and only the feeder sees. Pace is no standstill while somebody works on what there is."""
+        now_s, outstanding = self._parts.clock.monotonic_s(), self._chooser.outstanding
+        if now_s - self._said_s < _LOOK_S:
+            return
+        self._said_s = now_s
         match hold:
             case Hold.UNPUBLISHED:
-                self._standstill.stands("No request was issued", "No version is published yet. Look at the learner's log.")
+                self._standstill.stands("No request was issued", lambda: "No version is published yet. Look at the learner's log.")
             case Hold.PAUSED:
-                self._standstill.stands("No request was issued", "The run is paused by an order.")
-            case Hold.PACE | Hold.WINDOW if self._chooser.outstanding and not self._roster.shares(self._parts.clock.monotonic_s()).owners:
-                why = f"{self._chooser.outstanding} requests wait for one. Look at the workers' logs, or start some."
-                self._standstill.stands("No worker was ready", why)
+                self._standstill.stands("No request was issued", lambda: "The run is paused by an order.")
+            case Hold.PACE | Hold.WINDOW if outstanding and not self._roster.shares(now_s).owners:
+                self._standstill.stands(
+                    "No worker was ready", lambda: f"{outstanding} requests wait for one. Look at the workers' logs, or start some."
+                )
             case _:
                 self._standstill.moves()
 

@@ -140,12 +140,12 @@ class WeightWatcher:
         """Tell it, if there are no weights or older ones for long. On the loop's thread, now and then."""
         manifest, installed = self._newest(), self._engine.installed
         if manifest is None:
-            self._standstill.stands("No version to install", "None is published yet. Look at the learner's log.")
+            self._standstill.stands("No version to install", lambda: "None is published yet. Look at the learner's log.")
         elif self._is_settled(manifest):
             self._standstill.moves()
         else:
             meanwhile = "" if installed is None else f" Version {installed.version} is served meanwhile."
-            self._standstill.stands(f"Version {manifest.version} is not installed", f"{self._doing}{meanwhile}")
+            self._standstill.stands(f"Version {manifest.version} is not installed", lambda: f"{self._doing}{meanwhile}")
 
     def _is_settled(self, manifest: WeightManifest) -> bool:
         """Whether there is nothing to do about it."""

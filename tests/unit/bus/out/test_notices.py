@@ -39,13 +39,13 @@ def test_a_place_says_why_it_does_not_move_once_it_has_not_for_long() -> None:
     notices = Notices(clock)
     place = Standstill(notices, "batch", clock)
     clock.advance(STANDSTILL_S - 1)
-    place.stands("No batch", "Nobody works.")
+    place.stands("No batch", lambda: "Nobody works.")
     assert not notices.current()
     clock.advance(1.0)
-    place.stands("No batch", "Nobody works.")
+    place.stands("No batch", lambda: "Nobody works.")
     assert notices.current() == {"batch": "No batch for 20 s. Nobody works."}
     place.moves()
-    place.stands("No batch", "Nobody works.")
+    place.stands("No batch", lambda: "Nobody works.")
     assert not notices.current()
 
 
