@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+import pytest
+
 from echo_bus.clock import Deadline
 from tests.chaos.cluster import NUM_BROKERS
 from tests.chaos.hostile import inject_hostile
@@ -199,6 +201,11 @@ def _succeed(scene: Scene, *arguments: str, is_frozen: bool) -> None:
     scene.wait_until(
         lambda: second.poll() is not None or "Going on from version" in said_by(second), _ENDS_WITHIN_S, "a second learner goes on"
     )
+    if second.poll() is not None:
+        # The run is the first one's still, and the next fault finds it so.
+        swarm.adopt("learner", first)
+        swarm.thaw(first)
+        pytest.fail(f"the second learner ended by itself: {said_by(second)[-2_000:]}")
     if is_frozen:
         scene.wait_for(scene.follower.version + 1, _ENDS_WITHIN_S, "the successor trains")
         swarm.thaw(first)

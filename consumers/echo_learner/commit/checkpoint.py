@@ -239,7 +239,11 @@ class CheckpointStore:
         files: Mapping[str, Sequence[Any]] = self._content(name)["files"]
         folder = self._folder / name
         missing = [path for path in files if not (folder / path).is_file()]
-        changed = [path for path, found in _digests(folder, [path for path in files if path not in missing]) if found != list(files[path])]
+        there = [path for path in files if path not in missing]
+        try:
+            changed = [path for path, found in _digests(folder, there) if found != list(files[path])]
+        except OSError as exc:
+            raise UserError(f"The checkpoint {name} in {self._folder} cannot be read: {exc}.", hint=_NOT_WHOLE_HINT) from exc
         if missing or changed:
             what = [f"{path} is gone" for path in missing] + [f"{path} is not what was written" for path in changed]
             raise UserError(f"The checkpoint {name} in {self._folder} is not whole: {', '.join(what)}.", hint=_NOT_WHOLE_HINT)
@@ -316,8 +320,13 @@ class CheckpointStore:
         shutil.rmtree(gone, ignore_errors=True)
 
     def num_bytes(self, name: str) -> int:
-        """What a checkpoint takes on the disk."""
-        return sum(path.stat().st_size for path in (self._folder / name).rglob("*") if path.is_file())
+        """What a checkpoint takes on the disk; less where its learner is removing it just now."""
+        total = 0
+        for folder, _, files in os.walk(self._folder / name):
+            for file in files:
+                with suppress(FileNotFoundError):
+                    total += (Path(folder) / file).stat().st_size
+        return total
 
     def _scratch(self, name: str) -> Path:
         """Where a snapshot lies before its checkpoint is written."""

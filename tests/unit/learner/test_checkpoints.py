@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +107,33 @@ def test_one_that_may_be_the_newest_and_cannot_be_read_is_not_passed_over(pipeli
     (pipeline.folder / "checkpoints" / name / "state.json").write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match=f"The checkpoint {name} cannot be read"):
         pipeline.train(NumpyTrainer(), steps=3, takeover=True)
+
+
+def test_one_that_its_learner_removes_meanwhile_has_no_size(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner that is to be taken over trains on, and removes what is looked at."""
+    states = first_steps(pipeline, 2)
+    listed, removed = os.scandir, states[0].id
+
+    def scandir(path: str | Path | int) -> Any:
+        # A number is an open folder, which is how one is deleted.
+        if not isinstance(path, int) and Path(path).name == "trainer" and Path(path).parent.name == removed:
+            pipeline.store.remove(removed)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    pipeline.store.check_writable("demo")
+    assert removed not in pipeline.store.ids(), "it was not removed in between: nothing is shown"
+
+
+def test_one_that_the_disk_does_not_give_is_named(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = first_steps(pipeline, 1)
+
+    def fails(*args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(hashlib, "file_digest", fails)
+    with pytest.raises(UserError, match=f"The checkpoint {states[1].id} in .* cannot be read: .*Input/output error"):
+        pipeline.store.verify(states[1].id)
 
 
 @pytest.fixture
