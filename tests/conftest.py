@@ -49,6 +49,8 @@ _FETCH_S = 500.0
 _ENGINE_S = 900.0
 # Tests want little CPU and an early answer more than the last microsecond.
 _JVM = Jvm(jit=Jit.QUICK)
+# Runs that a test starts share the cores with those of other tests: bound to the same one, they would leave another idle.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 _session = uuid.uuid4().hex[:8]
 _counter = itertools.count(1)
 
@@ -152,9 +154,7 @@ def vllm_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkingPr
     """Where engines on vLLM run, in forks of a process that has imported it; see tests/contract/engines/vllm_jobs."""
     if absent := missing("vllm"):
         pytest.skip(f"{', '.join(absent)} is not installed: install the extra 'rollout-cpu'")
-    # Threads bound to cores would share one with those of other tests.
-    environ = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    process = ForkingProcess("tests.contract.engines.vllm_jobs", tmp_path_factory.mktemp("vllm"), job_s=_ENGINE_S, environ=environ)
+    process = ForkingProcess("tests.contract.engines.vllm_jobs", tmp_path_factory.mktemp("vllm"), job_s=_ENGINE_S)
     yield process
     process.close()
 

@@ -74,8 +74,7 @@ class Swarm:
         overrides.setdefault("ECHO_RUN__NAME", "chaos")
         self.settings: Settings = load_settings(self.config, {**self._environ, **overrides})
         plans = plan_children(self.settings, this_machine(), config=self.config, overrides=overrides, folder=self.folder)
-        # Pinned to the machine's cores as a run of its own would be, it could not share them with three brokers and a test.
-        self._plans = {plan.name: replace(plan, cores=()) for plan in plans}
+        self._plans = {plan.name: plan for plan in plans}
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 STEPS = 5 if IS_THOROUGH else 3
-COMMAND = [sys.executable, "-m", "echo_ops.cli", "demo", "--plain", "--steps", str(STEPS)]
+COMMAND = [sys.executable, "-m", "echo_ops.cli", "demo", "--task", "knights-knaves", "--plain", "--steps", str(STEPS)]
 WAIT_S = 900.0
 
 

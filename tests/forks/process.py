@@ -7,7 +7,6 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,9 +21,9 @@ class Refused(Exception):
 
 
 class ForkingProcess:
-    """Runs functions of `module`, each in a fork of one process that has everything imported. `environ` is its own."""
+    """Runs functions of `module`, each in a fork of one process that has everything imported."""
 
-    def __init__(self, module: str, folder: Path, *, job_s: float = _JOB_S, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, module: str, folder: Path, *, job_s: float = _JOB_S) -> None:
         self._folder = folder
         self._job_s = job_s
         self._log = (folder / "log").open("wb")
@@ -34,7 +33,7 @@ class ForkingProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**os.environ, **_ONE_THREAD, "HF_HUB_OFFLINE": "1", **(environ or {})},
+            env={**os.environ, **_ONE_THREAD, "HF_HUB_OFFLINE": "1"},
             cwd=Path(__file__).parents[2],
         )
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+# vLLM's own: where its compute threads run, or `nobind`.
+_BIND = "VLLM_CPU_OMP_THREADS_BIND"
 # From so many cores on, one is left to Kafka, the rewards and the feeder.
 _SPARE_FROM = 4
 # A training step frees and asks for the same tens of MiB again and again; glibc would give them back to the kernel each time and fault
@@ -21,10 +23,11 @@ _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What may be used: ids of cores and of GPUs."""
+    """What may be used: ids of cores and of GPUs. `binds`: cores are given to one process each; other work shares them otherwise."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...] = ()
+    binds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +62,27 @@ def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1
     """
     local = [need for need in workers if not need.is_elsewhere]
     found = _on_gpus(machine, local, ranks) if machine.gpus else _on_cores(machine.cores, len(local))
+    if not machine.binds:
+        found = Placement(tuple(map(_unbound, found.workers)), _unbound(found.learner), found.others)
     places = iter(found.workers)
     return replace(found, workers=tuple(found.others if need.is_elsewhere else next(places) for need in workers))
 
 
 def this_machine() -> Machine:
-    """Cores that this process may use, and NVIDIA devices that CUDA_VISIBLE_DEVICES does not hide."""
+    """Cores that this process may use, and NVIDIA devices that CUDA_VISIBLE_DEVICES does not hide.
+
+    Whoever tells vLLM to bind nothing is told nothing else by us: the others stay unbound too.
+    """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     present = sorted(path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if present and visible is not None:
         present = [device for device in visible.split(",") if device.strip() not in {"", "-1"}]
-    return Machine(tuple(cores), tuple(present))
+    return Machine(tuple(cores), tuple(present), binds=os.environ.get(_BIND) != "nobind")
+
+
+def _unbound(place: Place) -> Place:
+    return Place({name: value for name, value in place.environ.items() if name != _BIND})
 
 
 def _on_cores(cores: Sequence[int], workers: int) -> Placement:
@@ -86,7 +98,7 @@ def _on_cores(cores: Sequence[int], workers: int) -> Placement:
             {
                 **single,
                 "OMP_NUM_THREADS": str(each),
-                "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores[index * each : (index + 1) * each]),
+                _BIND: ",".join(str(core) for core in cores[index * each : (index + 1) * each]),
             }
         )
         for index in range(workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from echo_bus.settings import Settings
 from echo_bus.settings.offline import OfflineSettings
 from echo_bus.settings.pool import PoolSettings
 from echo_bus.settings.sections import LearnerSettings, RolloutSettings, RunSettings, ScoringSettings
-from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement
+from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement, this_machine
 from echo_ops.supervisor.plan import Role, plan_children
 
 
@@ -54,6 +55,19 @@ def test_too_few_cores_pin_nobody() -> None:
         assert len(found.workers) == workers
         assert found.learner.cores == ()
         assert all("VLLM_CPU_OMP_THREADS_BIND" not in place.environ for place in found.workers)
+
+
+def test_nobody_is_bound_where_other_work_shares_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    assert not this_machine().binds
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND")
+    assert this_machine().binds
+    bound = placement(Machine(tuple(range(8))), [WorkerNeed()] * 2)
+    found = placement(Machine(tuple(range(8)), binds=False), [WorkerNeed()] * 2)
+    assert found.learner == replace(bound.learner, cores=())
+    for shared, own in zip(found.workers, bound.workers, strict=True):
+        assert shared.cores == ()
+        assert {**own.environ} == {**shared.environ, "VLLM_CPU_OMP_THREADS_BIND": own.environ["VLLM_CPU_OMP_THREADS_BIND"]}
 
 
 def test_gpus_go_to_the_learners_ranks_first_and_then_to_each_worker() -> None:
