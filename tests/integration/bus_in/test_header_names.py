@@ -51,11 +51,13 @@ async def _produce(bootstrap: str, physical: str, records: list[tuple[bytes, byt
     try:
         client.add_topic(physical)
         deadline, batch, error = Deadline.after(WAIT_S), bytes(builder.build()), -1
-        # A leader that has just been elected does not know it yet.
+        # Nobody leads a topic that was just made, and a leader that has just been elected does not know it yet.
         while error:
             assert not deadline.expired(), f"waited for the batch to be written; error {error}"
             await client.force_metadata_update()
             leader = client.cluster.leader_for_partition(TopicPartition(physical, 0))
+            if leader in {None, -1}:
+                continue
             answer = await client.send(leader, ProduceRequest(None, -1, 10_000, [(physical, [(0, batch)])]))
             error = answer.topics[0][1][0][1]
     finally:
