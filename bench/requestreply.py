@@ -2,14 +2,16 @@
 
     python bench/requestreply.py [--requests N] [--warm-up N] [--json FILE]
 
-Requester and server are processes of their own, as learner and worker are: `Requester`, the broker with acks=all, a `ConsumerLoop` of the
-workers' group, `ReplyServer`, the broker again. The server answers at once, so what is measured is the way there and back. One at a time.
+Who asks and who answers are processes of their own, as a sequential learner and a worker are, and use what those use: a publisher with
+acks=all, a `ConsumerLoop` of the workers' group, `ReplyServer`, and the learner's `ReplyInbox`, which wakes it. The answer comes at
+once, so what is measured is the way there and back. One at a time.
 In turn with it, "bare": the same bytes between two plain clients without group, codec, headers or cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing as mp
 import os
@@ -32,7 +34,8 @@ from echo_bus.embedded import EmbeddedKafka
 from echo_bus.kafka import KafkaCluster
 from echo_bus.message import ACCEPTED, Message, Outcome
 from echo_bus.metrics import BusMetrics
-from echo_bus.request_reply_server import Begin, ReplyServer
+from echo_bus.request_reply import Begin, ReplyServer, reply_headers
+from echo_learner.sequential.replies import PARTITION, ReplyInbox
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import ChatMessage, Coordinates, Purpose, ReplyOutcome, RolloutReply, RolloutRequest, Sampling
@@ -162,20 +165,29 @@ def measure(bootstrap: str, *, num_requests: int, warm_up: int) -> tuple[list[fl
     bus, bare = bus_of(bootstrap, "learner"), BareRequester(bootstrap)
     ours_ms: list[float] = []
     bare_ms: list[float] = []
-    with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher, closing(bus.requester(publisher, 0)) as requester:
-        requester.start()
+    answered = threading.Event()
+    inbox = ReplyInbox(bus.reader([REPLIES]), lambda reply: answered.set())
+    with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher, closing(inbox):
+        inbox.start()
+        asked = itertools.count()
 
-        def ask(seq: int) -> None:
-            deadline_ms = bus.clock.time_ms() + _DEADLINE_MS
-            requester.send(REQUESTS, request_of(seq), deadline_ms=deadline_ms, partition=seq % _GROUP_PARTITIONS).wait()
+        def ask() -> None:
+            number = next(asked)
+            correlation, deadline_ms = f"bench-{number}", bus.clock.time_ms() + _DEADLINE_MS
+            headers = reply_headers(correlation, topic=bus.namespace.topic(REPLIES), partition=PARTITION, deadline_ms=deadline_ms)
+            answered.clear()
+            publisher.publish(REQUESTS, request_of(number), partition=number % _GROUP_PARTITIONS, headers=headers)
+            while correlation not in (found for found, _ in inbox.take()):
+                if not answered.wait(_WAIT_S):
+                    raise TimeoutError("The server did not answer.")
+                answered.clear()
 
         # The first answers say that both read.
-        ask(0)
+        ask()
         bare.ask()
         for start in range(0, warm_up + num_requests, _TURN):
-            seqs = range(start, start + _TURN)
-            ours = [timed_ms(lambda: ask(seq)) for seq in seqs]  # noqa: B023  called at once
-            plain = [timed_ms(bare.ask) for _ in seqs]
+            ours = [timed_ms(ask) for _ in range(_TURN)]
+            plain = [timed_ms(bare.ask) for _ in range(_TURN)]
             if start >= warm_up:
                 ours_ms += ours
                 bare_ms += plain
@@ -221,6 +233,8 @@ def main() -> None:
         "p99_ms": round(ours[98], 3),
         "bare_p50_ms": round(bare[49], 3),
         "bare_p99_ms": round(bare[98], 3),
+        "p50_ratio": round(ours[49] / bare[49], 2),
+        "p99_ratio": round(ours[98] / bare[98], 2),
         "conditions": {"cores": len(os.sched_getaffinity(0)), "requests": len(ours_ms), "load": round(os.getloadavg()[0], 1)},
     }
     sys.stdout.write(f"{json.dumps(figures)}\n")

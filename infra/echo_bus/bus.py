@@ -19,7 +19,6 @@ from echo_bus.message import Handler
 from echo_bus.metrics import BusMetrics
 from echo_bus.publisher import Publisher
 from echo_bus.reader import Check, Isolation, LogReader, OnInvalid
-from echo_bus.request_reply import Requester
 from echo_bus.settings import Settings
 from echo_bus.transactions import TransactionalWriter
 from echo_bus.view import CompactedView
@@ -27,7 +26,7 @@ from echo_schemas.codec import Codec, lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, Record
 from echo_schemas.registry import HttpRegistry, subjects_of
-from echo_schemas.topics import CONTROL, REPLIES, Topic
+from echo_schemas.topics import CONTROL, Topic
 
 V = TypeVar("V", bound=Record)
 
@@ -171,18 +170,6 @@ class Bus:
         # Its own login lets a role look up nothing but names below its client id.
         return BlobReader(
             self.cluster, client_id=self.client_id, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock
-        )
-
-    def requester(self, publisher: Publisher, partition: int) -> Requester:
-        """Asks through `publisher` and reads its replies on `partition` of the reply topic, which nobody else may use. `start` it."""
-        return Requester(
-            publisher,
-            self.reader([REPLIES]),
-            namespace=self.namespace,
-            reply_topic=REPLIES,
-            reply_partition=partition,
-            metrics=self.metrics,
-            clock=self.clock,
         )
 
 

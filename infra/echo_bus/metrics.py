@@ -76,9 +76,6 @@ class BusMetrics:
         self.commits = counter("commits", "Offset commits.", "group", "outcome")
         self.lag = gauge("lag", "End offset minus next offset to be done.", "topic", "partition")
 
-        self.requests = counter("requests", "Requests sent that want a reply.", "topic")
-        self.replies = counter("replies", "Replies by outcome: accepted, orphan, duplicate, expired.", "outcome")
-        self.request_seconds = histogram("request_seconds", "From request to accepted reply.", "topic")
         self.replies_cached = counter("replies_cached", "Repeated requests answered from the server's cache.")
 
         self.blob_bytes = counter("blob_bytes", "Bytes of blobs.", "direction")

@@ -1,44 +1,47 @@
-"""Asking and being answered over topics, with Spring's header names so that other stacks can take part.
+"""Asking and being answered over topics, with Spring's header names so that other stacks can take part; and the answering half.
 
-    Requester                                                        ReplyServer (in a worker)
-    reply partition assigned, positioned at its end
+    who asks                                                         ReplyServer (in a worker)
+    reply partition read from before the first request
     request ── kafka_correlationId, kafka_replyTopic, kafka_replyPartition ──▶ begin: new | running | answered | expired
-    pending.wait ◀── reply to that partition, kafka_correlationId ──────────── answer
+            ◀── reply to that partition, kafka_correlationId ───────────────── answer
 
-The client is `Requester`; the server's half is in request_reply_server.py. A reply cannot be missed: the partition is read from before the
-first request is sent. A reply that nobody waits for (late, repeated, somebody else's) is an orphan: counted, never an error.
+Delivery is at least once, so a request may come again: while it is being worked on it is passed by, afterwards it is answered from the
+cache. The cache is bounded by number; what fell out is worked on again, and whoever asked passes the second answer over.
 
-Threads: any thread sends and waits; one thread of the requester's own reads replies.
+Threads: any. Nothing blocks but the publisher's full buffer.
 """
 
 from __future__ import annotations
 
-import logging
+import math
 import struct
 import threading
-import uuid
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import Enum
 
 from echo_bus.clock import Clock
-from echo_bus.errors import DeadlineExceeded, ProducerClosed
 from echo_bus.message import Message
 from echo_bus.metrics import BusMetrics
 from echo_bus.publisher import Publisher, Receipt
-from echo_bus.reader import From, LogReader
+from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.headers import number_of
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Record, RolloutReply
+from echo_schemas.records import RolloutReply
 from echo_schemas.topics import Topic
-
-logger = logging.getLogger(__name__)
 
 CORRELATION_ID = "kafka_correlationId"
 REPLY_TOPIC = "kafka_replyTopic"
 REPLY_PARTITION = "kafka_replyPartition"
 DEADLINE_MS = "echo-deadline-ms"
-"""When the requester stops waiting, in milliseconds since the epoch, so that a server drops what nobody waits for."""
+"""When whoever asked stops waiting, in milliseconds since the epoch, so that a server drops what nobody waits for."""
 PARTITION_STRUCT = struct.Struct(">i")
 """Spring's own form: four bytes, big-endian."""
 
-_READ_S = 0.1
+# Spring's is 16 bytes, ours 32. It is repeated in the reply's key, header and body.
+_MOST_CORRELATION_BYTES = 1_024
+# Partitions may be added while we run; whoever names one that is not there makes us ask no more often than this.
+_ASK_AGAIN_S = 30.0
 
 
 def reply_headers(correlation: str, *, topic: str, partition: int, deadline_ms: int | None) -> tuple[tuple[str, bytes], ...]:
@@ -51,162 +54,151 @@ def reply_headers(correlation: str, *, topic: str, partition: int, deadline_ms: 
     return headers if deadline_ms is None else (*headers, (DEADLINE_MS, str(deadline_ms).encode()))
 
 
-class PendingReply:
-    """One request on its way."""
+@dataclass(frozen=True, slots=True)
+class ReplyAddress:
+    """Where a reply goes, and until when anybody waits for it (None: for ever). `correlation` is any bytes, and comes back as it is."""
 
-    def __init__(self, requester: Requester, correlation: str, *, deadline_ms: int, sent_s: float) -> None:
-        self.correlation = correlation
-        self.deadline_ms = deadline_ms
-        self.sent_s = sent_s
-        self.reply: RolloutReply | None = None
-        self.receipt: Receipt | None = None
-        self._requester = requester
+    correlation: bytes
+    partition: int
+    deadline_ms: int | None
 
-    def wait(self) -> RolloutReply:
-        """The reply. Raises DeadlineExceeded at the request's deadline, DeliveryFailed if the request was not written."""
-        return self._requester.wait(self)
-
-    def cancel(self) -> None:
-        """Wait no more; a reply that still comes is an orphan."""
-        self._requester.forget(self)
+    @property
+    def correlation_text(self) -> str:
+        """The correlation id for a record and its key: itself where it is text, else in hexadecimal digits."""
+        try:
+            return self.correlation.decode()
+        except UnicodeDecodeError:
+            return self.correlation.hex()
 
 
-class Requester:
-    """Sends requests and hands their replies out. Thread-safe; `close` it, which closes the reader too."""
+class Begin(Enum):
+    """What to do with a request."""
+
+    NEW = "new"
+    """Work on it, then `answer` or `abandon`."""
+    RUNNING = "running"
+    """It is being worked on; do nothing."""
+    ANSWERED = "answered"
+    """The answer was sent again; do nothing."""
+    EXPIRED = "expired"
+    """Nobody waits any more; do nothing, or answer so."""
+
+
+def address_of(message: Message, *, reply_topic: str) -> ReplyAddress | None:
+    """Where the sender of `message` wants its reply; None if it wants none. `reply_topic` is the physical name that we may write to.
+
+    Raises InvalidRecord if the headers contradict themselves.
+    """
+    headers = message.headers
+    correlation = headers.get(CORRELATION_ID)
+    if correlation is None:
+        return None
+    if not 0 < len(correlation) <= _MOST_CORRELATION_BYTES:
+        raise InvalidRecord(
+            InvalidReason.LENGTH_MISMATCH, f"{CORRELATION_ID} has {len(correlation)} bytes; it has 1 to {_MOST_CORRELATION_BYTES}."
+        )
+    if headers.get(REPLY_TOPIC, b"").decode(errors="replace") != reply_topic:
+        raise InvalidRecord(
+            InvalidReason.INCONSISTENT, f"{REPLY_TOPIC} is {headers.get(REPLY_TOPIC)!r}; replies go to {reply_topic!r} and nowhere else."
+        )
+    packed, deadline, deadline_ms = headers.get(REPLY_PARTITION, b""), headers.get(DEADLINE_MS), number_of(headers.get(DEADLINE_MS))
+    if len(packed) != PARTITION_STRUCT.size:
+        raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, f"{REPLY_PARTITION} has {len(packed)} bytes; Spring's form has four.")
+    (partition,) = PARTITION_STRUCT.unpack(packed)
+    if partition < 0:
+        raise InvalidRecord(InvalidReason.NEGATIVE_NUMBER, f"{REPLY_PARTITION} is {partition}.")
+    if deadline is not None and deadline_ms is None:
+        raise InvalidRecord(InvalidReason.INCONSISTENT, f"{DEADLINE_MS} is not a number of milliseconds: {deadline!r}.")
+    return ReplyAddress(correlation, partition, deadline_ms)
+
+
+class ReplyServer:
+    """Remembers what it was asked and what it answered."""
 
     def __init__(
         self,
         publisher: Publisher,
-        reader: LogReader,
+        reply_topic: Topic,
         *,
         namespace: Namespace,
-        reply_topic: Topic,
-        reply_partition: int,
         metrics: BusMetrics,
         clock: Clock,
-        max_pending: int = 10_000,
+        max_cached: int = 10_000,
     ) -> None:
-        """`reader` reads `reply_topic` alone; `reply_partition` is this requester's own."""
         self._publisher = publisher
-        self._reader = reader
-        self._reply_topic = reply_topic
+        self._topic = reply_topic
         self._physical = namespace.topic(reply_topic)
-        self._partition = reply_partition
         self._metrics = metrics
         self._clock = clock
-        self._max_pending = max_pending
-        self._changed = threading.Condition()
-        self._pending: dict[str, PendingReply] = {}
-        self._error: BaseException | None = None
-        self._started = self._closed = False
-        self._thread = threading.Thread(target=self._read, name="replies", daemon=True)
+        self._max_cached = max_cached
+        self._lock = threading.Lock()
+        self._running: set[bytes] = set()
+        self._answers: OrderedDict[bytes, RolloutReply] = OrderedDict()
+        self._num_partitions = 0
+        self._asked_s = -math.inf
 
-    def start(self) -> None:
-        """Take the place at the end of the reply partition; only then may requests be sent."""
-        self._reader.start(otherwise=From.END)
-        self._started = True
-        self._thread.start()
+    def address_of(self, message: Message) -> ReplyAddress | None:
+        """See `address_of`. Raises InvalidRecord also for a partition that the reply topic does not have.
 
-    @property
-    def num_pending(self) -> int:
-        """Requests without a reply."""
-        return len(self._pending)
-
-    def send(
-        self, topic: Topic, request: Record, *, deadline_ms: int, partition: int | None = None, correlation: str | None = None
-    ) -> PendingReply:
-        """Send `request`. Blocks while `max_pending` requests wait for replies, at most until the deadline.
-
-        Raises DeadlineExceeded if there is no room, ProducerClosed before `start` and after `close`.
+        May block for a look at the cluster, twice a minute at most. Raises ClusterUnreachable, TopicMissing, NotAuthorized.
         """
-        correlation = correlation or uuid.uuid4().hex
-        pending = PendingReply(self, correlation, deadline_ms=deadline_ms, sent_s=self._clock.monotonic_s())
-        with self._changed:
-            if not self._started or self._closed:
-                raise ProducerClosed("Requests are sent between `start` and `close` of a requester.")
-            if not self._changed.wait_for(lambda: len(self._pending) < self._max_pending, self._remaining_s(deadline_ms)):
-                raise DeadlineExceeded(f"{self._max_pending} requests already wait for replies.")
-            self._raise_error()
-            self._pending[correlation] = pending
-        headers = reply_headers(correlation, topic=self._physical, partition=self._partition, deadline_ms=deadline_ms)
+        address = address_of(message, reply_topic=self._physical)
+        if address is not None and address.partition >= self._partitions_for(address.partition):
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT,
+                f"{REPLY_PARTITION} is {address.partition}; {self._physical} has the partitions 0 to {self._num_partitions - 1}.",
+            )
+        return address
+
+    def _partitions_for(self, partition: int) -> int:
+        """How many partitions the reply topic has; asked for when `partition` is not among those that we know."""
+        now_s = self._clock.monotonic_s()
+        if partition >= self._num_partitions and now_s - self._asked_s >= _ASK_AGAIN_S:
+            self._num_partitions, self._asked_s = self._publisher.num_partitions(self._topic), now_s
+        return self._num_partitions
+
+    def begin(self, address: ReplyAddress) -> Begin:
+        """Ask before the work starts. A repeated request whose answer is known is answered here, to the place it asks for now."""
+        with self._lock:
+            if address.correlation in self._running:
+                return Begin.RUNNING
+            answer = self._answers.get(address.correlation)
+            if answer is None:
+                if address.deadline_ms is not None and self._clock.time_ms() >= address.deadline_ms:
+                    return Begin.EXPIRED
+                self._running.add(address.correlation)
+                return Begin.NEW
+        self._metrics.replies_cached.inc()
+        self._send(address, answer)
+        return Begin.ANSWERED
+
+    def answer(self, address: ReplyAddress, reply: RolloutReply) -> Receipt:
+        """Send the answer and remember it. The receipt says when the request's offset may be committed.
+
+        Raises InvalidRecord, RecordTooLarge or TransportError; the request may then be begun again.
+        """
         try:
-            pending.receipt = self._publisher.publish(topic, request, partition=partition, headers=headers)
-        except Exception:  # whatever it is, nothing was sent, so nothing is waited for
-            self.forget(pending)
+            receipt = self._send(address, reply)
+        except Exception:  # whatever it is, nothing was sent
+            self.abandon(address)
             raise
-        self._metrics.requests.labels(topic.name).inc()
-        pending.receipt.on_done(self._wake_if_failed)
-        return pending
+        with self._lock:
+            self._running.discard(address.correlation)
+            self._answers[address.correlation] = reply
+            self._answers.move_to_end(address.correlation)
+            while len(self._answers) > self._max_cached:
+                self._answers.popitem(last=False)
+        return receipt
 
-    def wait(self, pending: PendingReply) -> RolloutReply:
-        """See `PendingReply.wait`."""
+    def abandon(self, address: ReplyAddress) -> None:
+        """The work was given up without an answer; the request may be begun again."""
+        with self._lock:
+            self._running.discard(address.correlation)
 
-        def is_over() -> bool:
-            failed = pending.receipt is not None and pending.receipt.error is not None
-            return pending.reply is not None or self._error is not None or failed
-
-        with self._changed:
-            self._changed.wait_for(is_over, self._remaining_s(pending.deadline_ms))
-            self._pending.pop(pending.correlation, None)
-            self._changed.notify_all()
-            if pending.reply is not None:
-                return pending.reply
-            self._raise_error()
-        if pending.receipt is not None and pending.receipt.error is not None:
-            raise pending.receipt.error
-        self._metrics.replies.labels("expired").inc()
-        raise DeadlineExceeded(f"No reply to {pending.correlation} came before its deadline.")
-
-    def forget(self, pending: PendingReply) -> None:
-        """See `PendingReply.cancel`."""
-        with self._changed:
-            self._pending.pop(pending.correlation, None)
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Stop reading replies. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._thread.is_alive():
-            self._thread.join()
-        self._reader.close()
-
-    def _read(self) -> None:
-        try:
-            while not self._closed:
-                for message in self._reader.read(timeout_s=_READ_S):
-                    # Other requesters have partitions of their own; what comes there is not ours to count.
-                    if message.partition == self._partition:
-                        self._take(message)
-        except BaseException as exc:  # the edge of the thread: every waiter gets it
-            logger.exception("Reading replies has failed")
-            with self._changed:
-                self._error = exc
-                self._changed.notify_all()
-
-    def _take(self, message: Message) -> None:
-        """Give a reply to its waiter; the first one counts."""
-        correlation = message.headers.get(CORRELATION_ID, b"").decode(errors="replace") or message.key or ""
-        reply = message.record
-        with self._changed:
-            pending = self._pending.get(correlation)
-            if pending is None or not isinstance(reply, RolloutReply) or pending.reply is not None:
-                self._metrics.replies.labels("orphan" if pending is None else "duplicate").inc()
-                return
-            pending.reply = reply
-            self._changed.notify_all()
-        self._metrics.replies.labels("accepted").inc()
-        self._metrics.request_seconds.labels(self._reply_topic.name).observe(self._clock.monotonic_s() - pending.sent_s)
-
-    def _wake_if_failed(self, receipt: Receipt) -> None:
-        if receipt.error is not None:
-            with self._changed:
-                self._changed.notify_all()
-
-    def _remaining_s(self, deadline_ms: int) -> float:
-        return max(0.0, (deadline_ms - self._clock.time_ms()) / 1000)
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _send(self, address: ReplyAddress, reply: RolloutReply) -> Receipt:
+        return self._publisher.publish(
+            self._topic,
+            reply,
+            partition=address.partition,
+            headers=((CORRELATION_ID, address.correlation),),
+        )

@@ -1,7 +1,7 @@
 """What a worker does with a request that arrives: refuse it for good, put it off, take it in hand, or answer it as it did before.
 
-Called by the consumer loop from its one worker thread; `ended` may come from any. Nothing blocks for longer than a chat template takes, but
-for `ended` with a dead letter, while the publisher's buffer is full.
+Called by the consumer loop from its one worker thread; `done` and `handed_back` may come from any. Nothing blocks for longer than a chat
+template takes, but for `done` with a dead letter, while the publisher's buffer is full.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from echo_rollout.engines.engine import EngineError, check_prompt
 from echo_rollout.generation import GroupPrompt
 from echo_rollout.journal import ALONE_FROM, MAX_DEATHS
 from echo_rollout.prompts import ChatCodec
-from echo_rollout.publishing import Ending
-from echo_rollout.publishing import Outcome as GroupOutcome
 from echo_rollout.receipts import Asked, Receipts
 from echo_schemas.columns import view_tokens
 from echo_schemas.entry import parse_entry
@@ -129,7 +127,7 @@ class RequestIntake:
             # An answer would make the learner send it once more. It reads the dead letters, and closes the seq.
             self._receipts.abandon(asked)
         elif isinstance(outcome, Invalid):
-            self._receipts.send(asked, Ending(outcome=GroupOutcome.FAILED, detail=outcome.detail or outcome.reason.value), lambda: None)
+            self._receipts.refuse(asked, outcome.detail or outcome.reason.value)
         elif outcome is BUSY:
             self._receipts.abandon(asked)
         return outcome
@@ -172,25 +170,29 @@ class RequestIntake:
             work.repeats.append(completion)
         return Accepted(completion)
 
-    def ended(self, work: Work, *, done: bool, blamed: bool = False, refused: Invalid | None = None) -> None:
-        """The group is out of hand: `done`, or handed back so that it is delivered again. `blamed`: it may be why the worker ends.
-        `refused`: why its request becomes a dead letter.
-        """
+    def done(self, work: Work, refused: Invalid | None = None) -> None:
+        """The group has ended, and its request is through; `refused`: why it becomes a dead letter."""
+        self._record.end(work.where)
+        with self._lock:
+            # A topic that is made anew has other requests at the same places.
+            self._over[work.where] = (work.request.group_id, work.request.issued_ms)
+            while len(self._over) > _REMEMBERED:
+                self._over.popitem(last=False)
+        for completion in (work.completion, *self._out_of_hand(work)):
+            completion.done(refused)
+
+    def handed_back(self, work: Work, *, blamed: bool) -> None:
+        """The group is given up, and its request delivered again. `blamed`: it may be why the worker ends."""
         if not blamed:
             self._record.end(work.where)
+        self._out_of_hand(work)
+
+    def _out_of_hand(self, work: Work) -> tuple[Completion, ...]:
         with self._lock:
             self._in_hand.pop(work.where, None)
-            repeats = tuple(work.repeats)
-            if done:
-                # A topic that is made anew has other requests at the same places.
-                self._over[work.where] = (work.request.group_id, work.request.issued_ms)
-                while len(self._over) > _REMEMBERED:
-                    self._over.popitem(last=False)
             if self._alone == work.where:
                 self._alone = self._alone_until = None
-        if done:
-            for completion in (work.completion, *repeats):
-                completion.done(refused)
+            return tuple(work.repeats)
 
     def forgive(self) -> None:
         """The worker ends in good order: what is in hand still is handed back and killed nobody."""

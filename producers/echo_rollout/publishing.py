@@ -1,38 +1,34 @@
 """Finished groups onto `trajectories`: built, encoded and published on a thread of its own, so that the engine never waits for Kafka.
 
-    asyncio loop ──submit──▶ publishing thread ──publish──▶ client ──acknowledgements on the publisher's poll thread──▶ ended
+    a group's task ──publish──▶ publishing thread ──▶ client ──acknowledgements on the publisher's poll thread──▶ the task again
 
-`submit` never blocks: the number of groups in flight bounds the queue. The thread blocks on the client's full buffer; the poll thread
-unblocks it.
+The number of groups in hand bounds the queue. The thread blocks on the client's full buffer; the poll thread unblocks it.
 """
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from echo_bus import profiles
-from echo_bus.clock import Clock
 from echo_bus.errors import RecordTooLarge
 from echo_bus.places import PlaceTimes
 from echo_bus.publisher import Publisher, Receipt
 from echo_bus.settings import Settings
 from echo_core.bottleneck import Place, Use
 from echo_core.evaluation import EVALUATION
+from echo_rollout.awaited import Awaited
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.generation import Sample
-from echo_rollout.metrics import WorkerMetrics
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.records import Coordinates, RolloutRequest, Trajectory
 from echo_schemas.topics import TRAJECTORIES
-
-logger = logging.getLogger(__name__)
 
 
 def trajectory_profile(settings: Settings) -> profiles.Properties:
@@ -82,89 +78,86 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGroup:
-    """What the engine made of one request. `ended(ending)` is called once, from any thread."""
+    """What the engine made of one request."""
 
     request: RolloutRequest
     prompt: str
     samples: Sequence[Sample]
     started_ms: int
     finished_ms: int
-    ended: Callable[[Ending], None]
 
 
 class TrajectoryPublisher:
-    """Publishes groups. `start` it; `close` it after the last `submit`."""
+    """Publishes groups. `start` it; `close` it after the last. Its calls are made on the asyncio loop."""
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        *,
-        worker_id: str,
-        engine: str,
-        places: PlaceTimes,
-        metrics: WorkerMetrics,
-        clock: Clock,
-        on_error: Callable[[BaseException], None],
-    ) -> None:
-        """`on_error` gets what ends the thread, or a delivery that failed: the worker must end, and the requests are delivered again."""
+    def __init__(self, publisher: Publisher, *, worker_id: str, engine: str, places: PlaceTimes) -> None:
         self._publisher = publisher
         self._worker_id = worker_id
         self._engine = engine
         self._places = places
-        self._metrics = metrics
-        self._clock = clock
-        self._on_error = on_error
-        self._queue: queue.SimpleQueue[FinishedGroup | Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
 
-    def submit(self, group: FinishedGroup) -> None:
-        """Publish `group` soon."""
-        self._queue.put(group)
+    async def publish(self, group: FinishedGroup) -> Ending:
+        """How `group` ended: all its members are in the log, or no record can carry one. Raises TransportError."""
+        ended: Awaited[Ending] = Awaited()
+        self._submit(lambda: self._publish(group, ended), ended)
+        return await ended
 
-    def call_soon(self, call: Callable[[], None]) -> None:
+    async def call(self, call: Callable[[], None]) -> None:
         """Run `call`, which may wait for room in a publisher's buffer, on the publishing thread."""
-        self._queue.put(call)
+        called: Awaited[None] = Awaited()
+
+        def run() -> None:
+            call()
+            called.settle(None)
+
+        self._submit(run, called)
+        await called
 
     def close(self) -> None:
-        """Publish what was submitted and stop. Idempotent."""
+        """Publish what was handed over and stop. Idempotent."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
 
-    def _run(self) -> None:
-        try:
-            while True:
-                with self._places.spent(Place.PUBLISH, Use.EMPTY):
-                    group = self._queue.get()
-                if group is None:
-                    return
-                with self._places.spent(Place.PUBLISH):
-                    if isinstance(group, FinishedGroup):
-                        self._publish(group)
-                    else:
-                        group()
-        except BaseException as exc:  # the edge of the thread: the worker ends with it
-            self._on_error(exc)
+    def _submit(self, job: Callable[[], None], awaited: Awaited[Any]) -> None:
+        def guarded() -> None:
+            if awaited.is_given_up:
+                return
+            try:
+                job()
+            except BaseException as exc:  # whoever waits for the thread raises it
+                awaited.fail(exc)
 
-    def _publish(self, group: FinishedGroup) -> None:
+        self._queue.put(guarded)
+
+    def _run(self) -> None:
+        while True:
+            with self._places.spent(Place.PUBLISH, Use.EMPTY):
+                job = self._queue.get()
+            if job is None:
+                return
+            with self._places.spent(Place.PUBLISH):
+                job()
+
+    def _publish(self, group: FinishedGroup, ended: Awaited[Ending]) -> None:
         """All members, the largest first, so that one which no record can carry is found out before anything is written."""
         records = trajectories_of(group, worker_id=self._worker_id, engine=self._engine)
-        acknowledged = _Acknowledgements(group, records[0].attempt, self._metrics, self._on_error)
+        acknowledged = _Acknowledgements(group.samples, records[0].attempt, ended)
         try:
             for record in records:
                 record.validate()
             for record in sorted(records, key=_own_bytes, reverse=True):
                 self._publisher.publish(TRAJECTORIES, record).on_done(acknowledged)
         except RecordTooLarge as exc:
-            logger.warning("Group %s is given up: %s", group.request.group_id, exc)
-            group.ended(Ending(outcome=Outcome.FAILED, failure=Failure.OVERSIZED, detail=exc.message))
+            ended.settle(Ending(outcome=Outcome.FAILED, failure=Failure.OVERSIZED, detail=exc.message))
         except InvalidRecord as exc:
-            logger.warning("Group %s is given up: %s", group.request.group_id, exc)
-            group.ended(Ending(outcome=Outcome.FAILED, failure=Failure.INVALID, detail=exc.message))
+            ended.settle(Ending(outcome=Outcome.FAILED, failure=Failure.INVALID, detail=exc.message))
 
 
 def _own_bytes(record: Trajectory) -> int:
@@ -175,31 +168,28 @@ def _own_bytes(record: Trajectory) -> int:
 class _Acknowledgements:
     """Ends a group when all its records are in the log. Called from the publisher's poll thread."""
 
-    def __init__(self, group: FinishedGroup, attempt: str, metrics: WorkerMetrics, on_error: Callable[[BaseException], None]) -> None:
-        self._group = group
+    def __init__(self, samples: Sequence[Sample], attempt: str, ended: Awaited[Ending]) -> None:
+        self._samples = samples
         self._attempt = attempt
-        self._metrics = metrics
-        self._on_error = on_error
+        self._ended = ended
         self._lock = threading.Lock()
         self._where: list[Coordinates] = []
 
     def __call__(self, receipt: Receipt) -> None:
+        if receipt.error is not None:
+            self._ended.fail(receipt.error)
         if receipt.where is None:
-            if receipt.error is not None:
-                self._on_error(receipt.error)
             return
-        samples = self._group.samples
         with self._lock:
             self._where.append(receipt.where)
-            is_last = len(self._where) == len(samples)
+            is_last = len(self._where) == len(self._samples)
         if is_last:
-            self._metrics.trajectories.inc(len(samples))
-            self._metrics.tokens.inc(sum(len(sample.logprobs) for sample in samples))
-            self._group.ended(
+            first = self._samples[0]
+            self._ended.settle(
                 Ending(
                     outcome=Outcome.PUBLISHED,
                     attempt=self._attempt,
-                    weights=SnapshotRef(version=samples[0].version_spans[0].version, sha256=samples[0].weights_sha256),
+                    weights=SnapshotRef(version=first.version_spans[0].version, sha256=first.weights_sha256),
                     where=tuple(sorted(self._where, key=lambda where: (where.partition, where.offset))),
                 )
             )

@@ -1,12 +1,12 @@
 """Receipts: what became of a request whose sender wants to know (walk 2 of sequential mode, and every exact request with a reply address).
 
-    request with address ──begin──▶ new: worked on ──send──▶ replies, the partition it named
+    request with address ──begin──▶ new: worked on ──answer──▶ replies, the partition it named
                              ├────▶ in hand already: waits for the same end      └─ acknowledged: the request's offset may be committed
                              ├────▶ answered before: the same answer again
                              └────▶ past its deadline: answered as expired, not worked on
 
-So one correlation id costs one generation per worker, however often its request is delivered. Threads: any; nothing blocks but the
-publisher's full buffer.
+So one correlation id costs one generation per worker, however often its request is delivered. `answer` is a task's on the asyncio loop; all
+else any thread's. Nothing blocks but the publisher's full buffer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from echo_bus.clock import Clock
 from echo_bus.errors import RecordTooLarge, TransportError
 from echo_bus.message import ACCEPTED, Accepted, Completion, Message
-from echo_bus.publisher import Receipt
-from echo_bus.request_reply_server import Begin, ReplyAddress, ReplyServer
+from echo_bus.request_reply import Begin, ReplyAddress, ReplyServer
+from echo_rollout.awaited import Awaited
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.publishing import Ending, Outcome
 from echo_schemas.errors import InvalidReason, InvalidRecord
@@ -43,7 +43,7 @@ _MOST_SAID = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
-    """A request whose sender waits for a receipt: `send` one, or `abandon` it so that it may be begun again."""
+    """A request whose sender waits for a receipt: `answer` it, or `abandon` it so that it may be begun again."""
 
     request: RolloutRequest
     address: ReplyAddress
@@ -61,7 +61,7 @@ class Receipts:
         clock: Clock,
         on_error: Callable[[BaseException], None],
     ) -> None:
-        """`installed`: the weights in force, for answers without trajectories. `on_error` gets a receipt that could not be delivered."""
+        """`installed`: the weights in force, for answers without trajectories. `on_error` gets a refusal that could not be delivered."""
         self._server = server
         self._worker_id = worker_id
         self._installed = installed
@@ -99,7 +99,8 @@ class Receipts:
                 return ACCEPTED
             completion = Completion()
             if begin is Begin.EXPIRED:
-                self._answer(asked, Ending(outcome=Outcome.EXPIRED, detail="It came after its deadline."), completion.done)
+                expired = Ending(outcome=Outcome.EXPIRED, detail="It came after its deadline.")
+                self._send(asked, expired, self._unless_failed(completion.done))
                 return Accepted(completion)
             with self._lock:
                 repeats = self._repeats.get(asked.address.correlation)
@@ -108,18 +109,16 @@ class Receipts:
                     return Accepted(completion)
             # It was given up between the two looks.
 
-    def send(self, asked: Asked, ending: Ending, then: Callable[[], None]) -> None:
-        """Answer with how it ended; `then()` once the log has the answer, on the publisher's poll thread."""
+    async def answer(self, asked: Asked, ending: Ending) -> None:
+        """Answer with how it ended; back once the log has the answer. Raises TransportError."""
+        answered: Awaited[None] = Awaited()
+        self._send(asked, ending, lambda error: answered.settle(None) if error is None else answered.fail(error))
+        await answered
+        self._through(asked)
 
-        def answered() -> None:
-            # Only now: whoever repeats the question from here on gets the same answer.
-            with self._lock:
-                repeats = self._repeats.pop(asked.address.correlation, [])
-            then()
-            for completion in repeats:
-                completion.done()
-
-        self._answer(asked, ending, answered)
+    def refuse(self, asked: Asked, why: str) -> None:
+        """Answer that nothing will come of it. Waits for nothing."""
+        self._send(asked, Ending(outcome=Outcome.FAILED, detail=why), self._unless_failed(lambda: self._through(asked)))
 
     def abandon(self, asked: Asked) -> None:
         """The work was given up without an answer; its deliveries are not done."""
@@ -127,24 +126,28 @@ class Receipts:
             self._repeats.pop(asked.address.correlation, None)
         self._server.abandon(asked.address)
 
-    def _answer(self, asked: Asked, ending: Ending, then: Callable[[], None]) -> None:
-        def settled(receipt: Receipt) -> None:
-            if receipt.error is not None:
-                self._on_error(receipt.error)
-            else:
-                then()
+    def _through(self, asked: Asked) -> None:
+        """Only now, that the log has it: whoever repeats the question from here on gets the same answer."""
+        with self._lock:
+            repeats = self._repeats.pop(asked.address.correlation, [])
+        for completion in repeats:
+            completion.done()
 
+    def _unless_failed(self, then: Callable[[], None]) -> Callable[[TransportError | None], None]:
+        return lambda error: then() if error is None else self._on_error(error)
+
+    def _send(self, asked: Asked, ending: Ending, sent: Callable[[TransportError | None], None]) -> None:
+        """`sent` hears once, on the publisher's poll thread or here, that the log has the answer, or why it has not."""
         try:
             receipt = self._server.answer(asked.address, self._reply(asked, ending))
         except (InvalidRecord, RecordTooLarge) as exc:
             # Asking again would not help: what was asked for is in the log, and whoever asked finds it there.
             logger.warning("The receipt for %s cannot be written: %s", asked.request.group_id, exc)
-            then()
-            return
+            sent(None)
         except TransportError as exc:
-            self._on_error(exc)
-            return
-        receipt.on_done(settled)
+            sent(exc)
+        else:
+            receipt.on_done(lambda settled: sent(settled.error))
 
     def _reply(self, asked: Asked, ending: Ending) -> RolloutReply:
         outcome, weights = _REPLIES[ending.outcome], ending.weights or self._installed() or _NOTHING

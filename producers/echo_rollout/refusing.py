@@ -1,17 +1,13 @@
 """Requests that yield no group and of which nobody hears otherwise: which become dead letters, so that the learner closes their seqs.
 
-    published ───────────────▶ the trajectories tell
-    somebody wants a receipt ─▶ the receipt tells, and who asked decides
-    failed ──────────────────▶ dead letter, at once: it would fail again
-    expired, not ready ──────▶ nothing, so that it is issued again; after `resends` times a dead letter
+published ───────────────▶ the trajectories tell
+somebody wants a receipt ─▶ the receipt tells, and who asked decides
+failed ──────────────────▶ dead letter, at once: it would fail again
+expired, not ready ──────▶ nothing, so that it is issued again; after `resends` times a dead letter
 
-Threads: any.
 """
 
 from __future__ import annotations
-
-import threading
-from collections.abc import Callable
 
 from echo_bus.errors import TooManyDeadLetters
 from echo_bus.message import Invalid
@@ -27,13 +23,11 @@ _MOST_FAILED = 100
 class Refusals:
     """Decides for one worker."""
 
-    def __init__(self, worker_id: str, *, resends: int, on_error: Callable[[BaseException], None]) -> None:
-        """`on_error` gets TooManyDeadLetters where nothing but failures came in a row: the worker must end."""
+    def __init__(self, worker_id: str, *, resends: int) -> None:
         self._worker_id = worker_id
         self._resends = resends
-        self._on_error = on_error
-        self._lock = threading.Lock()
         self._in_a_row = 0
+        self._last = ""
 
     def refusal_of(self, work: Work, ending: Ending) -> Invalid | None:
         """Why the request of a group that ended so is a dead letter; None if it is none."""
@@ -41,25 +35,20 @@ class Refusals:
         if work.asked is not None:
             return None
         if outcome is Outcome.PUBLISHED:
-            with self._lock:
-                self._in_a_row = 0
+            self._in_a_row = 0
         elif outcome is Outcome.FAILED:
             why = f"Worker {self._worker_id} can make no group of it: {(ending.failure or outcome).value}: {ending.said}"
-            self._count(why)
+            self._in_a_row, self._last = self._in_a_row + 1, why
             return Invalid(InvalidReason.HANDLER_REFUSED, why)
         elif outcome in {Outcome.EXPIRED, Outcome.NOT_READY} and request.purpose is Purpose.TRAIN and request.resends >= self._resends:
             why = f"Issued {request.resends + 1} times, the last one to worker {self._worker_id}: {outcome.value}: {ending.said}"
             return Invalid(InvalidReason.RETRIES_EXHAUSTED, why)
         return None
 
-    def _count(self, why: str) -> None:
-        with self._lock:
-            self._in_a_row += 1
-            is_too_many = self._in_a_row > _MOST_FAILED
-        if is_too_many:
-            self._on_error(
-                TooManyDeadLetters(
-                    f"{_MOST_FAILED} groups failed in a row at this worker, the last one because: {why}",
-                    hint="Mend its environment or engine and start it again. Their requests are dead letters; the run asks for others.",
-                )
+    def check(self) -> None:
+        """Raise TooManyDeadLetters where nothing but failures came in a row."""
+        if self._in_a_row > _MOST_FAILED:
+            raise TooManyDeadLetters(
+                f"{_MOST_FAILED} groups failed in a row at this worker, the last one because: {self._last}",
+                hint="Mend its environment or engine and start it again. Their requests are dead letters; the run asks for others.",
             )

@@ -21,7 +21,7 @@ from echo_bus.memory.message import MemoryMessage
 from echo_bus.message import Accepted, Busy, Invalid, Message
 from echo_bus.metrics import BusMetrics
 from echo_bus.publisher import Receipt
-from echo_bus.request_reply_server import ReplyServer
+from echo_bus.request_reply import ReplyServer
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import staleness_policy
 from echo_core.assembly import GroupAssembler
@@ -37,7 +37,6 @@ from echo_rollout.askers_time import AskersTime
 from echo_rollout.feeder import Ledger, OpenRequests, OpenSeqs, standing_of
 from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.joining import others_work
-from echo_rollout.publishing import Ending, Outcome
 from echo_rollout.receipts import Receipts
 from echo_rollout.roster import Roster, StepPace
 from echo_schemas.codec import Codec
@@ -109,8 +108,8 @@ class RolloutWorker(Reader):
             self._time.heard(work.request)
             self._time.left_s(work.request)
             if work.asked is not None:
-                self._receipts.send(work.asked, Ending(outcome=Outcome.FAILED, detail="x"), work.completion.done)
-            self._intake.ended(work, done=True)
+                self._receipts.refuse(work.asked, "x")
+            self._intake.done(work)
         self._taken.clear()
         assert not self.failures, self.failures
 

@@ -17,11 +17,11 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from echo_bus import ownership
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import Message
-from echo_bus.ownership import SILENCE_S
 from echo_bus.process import StopSignal
 from echo_bus.transactions import TransactionalWriter
 from echo_bus.view import CompactedView
@@ -32,7 +32,6 @@ from echo_schemas.topics import PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS
 logger = logging.getLogger(__name__)
 
 READ_S = 60.0
-_SILENCE_S = SILENCE_S
 # A successor claims as soon as it has fenced its predecessor, which takes some milliseconds.
 _LOOKS_FOR_SUCCESSOR = 5
 _LOOK_S = 0.2
@@ -144,7 +143,7 @@ def is_alive(bus: Bus, claim: SessionClaim) -> bool:
             view.wait_for(
                 claim.run_id,
                 lambda progress: progress is not last and progress.session == claim.session,
-                Deadline.after(_SILENCE_S, bus.clock),
+                Deadline.after(ownership.SILENCE_S, bus.clock),
                 what="a heartbeat",
             )
         except DeadlineExceeded:

@@ -1,4 +1,4 @@
-"""Requests and replies: never missed, accepted once, expired at their deadline, answered again from the cache."""
+"""Requests that want an answer: answered where they say, begun once, expired at their deadline, answered again from the cache."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from echo_bus.clock import Deadline
 from echo_bus.dispatch import LeastLagChooser, WorkObserver
-from echo_bus.errors import DeadlineExceeded, ProducerClosed
 from echo_bus.message import ACCEPTED, Message, Outcome
-from echo_bus.request_reply import CORRELATION_ID, REPLY_PARTITION, REPLY_TOPIC, Requester
-from echo_bus.request_reply_server import Begin, ReplyAddress, ReplyServer
+from echo_bus.request_reply import CORRELATION_ID, REPLY_PARTITION, REPLY_TOPIC, Begin, ReplyAddress, ReplyServer, reply_headers
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import Coordinates, Purpose, ReplyOutcome, RolloutReply, RolloutRequest, Sampling
 from echo_schemas.records.rollout import ChatMessage
@@ -38,24 +37,8 @@ def reply(correlation: str, seq: int = 0) -> RolloutReply:
 
 
 @pytest.fixture
-def requester(kit: Any) -> Requester:
-    kit.create(REQUESTS, REPLIES)
-    requester = Requester(
-        kit.publisher(),
-        kit.reader(REPLIES),
-        namespace=kit.namespace,
-        reply_topic=REPLIES,
-        reply_partition=PARTITION,
-        metrics=kit.metrics,
-        clock=kit.clock,
-        max_pending=2,
-    )
-    kit.opened.append(requester)
-    return requester
-
-
-@pytest.fixture
 def server(kit: Any) -> ReplyServer:
+    kit.create(REQUESTS, REPLIES)
     return ReplyServer(kit.publisher(), REPLIES, namespace=kit.namespace, metrics=kit.metrics, clock=kit.clock, max_cached=2)
 
 
@@ -81,64 +64,44 @@ def soon_ms(kit: Any, seconds: float = PATIENCE_S) -> int:
     return int(kit.clock.time_ms() + seconds * 1000)
 
 
-def test_a_request_is_answered_on_the_partition_it_names(kit: Any, requester: Requester, served: list[Message]) -> None:
-    requester.start()
+def asked(kit: Any, correlation: str, seq: int, partition: int = PARTITION) -> None:
+    headers = reply_headers(correlation, topic=kit.namespace.topic(REPLIES), partition=partition, deadline_ms=soon_ms(kit))
+    kit.publisher().publish(REQUESTS, request(seq), headers=headers).wait(PATIENCE_S)
+
+
+def replied(kit: Any) -> list[Message]:
+    """What lies on `replies`, in the order of the log."""
+    reader = kit.reader(REPLIES)
+    reader.start()
+    return [message for batch in reader.read_to_end(Deadline.after(PATIENCE_S)) for message in batch]
+
+
+def test_a_request_is_answered_on_the_partition_it_names(kit: Any, served: list[Message], until: Until) -> None:
     for seq in range(5):
-        pending = requester.send(REQUESTS, request(seq), deadline_ms=soon_ms(kit))
-        assert pending.wait() == reply(pending.correlation, seq)
+        asked(kit, f"c-{seq}", seq)
+    until(lambda: len(replied(kit)) == 5, "five answers")
+    answers = {message.headers[CORRELATION_ID].decode(): message for message in replied(kit)}
+    for seq in range(5):
+        assert answers[f"c-{seq}"].partition == PARTITION
+        assert answers[f"c-{seq}"].record == reply(f"c-{seq}", seq)
     headers = served[0].headers
     assert headers[REPLY_TOPIC] == kit.namespace.topic(REPLIES).encode()
     assert headers[REPLY_PARTITION] == b"\x00\x00\x00\x02"
-    assert headers[CORRELATION_ID]
-    assert requester.num_pending == 0
-    assert kit.value("replies_total", outcome="accepted") == 5
 
 
-def test_a_repeated_request_is_answered_from_the_cache_and_the_second_reply_is_an_orphan(
-    kit: Any, requester: Requester, served: list[Message], until: Until
-) -> None:
-    requester.start()
-    requester.send(REQUESTS, request(0), deadline_ms=soon_ms(kit), correlation="c-1").wait()
-    again = requester.send(REQUESTS, request(0), deadline_ms=soon_ms(kit), correlation="c-1")
-    again.cancel()
-    until(lambda: kit.value("replies_cached_total") == 1, "the cached answer")
-    until(lambda: kit.value("replies_total", outcome="orphan") == 1, "the orphan")
+def test_a_repeated_request_is_answered_from_the_cache_where_it_asks_for_it_now(kit: Any, served: list[Message], until: Until) -> None:
+    asked(kit, "c-1", 0)
+    until(lambda: len(replied(kit)) == 1, "the answer")
+    asked(kit, "c-1", 0, partition=PARTITION - 1)
+    until(lambda: len(replied(kit)) == 2, "the answer again")
+    assert kit.value("replies_cached_total") == 1
+    first, second = sorted(replied(kit), key=lambda message: message.timestamp_ms)
+    assert (first.partition, second.partition) == (PARTITION, PARTITION - 1)
+    assert first.record == second.record
+    assert len(served) == 2
 
 
-def test_nobody_answers(kit: Any, requester: Requester) -> None:
-    requester.start()
-    pending = requester.send(REQUESTS, request(0), deadline_ms=soon_ms(kit, 0.05))
-    with pytest.raises(DeadlineExceeded, match="before its deadline"):
-        pending.wait()
-    assert requester.num_pending == 0
-    assert kit.value("replies_total", outcome="expired") == 1
-
-
-def test_pending_requests_are_bounded(kit: Any, requester: Requester) -> None:
-    requester.start()
-    first = requester.send(REQUESTS, request(0), deadline_ms=soon_ms(kit))
-    requester.send(REQUESTS, request(1), deadline_ms=soon_ms(kit))
-    with pytest.raises(DeadlineExceeded, match="2 requests already wait"):
-        requester.send(REQUESTS, request(2), deadline_ms=soon_ms(kit, 0.05))
-    first.cancel()
-    requester.send(REQUESTS, request(3), deadline_ms=soon_ms(kit)).cancel()
-
-
-def test_replies_of_others_are_orphans_on_our_partition_and_nothing_elsewhere(
-    kit: Any, requester: Requester, server: ReplyServer, until: Until
-) -> None:
-    requester.start()
-    server.answer(ReplyAddress(b"else-1", PARTITION + 1, None), reply("else-1")).wait(PATIENCE_S)
-    server.answer(ReplyAddress(b"else-2", PARTITION, None), reply("else-2")).wait(PATIENCE_S)
-    until(lambda: kit.value("replies_total", outcome="orphan") == 1, "the orphan")
-
-
-def test_nothing_is_sent_before_the_reply_partition_is_positioned(kit: Any, requester: Requester) -> None:
-    with pytest.raises(ProducerClosed, match="between `start` and `close`"):
-        requester.send(REQUESTS, request(0), deadline_ms=soon_ms(kit))
-
-
-def test_a_server_begins_once_and_again_after_giving_up(kit: Any, requester: Requester, server: ReplyServer) -> None:
+def test_a_server_begins_once_and_again_after_giving_up(kit: Any, server: ReplyServer) -> None:
     address = ReplyAddress(b"c", PARTITION, soon_ms(kit))
     assert server.begin(address) is Begin.NEW
     assert server.begin(address) is Begin.RUNNING
@@ -149,7 +112,7 @@ def test_a_server_begins_once_and_again_after_giving_up(kit: Any, requester: Req
     assert server.begin(ReplyAddress(b"late", PARTITION, kit.clock.time_ms() - 1)) is Begin.EXPIRED
 
 
-def test_the_cache_forgets_the_oldest(kit: Any, requester: Requester, server: ReplyServer) -> None:
+def test_the_cache_forgets_the_oldest(kit: Any, server: ReplyServer) -> None:
     for name in ("a", "b", "c"):
         server.answer(ReplyAddress(name.encode(), PARTITION, None), reply(name))
     assert server.begin(ReplyAddress(b"a", PARTITION, None)) is Begin.NEW
@@ -171,7 +134,7 @@ def test_the_cache_forgets_the_oldest(kit: Any, requester: Requester, server: Re
     ],
 )
 def test_addresses_that_contradict_themselves_are_invalid(
-    kit: Any, requester: Requester, server: ReplyServer, headers: dict[str, bytes], reason: InvalidReason
+    kit: Any, server: ReplyServer, headers: dict[str, bytes], reason: InvalidReason
 ) -> None:
     named = {REPLY_TOPIC: kit.namespace.topic(REPLIES).encode(), **headers}
     with pytest.raises(InvalidRecord) as caught:

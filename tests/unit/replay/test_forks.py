@@ -33,7 +33,7 @@ BEGUN, LAST = 2, 4
 
 @pytest.fixture(autouse=True)
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parent has ended: nobody need listen for long."""
+    """Learners that have ended were of this process, which lives: nobody need listen long for their heartbeats."""
     monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 0.2)
 
 

@@ -105,10 +105,10 @@ def test_a_suspect_waits_until_it_is_alone_and_nothing_starts_beside_it(open_jou
     assert intake(message(POISON)) is BUSY
     other = Coordinates(partition=0, offset=4)
     assert intake(message(other)) is BUSY
-    intake.ended(taken[0], done=True)
+    intake.done(taken[0])
     assert isinstance(intake(message(POISON)), Accepted)
     assert intake(message(other)) is BUSY
-    intake.ended(taken[1], done=True)
+    intake.done(taken[1])
     assert isinstance(intake(message(other)), Accepted)
 
 
@@ -132,7 +132,7 @@ def test_a_record_that_comes_again_is_done_with_the_one_in_hand_or_done_already(
         assert outcome.completion is not None
         outcome.completion.on_done(lambda _, number=number: done.append(number))  # type: ignore[misc]  # bound per round
     assert (len(taken), intake.num_in_hand, done) == (1, 1, [])
-    intake.ended(taken[0], done=True)
+    intake.done(taken[0])
     assert (intake.num_in_hand, done) == (0, [0, 1, 2])
     assert intake(message(NEIGHBOUR)) is ACCEPTED, "it was done, and the commit got lost"
     assert len(taken) == 1

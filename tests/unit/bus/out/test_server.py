@@ -22,7 +22,7 @@ problems: dict[str, str | None] = {}
 def server() -> Iterator[MetricsServer]:
     problems.clear()
     metrics = BusMetrics()
-    metrics.requests.labels("requests").inc(3)
+    metrics.records_read.labels("requests").inc(3)
     checks = {"kafka": lambda: problems.get("kafka")}
     with MetricsServer(metrics.registry, healthy=checks, ready={"weights": lambda: problems.get("weights")}) as running:
         yield running
@@ -46,7 +46,7 @@ def get(server: MetricsServer, path: str) -> tuple[int, str]:
 def test_metrics_are_served_in_prometheus_form(server: MetricsServer) -> None:
     status, body = get(server, "/metrics")
     assert status == 200
-    assert 'echo_bus_requests_total{topic="requests"} 3.0' in body
+    assert 'echo_bus_records_read_total{topic="requests"} 3.0' in body
 
 
 def test_health_and_readiness_name_what_is_wrong(server: MetricsServer) -> None:

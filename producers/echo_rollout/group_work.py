@@ -1,0 +1,212 @@
+"""The groups in hand: each is one task, which owns its request from acceptance to commit.
+
+    accepted ─▶ admitted: weights, room, note ─▶ generated ─▶ published ─▶ answered, if asked ─▶ committed, or a dead letter
+        └───────── cancelled or failed on the way: handed back, so that the request is delivered again
+
+On the worker's asyncio loop alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from echo_bus.clock import Clock
+from echo_bus.errors import TransportError
+from echo_rollout.engines.engine import AnswerUnusable
+from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, Sample, UnfitGeneration
+from echo_rollout.heartbeat import GenerationTime, Heartbeat
+from echo_rollout.holding import Holding
+from echo_rollout.in_hand_notes import InHandNotes
+from echo_rollout.intake import RequestIntake, Work
+from echo_rollout.metrics import WorkerMetrics
+from echo_rollout.older_snapshots import VersionNotKept
+from echo_rollout.publishing import Ending, Failure, FinishedGroup, Outcome, TrajectoryPublisher
+from echo_rollout.receipts import Receipts
+from echo_rollout.refusing import Refusals
+from echo_rollout.undelivered import Undelivered
+from echo_schemas.errors import EchoError
+
+logger = logging.getLogger(__name__)
+
+_FAILURES: dict[type[EchoError], Failure] = {
+    EmptyGeneration: Failure.EMPTY,
+    EnvironmentFailed: Failure.ENVIRONMENT,
+    UnfitGeneration: Failure.INVALID,
+    AnswerUnusable: Failure.UNUSABLE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stations:
+    """What a group passes on its way. `sample` raises as `GroupSampler.sample`, and VersionNotKept."""
+
+    intake: RequestIntake
+    holding: Holding
+    notes: InHandNotes
+    sample: Callable[[Work], Awaitable[list[Sample]]]
+    publishing: TrajectoryPublisher
+    receipts: Receipts
+    refusals: Refusals
+    undelivered: Undelivered
+    generation: GenerationTime
+    heartbeat: Heartbeat
+    metrics: WorkerMetrics
+    clock: Clock
+
+
+class GroupWork:
+    """All groups in hand. `begin` each; `drain` once."""
+
+    def __init__(self, stations: Stations, *, on_error: Callable[[BaseException], None]) -> None:
+        """`on_error` gets what ends the worker."""
+        self._stations = stations
+        self._on_error = on_error
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._generating: set[asyncio.Task[None]] = set()
+        self._draining = False
+
+    def begin(self, work: Work) -> None:
+        """A request was taken in hand."""
+        if self._draining:
+            self._hand_back(work)
+            return
+        task = asyncio.get_running_loop().create_task(self._own(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def drain(self, *, finish_s: float, acknowledge_s: float) -> None:
+        """Begin nothing more. What generates has `finish_s` to end, what is on its way into the log `acknowledge_s` more.
+
+        The rest is handed back, so that others do it.
+        """
+        self._draining = True
+        self._stations.holding.cancel()
+        self._stations.notes.stop()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=finish_s)
+        await self._cancel(self._generating)
+        # What was finished is committed once the log has it; what was not is nobody's to wait for.
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=acknowledge_s)
+        await self._cancel(self._tasks)
+
+    async def _cancel(self, tasks: set[asyncio.Task[None]]) -> None:
+        for task in (cancelled := set(tasks)):
+            task.cancel()
+        if cancelled:
+            await asyncio.wait(cancelled)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)
+
+    async def _own(self, work: Work) -> None:
+        """One request from acceptance to commit. Raises what ends the worker."""
+        stations = self._stations
+        try:
+            ending = await self._until_ended(work)
+            if ending.failure is not None:
+                logger.warning("Group %s is given up: %s", work.request.group_id, ending.said)
+            if work.asked is not None:
+                await stations.receipts.answer(work.asked, ending)
+            refused = stations.refusals.refusal_of(work, ending)
+            if refused is None:
+                stations.intake.done(work)
+            else:
+                await stations.publishing.call(partial(stations.intake.done, work, refused))
+        except BaseException:  # cancelled or failed: the request is delivered again
+            self._hand_back(work)
+            raise
+        self._count(ending)
+        stations.refusals.check()
+
+    async def _until_ended(self, work: Work) -> Ending:
+        """Admission, generation, publication. Raises EngineError: the prompt was checked, so the engine is at fault."""
+        stations = self._stations
+        closed = await stations.holding.enter(work.request)
+        if closed is not None:
+            return closed
+        try:
+            if not await stations.notes.noted(work.where):
+                raise asyncio.CancelledError
+            made = await self._generate(work)
+        except TransportError:
+            raise
+        except Exception:  # whatever it is ends the worker, and it may be the request's doing, or that of one beside it
+            stations.notes.blames = not self._draining
+            raise
+        finally:
+            stations.holding.leave(work.request)
+        return await self._publish(work, made) if isinstance(made, FinishedGroup) else made
+
+    async def _generate(self, work: Work) -> FinishedGroup | Ending:
+        """The group's samples, or why there are none."""
+        stations, request = self._stations, work.request
+        started_ms, started_s = stations.clock.time_ms(), stations.clock.monotonic_s()
+        try:
+            with self._counted_as_generating():
+                samples = await stations.sample(work)
+        except VersionNotKept as exc:
+            logger.warning("Group %s is not evaluated: %s", request.group_id, exc)
+            return Ending(outcome=Outcome.SUPERSEDED, detail=exc.message)
+        except (EmptyGeneration, EnvironmentFailed, UnfitGeneration, AnswerUnusable) as exc:
+            return Ending(outcome=Outcome.FAILED, failure=_FAILURES[type(exc)], detail=exc.message)
+        stations.metrics.group_seconds.observe(stations.clock.monotonic_s() - started_s)
+        if request.exact and any(span.version != request.required_version for sample in samples for span in sample.version_spans):
+            return Ending(outcome=Outcome.SUPERSEDED, detail="Other weights were installed while it was generated.")
+        return FinishedGroup(
+            request=request, prompt=work.text, samples=samples, started_ms=started_ms, finished_ms=stations.clock.time_ms()
+        )  # fmt: skip
+
+    async def _publish(self, work: Work, group: FinishedGroup) -> Ending:
+        """Into the log."""
+        stations, samples = self._stations, group.samples
+        with self._counted_as_undelivered(work):
+            ending = await stations.publishing.publish(group)
+        if ending.outcome is Outcome.PUBLISHED:
+            tokens = sum(len(sample.logprobs) for sample in samples)
+            stations.metrics.trajectories.inc(len(samples))
+            stations.metrics.tokens.inc(tokens)
+            stations.heartbeat.count(samples=len(samples), tokens=tokens, in_flight=stations.intake.num_in_hand - 1)
+        return ending
+
+    def _hand_back(self, work: Work) -> None:
+        if work.asked is not None:
+            self._stations.receipts.abandon(work.asked)
+        self._stations.intake.handed_back(work, blamed=self._stations.notes.blames)
+        self._count(Ending(outcome=Outcome.ABANDONED))
+
+    def _count(self, ending: Ending) -> None:
+        metrics = self._stations.metrics
+        metrics.groups.labels(ending.outcome.value).inc()
+        if ending.failure is not None:
+            metrics.failed.labels(ending.failure.value).inc()
+        metrics.in_flight.set(self._stations.intake.num_in_hand)
+
+    @contextmanager
+    def _counted_as_generating(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None, "a group runs as a task"
+        self._generating.add(task)
+        self._stations.generation.move(generating=1)
+        try:
+            yield
+        finally:
+            self._stations.generation.move(generating=-1)
+            self._generating.discard(task)
+
+    @contextmanager
+    def _counted_as_undelivered(self, work: Work) -> Iterator[None]:
+        self._stations.generation.move(publishing=1)
+        self._stations.undelivered.add(work)
+        try:
+            yield
+        finally:
+            self._stations.undelivered.remove(work)
+            self._stations.generation.move(publishing=-1)
