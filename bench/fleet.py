@@ -32,10 +32,10 @@ from echo_bus.clock import SystemClock
 from echo_bus.dispatch import LeastLagChooser, PartitionOwner, PartitionWork
 from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
+from echo_bus.roster import Roster
 from echo_ops.report.run_view import RunView
 from echo_ops.report.screen import render
 from echo_rollout.feeder import Ledger
-from echo_rollout.roster import Roster
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import WorkerState, WorkerStatus

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
 
 from echo_bus.clock import Clock
+from echo_bus.roster import Roster
 from echo_learner.metrics import LearnerMetrics
 from echo_schemas.records import WorkerState, WorkerStatus
 
 GAMMA = 1.1
 """ECHO-2's safety factor."""
-_ALIVE_MS = 10_000
 _WORKING = (WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING)
 
 
 class BroadcastTimer:
     """Measures the newest snapshot's way to the workers."""
 
-    def __init__(self, metrics: LearnerMetrics, clock: Clock) -> None:
+    def __init__(self, metrics: LearnerMetrics, roster: Roster, clock: Clock) -> None:
+        self._roster = roster
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
@@ -39,10 +39,9 @@ class BroadcastTimer:
         with self._lock:
             return self._last_s
 
-    def ready(self, version: int, workers: Mapping[str, WorkerStatus]) -> None:
-        """The snapshot of `version` is about to be published, with `workers` known."""
-        now_ms = self._clock.time_ms()
-        active = sum(worker.state in _WORKING and now_ms - worker.time_ms < _ALIVE_MS for worker in workers.values())
+    def ready(self, version: int) -> None:
+        """The snapshot of `version` is about to be published."""
+        active = sum(worker.state in _WORKING for worker in self._roster.living(self._clock.monotonic_s()))
         with self._lock:
             self._version, self._ready_s, self._needed = version, self._clock.monotonic_s(), max(1, math.ceil(active / GAMMA))
             self._acknowledged.clear()

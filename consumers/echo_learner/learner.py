@@ -55,7 +55,6 @@ from echo_schemas.records import (
     RunState,
     SessionClaim,
     StepReport,
-    WorkerStatus,
 )
 from echo_schemas.topics import DROPS, EVALS, STEPS, Topic
 
@@ -87,7 +86,6 @@ class LearnerParts:
     rivals: Rivals
     broadcast: BroadcastTimer
     evaluations: Evaluations
-    workers: CompactedView[WorkerStatus]
     control: CompactedView[Control]
     places: PlaceTimes
     notices: Notices
@@ -413,7 +411,7 @@ class Learner:
         parts = self._parts
         if snapshot is not None:
             self._agreement.remember(version)
-            parts.broadcast.ready(version, parts.workers.items())
+            parts.broadcast.ready(version)
         before = self._published
         parts.publication.submit(
             Publication(

@@ -18,6 +18,7 @@ from echo_bus.bus import Bus
 from echo_bus.errors import ProducerFenced, TransportError
 from echo_bus.process import RoleProcess, without_collection
 from echo_bus.reader import LogReader
+from echo_bus.roster import Roster
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import staleness_policy
 from echo_bus.transactions import TransactionalWriter
@@ -51,7 +52,7 @@ from echo_schemas.records import DropReason, Progress, SessionClaim, WeightKind,
 from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
-from echo_tasks.prompts import ChatCodec, PromptCodec
+from echo_tasks.prompts import ChatCodec, PromptCodec, check_positions
 from echo_tasks.task import reads_texts
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = Fa
     """
     settings = process.settings
     base = resolve_base(settings.policy.base)
+    check_positions(base, settings.policy.max_length)
     config = trainer_config(settings, base)
     if is_follower():
         follow(config)
@@ -289,7 +291,9 @@ def _open_parts(
         chunks = stack.enter_context(closing(bus.publisher(profiles.PRODUCER_BLOBS)))
         workers = stack.enter_context(closing(bus.view(WORKERS, WorkerStatus)))
         control = stack.enter_context(closing(bus.orders()))
-        broadcast = BroadcastTimer(metrics, process.clock)
+        roster = Roster(heartbeat_s=settings.rollout.heartbeat_s, group_size=settings.rollout.group_size)
+        roster.follow(workers, process.clock)
+        broadcast = BroadcastTimer(metrics, roster, process.clock)
         workers.on_change(broadcast.on_worker)
         evaluations = stack.enter_context(closing(open_evaluations(settings, bus, metrics, process.clock)))
         trust = WorkerTrust(metrics, process.clock, tolerance=logprob_tolerance(settings))
@@ -305,7 +309,7 @@ def _open_parts(
         intake = stack.enter_context(closing(_open_intake(process, trainer, reader, assembler, trust, evaluations, metrics, keeps_texts)))
         heartbeat = Heartbeat(publisher, _first_progress(opened), process.clock, closed_from=intake.closed_from, read=intake.read_from)
         stack.enter_context(closing(heartbeat))
-        asking = stack.enter_context(open_asking(bus, settings, state, intake, workers, publisher, prompts, metrics, process.clock))
+        asking = stack.enter_context(open_asking(bus, settings, state, intake, roster, publisher, prompts, metrics, process.clock))
         if asking is not None:
             check.is_issued = asking.is_issued
 
@@ -347,7 +351,6 @@ def _open_parts(
             rivals=rivals,
             broadcast=broadcast,
             evaluations=evaluations,
-            workers=workers,
             control=control,
             places=process.places,
             notices=process.notices,

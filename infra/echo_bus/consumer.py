@@ -190,7 +190,7 @@ class ConsumerLoop:
             if error is None:
                 messages.append(raw)
             else:
-                check_error(error, raw)
+                check_error(error, raw, self._group)
         if messages:
             self._handover.give(Batch(self._assignment, messages, self._count(messages)))
 

@@ -32,11 +32,18 @@ _LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE
 _REPLACED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID, KafkaError._FENCED})  # noqa: SLF001
 
 
-def check_error(error: KafkaError, raw: RawMessage) -> None:
-    """Return if the client recovers by itself, else raise NotAuthorized, TopicMissing, OffsetLost or TransportError."""
+def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
+    """Return if the client recovers by itself, else raise NotAuthorized, TopicMissing, OffsetLost or TransportError.
+
+    `group`: that of a member. Without, the reader joins none and needs no right on any, although the client asks after one by itself.
+    """
     code, where = error.code(), f"{raw.topic()}[{raw.partition()}]" if raw.topic() else "the group"
     if code == END_OF_PARTITION:
         return
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        if not group:
+            return
+        where = f"as the consumer group {group!r}"
     if code in _NOT_AUTHORIZED:
         raise NotAuthorized(f"This client may not read {where}: {error.str()}.", hint="Compare with `echoswarm acls render`.")
     if code in _MISSING:

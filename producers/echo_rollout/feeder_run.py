@@ -30,19 +30,19 @@ from echo_bus.issued_requests import IssuedRequest, read_issued
 from echo_bus.notices import Notices, Standstill
 from echo_bus.places import PlaceTimes
 from echo_bus.process import StopSignal
+from echo_bus.roster import Roster
 from echo_bus.settings import Settings
 from echo_bus.transactions import TransactionalWriter
 from echo_bus.view import CompactedView
 from echo_core.bottleneck import Place, Use
 from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import Standing, may_issue, required_version
-from echo_core.patience import Patience
+from echo_core.patience import Patience, StepPace
 from echo_core.policy import StalenessPolicy
 from echo_core.work_shares import horizon_of
 from echo_rollout.feeder import Ledger, OpenRequests, OpenSeqs, standing_of
 from echo_rollout.metrics import FeederMetrics
 from echo_rollout.prompts import TextCodec
-from echo_rollout.roster import Roster, StepPace
 from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
@@ -152,8 +152,8 @@ class Feeder:
         self._looked_s = parts.clock.monotonic_s()
         for view in (parts.progress, parts.weights, parts.control):
             view.on_change(lambda _key, _record: self._wake.set())
-        parts.workers.on_change(self._hear)
-        self._roster.found(parts.workers.items(), parts.clock.monotonic_s(), parts.clock.time_ms())
+        # Who works where may have changed: the feeder looks.
+        self._roster.follow(parts.workers, parts.clock, self._wake.set)
 
     def run(self, stop: StopSignal) -> None:
         """Issue until `stop` is set or the run is told to stop.
@@ -365,14 +365,6 @@ class Feeder:
         alone = self._roster.shares(now_s).alone
         found = self._requests.lost(now_s, self._patience.limit_s(self._steps.step_s), self._roster.active_s(now_s), alone=alone)
         self._lost = deque(_Issue(Purpose.TRAIN, seq, resends=resends + 1, why=why) for seq, resends, why in found)
-
-    def _hear(self, key: str, status: WorkerStatus | None) -> None:
-        """On the view's thread: a worker's newest word. Who works where may have changed, so the feeder looks."""
-        if status is None:
-            self._roster.forget(key)
-            self._wake.set()
-        elif self._roster.heard(status, self._parts.clock.monotonic_s()):
-            self._wake.set()
 
     def _share(self) -> None:
         """Work goes to those who do it, by what each does."""

@@ -1,15 +1,17 @@
-"""When a worker joins the others: at once if nobody works yet, else when it has weights.
+"""When a worker joins the others: at once if nobody works, else when it has weights.
 
 Joining takes partitions from the others, with the requests in them. A worker whose engine is still starting would only hold those, for the
 minute that an engine may take, while the others could have done them. The first workers of a run have nobody to take from, and join
-meanwhile, because joining takes seconds too.
+meanwhile, because joining takes seconds too. Whether those that say that they work still do, their next word tells, and not their clocks.
 
 Whoever comes also finds who is gone for good: names are made of host and process, so without that `workers` would grow with each start.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from echo_bus.bus import Bus
@@ -17,31 +19,47 @@ from echo_bus.clock import Clock
 from echo_schemas.records import WorkerState, WorkerStatus
 from echo_schemas.topics import WORKERS
 
-# A word that is older is of a worker that died, or of an earlier run under this name; clocks of a swarm agree within seconds.
-_RECENT_MS = 15_000
 # A worker that has said nothing for a day is gone. One whose clock is that wrong is back with its next word.
 _LONG_AGO_MS = 24 * 3_600_000
+# So many of their words are waited for before others count as gone, and at least so long.
+_WORDS = 3
+_LEAST_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """`work`: whether another worker takes requests. `long_gone`: keys on `workers` of which nothing was heard for a day, of any run."""
+    """`ready`: other workers whose last word, whenever that was, is that they take requests. `long_gone`: keys on `workers` of which
+    nothing was heard for a day, of any run.
+    """
 
-    work: bool
+    ready: frozenset[str]
     long_gone: tuple[str, ...]
 
 
-def others_work(statuses: Iterable[WorkerStatus], worker_id: str, now_ms: int) -> bool:
-    """Whether a worker other than `worker_id` has said lately that it takes requests."""
-    return any(
-        status.worker_id != worker_id and status.state is WorkerState.READY and now_ms - status.time_ms <= _RECENT_MS for status in statuses
-    )
+def ready_others(statuses: Iterable[WorkerStatus], worker_id: str) -> frozenset[str]:
+    """Who, beside `worker_id`, says that it takes requests."""
+    return frozenset(status.worker_id for status in statuses if status.worker_id != worker_id and status.state is WorkerState.READY)
 
 
 def find_others(bus: Bus, worker_id: str, clock: Clock) -> Others:
     """Who else is there, by what the log says now. Blocks to read `workers`; raises TransportError."""
     statuses: Mapping[str, WorkerStatus] = replace(bus, run_id=None).newest(WORKERS, WorkerStatus)
     now_ms = clock.time_ms()
-    of_run = [status for status in statuses.values() if bus.run_id in {None, status.run_id}]
     long_gone = tuple(key for key, status in statuses.items() if now_ms - status.time_ms > _LONG_AGO_MS)
-    return Others(others_work(of_run, worker_id, now_ms), long_gone)
+    of_run = [status for key, status in statuses.items() if bus.run_id in {None, status.run_id} and key not in long_gone]
+    return Others(ready_others(of_run, worker_id), long_gone)
+
+
+def still_work(bus: Bus, ready: frozenset[str], *, heartbeat_s: float) -> bool:
+    """Whether one of `ready` says so once more within a few of its words. Blocks for those; raises TransportError."""
+    if not ready:
+        return False
+    heard = threading.Event()
+
+    def listen(_key: str, status: WorkerStatus | None) -> None:
+        if status is not None and status.worker_id in ready and status.state is WorkerState.READY:
+            heard.set()
+
+    with closing(bus.view(WORKERS, WorkerStatus)) as workers:
+        workers.on_change(listen)
+        return heard.wait(max(_LEAST_S, _WORDS * heartbeat_s))

@@ -39,6 +39,7 @@ from echo_schemas.topics import PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, WORK
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 from echo_tasks.evaluation import load_evaluation_tasks
+from echo_tasks.prompts import check_positions
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
     evaluation_tasks = load_evaluation_tasks(evaluation_specs(settings))
     codec = PromptCodec(base)
     vocabulary = vocabulary_size(base)
+    check_positions(base, settings.policy.max_length)
     with ExitStack() as stack:
         folder = stack.enter_context(snapshot_folder(_snapshot_bytes(settings, base)))
         journal = stack.enter_context(closing(CrashJournal(journal_path(settings, worker_id, cluster_id(process.bus)))))

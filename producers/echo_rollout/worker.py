@@ -33,7 +33,7 @@ from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
 from echo_rollout.holding import EARLY_ASKED_S, EARLY_S, Holding
 from echo_rollout.in_hand_notes import DeathRecord, InHandNotes
 from echo_rollout.intake import RequestIntake, Work
-from echo_rollout.joining import find_others
+from echo_rollout.joining import find_others, still_work
 from echo_rollout.membership import Membership
 from echo_rollout.publishing import TrajectoryPublisher, trajectory_profile
 from echo_rollout.receipts import Receipts
@@ -86,11 +86,8 @@ class Worker:
             for gone in others.long_gone:
                 statuses.publish_tombstone(WORKERS, gone)
             serving = _Serving(parts, stack, statuses, heartbeat, generation, view, self._undelivered, failure)
-            if not others.work:
-                # Joining the group takes as long as the engine's start, and what arrives meanwhile is held.
-                serving.membership.join()
             try:
-                await serving.until(stop, self._on_ready)
+                await serving.until(stop, others.ready, self._on_ready)
             finally:
                 self.is_ready = False
                 await serving.drain()
@@ -244,10 +241,11 @@ class _Serving:
         loop.on_assignment(lambda keys: heartbeat.has(partition for _, partition in keys))
         self.membership = Membership(loop, may_join=parts.may_join, on_error=failure.note)
 
-    async def until(self, stop: StopSignal, on_ready: Callable[[], None]) -> None:
-        """Start the engine and work. `on_ready` is called when weights are installed. Raises what ends it early."""
+    async def until(self, stop: StopSignal, others: frozenset[str], on_ready: Callable[[], None]) -> None:
+        """Start the engine and work. `others` say that they take requests. `on_ready`: weights are installed. Raises what ends it early."""
         self._on_ready = on_ready
         self._spawn(self._tell())
+        self._spawn(self._join_unless(others))
         await self._failure.or_done(self._engine.start())
         check_capabilities(self._engine.capabilities, self._parts.settings.rollout)
         self._heartbeat.change(capabilities=self._engine.capabilities.described())
@@ -278,6 +276,12 @@ class _Serving:
         self.membership.join()
         self._heartbeat.change(state=WorkerState.READY, installed=(ref.version, ref.sha256))
         self._holding.weights_changed()
+
+    async def _join_unless(self, others: frozenset[str]) -> None:
+        """Where nobody works: joining the group takes as long as the engine's start, and what arrives meanwhile is held."""
+        parts = self._parts
+        if not await asyncio.to_thread(still_work, parts.bus, others, heartbeat_s=parts.settings.rollout.heartbeat_s):
+            self.membership.join()
 
     async def _tell(self) -> None:
         """Say what stands still, until cancelled."""

@@ -50,12 +50,21 @@ def resolve_base(name: str, cache: Path | None = None) -> Path:
     return folder
 
 
+def is_made(name: str) -> bool:
+    """Whether `resolve_base` would make nothing."""
+    return name not in DEMO_MODELS or (_folder_of(name, _cache_folder()) / _MODEL_CONFIG).is_file()
+
+
+def _folder_of(name: str, cache: Path) -> Path:
+    return cache / "models" / f"{name.removeprefix(DEMO_PREFIX)}-{RECIPE}"
+
+
 def _demo_model(name: str, cache: Path) -> Path:
     practice = DEMO_MODELS.get(name)
     if practice is None:
         near = difflib.get_close_matches(name, DEMO_MODELS, n=1, cutoff=0.0)[0]
         raise UserError(f"There is no demo model {name!r}.", hint=f"Did you mean {near!r}?")
-    folder = cache / "models" / f"{name.removeprefix(DEMO_PREFIX)}-{RECIPE}"
+    folder = _folder_of(name, cache)
     if (folder / _MODEL_CONFIG).is_file():
         return folder
     with _locked(folder):

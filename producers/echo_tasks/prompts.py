@@ -65,6 +65,13 @@ class PromptCodec:
         """The text of `token_ids`, special tokens included: what the policy saw."""
         return str(self._tokenizer.decode([int(token) for token in token_ids], skip_special_tokens=False))
 
+    def num_unknown(self, text: str) -> int:
+        """How many tokens of `text` stand for what the tokenizer has no token for; 0 for those that have one for everything."""
+        unknown = getattr(self._tokenizer.model, "unk_token", None)
+        if not unknown:
+            return 0
+        return sum(token == self._tokenizer.token_to_id(unknown) for token in self.encode(text).tolist())
+
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """The base model's chat template over `messages`, open for the answer. Loads transformers the first time.
 
@@ -108,8 +115,27 @@ def continued(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
 
 def vocabulary_size(base: Path) -> int:
     """Token ids of the model are below this. Raises UserError if its config.json does not say."""
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    if not isinstance(size, int):
+    size = _said(base, "vocab_size")
+    if size is None:
         raise UserError(f"{base / 'config.json'} does not say `vocab_size`.", hint="Use a folder that `save_pretrained` wrote.")
     return size
+
+
+def check_positions(base: Path, max_length: int) -> None:
+    """Raise UserError if sequences of `max_length` tokens are longer than the model has positions. Models that do not say have enough."""
+    positions = _said(base, "max_position_embeddings")
+    if positions is not None and max_length > positions:
+        raise UserError(
+            f"[policy] max_length is {max_length}, and the model in {base} has {positions} positions.",
+            hint=f"Set it to {positions} at most.",
+        )
+
+
+def _said(base: Path, name: str) -> int | None:
+    """A number in the model's config.json, where models of several parts have it below `text_config`. Raises UserError."""
+    try:
+        config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+        found = config.get(name) or config.get("text_config", {}).get(name)
+    except (OSError, ValueError, AttributeError) as exc:
+        raise UserError(f"{base / 'config.json'} cannot be read: {exc}.", hint="Use a folder that `save_pretrained` wrote.") from exc
+    return found if isinstance(found, int) else None

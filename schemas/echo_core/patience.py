@@ -1,13 +1,15 @@
-"""How long a request may take, by what requests and steps have taken so far. Pure."""
+"""How long a request may take, by what requests and steps have taken so far; and how long a step takes. Pure."""
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 
 # What pace lets in is trained within budget + 1 steps, and twice that is too long; so is four times what the slowest of the last requests
 # took.
 _ROUNDS, _TURNS = 2, 4
 _NUM_TURNS = 256
+_NUM_STEPS = 5
 
 
 class Patience:
@@ -31,3 +33,24 @@ class Patience:
         if step_s is None or not self._took_s:
             return None
         return max(self._least_s, _ROUNDS * self._num_steps * step_s, _TURNS * max(self._took_s))
+
+
+class StepPace:
+    """Seconds per training step: the median of the last five, as somebody sees versions go by."""
+
+    def __init__(self) -> None:
+        self._version: int | None = None
+        self._since_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=_NUM_STEPS)
+
+    def saw(self, version: int, now_s: float) -> None:
+        """The learner is at `version`. The first one seen may have been reached long ago and measures nothing; nor does a lower one."""
+        if self._version is not None and version > self._version:
+            self._steps_s.append((now_s - self._since_s) / (version - self._version))
+        if version != self._version:
+            self._version, self._since_s = version, now_s
+
+    @property
+    def step_s(self) -> float | None:
+        """None before the first step was seen from its beginning to its end."""
+        return statistics.median(self._steps_s) if self._steps_s else None

@@ -22,10 +22,12 @@ from echo_bus.message import Accepted, Busy, Invalid, Message
 from echo_bus.metrics import BusMetrics
 from echo_bus.publisher import Receipt
 from echo_bus.request_reply import ReplyServer
+from echo_bus.roster import Roster
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import staleness_policy
 from echo_core.assembly import GroupAssembler
 from echo_core.dispatch import may_issue, required_version
+from echo_core.patience import StepPace
 from echo_core.work_shares import horizon_of
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.intake import AdmissionLimits
@@ -36,9 +38,8 @@ from echo_learner.trust import WorkerTrust
 from echo_rollout.askers_time import AskersTime
 from echo_rollout.feeder import Ledger, OpenRequests, OpenSeqs, standing_of
 from echo_rollout.intake import RequestIntake, Work
-from echo_rollout.joining import others_work
+from echo_rollout.joining import ready_others
 from echo_rollout.receipts import Receipts
-from echo_rollout.roster import Roster, StepPace
 from echo_schemas.codec import Codec
 from echo_schemas.projection import Projection
 from echo_schemas.records import (
@@ -200,15 +201,15 @@ class RosterOfWorkers(Reader):
         super().__init__(codec)
         self._roster = Roster(heartbeat_s=1.0, group_size=4)
         self._chooser = LeastLagChooser(NUM_PARTITIONS, depth=2)
-        self._broadcast = BroadcastTimer(LearnerMetrics(CollectorRegistry()), self.clock)
-        self._broadcast.ready(3, {})
+        self._broadcast = BroadcastTimer(LearnerMetrics(CollectorRegistry()), self._roster, self.clock)
+        self._broadcast.ready(3)
 
     def read(self, message: Message) -> None:
         status = message.record
         if not isinstance(status, WorkerStatus):
             return
         self._broadcast.on_worker(message.key or "", status)
-        others_work([status], "w", 5)
+        ready_others([status], "w")
         self._roster.heard(status, self.clock.monotonic_s())
         self._roster.found({status.worker_id: status}, self.clock.monotonic_s(), 5)
         shares = self._roster.shares(self.clock.monotonic_s())

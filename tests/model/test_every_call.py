@@ -18,7 +18,7 @@ from tests.thorough import IS_THOROUGH
 _KINDS = [("asynchronous", 1), ("asynchronous", 2), ("asynchronous", 3), ("asynchronous", 4), ("sequential", 1)]
 # Of so many calls one is tried.
 _EACH: dict[tuple[str, int], dict[Fate, int]] = {
-    ("asynchronous", 1): {Fate.KILL: 3, Fate.POWER: 3, Fate.PAUSE: 5, Fate.FENCE: 13},
+    ("asynchronous", 1): {Fate.KILL: 5, Fate.POWER: 5, Fate.PAUSE: 9, Fate.FENCE: 13},
     ("asynchronous", 2): {Fate.KILL: 17, Fate.POWER: 17, Fate.PAUSE: 31, Fate.FENCE: 41},
     ("asynchronous", 3): {Fate.KILL: 29, Fate.POWER: 29, Fate.PAUSE: 61, Fate.FENCE: 67},
     ("asynchronous", 4): {Fate.KILL: 37, Fate.POWER: 37, Fate.PAUSE: 71, Fate.FENCE: 79},
@@ -26,7 +26,7 @@ _EACH: dict[tuple[str, int], dict[Fate, int]] = {
 }
 # Calls before the weights are linked and after the drops are committed.
 _AROUND = 10
-_EACH_OF_DROPS = {Fate.KILL: 2, Fate.POWER: 2, Fate.PAUSE: 3, Fate.FENCE: 5}
+_EACH_OF_DROPS = {Fate.KILL: 3, Fate.POWER: 3, Fate.PAUSE: 7, Fate.FENCE: 5}
 
 
 @pytest.mark.slow

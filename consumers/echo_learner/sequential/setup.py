@@ -9,11 +9,11 @@ from contextlib import closing, contextmanager
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
-from echo_bus.dispatch import LeastLagChooser, PartitionOwner
+from echo_bus.dispatch import LeastLagChooser
 from echo_bus.publisher import Publisher
+from echo_bus.roster import Roster
 from echo_bus.settings import Settings
 from echo_bus.settings.rules import training_sampling
-from echo_bus.view import CompactedView
 from echo_core.closed_seqs import ClosedSeqs, plan_resume
 from echo_learner.commit.checkpoint import LearnerState
 from echo_learner.intake import Intake
@@ -22,7 +22,7 @@ from echo_learner.sequential.asking import AskingParts, BatchRequests
 from echo_learner.sequential.open_requests import LeftOver, left_over, read_requests
 from echo_learner.sequential.replies import ReplyInbox
 from echo_learner.sequential.requesting import RequestLedger
-from echo_schemas.records import DropReason, WorkerState, WorkerStatus
+from echo_schemas.records import DropReason
 from echo_schemas.topics import REPLIES, REQUESTS
 from echo_tasks.catalogue import load_task
 from echo_tasks.prompts import TextCodec
@@ -32,9 +32,6 @@ logger = logging.getLogger(__name__)
 
 _SEQUENTIAL = "sequential"
 MODE = "run.mode"
-# A worker that was not heard of for so many of its heartbeats, and at least so many seconds, gets no work.
-_MISSED = 5
-_LEAST_PATIENCE_MS = 5_000
 
 
 def close_other_mode(bus: Bus, settings: Settings, state: LearnerState, intake: Intake, clock: Clock) -> LeftOver:
@@ -62,7 +59,7 @@ def close_other_mode(bus: Bus, settings: Settings, state: LearnerState, intake: 
 
 @contextmanager
 def open_asking(
-    bus: Bus, settings: Settings, state: LearnerState, intake: Intake, workers: CompactedView[WorkerStatus], publisher: Publisher,
+    bus: Bus, settings: Settings, state: LearnerState, intake: Intake, roster: Roster, publisher: Publisher,
     prompts: TextCodec, metrics: LearnerMetrics, clock: Clock,
 ) -> Iterator[BatchRequests | None]:  # fmt: skip
     """Who asks for the batches; None in asynchronous mode, where a feeder does. Seqs that the other mode left open are closed."""
@@ -70,6 +67,12 @@ def open_asking(
     if settings.run.mode != _SEQUENTIAL:
         yield None
         return
+
+    def share(chooser: LeastLagChooser) -> None:
+        """Work goes to the workers that were heard of lately, by what each does; where none says which partitions it has, to all alike."""
+        shares = roster.shares(clock.monotonic_s())
+        chooser.share(shares.owners, alone=shares.alone)
+
     num_partitions = publisher.num_partitions(REQUESTS)
     groups = settings.learner.groups_per_step
     heard: list[BatchRequests] = []
@@ -92,8 +95,8 @@ def open_asking(
                 reply_topic=bus.namespace.topic(REPLIES),
                 chooser=LeastLagChooser(num_partitions, depth=max(settings.rollout.depth, math.ceil((groups + 1) / num_partitions))),
                 num_partitions=num_partitions,
-                share=lambda chooser: _share(chooser, settings, workers, clock),
-                holders=lambda partition: _holders(partition, settings, workers, clock),
+                share=share,
+                holders=lambda partition: roster.holders(partition, clock.monotonic_s()),
                 intake=intake,
                 metrics=metrics,
                 clock=clock,
@@ -112,30 +115,3 @@ def open_asking(
             asking.on_its_way(ask)
         inbox.start()
         yield asking
-
-
-def _share(chooser: LeastLagChooser, settings: Settings, workers: CompactedView[WorkerStatus], clock: Clock) -> None:
-    """Work goes to the workers that were heard of lately, by what each does; where none says which partitions it has, to all alike."""
-    live = _live(settings, workers, clock)
-    ready = [status for status in live if status.state is WorkerState.READY] or live
-    owners = [
-        PartitionOwner(
-            partitions=frozenset(status.partitions),
-            groups_per_s=max(0.0, status.rollouts_per_s) / settings.rollout.group_size,
-            capacity=status.capacity,
-        )
-        for status in ready
-        if status.partitions
-    ]
-    chooser.share(owners, alone=len(live) == 1)
-
-
-def _holders(partition: int, settings: Settings, workers: CompactedView[WorkerStatus], clock: Clock) -> frozenset[str]:
-    """Who says to read the partition. A name may be false: who may write `workers` and `replies` is the cluster's to say."""
-    return frozenset(status.worker_id for status in _live(settings, workers, clock) if partition in status.partitions)
-
-
-def _live(settings: Settings, workers: CompactedView[WorkerStatus], clock: Clock) -> list[WorkerStatus]:
-    """The workers that were heard of lately."""
-    oldest_ms = clock.time_ms() - max(_LEAST_PATIENCE_MS, int(_MISSED * 1000 * settings.rollout.heartbeat_s))
-    return [status for status in workers.items().values() if status.state is not WorkerState.GONE and status.time_ms >= oldest_ms]

@@ -109,7 +109,8 @@ class PolicySettings(Section):
     """[policy]: the model, and what of it is trained."""
 
     base: str = "demo:tiny-qwen3"
-    """A model folder, or one that is made on the spot: `demo:tiny-qwen3`, also with `-sort`, `-sokoban`, `-knights-knaves`."""
+    """A model folder, or one that is made on the spot: `demo:tiny-qwen3`, also with `-sort`, `-sokoban`, `-knights-knaves`; these have 256
+    positions, and tokens for their own task alone."""
     update: Literal["lora", "full"] = "lora"
     """Train an adapter, or all weights."""
     lora: LoraSettings = LoraSettings()

@@ -9,7 +9,7 @@ import typer
 
 from echo_ops.cli.output import user_errors
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 kafka = typer.Typer(no_args_is_help=True, help="A real Apache Kafka on this machine, from Python packages alone.")
 topics = typer.Typer(no_args_is_help=True, help="Topics as code: compare the cluster with the topic files, and make it so.")
 schemas = typer.Typer(no_args_is_help=True, help="Avro schemas: compatibility, ids, registration.")
@@ -185,6 +185,15 @@ def doctor(config: Config = None) -> None:
 
     with user_errors():
         commands.doctor(config)
+
+
+@app.command("check")
+def check(config: Config = None) -> None:
+    """Say everything about a run's file that will not work, before anything starts: model, task, rewards, sizes, folders, Kafka."""
+    from echo_ops.cli import check as commands
+
+    with user_errors():
+        commands.check(config)
 
 
 @app.command("run")

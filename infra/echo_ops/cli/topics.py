@@ -30,7 +30,8 @@ def apply(config: Path | None, *, force: bool, reason: str) -> None:
     _show(made)
     admin.apply(made)
     if made.refused:
-        out.print(f"[red]{len(made.refused)} differences were refused[/]; each line above says what to do.")
+        found = "One difference was" if len(made.refused) == 1 else f"{len(made.refused)} differences were"
+        out.print(f"[red]{found} refused[/]; each line above says what to do.")
         sys.exit(ExitCode.DRIFT)
     if not made.is_empty:
         out.print("[green]Applied.[/]")

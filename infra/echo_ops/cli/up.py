@@ -24,6 +24,7 @@ from echo_bus.settings.public import public_config
 from echo_learner.commit.run_record import software
 from echo_ops.cli.context import DEFAULT_CONFIG
 from echo_ops.cli.output import out
+from echo_ops.preflight import refuse_unsound
 from echo_ops.report.charts import close_up_window
 from echo_ops.report.observer import Observer
 from echo_ops.report.page import report_page
@@ -81,6 +82,7 @@ def execute(config: Path | None, options: Options) -> None:
     nothing was changed; Disagreement if learner and workers differ by more than allowed.
     """
     settings = load_settings(config, {**os.environ, **options.overrides})
+    refuse_unsound(settings)
     with folder_lock(Path(settings.checkpoint.folder)):
         _refuse_if_owned(settings, takeover="--takeover" in options.learner_flags)
         _Run(config, options, settings).execute()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,8 @@ _ENGINES = {
         "pip install httpx transformers; without url in [rollout.options] also 'echoswarm[rollout]' or 'echoswarm[rollout-cpu]'.",
     ),
 }
+# What `openai` needs besides, if it starts the server.
+_OWN_SERVER = _BuiltIn("", ("vllm",), "pip install 'echoswarm[rollout]', or set url = \"http://host:port\".")
 _MEMBERS = ("capabilities", "installed", "in_use", "start", "install", "generate", "close")
 
 
@@ -52,21 +55,34 @@ def open_engine(name: str, config: EngineConfig) -> Engine:
 
     Raises UserError for an unknown name, if a library it needs is not installed, or if what was named is no engine.
     """
+    engine: Engine = check_engine(name, config.options)(config)
+    # On the class: a property may not be ready before `start`.
+    missing = [member for member in _MEMBERS if not hasattr(type(engine), member) and not hasattr(engine, member)]
+    if missing:
+        raise UserError(f"{name!r} is no engine: it lacks {', '.join(missing)}.", hint="See docs/engines.md.")
+    return engine
+
+
+def check_engine(name: str, options: Mapping[str, Any]) -> Callable[[EngineConfig], Engine]:
+    """What makes the engine called `name`; its own library is not imported. Raises UserError as `open_engine`, as far as can be known."""
     built_in = _ENGINES.get(name)
     if built_in is None and ":" not in name:
         near = difflib.get_close_matches(name, _ENGINES, n=1, cutoff=0.0)[0]
         raise UserError(f"There is no engine {name!r}.", hint=f"Did you mean {near!r}? Your own is named 'package.module:Class'.")
     if built_in is not None:
         _check_installed(name, built_in)
-    made: Any = import_object(name if built_in is None else built_in.path)
+        if name == "openai" and not options.get("url"):
+            _check_installed(name, _OWN_SERVER)
+        # Imported when it is called: that takes seconds.
+        return lambda config: _checked(name, import_object(built_in.path))(config)
+    return _checked(name, import_object(name))
+
+
+def _checked(name: str, made: Any) -> Callable[[EngineConfig], Engine]:
     if not callable(made):
         raise UserError(f"{name!r} is no engine but {type(made).__name__}.", hint="Name a class that takes an EngineConfig.")
-    engine: Engine = made(config)
-    # On the class: a property may not be ready before `start`.
-    missing = [member for member in _MEMBERS if not hasattr(type(engine), member) and not hasattr(engine, member)]
-    if missing:
-        raise UserError(f"{name!r} is no engine: it lacks {', '.join(missing)}.", hint="See docs/engines.md.")
-    return engine
+    found: Callable[[EngineConfig], Engine] = made
+    return found
 
 
 def _check_installed(name: str, built_in: _BuiltIn) -> None:
@@ -94,9 +110,7 @@ def open_vllm(config: EngineConfig) -> Engine:
 
 
 def open_openai(config: EngineConfig) -> Engine:
-    """A server that runs already (`url` in [rollout.options]), or vLLM's own as a child. Raises UserError if vLLM is not installed."""
-    if not config.options.get("url"):
-        _check_installed("openai", _BuiltIn("", ("vllm",), "pip install 'echoswarm[rollout]', or set url = \"http://host:port\"."))
+    """A server that runs already (`url` in [rollout.options]), or vLLM's own as a child."""
     engine: Engine = importlib.import_module("echo_rollout.engines.openai_engine").OpenAIEngine(config)
     return engine
 

@@ -11,9 +11,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.forks.process import ForkingProcess, Refused
+from tests.thorough import only_thorough
 
 pytestmark = pytest.mark.slow
 
+# Those between only spread what the last one spreads too.
+STAGES = [0, *(pytest.param(stage, marks=only_thorough) for stage in (1, 2)), 3]
 SCRIPT = [["step", 1, 1], ["step", 2, 2]]
 Alone = dict[str, tuple[list[Any], dict[str, Any]]]
 
@@ -48,7 +51,7 @@ def alone(torch_process: ForkingProcess, base: Path, tmp_path_factory: pytest.Te
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES)
 def test_two_ranks_train_what_one_does(
     torch_process: ForkingProcess, base: Path, tmp_path: Path, alone: Alone, kind: str, stage: int
 ) -> None:
@@ -100,7 +103,9 @@ def test_how_memory_is_saved_changes_nothing(
     assert_close(weights_in(tmp_path / "plain"), weights_in(tmp_path / "saving"))
 
 
-@pytest.mark.parametrize(("kind", "stage"), [("lora", 0), ("full", 0), ("lora", 2), ("full", 3)])
+@pytest.mark.parametrize(
+    ("kind", "stage"), [("lora", 0), ("full", 3), *(pytest.param(*each, marks=only_thorough) for each in (("full", 0), ("lora", 2)))]
+)
 def test_bfloat16_follows_float32(torch_process: ForkingProcess, base: Path, tmp_path: Path, kind: str, stage: int) -> None:
     """Small steps add up, which they do only on float32 master weights: bfloat16 alone would round each of them away."""
     own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
@@ -115,7 +120,7 @@ def test_bfloat16_follows_float32(torch_process: ForkingProcess, base: Path, tmp
     assert learned[0] == pytest.approx(learned[1], rel=0.2)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES)
 def test_many_gradients_in_bfloat16_add_up(torch_process: ForkingProcess, base: Path, tmp_path: Path, stage: int) -> None:
     """A hundred gradients of a 600th each are a sixth; one after the other they would be lost beside a one in bfloat16."""
     settings = {"dtype": "bfloat16", "deepspeed": deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})}

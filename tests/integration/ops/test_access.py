@@ -252,7 +252,7 @@ def _join(bus: Bus, group: str, topic: str) -> None:
             assert not deadline.expired(), f"waited {WAIT_S} s for an assignment in {group}"
             message = consumer.poll(0.5)
             if message is not None and (error := message.error()) is not None:
-                check_error(error, message)
+                check_error(error, message, group)
         consumer.commit(offsets=[TopicPartition(topic, consumer.assignment()[0].partition, 0)], asynchronous=False)
     finally:
         consumer.close()

@@ -21,6 +21,7 @@ from echo_tasks.base_models import RECIPE, resolve_base
 from echo_tasks.catalogue import load_task
 from echo_tasks.digits import ReverseDigits
 from echo_tasks.practice import KNIGHTS_KNAVES_OPTIONS, SOKOBAN_OPTIONS
+from tests.thorough import only_thorough
 
 # Long enough for two makers on a busy machine.
 MAKING_S = 500.0
@@ -98,7 +99,7 @@ def test_the_model_is_right_sometimes_and_wrong_mostly(made: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("demo", ["sokoban", "knights-knaves"])
+@pytest.mark.parametrize("demo", ["knights-knaves", pytest.param("sokoban", marks=only_thorough)])
 def test_the_tasks_models_read_their_prompts_and_are_right_sometimes(demo: str) -> None:
     """First answers alone, sampled one by one: the share that earns something. The models are the demos', from the user's cache."""
     import torch

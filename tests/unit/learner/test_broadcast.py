@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echo_bus.clock import ManualClock
+from echo_bus.roster import Roster
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.metrics import LearnerMetrics
 from echo_schemas.records import WorkerState, WorkerStatus
@@ -25,15 +26,23 @@ def status(
     )
 
 
-def workers(number: int, clock: ManualClock) -> dict[str, WorkerStatus]:
-    return {f"w{index}": status(f"w{index}", clock) for index in range(number)}
+def roster_of(*statuses: WorkerStatus, clock: ManualClock) -> Roster:
+    """Everybody was heard just now."""
+    roster = Roster(heartbeat_s=1.0, group_size=4)
+    for each in statuses:
+        roster.heard(each, clock.monotonic_s())
+    return roster
+
+
+def timer_of(number: int, clock: ManualClock) -> BroadcastTimer:
+    return BroadcastTimer(LearnerMetrics(), roster_of(*(status(f"w{index}", clock) for index in range(number)), clock=clock), clock)
 
 
 @pytest.mark.parametrize(("active", "needed"), [(1, 1), (2, 2), (10, 10), (11, 10), (22, 20)])
 def test_enough_is_the_active_workers_over_gamma_rounded_up(active: int, needed: int) -> None:
     clock = ManualClock()
-    timer = BroadcastTimer(LearnerMetrics(), clock)
-    timer.ready(3, workers(active, clock))
+    timer = timer_of(active, clock)
+    timer.ready(3)
     for number in range(needed):
         assert timer.last_s is None
         clock.advance(0.5)
@@ -44,25 +53,25 @@ def test_enough_is_the_active_workers_over_gamma_rounded_up(active: int, needed:
 def test_who_is_gone_silent_or_standing_by_is_not_waited_for() -> None:
     clock = ManualClock()
     metrics = LearnerMetrics()
-    timer = BroadcastTimer(metrics, clock)
-    known = {
-        "here": status("here", clock),
-        "gone": status("gone", clock, state=WorkerState.GONE),
-        "standby": status("standby", clock, state=WorkerState.STANDBY),
-        "silent": status("silent", clock, age_ms=60_000),
-    }
-    timer.ready(1, known)
+    roster = roster_of(status("silent", clock), clock=clock)
+    clock.advance(60.0)
+    # Its clock is an hour behind, which is nobody's affair.
+    for each in (status("here", clock, age_ms=3_600_000), status("gone", clock, state=WorkerState.GONE)):
+        roster.heard(each, clock.monotonic_s())
+    roster.heard(status("standby", clock, state=WorkerState.STANDBY), clock.monotonic_s())
+    timer = BroadcastTimer(metrics, roster, clock)
+    timer.ready(1)
     clock.advance(0.2)
     timer.on_worker("here", status("here", clock, installed=1))
-    assert timer.last_s == 0.2
+    assert timer.last_s == pytest.approx(0.2)
     assert metrics.registry.get_sample_value("echo_learner_broadcast_seconds_count") == 1
 
 
 def test_one_worker_counts_once_an_older_version_not_at_all_a_newer_one_too() -> None:
     clock = ManualClock()
-    timer = BroadcastTimer(LearnerMetrics(), clock)
+    timer = timer_of(2, clock)
     timer.on_worker("w0", status("w0", clock, installed=1))
-    timer.ready(2, workers(2, clock))
+    timer.ready(2)
     clock.advance(1.0)
     for worker, installed in (("w0", 1), ("w0", None), ("w1", 3), ("w1", 3)):
         timer.on_worker(worker, status(worker, clock, installed=installed))
@@ -75,10 +84,10 @@ def test_one_worker_counts_once_an_older_version_not_at_all_a_newer_one_too() ->
 
 def test_the_next_snapshot_starts_the_measurement_over() -> None:
     clock = ManualClock()
-    timer = BroadcastTimer(LearnerMetrics(), clock)
-    timer.ready(1, workers(1, clock))
-    clock.advance(5.0)
-    timer.ready(2, workers(1, clock))
+    timer = timer_of(1, clock)
+    timer.ready(1)
+    clock.advance(1.0)
+    timer.ready(2)
     clock.advance(0.25)
     timer.on_worker("w0", status("w0", clock, installed=2))
     assert timer.last_s == 0.25
@@ -86,8 +95,8 @@ def test_the_next_snapshot_starts_the_measurement_over() -> None:
 
 def test_without_workers_the_first_that_comes_is_enough() -> None:
     clock = ManualClock()
-    timer = BroadcastTimer(LearnerMetrics(), clock)
-    timer.ready(0, {})
+    timer = timer_of(0, clock)
+    timer.ready(0)
     clock.advance(3.0)
     timer.on_worker("late", status("late", clock, installed=0))
     assert timer.last_s == 3.0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+
+import pytest
 
 from echo_bus.clock import SystemClock
 from echo_rollout.engines.scripted import ScriptedEngine
-from echo_rollout.joining import find_others
+from echo_rollout.joining import find_others, still_work
 from echo_schemas.records import WorkerState, WorkerStatus
 from echo_schemas.topics import WORKERS
 from tests.unit.rollout.conftest import MakeSwarm
@@ -29,9 +32,35 @@ def test_names_of_which_nothing_was_heard_for_a_day_are_taken_off_the_topic(make
         status = WorkerStatus(run_id=run_id, worker_id=name, host="h", engine="e", state=state, time_ms=time_ms)
         swarm.publisher.publish(WORKERS, status).wait(WAIT_S)
     assert set(find_others(swarm.bus, "w", SystemClock()).long_gone) == {"host-1", "host-2"}
-    assert find_others(swarm.bus, "host-5", SystemClock()).work is False, "another run's worker is nobody to wait for"
+    assert find_others(swarm.bus, "w", SystemClock()).ready == {"host-5"}, "neither another run's worker nor one that has gone"
+    assert find_others(swarm.bus, "host-5", SystemClock()).ready == frozenset()
     swarm.publish_version(0)
     swarm.start_worker(ScriptedEngine())
     everybody = replace(swarm.bus, run_id=None)
     wait_until(lambda: len(everybody.newest(WORKERS, WorkerStatus)) == 4, "two names to go and the worker's own to come")
     assert set(everybody.newest(WORKERS, WorkerStatus)) >= {"host-3", "host-4", "host-5"}
+
+
+def test_whether_others_still_work_their_next_word_tells_and_not_their_clocks(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm()
+
+    def says(worker_id: str, state: WorkerState, time_ms: int) -> None:
+        status = WorkerStatus(run_id="demo", worker_id=worker_id, host="h", engine="e", state=state, time_ms=time_ms)
+        swarm.publisher.publish(WORKERS, status).wait(WAIT_S)
+
+    now_ms = SystemClock().time_ms()
+    says("dead", WorkerState.READY, now_ms)
+    says("slow-clock", WorkerState.READY, now_ms - 3_600_000)
+    ready = find_others(swarm.bus, "w", SystemClock()).ready
+    assert ready == {"dead", "slow-clock"}
+    monkeypatch.setattr("echo_rollout.joining._LEAST_S", 0.1)
+    assert not still_work(swarm.bus, ready, heartbeat_s=0.01), "nobody says anything any more"
+    monkeypatch.setattr("echo_rollout.joining._LEAST_S", WAIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(still_work, swarm.bus, ready, heartbeat_s=0.01)
+        while not asked.done():
+            says("slow-clock", WorkerState.READY, now_ms - 3_600_000)
+        assert asked.result()
+    assert not still_work(swarm.bus, frozenset(), heartbeat_s=1.0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from echo_bus.roster import Roster, Shares
+from echo_core.patience import StepPace
 from echo_rollout.heartbeat import Speed
-from echo_rollout.joining import others_work
-from echo_rollout.roster import Roster, Shares, StepPace
+from echo_rollout.joining import ready_others
 from echo_schemas.records import WorkerState, WorkerStatus
 
 
@@ -97,12 +98,9 @@ def test_a_worker_that_the_topic_does_not_know_any_more_is_forgotten() -> None:
     assert held(made.shares(100.0)) == [({1}, 2.0)]
 
 
-def test_a_late_worker_waits_with_joining_while_others_work() -> None:
-    now_ms = 100_000
-    assert others_work([word("a", time_ms=now_ms - 1_000)], "b", now_ms)
-    assert not others_work([word("b", time_ms=now_ms)], "b", now_ms)
-    assert not others_work([word("a", time_ms=now_ms - 60_000)], "b", now_ms)
-    assert not others_work([word("a", state=WorkerState.STARTING, time_ms=now_ms)], "b", now_ms)
+def test_who_takes_requests_is_waited_for_and_nobody_else() -> None:
+    statuses = [word("a"), word("b"), word("c", state=WorkerState.STARTING), word("d", state=WorkerState.GONE)]
+    assert ready_others(statuses, "b") == {"a"}
 
 
 def speed_after(*seconds: tuple[float, int]) -> float:

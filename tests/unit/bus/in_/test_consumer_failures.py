@@ -263,7 +263,16 @@ def test_static_and_next_generation_members_have_their_properties() -> None:
 def test_errors_of_the_client_that_stop(code: int, expected: type[TransportError]) -> None:
     raw: Any = ClientMessage(topic="t", partition=0)
     with pytest.raises(expected):
-        check_error(KafkaError(code), raw)
+        check_error(KafkaError(code), raw, "team.rl.worker")
+
+
+def test_a_closed_group_concerns_its_members_alone() -> None:
+    raw: Any = ClientMessage(topic=None)
+    closed = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
+    with pytest.raises(NotAuthorized, match=r"may not read as the consumer group 'team\.rl\.worker'"):
+        check_error(closed, raw, "team.rl.worker")
+    # The client of a reader without a group has asked after one all the same.
+    check_error(closed, raw)
 
 
 def test_a_fatal_error_stops_and_a_passing_one_does_not() -> None:

@@ -1,24 +1,26 @@
-"""Who works on a run and how fast, as the feeder knows it from the workers' own words. No Kafka, no clock.
+"""Who works on a run and how fast, by the workers' own words and by when they came: the one notion of which workers are alive.
 
-`heard` may be called from the thread that follows `workers`; the rest belongs to the feeder's thread.
+Workers' clocks are never compared with ours, but at a start: nobody here has seen how old the words are that lie on the log already, so
+their own times are taken for it, until each worker is heard or missed.
+
+Threads: any; `follow` hears on the view's.
 """
 
 from __future__ import annotations
 
-import statistics
 import threading
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from echo_bus.clock import Clock
 from echo_bus.dispatch import PartitionOwner
+from echo_bus.view import CompactedView
 from echo_schemas.records import WorkerState, WorkerStatus
 
 # A worker that misses so many of its words, and at least so many seconds of them, has died without a farewell: what is handed to it now
 # would wait for the consumer group to notice.
 _MISSED_WORDS = 5
 _LEAST_PATIENCE_S = 5.0
-_NUM_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,21 @@ class Roster:
         self._heard: dict[str, tuple[float, WorkerStatus]] = {}
         self._active_s: dict[str, float] = {}
 
+    def follow(self, workers: CompactedView[WorkerStatus], clock: Clock, on_news: Callable[[], None] = lambda: None) -> None:
+        """Hear what `workers` knows and will know. `on_news`, on the view's thread: it is news of who may be given work."""
+
+        def hear(worker_id: str, status: WorkerStatus | None) -> None:
+            if status is None:
+                self.forget(worker_id)
+                on_news()
+            elif self.heard(status, clock.monotonic_s()):
+                on_news()
+
+        workers.on_change(hear)
+        self.found(workers.items(), clock.monotonic_s(), clock.time_ms())
+
     def heard(self, status: WorkerStatus, now_s: float) -> bool:
-        """A worker's newest word came at `now_s`, on the feeder's monotonic clock: workers' own clocks are not compared with it.
+        """A worker's newest word came at `now_s`, on our monotonic clock.
 
         Returns whether it says anything new of who may be given work; a thousand workers say every second that they still work.
         """
@@ -64,12 +79,16 @@ class Roster:
         for status in statuses.values():
             self.heard(status, now_s - max(0.0, (now_ms - status.time_ms) / 1000))
 
+    def holders(self, partition: int, now_s: float) -> frozenset[str]:
+        """Who says to read the partition. A name may be false: who may write `workers` is the cluster's to say."""
+        return frozenset(status.worker_id for status in self.living(now_s) if partition in status.partitions)
+
     def shares(self, now_s: float) -> Shares:
         """Workers that take requests, the longest unheard first, so that of two that claim a partition the last one has it.
 
         While none has weights yet, those that wait for them count, so that their first requests are there when the weights are.
         """
-        live = self._live(now_s)
+        live = self.living(now_s)
         ready = [status for status in live if status.state is WorkerState.READY]
         working = ready or [status for status in live if status.state is WorkerState.STARTING]
         return Shares(
@@ -87,11 +106,11 @@ class Roster:
 
     def active_s(self, now_s: float) -> dict[int, float]:
         """The partitions that living workers hold, each with the moment when its worker last finished something, or could have begun to."""
-        live = self._live(now_s)
+        live = self.living(now_s)
         with self._lock:
             return {partition: self._active_s[status.worker_id] for status in live for partition in status.partitions}
 
-    def _live(self, now_s: float) -> list[WorkerStatus]:
+    def living(self, now_s: float) -> list[WorkerStatus]:
         """Those heard lately, the longest unheard first."""
         with self._lock:
             heard = sorted(self._heard.values(), key=lambda item: item[0])
@@ -100,24 +119,3 @@ class Roster:
 
 def _place_of(status: WorkerStatus) -> tuple[object, ...]:
     return status.state, status.partitions, status.capacity, status.installed_version
-
-
-class StepPace:
-    """Seconds per training step: the median of the last five, as the feeder sees versions go by."""
-
-    def __init__(self) -> None:
-        self._version: int | None = None
-        self._since_s = 0.0
-        self._steps_s: deque[float] = deque(maxlen=_NUM_STEPS)
-
-    def saw(self, version: int, now_s: float) -> None:
-        """The learner is at `version`. The first one seen may have been reached long ago and measures nothing; nor does a lower one."""
-        if self._version is not None and version > self._version:
-            self._steps_s.append((now_s - self._since_s) / (version - self._version))
-        if version != self._version:
-            self._version, self._since_s = version, now_s
-
-    @property
-    def step_s(self) -> float | None:
-        """None before the first step was seen from its beginning to its end."""
-        return statistics.median(self._steps_s) if self._steps_s else None

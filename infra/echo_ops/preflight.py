@@ -1,0 +1,286 @@
+"""What is wrong with a run's file, as far as that can be known before anything starts: all of it at once, one sentence each.
+
+`examine` starts nothing and changes nothing. Quickly, it leaves out what takes seconds: the chat template, calls of the rewards, and the
+cluster. What is no more than a warning is a note.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echo_bus.bus import open_cluster
+from echo_bus.settings import Settings
+from echo_bus.settings.rules import evaluation_specs, training_sampling
+from echo_learner.commit.placement import expected_bytes
+from echo_learner.losses.catalogue import parse_loss
+from echo_learner.losses.config import CustomLoss
+from echo_ops.supervisor.broker import given_bootstrap
+from echo_ops.supervisor.placement import this_machine
+from echo_ops.topic_admin import TopicAdmin
+from echo_rollout.engines.catalogue import check_engine
+from echo_rollout.engines.engine import check_prompt
+from echo_schemas.errors import EchoError, UserError
+from echo_schemas.naming import Namespace
+from echo_schemas.records import FinishReason
+from echo_streams.run import all_rewards, attach, check_isolation
+from echo_streams.scoring import Attached
+from echo_streams.values import score_of, scores_of
+from echo_tasks.base_models import is_made, resolve_base
+from echo_tasks.catalogue import import_object, load_task
+from echo_tasks.evaluation import load_evaluation_tasks
+from echo_tasks.prompts import PromptCodec, check_positions, vocabulary_size
+from echo_tasks.rewards import RewardKind, ScoredSample
+from echo_tasks.task import Prompt
+
+_REACH_S = 3.0
+_CALL_S = 3.0
+_GIB = 1 << 30
+# Weights, gradients and Adam's two moments in float32, as the learner keeps them beside weights of either type.
+_BYTES_A_PARAMETER = {"float32": 16, "bfloat16": 18}
+_BYTES_OF = {"float32": 4, "bfloat16": 2}
+# The newest checkpoint, the one being written, and the optimizer's state beside the weights.
+_CHECKPOINTS_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that stands in the way, and what to do; or, `is_note`, that somebody may want to know."""
+
+    message: str
+    hint: str = ""
+    is_note: bool = False
+
+
+def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Finding]:
+    """Every finding, in the order of the file's sections."""
+    for look in (_base, _prompt, _loss, _engines, _rewards, _evaluations, _offline, _folders, _memory):
+        yield from _guarded(look, settings)
+    if not quickly:
+        for look in (_prompt_fits, _reward_calls, _cluster, _registry):
+            yield from _guarded(look, settings)
+
+
+def refuse_unsound(settings: Settings) -> None:
+    """Raise UserError with all that stands in the way; quickly."""
+    found = [finding for finding in examine(settings, quickly=True) if not finding.is_note]
+    if found:
+        raise UserError(" ".join(finding.message for finding in found), hint=" ".join(filter(None, (finding.hint for finding in found))))
+
+
+def _guarded(look: Callable[[Settings], Iterator[Finding]], settings: Settings) -> Iterator[Finding]:
+    try:
+        yield from look(settings)
+    except EchoError as exc:
+        yield Finding(exc.message, exc.hint)
+
+
+def _base(settings: Settings) -> Iterator[Finding]:
+    if not is_made(settings.policy.base):
+        yield Finding(f"The base model {settings.policy.base} is made at the first start, which takes some seconds.", is_note=True)
+        return
+    folder = resolve_base(settings.policy.base)
+    vocabulary_size(folder)
+    check_positions(folder, settings.policy.max_length)
+    if not list(folder.glob("*.safetensors")):
+        yield Finding(f"{folder} has no weights in safetensors files.", "Save the model with `save_pretrained`.")
+
+
+def _first_prompt(settings: Settings) -> Prompt:
+    """Raises UserError for a task that cannot ask."""
+    task = load_task(settings.task.name, settings.task.options)
+    try:
+        prompt = task.prompt(settings.run.seed, 0)
+        json.dumps(dict(prompt.entry))
+        task.environment(prompt.entry)
+    except Exception as exc:  # a task is the user's code and may raise anything
+        raise UserError(f"The task {settings.task.name!r} cannot make its first prompt: {type(exc).__name__}: {exc}") from exc
+    return prompt
+
+
+def _prompt(settings: Settings) -> Iterator[Finding]:
+    _first_prompt(settings)
+    yield from ()
+
+
+def _prompt_fits(settings: Settings) -> Iterator[Finding]:
+    """The first prompt in the model's own words, with room for an answer. What is wrong with task or model was found before."""
+    if not is_made(settings.policy.base):
+        return
+    try:
+        folder, prompt = resolve_base(settings.policy.base), _first_prompt(settings)
+        vocabulary = vocabulary_size(folder)
+    except UserError:
+        return
+    codec = PromptCodec(folder)
+    text = codec.render(prompt.messages) if prompt.messages else prompt.text
+    token_ids = codec.encode(text).tolist()
+    if num_unknown := codec.num_unknown(text):
+        yield Finding(
+            f"{settings.policy.base} has no token for {num_unknown} of the {len(token_ids)} pieces of the task's first prompt.",
+            "Choose a task that this model was made for (docs/tasks.md), or another [policy] base.",
+        )
+    check_prompt(token_ids, training_sampling(settings), vocabulary=vocabulary, max_length=settings.policy.max_length)
+
+
+def _loss(settings: Settings) -> Iterator[Finding]:
+    loss = parse_loss(settings.learner.loss, settings.learner.loss_options)
+    if isinstance(loss, CustomLoss) and not callable(import_object(loss.path)):
+        yield Finding(f"[learner] loss {loss.path!r} is no function.")
+    if settings.learner.deepspeed:
+        try:
+            json.loads(Path(settings.learner.deepspeed).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as exc:
+            yield Finding(f"[learner] deepspeed names {settings.learner.deepspeed}, which cannot be read: {exc}.")
+
+
+def _engines(settings: Settings) -> Iterator[Finding]:
+    own = settings.rollout.engine
+    wanted = {own: settings.rollout.options} if not settings.rollout.pool else {}
+    for kind in settings.rollout.pool:
+        engine = kind.engine or own
+        wanted[engine] = {**(settings.rollout.options if engine == own else {}), **kind.options}
+    for name, options in wanted.items():
+        check_engine(name, options)
+    yield from ()
+
+
+def _rewards(settings: Settings) -> Iterator[Finding]:
+    check_isolation(attach(all_rewards(settings)), settings.scoring.processes)
+    yield from ()
+
+
+def _reward_calls(settings: Settings) -> Iterator[Finding]:
+    """Each is called once: with the first prompt, and what its entry calls the answer."""
+    try:
+        prompt, attached = _first_prompt(settings), attach(all_rewards(settings))
+    except UserError:
+        return
+    words = prompt.text or "\n".join(message.content for message in prompt.messages)
+    sample = ScoredSample(
+        prompt=words,
+        completion=str(prompt.entry.get("answer", "")),
+        entry=prompt.entry,
+        token_ids=np.zeros(2, np.int32),
+        num_generated=1,
+        turn_rewards=(0.0,),
+        finish_reason=FinishReason.STOP,
+        metadata={},
+        task=settings.task.name,
+    )
+    for entry in attached:
+        why = _why_not(entry, sample)
+        if why:
+            yield Finding(f"The reward {entry.name!r}, called with a made-up sample, {why}", is_note=True)
+
+
+def _why_not(entry: Attached, sample: ScoredSample) -> str:
+    """How a call went wrong; empty if it gave a score. One that hangs is left behind: the command ends without it."""
+    told: list[str] = []
+
+    def call() -> None:
+        function = entry.function
+        try:
+            if function.kind is RewardKind.BATCH:
+                scores_of(function.call([sample]), 1)
+            else:
+                returned = function.call(sample)
+                score_of(asyncio.run(returned) if function.kind is RewardKind.ASYNC else returned)
+        except BaseException as exc:  # a reward is the user's code and may raise anything
+            told.append(f"raised {type(exc).__name__}: {exc}")
+        else:
+            told.append("")
+
+    thread = threading.Thread(target=call, name=f"reward {entry.name}", daemon=True)
+    thread.start()
+    thread.join(_CALL_S)
+    return told[0] if told else f"did not answer within {_CALL_S:g} s."
+
+
+def _evaluations(settings: Settings) -> Iterator[Finding]:
+    load_evaluation_tasks(evaluation_specs(settings))
+    yield from ()
+
+
+def _offline(settings: Settings) -> Iterator[Finding]:
+    episodes = settings.offline.episodes
+    if episodes and not Path(episodes).is_file():
+        yield Finding(f"[offline] episodes names {episodes}, and there is no such file.")
+
+
+def _folders(settings: Settings) -> Iterator[Finding]:
+    folder = Path(settings.checkpoint.folder).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        yield Finding(f"[checkpoint] folder {folder} cannot be made or written.", "Choose another one.")
+        return
+    free, needed = shutil.disk_usage(existing).free, _CHECKPOINTS_AT_ONCE * 4 * _snapshot_bytes(settings)
+    if free < needed:
+        yield Finding(
+            f"{existing} has {free / _GIB:,.1f} GiB left, and two checkpoints of this model take about {needed / _GIB:,.1f}.",
+            "Free space there, or set [checkpoint] folder.",
+        )
+    if settings.store.uri:
+        import fsspec
+
+        try:
+            fsspec.core.url_to_fs(settings.store.uri)
+        except Exception as exc:  # drivers raise what they like, also while they are imported
+            yield Finding(f"[store] uri {settings.store.uri} cannot be opened: {exc}.", "Install the fsspec driver that it names.")
+
+
+def _memory(settings: Settings) -> Iterator[Finding]:
+    if this_machine().gpus:
+        return
+    dtype = settings.policy.dtype
+    needed = _snapshot_bytes(settings) // _BYTES_OF[dtype] * _BYTES_A_PARAMETER[dtype]
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        yield Finding(
+            f"The learner takes about {needed / _GIB:,.0f} GiB to train all weights, and this machine has {there / _GIB:,.0f}.",
+            'Set [policy] update = "lora", or start the learner elsewhere.',
+            is_note=True,
+        )
+
+
+def _snapshot_bytes(settings: Settings) -> int:
+    """0 where that is small or not known yet."""
+    try:
+        return expected_bytes(settings) if is_made(settings.policy.base) else 0
+    except UserError:
+        return 0
+
+
+def _cluster(settings: Settings) -> Iterator[Finding]:
+    if given_bootstrap(settings.kafka.bootstrap) is None:
+        yield Finding("No Kafka is named and none runs here: `echoswarm up` starts one for the run.", is_note=True)
+        return
+    cluster = open_cluster(settings)
+    cluster.check(_REACH_S)
+    plan = TopicAdmin(cluster, Namespace(settings.kafka.namespace), replicas=settings.kafka.replicas).plan()
+    for step in plan.refused:
+        yield Finding(f"The topic {step.topic} has {step.what} = {step.before}, and the files say {step.after}.", step.why)
+    if len(plan.refused) < len(plan.steps):
+        yield Finding(
+            f"{len(plan.steps)} topics or settings are not as the files say yet.", "`echoswarm topics plan` shows them.", is_note=True
+        )
+
+
+def _registry(settings: Settings) -> Iterator[Finding]:
+    if not settings.registry.url:
+        return
+    from echo_schemas.registry import HttpRegistry, subjects_of
+    from echo_schemas.schemas import newest
+
+    subjects: Any = subjects_of(Namespace(settings.kafka.namespace).topic)
+    HttpRegistry(settings.registry.url, subjects, settings.registry.client_properties()).id_of(newest("trajectory"))
+    yield from ()

@@ -1,0 +1,181 @@
+"""`echoswarm check`, and what `up` refuses: each mistake in a file is one sentence, and a right file has none."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tokenizers", reason="prompts are measured in tokens: install the extra 'rollout-cpu' or 'learner'")
+
+from echo_bus.settings import Settings, load_settings
+from echo_ops.preflight import examine, refuse_unsound
+from echo_schemas.errors import UserError
+
+TOKENS = {str(digit): digit for digit in range(1, 10)} | {"?": 0, ">": 10}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A model's folder, as far as anybody looks before the start: 32 positions, digits for tokens."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 11, "max_position_embeddings": 32}), encoding="utf-8")
+    tokenizer = Tokenizer(WordLevel(TOKENS, unk_token="?"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+TASK = """
+from echo_tasks.task import Prompt, SingleTurn
+
+class Plain(SingleTurn):
+    name, rewards = "plain", ("exact",)
+    def prompt(self, seed, seq):
+        return Prompt(text="123456>", entry={"answer": "654321"})
+
+class Wordy(Plain):
+    def prompt(self, seed, seq):
+        return Prompt(text="Sum 12>", entry={"answer": "3"})
+
+class Broken(Plain):
+    def prompt(self, seed, seq):
+        raise KeyError("no such file of puzzles")
+"""
+REWARDS = """
+import time
+def half(sample): return 0.5
+def words(sample): return "good"
+def fails(sample): return 1 / 0
+def hangs(sample): time.sleep(60)
+def forgets(sample): sample.completion
+async def waits(sample): return 1.0
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, base: Path) -> Any:
+    """`settings(section={key: value})`: a run in which everything is right, but for what is given."""
+    (tmp_path / "my_task.py").write_text(TASK, encoding="utf-8")
+    (tmp_path / "my_rewards.py").write_text(REWARDS, encoding="utf-8")
+    right: dict[str, dict[str, Any]] = {
+        "kafka": {"bootstrap": "127.0.0.1:1"},
+        "task": {"name": f"{tmp_path}/my_task.py:Plain"},
+        "policy": {"base": str(base), "max_length": 32},
+        "rollout": {"engine": "transformers", "max_new_tokens": 8},
+        "rewards": {"exact": 1.0, f"{tmp_path}/my_rewards.py:half": 1.0, f"{tmp_path}/my_rewards.py:waits": 1.0},
+        "checkpoint": {"folder": str(tmp_path / "run")},
+    }
+
+    def make(**sections: dict[str, Any]) -> Settings:
+        return Settings.model_validate({**right, **{name: {**right.get(name, {}), **given} for name, given in sections.items()}})
+
+    return make
+
+
+def problems(settings: Settings, *, quickly: bool = False) -> list[str]:
+    """What stands in the way, but for the Kafka that these tests do not have."""
+    found = [finding.message for finding in examine(settings, quickly=quickly) if not finding.is_note]
+    return [message for message in found if "127.0.0.1:1" not in message]
+
+
+def notes(settings: Settings) -> list[str]:
+    return [finding.message for finding in examine(settings) if finding.is_note]
+
+
+def test_a_right_file_has_nothing_in_its_way_but_a_kafka_that_does_not_answer(settings: Any) -> None:
+    found = list(examine(settings()))
+    assert [finding.is_note for finding in found] == [False]
+    assert "127.0.0.1:1" in found[0].message
+    refuse_unsound(settings())
+
+
+@pytest.mark.parametrize("name", ["reverse", "sort", "sokoban", "knights-knaves"])
+def test_the_demos_files_are_right(name: str) -> None:
+    with resources.as_file(resources.files("echo_ops.demo").joinpath(f"{name}.toml")) as file:
+        assert problems(load_settings(file, {}), quickly=True) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "says"),
+    [
+        ("task", {"name": "revers-digits"}, "There is no task 'revers-digits'."),
+        ("task", {"name": "my_tusk.py:Plain"}, "There is no Python file my_tusk.py."),
+        ("task", {"name": "reverse-digits", "options": {"digits": 3}}, "cannot be made with the options ['digits']"),
+        ("task", {"name": "{folder}/my_task.py:Broken"}, "cannot make its first prompt: KeyError: 'no such file of puzzles'"),
+        ("policy", {"base": "demo:tiny-qwen4"}, "There is no demo model 'demo:tiny-qwen4'."),
+        ("policy", {"base": "/nowhere/at/all"}, "There is no base model folder /nowhere/at/all."),
+        ("policy", {"max_length": 64}, "[policy] max_length is 64, and the model in {base} has 32 positions."),
+        ("learner", {"loss": "grpo"}, "There is no loss 'grpo'."),
+        ("learner", {"loss": "grpo_tis", "loss_options": {"clip": 0.2}}, "The loss 'grpo_tis' has no option 'clip'."),
+        ("learner", {"loss": "no_such_module:loss"}, "'no_such_module:loss' cannot be imported: there is no module 'no_such_module'."),
+        ("learner", {"deepspeed": "zero4.json"}, "[learner] deepspeed names zero4.json, which cannot be read"),
+        ("rollout", {"engine": "vlm"}, "There is no engine 'vlm'."),
+        ("rollout", {"engine": "json:loads.x"}, "json has no attribute 'loads.x'."),
+        ("rewards", {"exakt": 1.0}, "There is no reward 'exakt'."),
+        ("rewards", {"{folder}/my_rewards.py:hlaf": 1.0}, "has no attribute 'hlaf'."),
+        ("offline", {"episodes": "games.jsonl"}, "[offline] episodes names games.jsonl, and there is no such file."),
+        ("checkpoint", {"folder": "{base}/config.json/run"}, "cannot be made or written."),
+        ("store", {"uri": "sss://bucket/runs"}, "[store] uri sss://bucket/runs cannot be opened"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_up_refuses_it(
+    settings: Any, tmp_path: Path, base: Path, section: str, given: dict[str, Any], says: str
+) -> None:
+    def filled(value: Any) -> Any:
+        return value.replace("{folder}", str(tmp_path)).replace("{base}", str(base)) if isinstance(value, str) else value
+
+    wrong = settings(**{section: {filled(key): filled(value) for key, value in given.items()}})
+    (found,) = problems(wrong)
+    assert filled(says) in found
+    with pytest.raises(UserError) as caught:
+        refuse_unsound(wrong)
+    assert filled(says) in caught.value.message
+
+
+def test_mistakes_are_all_told_at_once(settings: Any) -> None:
+    wrong = settings(task={"name": "revers-digits"}, learner={"loss": "grpo"}, rollout={"engine": "vlm"})
+    assert len(problems(wrong)) == 3
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer(settings: Any) -> None:
+    (found,) = problems(settings(rollout={"max_new_tokens": 26}))
+    assert found == "A prompt of 7 tokens and 26 new ones are above the engine's 32."
+
+
+def test_a_task_that_is_not_written_in_the_models_tokens(settings: Any, tmp_path: Path) -> None:
+    (found,) = problems(settings(task={"name": f"{tmp_path}/my_task.py:Wordy"}))
+    assert "has no token for 4 of the 7 pieces of the task's first prompt." in found
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        ("words", "raised BadValue: The value must be a number; it is a str."),
+        ("fails", "raised ZeroDivisionError: division by zero"),
+        ("forgets", "None (is a `return` missing?)"),
+        ("hangs", "did not answer within 0.1 s."),
+    ],
+)
+def test_a_reward_is_called_once(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: str, says: str) -> None:
+    monkeypatch.setattr("echo_ops.preflight._CALL_S", 0.1)
+    name = f"{tmp_path}/my_rewards.py:{reward}"
+    (found,) = notes(settings(rewards={name: 1.0}))
+    assert found.startswith(f"The reward {name!r}, called with a made-up sample, ")
+    assert says in found
+
+
+def test_what_a_disk_has_no_room_for(settings: Any, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_ops.preflight.expected_bytes", lambda settings: 1 << 60)
+    (found,) = problems(settings(policy={"update": "full"}))
+    assert "two checkpoints of this model take about" in found
+    assert any("to train all weights, and this machine has" in note for note in notes(settings(policy={"update": "full"})))
