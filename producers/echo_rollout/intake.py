@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _SUSPECT_WAIT_S = 5.0
 # Requests that were done here: more than are ever between a commit and the next.
 _REMEMBERED = 4_096
+# No vocabulary has a token of so many characters: a longer text is too long in tokens too, and is not tokenised to find out.
+_MOST_CHARACTERS = 256
 MOST_SAMPLES = 4_096
 """Samples that one request may ask for: an engine takes all at once."""
 
@@ -221,6 +223,12 @@ class RequestIntake:
                 InvalidReason.HANDLER_REFUSED, f"{request.group_size} samples are wanted; a request may ask for {MOST_SAMPLES}."
             )
         if request.messages:
+            num_characters, most = sum(len(message.content) for message in request.messages), _MOST_CHARACTERS * self._max_length
+            if num_characters > most:
+                raise InvalidRecord(
+                    InvalidReason.HANDLER_REFUSED,
+                    f"The messages have {num_characters} characters; {self._max_length} tokens have at most {most}.",
+                )
             text = self._codec.render(request.messages)
             token_ids = self._codec.encode(text)
         else:

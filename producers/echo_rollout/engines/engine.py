@@ -148,14 +148,14 @@ def check_prompt(prompt: Sequence[int], sampling: Sampling, *, vocabulary: int, 
     """Raise EngineError if `prompt` has a token outside the vocabulary or leaves no room for the answer, or `sampling` is out of range."""
     if not prompt:
         raise EngineError("The prompt is empty.")
-    if min(prompt) < 0 or max(prompt) >= vocabulary:
-        raise EngineError(f"The prompt has a token outside the vocabulary of {vocabulary}.")
     _check_sampling(sampling)
     if len(prompt) + sampling.max_new_tokens > max_length:
         raise EngineError(
             f"A prompt of {len(prompt)} tokens and {sampling.max_new_tokens} new ones are above the engine's {max_length}.",
             hint="Raise [policy] max_length, or shorten prompts or [rollout] max_new_tokens.",
         )
+    if min(prompt) < 0 or max(prompt) >= vocabulary:
+        raise EngineError(f"The prompt has a token outside the vocabulary of {vocabulary}.")
 
 
 def _check_sampling(sampling: Sampling) -> None:

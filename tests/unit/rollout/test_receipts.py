@@ -15,7 +15,7 @@ from echo_rollout.engines.engine import Generation
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord
-from echo_schemas.records import Purpose, ReplyOutcome, RolloutReply, RolloutRequest, Sampling
+from echo_schemas.records import ChatMessage, Purpose, ReplyOutcome, RolloutReply, RolloutRequest, Sampling
 from echo_schemas.topics import REPLIES, REQUESTS
 from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, WAIT_S, GatedEngine, Swarm, wait_until
@@ -224,6 +224,7 @@ def ask_with(swarm: Swarm, seq: int, headers: dict[str, bytes], **changes: Any) 
         ({DEADLINE_MS: b"9" * 5_000}, {}, b"not a number of milliseconds"),
         ({}, {"group_size": 2**31 - 1}, b"may ask for 4096"),
         ({}, {"entry": "[" * 100_000}, b"more than 64 levels"),
+        ({}, {"prompt_token_ids": b"", "messages": (ChatMessage(role="user", content="A" * 500_000),)}, b"tokens have at most"),
     ],
 )
 def test_a_requester_that_is_wrong_is_a_dead_letter_and_the_worker_goes_on(
