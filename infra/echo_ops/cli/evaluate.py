@@ -34,9 +34,10 @@ from echo_learner.metrics import LearnerMetrics
 from echo_ops.cli.context import DEFAULT_CONFIG, reach_cluster, read_settings
 from echo_ops.cli.output import out
 from echo_ops.report.evaluations import evaluation_line
+from echo_ops.roles import Role
 from echo_ops.supervisor.child import Crew, ProcessChild
 from echo_ops.supervisor.placement import this_machine
-from echo_ops.supervisor.plan import Role, plan_children
+from echo_ops.supervisor.plan import plan_children
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Eval, EvaluationOrder, Purpose, Reward, Trajectory
 from echo_schemas.topics import CONTROL, EVALS, REWARDS, TRAJECTORIES

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from echo_ops.cli.output import user_errors
+from echo_ops.roles import Flags, Role
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 kafka = typer.Typer(no_args_is_help=True, help="A real Apache Kafka on this machine, from Python packages alone.")
@@ -198,7 +199,7 @@ def check(config: Config = None) -> None:
 
 @app.command("run")
 def run(
-    role: Annotated[Literal["worker", "feeder", "offline", "reward", "learner"], typer.Argument(help="Which role this process is.")],
+    role: Annotated[Role, typer.Argument(help="Which role this process is.")],
     config: Config = None,
     name: Annotated[str | None, typer.Option(help="Tells processes of one role apart in client ids and logs; a worker's id.")] = None,
     announce: Annotated[Path | None, typer.Option(help="Write a JSON file with pid and metrics address once they are known.")] = None,
@@ -219,16 +220,10 @@ def run(
     from echo_ops.cli import run as commands
 
     with user_errors():
-        more: dict[str, object] = {}
-        if role == "learner":
-            more = {"takeover": takeover, "skip": skip}
-        elif role == "reward":
-            more = {"application": application, "names": rewards}
-        elif role == "worker":
-            more = {"kind": kind or ""}
-        elif role == "offline":
-            more = {"episodes": episodes}
-        commands.run_role(role, config, name=name, announce=announce, log_file=log_file, **more)
+        flags = Flags(
+            kind=kind or "", episodes=episodes, takeover=takeover, skip=skip, application=application, names=tuple(rewards or ())
+        )  # fmt: skip
+        commands.run_role(role, config, name=name, announce=announce, log_file=log_file, flags=flags)
 
 
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a live screen; so anyway where the output is no terminal.")]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from confluent_kafka import KafkaException
 
@@ -21,10 +17,9 @@ from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_bus.kafka import translate
 from echo_bus.ownership import START_VARIABLE, await_turn
 from echo_bus.process import StopSignal, open_role, without_collection
-from echo_bus.settings import Settings
 from echo_bus.settings.kinds import settings_of_kind
 from echo_ops.cli.context import read_settings
-from echo_schemas.errors import UserError
+from echo_ops.roles import ROLES, Flags, Role, arguments_of
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
 
@@ -37,62 +32,29 @@ _ASK_EVERY_S = 0.1
 _LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """Where a role's code is, the extra that installs what it needs, and how its libraries are imported before it begins. `allocates`: it
-    fences whoever did its work before and writes what others act on, so a learner must have accepted the run first.
-    """
-
-    module: str
-    function: str
-    extra: str
-    prefetch: Callable[[Settings], None] = lambda settings: None
-    allocates: bool = False
-
-
-def _prefetch_engine(settings: Settings) -> None:
-    from echo_rollout.engines.catalogue import prefetch
-
-    prefetch(settings.rollout.engine)
-
-
-def _prefetch_faust(settings: Settings) -> None:
-    """While the learner comes up, which a reward process of `echoswarm up` waits for."""
-    del settings
-    importlib.import_module("echo_streams.faust_app")
-
-
-_ENTRIES = {
-    "worker": _Entry("echo_rollout.run", "run_worker", "rollout", _prefetch_engine),
-    "feeder": _Entry("echo_rollout.run", "run_feeder", "rollout", allocates=True),
-    "offline": _Entry("echo_rollout.offline.run", "run_offline", "rollout", allocates=True),
-    "reward": _Entry("echo_streams.run", "run_reward", "streams", _prefetch_faust),
-    "learner": _Entry("echo_learner.run", "run_learner", "learner"),
-}
-
-
-def run_role(role: str, config: Path | None, *, name: str | None, announce: Path | None, log_file: Path | None, **more: Any) -> None:
+def run_role(role: Role, config: Path | None, *, name: str | None, announce: Path | None, log_file: Path | None, flags: Flags) -> None:
     """Import what the role needs (the slow part), wait for its topics, see whose namespace it is, run it. Blocks until it ends.
 
-    `more`: the role's own arguments. Raises UserError where another run owns the namespace.
+    Raises UserError for flags of another role, and where another run owns the namespace.
     """
+    arguments = arguments_of(role, flags)
     log_to(log_file)
-    settings = settings_of_kind(read_settings(config), more.get("kind", ""))
-    entry = _ENTRIES[role]
+    settings = settings_of_kind(read_settings(config), flags.kind)
+    entry = ROLES[role]
     started_s = time.monotonic()
     with without_collection():
-        function = import_entry(entry, settings)
-    logger.info("%s imported in %.1f s", role, time.monotonic() - started_s)
-    with open_role(settings, role, name=name, announce=announce, start=os.environ.get(START_VARIABLE, "")) as process:
+        function = entry.load(settings)
+    logger.info("%s imported in %.1f s", role.value, time.monotonic() - started_s)
+    with open_role(settings, role.value, name=name, announce=announce, start=os.environ.get(START_VARIABLE, "")) as process:
         if not wait_for_topics(process.bus, process.stop, Deadline.after(TOPICS_S)):
             return
         # The learner decides whose the namespace is, by itself. A worker has an engine to start, and waits later.
-        waits = entry.allocates or (role == "reward" and bool(process.start))
-        if role != "learner" and not await_turn(process, needs_learner=waits):
+        waits = entry.allocates or (role is Role.REWARD and bool(process.start))
+        if role is not Role.LEARNER and not await_turn(process, needs_learner=waits):
             return
-        if role == "worker":
-            more["worker_id"] = name or f"worker-{own_name()}"
-        function(process, **more)
+        if role is Role.WORKER:
+            arguments["worker_id"] = name or f"worker-{own_name()}"
+        function(process, **arguments)
         has_drained = process.stop.is_set()
     if has_drained:
         _leave()
@@ -112,18 +74,6 @@ def log_to(file: Path | None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(file, encoding="utf-8")
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, datefmt="%H:%M:%S", handlers=[handler], force=True)
-
-
-def import_entry(entry: _Entry, settings: Settings) -> Callable[..., None]:
-    """The role's function, its heavy libraries loaded. Raises UserError where one is not installed."""
-    try:
-        entry.prefetch(settings)
-        function: Callable[..., None] = getattr(importlib.import_module(entry.module), entry.function)
-    except ModuleNotFoundError as exc:
-        raise UserError(
-            f"This role needs the library {exc.name!r}, which is not installed here.", hint=f"pip install 'echoswarm[{entry.extra}]'"
-        ) from exc
-    return function
 
 
 def wait_for_topics(bus: Bus, stop: StopSignal, deadline: Deadline) -> bool:

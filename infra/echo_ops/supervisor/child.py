@@ -20,7 +20,8 @@ from echo_bus.embedded.process import last_lines
 from echo_bus.errors import TransportError
 from echo_bus.kafka import CLIENT_LOG
 from echo_bus.out_of_memory import OutOfMemoryWatch
-from echo_ops.supervisor.plan import ChildPlan, Role
+from echo_ops.roles import Role
+from echo_ops.supervisor.plan import ChildPlan
 from echo_schemas.errors import UserError
 
 _NUM_SHOWN_LINES = 15

@@ -6,22 +6,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 
 from echo_bus.settings import Settings
 from echo_bus.settings.kinds import kinds_of
+from echo_ops.roles import ROLES, Role
 from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement
-
-
-class Role(StrEnum):
-    """The roles that run as processes, from whoever makes work first to whoever needs it last."""
-
-    FEEDER = "feeder"
-    OFFLINE = "offline"
-    WORKER = "worker"
-    REWARD = "reward"
-    LEARNER = "learner"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +25,6 @@ class ChildPlan:
     cores: tuple[int, ...]
     log: Path
     announce: Path
-
-
-# The slowest to get ready first: its imports are the critical path of a start.
-_START_ORDER = (Role.WORKER, Role.LEARNER, Role.REWARD, Role.FEEDER, Role.OFFLINE)
 
 
 def plan_children(
@@ -64,7 +50,7 @@ def plan_children(
         Role.FEEDER: [_Wanted(Role.FEEDER.value, places.others)] if is_asynchronous and not is_logged else [],
         Role.OFFLINE: [_Wanted(Role.OFFLINE.value, places.others)] if is_logged else [],
     }
-    plans = [_child(role, each, config=config, overrides=overrides, folder=folder) for role in _START_ORDER for each in wanted[role]]
+    plans = [_child(role, each, config=config, overrides=overrides, folder=folder) for role in ROLES for each in wanted[role]]
     return tuple(replace(plan, command=(*plan.command, *learner_flags)) if plan.role is Role.LEARNER else plan for plan in plans)
 
 

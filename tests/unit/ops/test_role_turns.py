@@ -17,8 +17,11 @@ from echo_bus.places import PlaceTimes
 from echo_bus.process import RoleProcess, StopSignal
 from echo_bus.settings import Settings
 from echo_ops.cli import run
+from echo_ops.roles import ROLES, Flags, Role, RoleEntry, arguments_of
 from echo_schemas.codec import lock_file_codec
+from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
+from echo_schemas.roles import load_roles
 
 
 @pytest.mark.parametrize(
@@ -54,8 +57,34 @@ def test_a_role_looks_whose_the_namespace_is(monkeypatch: pytest.MonkeyPatch, ro
     monkeypatch.setattr(run, "open_role", open_role)
     monkeypatch.setattr(run, "await_turn", await_turn)
     monkeypatch.setattr(run, "wait_for_topics", lambda *_: True)
-    monkeypatch.setattr(run, "import_entry", lambda *_: lambda process, **_: begun.append(role))
+    monkeypatch.setattr(RoleEntry, "load", lambda *_: lambda process, **_: begun.append(role))
     monkeypatch.setattr(run, "log_to", lambda file: None)
-    run.run_role(role, None, name=None, announce=None, log_file=None)
+    run.run_role(Role(role), None, name=None, announce=None, log_file=None, flags=Flags())
     assert asked == ([] if waits is None else [waits])
     assert begun == ([role] if waits is None else []), "a role began although its turn had not come"
+
+
+def test_a_role_gets_its_flags_and_no_others() -> None:
+    assert arguments_of(Role.LEARNER, Flags(takeover=True)) == {"takeover": True, "skip": False}
+    assert arguments_of(Role.REWARD, Flags(application="shadow", names=("a.py:b",))) == {"application": "shadow", "names": ("a.py:b",)}
+    assert arguments_of(Role.FEEDER, Flags()) == {}
+
+
+@pytest.mark.parametrize(
+    ("role", "flags", "says", "whose"),
+    [
+        (Role.WORKER, Flags(takeover=True), "`echoswarm run worker` takes no --takeover.", "learner"),
+        (Role.LEARNER, Flags(kind="fast"), "`echoswarm run learner` takes no --kind.", "worker"),
+        (Role.FEEDER, Flags(names=("exact",)), "`echoswarm run feeder` takes no --reward.", "reward"),
+        (Role.REWARD, Flags(skip=True), "`echoswarm run reward` takes no --skip.", "learner"),
+    ],
+)
+def test_a_flag_of_another_role_is_refused(role: Role, flags: Flags, says: str, whose: str) -> None:
+    with pytest.raises(UserError) as caught:
+        arguments_of(role, flags)
+    assert (caught.value.message, caught.value.hint) == (says, f"It belongs to `echoswarm run {whose}`.")
+
+
+def test_every_role_is_declared() -> None:
+    assert set(ROLES) == set(Role)
+    assert {role.value for role in Role} <= set(load_roles())

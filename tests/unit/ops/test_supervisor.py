@@ -12,8 +12,9 @@ import pytest
 from echo_bus.clock import ManualClock
 from echo_bus.kafka import CLIENT_LOG
 from echo_bus.out_of_memory import OutOfMemoryWatch
+from echo_ops.roles import Role
 from echo_ops.supervisor.child import Crew, RoleDied
-from echo_ops.supervisor.plan import ChildPlan, Role
+from echo_ops.supervisor.plan import ChildPlan
 from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
 from echo_schemas.errors import UserError
 

@@ -1,0 +1,100 @@
+"""The roles that run as processes: where each one's code is, what it may be told, and in which order they are started. The one declaration
+that the command line, the supervisor and its plan go by; what each may do on the cluster stands in roles.yaml and the topic files.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from echo_schemas.errors import UserError
+
+if TYPE_CHECKING:
+    from echo_bus.settings import Settings
+
+
+class Role(StrEnum):
+    """From whoever makes work first to whoever needs it last."""
+
+    FEEDER = "feeder"
+    OFFLINE = "offline"
+    WORKER = "worker"
+    REWARD = "reward"
+    LEARNER = "learner"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What `echoswarm run ROLE` may be told beside the file; each role takes some of them."""
+
+    kind: str = ""
+    episodes: Path | None = None
+    takeover: bool = False
+    skip: bool = False
+    application: str | None = None
+    names: tuple[str, ...] = ()
+
+
+_OPTIONS = {each.name: f"--{each.name}" for each in fields(Flags)} | {"names": "--reward"}
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEntry:
+    """Where a role's code is, the extra that installs what it needs, the flags it takes, and how its libraries are imported ahead.
+
+    `allocates`: it fences whoever did its work before and writes what others act on, so a learner must have accepted the run first.
+    """
+
+    module: str
+    function: str
+    extra: str
+    takes: tuple[str, ...] = ()
+    prefetch: Callable[[Settings], None] = lambda settings: None
+    allocates: bool = False
+
+    def load(self, settings: Settings) -> Callable[..., None]:
+        """The role's function, its heavy libraries imported. Raises UserError where one is not installed."""
+        try:
+            self.prefetch(settings)
+            function: Callable[..., None] = getattr(importlib.import_module(self.module), self.function)
+        except ModuleNotFoundError as exc:
+            raise UserError(
+                f"This role needs the library {exc.name!r}, which is not installed here.", hint=f"pip install 'echoswarm[{self.extra}]'"
+            ) from exc
+        return function
+
+
+def _prefetch_engine(settings: Settings) -> None:
+    from echo_rollout.engines.catalogue import prefetch
+
+    prefetch(settings.rollout.engine)
+
+
+def _prefetch_faust(settings: Settings) -> None:
+    """While the learner comes up, which a reward process of `echoswarm up` waits for."""
+    del settings
+    importlib.import_module("echo_streams.faust_app")
+
+
+# In the order in which `up` starts them: the slowest to get ready first, for its imports are the critical path.
+ROLES: Mapping[Role, RoleEntry] = {
+    Role.WORKER: RoleEntry("echo_rollout.run", "run_worker", "rollout", ("kind",), _prefetch_engine),
+    Role.LEARNER: RoleEntry("echo_learner.run", "run_learner", "learner", ("takeover", "skip")),
+    Role.REWARD: RoleEntry("echo_streams.run", "run_reward", "streams", ("application", "names"), _prefetch_faust),
+    Role.FEEDER: RoleEntry("echo_rollout.run", "run_feeder", "rollout", allocates=True),
+    Role.OFFLINE: RoleEntry("echo_rollout.offline.run", "run_offline", "rollout", ("episodes",), allocates=True),
+}
+
+
+def arguments_of(role: Role, flags: Flags) -> dict[str, Any]:
+    """The flags that `role` takes, for its function. Raises UserError for one that was given and is another role's."""
+    takes, nothing = ROLES[role].takes, Flags()
+    for name, option in _OPTIONS.items():
+        if name not in takes and getattr(flags, name) != getattr(nothing, name):
+            (whose,) = (other.value for other, entry in ROLES.items() if name in entry.takes)
+            raise UserError(f"`echoswarm run {role.value}` takes no {option}.", hint=f"It belongs to `echoswarm run {whose}`.")
+    return {name: getattr(flags, name) for name in takes}
