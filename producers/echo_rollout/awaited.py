@@ -1,9 +1,9 @@
-"""What another thread will say, awaited on the asyncio loop."""
+"""What other threads will say, on the asyncio loop: an answer that is awaited, and the error that ends everything."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -37,3 +37,48 @@ class Awaited(Generic[_T]):
         # The loop may be closed: the worker has ended.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(lambda: self._future.done() or settle())
+
+
+class Failing:
+    """What ends the whole early; the first error counts. Made on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._future: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there was one."""
+        return self._future.done()
+
+    def note(self, error: BaseException) -> None:
+        """End it with `error`. From any thread."""
+
+        def settle() -> None:
+            if not self._future.done():
+                self._future.set_exception(error)
+                # Retrieved here, so that whoever ends for another reason first leaves no complaint behind.
+                self._future.exception()
+
+        self.on_loop(settle)
+
+    def on_loop(self, call: Callable[[], None]) -> None:
+        """Run `call` on the loop; nothing happens once the loop is closed. From any thread."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
+
+    async def or_done(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Wait for `coroutine`, or raise what ended it meanwhile."""
+        task: asyncio.Task[None] = self._loop.create_task(coroutine)
+        await asyncio.wait({task, self._future}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            self.raise_it()
+        await task
+
+    def raise_it(self) -> None:
+        """If there is one."""
+        if self._future.done():
+            self._future.result()

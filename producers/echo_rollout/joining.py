@@ -50,11 +50,12 @@ def find_others(bus: Bus, worker_id: str, clock: Clock) -> Others:
     return Others(ready_others(of_run, worker_id), long_gone)
 
 
-def still_work(bus: Bus, ready: frozenset[str], *, heartbeat_s: float) -> bool:
-    """Whether one of `ready` says so once more within a few of its words. Blocks for those; raises TransportError."""
+def still_work(bus: Bus, ready: frozenset[str], heard: threading.Event, *, heartbeat_s: float) -> bool:
+    """Whether one of `ready` says so once more within a few of its words. Blocks for those, or until somebody sets `heard`, who needs no
+    answer any more. Raises TransportError.
+    """
     if not ready:
         return False
-    heard = threading.Event()
 
     def listen(_key: str, status: WorkerStatus | None) -> None:
         if status is not None and status.worker_id in ready and status.state is WorkerState.READY:

@@ -31,8 +31,9 @@ from echo_rollout.metrics import FeederMetrics, WorkerMetrics
 from echo_rollout.prompts import PromptCodec, vocabulary_size
 from echo_rollout.snapshot_folders import snapshot_folder
 from echo_rollout.weights import LogSource
-from echo_rollout.worker import GROUP, Worker
+from echo_rollout.worker import Worker
 from echo_rollout.worker_parts import WorkerParts
+from echo_rollout.worker_setup import GROUP
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import Progress, WeightKind, WeightManifest, WorkerStatus
 from echo_schemas.topics import PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key

@@ -19,7 +19,7 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.kafka import KafkaCluster
 from echo_bus.metrics import BusMetrics
-from echo_rollout.worker import GROUP
+from echo_rollout.worker_setup import GROUP
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs

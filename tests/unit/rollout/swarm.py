@@ -32,8 +32,9 @@ from echo_rollout.feeder_run import Feeder, FeederParts
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
 from echo_rollout.weights import LogSource
-from echo_rollout.worker import GROUP, Worker
+from echo_rollout.worker import Worker
 from echo_rollout.worker_parts import WorkerParts
+from echo_rollout.worker_setup import GROUP
 from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import (

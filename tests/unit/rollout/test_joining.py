@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -56,11 +57,20 @@ def test_whether_others_still_work_their_next_word_tells_and_not_their_clocks(
     ready = find_others(swarm.bus, "w", SystemClock()).ready
     assert ready == {"dead", "slow-clock"}
     monkeypatch.setattr("echo_rollout.joining._LEAST_S", 0.1)
-    assert not still_work(swarm.bus, ready, heartbeat_s=0.01), "nobody says anything any more"
+    assert not still_work(swarm.bus, ready, threading.Event(), heartbeat_s=0.01), "nobody says anything any more"
     monkeypatch.setattr("echo_rollout.joining._LEAST_S", WAIT_S)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(still_work, swarm.bus, ready, heartbeat_s=0.01)
+        asked = pool.submit(still_work, swarm.bus, ready, threading.Event(), heartbeat_s=0.01)
         while not asked.done():
             says("slow-clock", WorkerState.READY, now_ms - 3_600_000)
         assert asked.result()
-    assert not still_work(swarm.bus, frozenset(), heartbeat_s=1.0)
+    assert not still_work(swarm.bus, frozenset(), threading.Event(), heartbeat_s=1.0)
+
+
+def test_a_worker_that_is_told_to_end_listens_for_others_no_longer(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(rollout={"heartbeat_s": 10 * WAIT_S})
+    status = WorkerStatus(run_id="demo", worker_id="dead", host="h", engine="e", state=WorkerState.READY, time_ms=SystemClock().time_ms())
+    swarm.publisher.publish(WORKERS, status).wait(WAIT_S)
+    worker = swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: {each.worker_id for each in swarm.statuses()} >= {"dead", "w0"}, "the worker to have come")
+    worker.stop()

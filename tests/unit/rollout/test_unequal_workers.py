@@ -29,7 +29,7 @@ from echo_bus.settings.rules import staleness_policy
 from echo_rollout.feeder_run import Feeder, FeederParts
 from echo_rollout.heartbeat import Speed
 from echo_rollout.metrics import FeederMetrics
-from echo_rollout.worker import GROUP
+from echo_rollout.worker_setup import GROUP
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import pack_seqs
 from echo_schemas.examples import load_examples

@@ -1,0 +1,196 @@
+"""A worker put together: clients, engine side, stations of a group, place in the group of workers. `worker.py` says what they do."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+from echo_bus.consumer_state import LoopLimits
+from echo_bus.publisher import Publisher
+from echo_bus.request_reply import ReplyServer
+from echo_bus.view import CompactedView
+from echo_rollout.awaited import Failing
+from echo_rollout.engines.engine import Engine
+from echo_rollout.evaluation_sampling import EvaluationSampler
+from echo_rollout.exact_versions import ExactVersions
+from echo_rollout.generation import GroupSampler, Sample
+from echo_rollout.group_work import GroupWork, Stations
+from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
+from echo_rollout.holding import EARLY_ASKED_S, EARLY_S, Holding
+from echo_rollout.in_hand_notes import DeathRecord, InHandNotes
+from echo_rollout.intake import RequestIntake, Work
+from echo_rollout.membership import Membership
+from echo_rollout.publishing import TrajectoryPublisher, trajectory_profile
+from echo_rollout.receipts import Receipts
+from echo_rollout.refusing import Refusals
+from echo_rollout.undelivered import Undelivered
+from echo_rollout.worker_parts import WorkerParts
+from echo_schemas.records import Purpose, WeightManifest
+from echo_schemas.topics import REPLIES, REQUESTS, WEIGHTS, weights_key
+from echo_tasks.task import Task
+
+# Of the time that a worker has to end in: it finishes what it has in hand, then the log acknowledges that. Leaving the group, closing the
+# engine and the interpreter's own end take the rest.
+FINISH_SHARE, ACKNOWLEDGE_SHARE = 0.4, 0.1
+# Groups in hand, as a multiple of those that the engine works on: the others wait for room, or for their acknowledgement.
+_IN_HAND = 2
+# A request that was put off is offered again when one in hand is done; this is for the rare case that none will be (one waits to be alone).
+_BUSY_RETRY_S = 0.5
+GROUP = "worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voice:
+    """How a worker is heard: its own status, and short records beside. `generation` counts what the status tells of its speed."""
+
+    statuses: Publisher
+    heartbeat: Heartbeat
+    generation: GenerationTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """What takes, does and delivers groups."""
+
+    intake: RequestIntake
+    holding: Holding
+    notes: InHandNotes
+    groups: GroupWork
+    membership: Membership
+
+
+def open_voice(parts: WorkerParts, stack: ExitStack, statuses: Publisher) -> Voice:
+    """Not speaking yet; `stack` has it say that the worker is gone."""
+    rollout, generation = parts.settings.rollout, GenerationTime(parts.places, parts.clock)
+    status = first_status(
+        run_id=parts.settings.run.name,
+        worker_id=parts.worker_id,
+        engine=parts.engine_name,
+        price_per_hour=rollout.price_per_hour,
+        kind=parts.kind,
+        capacity=_IN_HAND * rollout.groups_in_flight,
+    )
+    heartbeat = Heartbeat(statuses, status, generation, parts.clock, every_s=rollout.heartbeat_s)
+    return Voice(statuses=statuses, heartbeat=stack.enter_context(closing(heartbeat)), generation=generation)
+
+
+def open_crew(
+    parts: WorkerParts,
+    stack: ExitStack,
+    voice: Voice,
+    weights: CompactedView[WeightManifest],
+    engine: ExactVersions,
+    undelivered: Undelivered,
+    failing: Failing,
+) -> Crew:
+    """On the asyncio loop; nothing is taken yet. `stack` closes what is opened."""
+    settings, key = parts.settings, weights_key(parts.settings.run.name, None)
+    publisher = stack.enter_context(closing(parts.bus.publisher(trajectory_profile(settings))))
+    publishing = TrajectoryPublisher(publisher, worker_id=parts.worker_id, engine=parts.engine_name, places=parts.places)
+    stack.enter_context(closing(publishing)).start()
+    holding = Holding(
+        settings.rollout.groups_in_flight,
+        installed=lambda: engine.installed,
+        floor=lambda: 0 if (newest := weights.get(key)) is None else newest.next_seq,
+        metrics=parts.metrics,
+        clock=parts.clock,
+        published=lambda: None if (newest := weights.get(key)) is None else newest.version,
+        early_s=EARLY_ASKED_S if settings.run.mode == "sequential" else EARLY_S,
+    )
+    notes = InHandNotes(session=uuid.uuid4().hex[:8])
+    server = ReplyServer(voice.statuses, REPLIES, namespace=parts.bus.namespace, metrics=parts.bus.metrics, clock=parts.clock)
+    receipts = Receipts(
+        server, worker_id=parts.worker_id, installed=lambda: engine.installed, clock=parts.clock, on_error=failing.note
+    )  # fmt: skip
+    intake = RequestIntake(
+        parts.codec,
+        DeathRecord(parts.journal, notes),
+        capacity=_IN_HAND * settings.rollout.groups_in_flight,
+        vocabulary=parts.vocabulary,
+        max_length=settings.policy.max_length,
+        take=lambda work: failing.on_loop(lambda: groups.begin(work)),
+        clock=parts.clock,
+        receipts=receipts,
+        is_stuck=lambda: undelivered.is_stuck,
+        num_early=lambda: holding.num_early,
+    )
+    stations = Stations(
+        intake=intake,
+        holding=holding,
+        notes=notes,
+        sample=_sampling(parts, engine, stack),
+        publishing=publishing,
+        receipts=receipts,
+        refusals=Refusals(parts.worker_id, resends=settings.rollout.resends),
+        undelivered=undelivered,
+        generation=voice.generation,
+        heartbeat=voice.heartbeat,
+        metrics=parts.metrics,
+        clock=parts.clock,
+    )
+    groups = GroupWork(stations, on_error=failing.note)
+    membership = _open_membership(parts, intake, notes, holding, voice.heartbeat, publisher, failing)
+    return Crew(intake=intake, holding=holding, notes=notes, groups=groups, membership=membership)
+
+
+def _open_membership(
+    parts: WorkerParts,
+    intake: RequestIntake,
+    notes: InHandNotes,
+    holding: Holding,
+    heartbeat: Heartbeat,
+    publisher: Publisher,
+    failing: Failing,
+) -> Membership:
+    """`publisher`: for dead letters."""
+    settings = parts.settings
+    loop = parts.bus.consumer(
+        [REQUESTS],
+        GROUP,
+        intake,
+        publisher,
+        next_generation=settings.kafka.group_protocol == "consumer",
+        limits=LoopLimits(drain_s=(FINISH_SHARE + ACKNOWLEDGE_SHARE) * settings.run.drain_s, busy_retry_s=_BUSY_RETRY_S),
+    )
+    loop.keep_notes(notes)
+    notes.changed = loop.commit_soon
+    holding.on_early = loop.offer_again
+    loop.on_assignment(lambda keys: heartbeat.has(partition for _, partition in keys))
+    return Membership(loop, may_join=parts.may_join, on_error=failing.note)
+
+
+def _sampling(parts: WorkerParts, engine: ExactVersions, stack: ExitStack) -> Callable[[Work], Coroutine[Any, Any, list[Sample]]]:
+    """How a group is sampled: under the newest version, or, of an evaluation, under the one that it names."""
+
+    def open_sampler(engine: Engine, task: Task) -> GroupSampler:
+        return GroupSampler(engine, task, parts.codec, vocabulary=parts.vocabulary, on_empty=parts.metrics.empty.inc)
+
+    def manifest_of(version: int) -> WeightManifest | None:
+        """Of any version that was published: read when asked for, since only few ever are. Blocks; raises TransportError."""
+        key = weights_key(parts.settings.run.name, version)
+        return parts.bus.newest(WEIGHTS, WeightManifest, only=key).get(key)
+
+    ordinary = stack.enter_context(closing(open_sampler(engine, parts.task)))
+    evaluating = stack.enter_context(
+        closing(
+            EvaluationSampler(
+                engine,
+                parts.source,
+                parts.folder,
+                manifest_of=manifest_of,
+                tasks=parts.evaluation_tasks,
+                own_task=parts.task,
+                open_sampler=lambda task: open_sampler(parts.engine, task),
+            )
+        )
+    )
+
+    async def sample(work: Work) -> list[Sample]:
+        if work.request.purpose is Purpose.EVAL:
+            return await evaluating.sample(work.request, work.prompt)
+        return await ordinary.sample(work.prompt)
+
+    return sample
