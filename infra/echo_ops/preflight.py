@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import CustomLoss
 from echo_ops.supervisor.broker import given_bootstrap
 from echo_ops.supervisor.placement import this_machine
+from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
 from echo_rollout.engines.catalogue import check_engine
 from echo_rollout.engines.engine import check_prompt
@@ -77,9 +77,10 @@ def refuse_unsound(settings: Settings) -> None:
         raise UserError(" ".join(finding.message for finding in found), hint=" ".join(filter(None, (finding.hint for finding in found))))
 
 
-def _guarded(look: Callable[[Settings], Iterator[Finding]], settings: Settings) -> Iterator[Finding]:
+def _guarded(look: Callable[[Settings], Iterator[Finding] | None], settings: Settings) -> Iterator[Finding]:
+    """A look says what it finds, or raises it."""
     try:
-        yield from look(settings)
+        yield from look(settings) or ()
     except EchoError as exc:
         yield Finding(exc.message, exc.hint)
 
@@ -107,9 +108,8 @@ def _first_prompt(settings: Settings) -> Prompt:
     return prompt
 
 
-def _prompt(settings: Settings) -> Iterator[Finding]:
+def _prompt(settings: Settings) -> None:
     _first_prompt(settings)
-    yield from ()
 
 
 def _prompt_fits(settings: Settings) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def _loss(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"[learner] deepspeed names {settings.learner.deepspeed}, which cannot be read: {exc}.")
 
 
-def _engines(settings: Settings) -> Iterator[Finding]:
+def _engines(settings: Settings) -> None:
     own = settings.rollout.engine
     wanted = {own: settings.rollout.options} if not settings.rollout.pool else {}
     for kind in settings.rollout.pool:
@@ -151,12 +151,10 @@ def _engines(settings: Settings) -> Iterator[Finding]:
         wanted[engine] = {**(settings.rollout.options if engine == own else {}), **kind.options}
     for name, options in wanted.items():
         check_engine(name, options)
-    yield from ()
 
 
-def _rewards(settings: Settings) -> Iterator[Finding]:
+def _rewards(settings: Settings) -> None:
     check_isolation(attach(all_rewards(settings)), settings.scoring.processes)
-    yield from ()
 
 
 def _reward_calls(settings: Settings) -> Iterator[Finding]:
@@ -206,9 +204,8 @@ def _why_not(entry: Attached, sample: ScoredSample) -> str:
     return told[0] if told else f"did not answer within {_CALL_S:g} s."
 
 
-def _evaluations(settings: Settings) -> Iterator[Finding]:
+def _evaluations(settings: Settings) -> None:
     load_evaluation_tasks(evaluation_specs(settings))
-    yield from ()
 
 
 def _offline(settings: Settings) -> Iterator[Finding]:
@@ -219,7 +216,7 @@ def _offline(settings: Settings) -> Iterator[Finding]:
 
 def _folders(settings: Settings) -> Iterator[Finding]:
     folder = Path(settings.checkpoint.folder).absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = existing_part(folder)
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         yield Finding(f"[checkpoint] folder {folder} cannot be made or written.", "Choose another one.")
         return
@@ -243,7 +240,7 @@ def _memory(settings: Settings) -> Iterator[Finding]:
         return
     dtype = settings.policy.dtype
     needed = _snapshot_bytes(settings) // _BYTES_OF[dtype] * _BYTES_A_PARAMETER[dtype]
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = memory_bytes()
     if needed > there:
         yield Finding(
             f"The learner takes about {needed / _GIB:,.0f} GiB to train all weights, and this machine has {there / _GIB:,.0f}.",
@@ -275,12 +272,6 @@ def _cluster(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _registry(settings: Settings) -> Iterator[Finding]:
-    if not settings.registry.url:
-        return
-    from echo_schemas.registry import HttpRegistry, subjects_of
-    from echo_schemas.schemas import newest
-
-    subjects: Any = subjects_of(Namespace(settings.kafka.namespace).topic)
-    HttpRegistry(settings.registry.url, subjects, settings.registry.client_properties()).id_of(newest("trajectory"))
-    yield from ()
+def _registry(settings: Settings) -> None:
+    if settings.registry.url:
+        ask_registry(settings)

@@ -18,6 +18,7 @@ from echo_bus.errors import TransportError
 from echo_bus.settings import Settings
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.output import ExitCode, out
+from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import summarise
 from echo_schemas.errors import EchoError
@@ -84,7 +85,7 @@ def _installed() -> Iterator[Finding]:
 
 def _machine(settings: Settings) -> Iterator[Finding]:
     folder = Path(settings.checkpoint.folder)
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    existing = existing_part(folder)
     free = shutil.disk_usage(existing).free
     if not os.access(existing, os.W_OK):
         yield Finding(Verdict.BROKEN, f"disk of {folder}", "not writable", "choose another [checkpoint] folder")
@@ -92,7 +93,7 @@ def _machine(settings: Settings) -> Iterator[Finding]:
         yield Finding(Verdict.NOTE, f"disk of {folder}", f"{free >> 30} GiB free", "checkpoints and logs want 5 GiB")
     else:
         yield Finding(Verdict.FINE, f"disk of {folder}", f"{free >> 30} GiB free")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_bytes()
     found = f"{memory / (1 << 30):.0f} GiB, {os.cpu_count()} cores"
     if memory < _MIN_MEMORY_BYTES:
         yield Finding(Verdict.NOTE, "memory", found, "the demo wants 4 GiB")
@@ -126,14 +127,8 @@ def _registry(settings: Settings) -> Iterator[Finding]:
     if not settings.registry.url:
         yield Finding(Verdict.FINE, "schema ids", "from registry.lock.json; no registry is needed")
         return
-    from echo_schemas.registry import HttpRegistry, subjects_of
-    from echo_schemas.schemas import newest
-
     try:
-        registry = HttpRegistry(
-            settings.registry.url, subjects_of(Namespace(settings.kafka.namespace).topic), settings.registry.client_properties()
-        )
-        registry.id_of(newest("trajectory"))
+        ask_registry(settings)
     except (EchoError, TransportError) as exc:
         yield Finding(Verdict.BROKEN, "registry", exc.message, exc.hint)
         return

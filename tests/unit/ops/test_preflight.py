@@ -63,8 +63,10 @@ async def waits(sample): return 1.0
 
 
 @pytest.fixture
-def settings(tmp_path: Path, base: Path) -> Any:
+def settings(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`settings(section={key: value})`: a run in which everything is right, but for what is given."""
+    # Nobody listens at the address of these tests.
+    monkeypatch.setattr("echo_ops.preflight._REACH_S", 0.05)
     (tmp_path / "my_task.py").write_text(TASK, encoding="utf-8")
     (tmp_path / "my_rewards.py").write_text(REWARDS, encoding="utf-8")
     right: dict[str, dict[str, Any]] = {
