@@ -22,6 +22,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -110,6 +111,18 @@ class RehearsalEngine(ScriptedEngine):
         return found
 
 
+def long_base(folder: Path, max_length: int) -> Path:
+    """The demo's model with as many positions as the samples have; nobody computes with it."""
+    base = folder / "base"
+    if not base.exists():
+        shutil.copytree(resolve_base("demo:tiny-qwen3"), base)
+    config = base / "config.json"
+    config.write_text(
+        json.dumps(json.loads(config.read_text(encoding="utf-8")) | {"max_position_embeddings": max_length}), encoding="utf-8"
+    )
+    return base
+
+
 def run_file(folder: Path, bootstrap: str, options: argparse.Namespace) -> Path:
     """The run's settings."""
     engine = {"seconds": options.seconds, "slots": options.slots}
@@ -117,6 +130,7 @@ def run_file(folder: Path, bootstrap: str, options: argparse.Namespace) -> Path:
         f'[[rollout.pool]]\nname = "{name}"\noptions = {{ {", ".join(f"{key} = {json.dumps(value)}" for key, value in given.items())} }}\n'
         for name, given in ((HONEST, engine), (LIAR, {**engine, "lies": True}))
     )
+    max_length = options.tokens + _PROMPT_TOKENS
     content = f"""
 [run]
 name = "{RUN}"
@@ -124,8 +138,8 @@ name = "{RUN}"
 bootstrap = "{bootstrap}"
 namespace = "bench.rehearsal"
 [policy]
-base = {json.dumps(str(resolve_base("demo:tiny-qwen3")))}
-max_length = {options.tokens + _PROMPT_TOKENS}
+base = {json.dumps(str(long_base(folder, max_length)))}
+max_length = {max_length}
 [rollout]
 engine = "bench.rehearsal:RehearsalEngine"
 group_size = {options.group_size}
@@ -136,7 +150,7 @@ heartbeat_s = 2.0
 {pool}
 [learner]
 groups_per_step = {options.groups}
-micro_batch_tokens = {max(16_384, options.tokens + _PROMPT_TOKENS)}
+micro_batch_tokens = {max(16_384, max_length)}
 steps = {options.steps}
 [staleness]
 budget = {BUDGET}
@@ -305,15 +319,15 @@ def rehearse(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, A
         for first in range(0, len(names), _WORKERS_A_PROCESS):
             chosen = names[first : first + _WORKERS_A_PROCESS]
             others.append(stack.enter_context(stage.workers(f"workers-{first}", chosen)))
-            await_workers(workers, first + len(chosen), limit)
+            ready = first + len(chosen)
+            while sum(status.state is WorkerState.READY for status in workers.items().values()) < ready:
+                check(stage, limit, others)
+                time.sleep(_LOOK_S)
         mortal = stack.enter_context(closing(Mortal(stage, options.death_every_s)))
         while learner.poll() is None:
             mortal.look()
             memory.append((round(time.monotonic() - started_s, 1), _resident_mib(learner.pid)))
-            if limit.expired() or any(process.poll() is not None for process in others):
-                why = "The last step did not come in time." if limit.expired() else "A role has ended early."
-                message = f"{why}{stage.logs()}"
-                raise RuntimeError(message)
+            check(stage, limit, others)
             time.sleep(_LOOK_S)
         if learner.returncode:
             message = f"The learner ended with {learner.returncode}.{stage.logs()}"
@@ -326,10 +340,12 @@ def rehearse(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, A
     }
 
 
-def await_workers(workers: CompactedView[WorkerStatus], count: int, limit: Deadline) -> None:
-    """Until so many workers are ready, or time is up."""
-    while not limit.expired() and sum(status.state is WorkerState.READY for status in workers.items().values()) < count:
-        time.sleep(_LOOK_S)
+def check(stage: Stage, limit: Deadline, roles: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Raise RuntimeError, with the ends of the logs, if the time is up or a role has ended."""
+    if limit.expired() or any(role.poll() is not None for role in roles):
+        why = "The last step did not come in time." if limit.expired() else "A role has ended early."
+        message = f"{why}{stage.logs()}"
+        raise RuntimeError(message)
 
 
 def _resident_mib(pid: int) -> float:
