@@ -49,7 +49,6 @@ from echo_bus.places import PlaceTimes
 from echo_bus.process import RoleProcess, StopSignal, open_role
 from echo_bus.settings import Settings, load_settings
 from echo_bus.settings.kinds import settings_of_kind
-from echo_bus.view import CompactedView
 from echo_ops.report.run_view import RunView
 from echo_ops.supervisor.registration import make_topics
 from echo_replay.audit import audit_run

@@ -3,7 +3,7 @@
     trajectories, rewards, dead requests ─ reader thread ─▶ GroupAssembler ─ learner's thread ─▶ batches, drops, what a checkpoint keeps
 
 A request that no worker takes is among the dead letters, and its seq is closed.
-Threads: the reader thread fetches, decodes and assembles. The learner's thread calls everything else; `wait_for_batch` blocks until enough
+Threads: the reader thread fetches, decodes and assembles. The learner's thread calls everything else; `next_batch` blocks until enough
 groups are ready, and the reader thread wakes it. One lock guards the assembler. If reading fails, every later call raises the cause.
 Back-pressure: above `max_ready` ready groups, or with a whole batch ready and more than `max_bytes` read, `trajectories` is paused and the
 log keeps the rest; `rewards` never is, for a group may wait for nothing else. Texts are not kept once a record is decoded.
@@ -113,7 +113,6 @@ class Intake:
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
         self._woken = False
-        self._before_choice: Callable[[], object] = lambda: None
         self._on_reward: Callable[[Reward], object] = lambda reward: None
         self._counts: Callable[[Reward], bool] = lambda reward: True
         self._dead: dict[int, str] = {}
@@ -134,12 +133,11 @@ class Intake:
         self._goal = self._reader.start(positions)
         self._thread.start()
 
-    def wait_for_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
+    def next_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
         """The groups of the next batch, taken out and closed; None if there are not enough within `timeout_s`, or before the next `wake`.
 
         Groups that can never be trained any more are dropped on the way.
         """
-        self._before_choice()
         with self._changed:
             self._changed.wait_for(lambda: self._woken or self._may_choose(), timeout_s)
             self._woken = False
@@ -155,10 +153,6 @@ class Intake:
         """Another reward specification for the batches from now on."""
         with self._changed:
             self._assembler.set_terms(terms)
-
-    def call_before_choice(self, call: Callable[[], object]) -> None:
-        """`call()` on the learner's thread whenever it comes for a batch: to look at claims, without which none is chosen."""
-        self._before_choice = call
 
     def missing_rewards(self) -> dict[str, list[Coordinates]]:
         """Where the records lie whose whole groups have waited too long for a reward, by its name."""

@@ -79,7 +79,7 @@ class CountedRequests:
 class RecordCheck:
     """Raises InvalidRecord for what nobody asked for. `is_issued` may be replaced before reading begins."""
 
-    def __init__(self, settings: Settings, task: Task, prompts: ChatCodec, is_issued: IsIssued) -> None:
+    def __init__(self, settings: Settings, task: Task, prompts: ChatCodec, is_issued: IsIssued = lambda seq: False) -> None:
         """`prompts`: the base model's text codec."""
         self.is_issued = is_issued
         self._settings = settings

@@ -191,11 +191,10 @@ def staleness_metrics(stages: StalenessStages) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Where the seconds of a step went. `broadcast_s`: of the newest snapshot that was acknowledged, None before there is one."""
+    """Where the seconds of a step went."""
 
     train_s: float
     idle_s: float
-    broadcast_s: float | None = None
 
 
 def bubble_ratio(*, idle_s: float, train_s: float) -> float:
@@ -221,8 +220,6 @@ def step_metrics(
     }
     if times.train_s > 0:
         metrics["tokens_per_s"] = totals["num_tokens"] / times.train_s
-    if times.broadcast_s is not None:
-        metrics["broadcast_s"] = times.broadcast_s
     if rewards:
         mean = math.fsum(rewards) / len(rewards)
         metrics |= {

@@ -23,6 +23,7 @@ from echo_learner.commit.checkpoint import LearnerState
 from echo_learner.commit.snapshot import file_names
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
+from echo_learner.start import Conduct
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import EchoError, InvalidRecord
 from echo_schemas.records import Chunk, Coordinates, Drop, Record, Reward, SessionClaim, StepReport, Trajectory, WeightKind, WeightManifest
@@ -165,7 +166,7 @@ class ModelRun:
 
         def run() -> None:
             try:
-                train_in_sessions(role, ModelTrainer(name), _LEARNER_METRICS, NumberCodec(VOCABULARY), takeover=takeover)
+                train_in_sessions(role, ModelTrainer(name), _LEARNER_METRICS, NumberCodec(VOCABULARY), Conduct(takeover=takeover))
             except (EchoError, OSError) as exc:
                 learner.error = exc
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from echo_bus import ownership
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_bus.errors import DeadlineExceeded
+from echo_bus.errors import DeadlineExceeded, TransportError
 from echo_bus.message import Message
 from echo_bus.process import StopSignal
 from echo_bus.transactions import TransactionalWriter
@@ -164,6 +164,13 @@ def find_successor(bus: Bus, run_id: str, stop: StopSignal, *, known: frozenset[
             return claim
         stop.wait(_LOOK_S)
     return None
+
+
+def refuse_successor(successor: SessionClaim | None, cause: TransportError | None = None) -> None:
+    """Raise UserError, with what brought it to light, if another session owns the namespace now."""
+    if successor is not None:
+        whose = f"process {successor.pid} on {successor.host}, session {successor.session}"
+        raise UserError(f"Another learner has taken this namespace over: {whose}. This one ends.") from cause
 
 
 def clock_skew_s(tip: Tip) -> float:

@@ -3,7 +3,7 @@
     learner's thread, while it waits:  receipts ─▶ ledger ─▶ requests, by lag       what the intake assembles ─▶ ledger, batch
     replies thread ── wakes it ───────────┘
 
-Everything here runs on the learner's thread, inside `wait_for_batch`: while a step is trained nothing is open. What decides is
+Everything here runs on the learner's thread, inside `next_batch`: while a step is trained nothing is open. What decides is
 `RequestLedger`; what is sent goes where the least work lies.
 """
 
@@ -61,7 +61,9 @@ class AskingParts:
 
 
 class BatchRequests:
-    """Asks for batches, one after another. Used from the learner's thread."""
+    """Asks for batches, one after another: a `BatchSource`. Used from the learner's thread."""
+
+    needs_newest = True
 
     def __init__(self, parts: AskingParts, ledger: RequestLedger) -> None:
         self._parts = parts
@@ -95,27 +97,23 @@ class BatchRequests:
         """A request of an earlier session is waited for."""
         self._ledger.adopt(ask)
 
-    def wait_for_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
-        """The groups of the next batch; None if they are not there within `timeout_s`.
+    def next_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
+        """The groups of the next batch; None if they are not there within `timeout_s`, or if something else came.
 
         Raises UserError if the workers fail at everything, TransportError.
         """
         intake, clock = self._parts.intake, self._parts.clock
-        until_s = clock.monotonic_s() + timeout_s
-        while True:
-            # Before the log was read to its end nobody knows which groups it holds already.
-            if intake.is_caught_up:
-                self._look()
-                self._take_replies()
-                self._close(self._ledger.expire(clock.time_ms(), self._patience.limit_s(), least_s=self._parts.timeout_s))
-                self._send()
-            groups = intake.wait_for_batch(version, terms, max(0.0, until_s - clock.monotonic_s()))
-            if groups is not None:
-                self._ledger.trained(group.seq for group in groups)
-                self._settle_places()
-                return groups
-            if clock.monotonic_s() >= until_s:
-                return None
+        # Before the log was read to its end nobody knows which groups it holds already.
+        if intake.is_caught_up:
+            self._look()
+            self._take_replies()
+            self._close(self._ledger.expire(clock.time_ms(), self._patience.limit_s(), least_s=self._parts.timeout_s))
+            self._send()
+        groups = intake.next_batch(version, terms, timeout_s)
+        if groups is not None:
+            self._ledger.trained(group.seq for group in groups)
+            self._settle_places()
+        return groups
 
     def hear(self, reply: RolloutReply) -> None:
         """A receipt came; on the replies thread. One that says what was expected wakes nobody: its group tells more."""

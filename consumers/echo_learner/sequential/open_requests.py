@@ -28,7 +28,7 @@ class LeftOver:
     other_mode: tuple[int, ...]
 
 
-def left_over(shown: Iterable[RolloutRequest], closed: ClosedSeqs, *, version: int, is_sequential: bool, now_ms: int) -> LeftOver:
+def find_left_over(shown: Iterable[RolloutRequest], closed: ClosedSeqs, *, version: int, is_sequential: bool, now_ms: int) -> LeftOver:
     """What `shown`, the training requests that the log holds, means for a learner at `version` with `closed` seqs.
 
     A request is on its way if it asks for exactly `version` and its deadline has not passed; the newest of a seq counts. A seq below the

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
 from echo_bus.dispatch import LeastLagChooser
+from echo_bus.process import RoleProcess
 from echo_bus.publisher import Publisher
 from echo_bus.roster import Roster
 from echo_bus.settings import Settings
@@ -19,7 +20,7 @@ from echo_learner.commit.checkpoint import LearnerState
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.asking import AskingParts, BatchRequests
-from echo_learner.sequential.open_requests import LeftOver, left_over, read_requests
+from echo_learner.sequential.open_requests import LeftOver, find_left_over, read_requests
 from echo_learner.sequential.replies import ReplyInbox
 from echo_learner.sequential.requesting import RequestLedger
 from echo_schemas.records import DropReason
@@ -30,7 +31,7 @@ from echo_tasks.requests import RequestBuilder
 
 logger = logging.getLogger(__name__)
 
-_SEQUENTIAL = "sequential"
+SEQUENTIAL = "sequential"
 MODE = "run.mode"
 
 
@@ -39,18 +40,18 @@ def close_other_mode(bus: Bus, settings: Settings, state: LearnerState, intake: 
 
     Reads `requests` where there may be any: after a switch, and in sequential mode after every start.
     """
-    is_sequential = settings.run.mode == _SEQUENTIAL
+    is_sequential = settings.run.mode == SEQUENTIAL
     before = state.meaning.get(MODE, settings.run.mode)
     closed = ClosedSeqs(state.assembly.floor, state.assembly.closed)
     if not state.id or (before == settings.run.mode and not is_sequential):
         return LeftOver(next_seq=plan_resume(closed.floor, closed.above).next_seq, on_their_way=(), again=(), other_mode=())
     # A sequential learner has no open seq at a step's checkpoint; a feeder runs ahead of it.
-    since_ms = (state.weights_ms or state.created_ms) if before == _SEQUENTIAL else None
-    found = left_over(
+    since_ms = (state.weights_ms or state.created_ms) if before == SEQUENTIAL else None
+    found = find_left_over(
         read_requests(bus, since_ms), closed, version=state.version, is_sequential=is_sequential, now_ms=clock.time_ms()
     )  # fmt: skip
     intake.drop_once_read(
-        found.other_mode, DropReason.MODE_SWITCH, f"It was asked for in {'asynchronous' if is_sequential else _SEQUENTIAL} mode."
+        found.other_mode, DropReason.MODE_SWITCH, f"It was asked for in {'asynchronous' if is_sequential else SEQUENTIAL} mode."
     )  # fmt: skip
     if found.other_mode:
         logger.info("The run goes on in %s mode; %d open seqs of the other are closed", settings.run.mode, len(found.other_mode))
@@ -59,14 +60,18 @@ def close_other_mode(bus: Bus, settings: Settings, state: LearnerState, intake: 
 
 @contextmanager
 def open_asking(
-    bus: Bus, settings: Settings, state: LearnerState, intake: Intake, roster: Roster, publisher: Publisher,
-    prompts: TextCodec, metrics: LearnerMetrics, clock: Clock,
-) -> Iterator[BatchRequests | None]:  # fmt: skip
-    """Who asks for the batches; None in asynchronous mode, where a feeder does. Seqs that the other mode left open are closed."""
-    found = close_other_mode(bus, settings, state, intake, clock)
-    if settings.run.mode != _SEQUENTIAL:
-        yield None
-        return
+    process: RoleProcess,
+    left_over: LeftOver,
+    intake: Intake,
+    *,
+    session: str,
+    roster: Roster,
+    publisher: Publisher,
+    prompts: TextCodec,
+    metrics: LearnerMetrics,
+) -> Iterator[BatchRequests]:
+    """Who asks for the batches. `left_over`: of an earlier session, whose checkpoint `session` made."""
+    bus, settings, clock = process.bus, process.settings, process.clock
 
     def share(chooser: LeastLagChooser) -> None:
         """Work goes to the workers that were heard of lately, by what each does; where none says which partitions it has, to all alike."""
@@ -105,13 +110,13 @@ def open_asking(
                 num_groups=groups,
                 group_size=settings.rollout.group_size,
                 max_resends=settings.rollout.resends,
-                session=f"{state.session}-{clock.time_ms()}",
-                next_seq=found.next_seq,
-                again=found.again,
+                session=f"{session}-{clock.time_ms()}",
+                next_seq=left_over.next_seq,
+                again=left_over.again,
             ),
         )
         heard.append(asking)
-        for ask in found.on_their_way:
+        for ask in left_over.on_their_way:
             asking.on_its_way(ask)
         inbox.start()
         yield asking

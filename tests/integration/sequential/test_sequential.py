@@ -25,6 +25,7 @@ from echo_bus.process import RoleProcess, StopSignal
 from echo_bus.settings import Settings
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
+from echo_learner.start import Conduct
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import OFFSET_DTYPE
 from echo_schemas.naming import Namespace
@@ -113,7 +114,7 @@ class Run:
             settings=settings, bus=self.fleet.bus, registry=registry, places=PlaceTimes(registry, clock), clock=clock, stop=stop
         )  # fmt: skip
         prompts = PromptCodec(resolve_base(settings.policy.base))
-        train_in_sessions(process, NumpyTrainer(), LearnerMetrics(registry), prompts, takeover=takeover)
+        train_in_sessions(process, NumpyTrainer(), LearnerMetrics(registry), prompts, Conduct(takeover=takeover))
 
     def _score(self) -> None:
         bus = self.fleet.bus

@@ -119,13 +119,14 @@ class Setup:
 
     def batch(self, timeout_s: float = WAIT_S) -> list[int] | None:
         """The seqs of the next batch; nobody's claim is doubted."""
-        self.intake.call_before_choice(self.believe_all)
-        groups = self.intake.wait_for_batch(0, EXACT, timeout_s) or self.intake.wait_for_batch(0, EXACT, timeout_s)
+        groups = self.look(timeout_s) or self.look(timeout_s)
         return None if groups is None else [group.seq for group in groups]
 
-    def believe_all(self) -> None:
+    def look(self, timeout_s: float) -> tuple[ChosenGroup, ...] | None:
+        """As the learner's loop does: claims first, then a batch."""
         for sample in self.intake.take_probes():
             self.trust.judge(sample, None)
+        return self.intake.next_batch(0, EXACT, timeout_s)
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
         deadline = Deadline.after(WAIT_S)
@@ -197,11 +198,10 @@ def test_texts_are_kept_only_for_whoever_looks_at_them(keeps_texts: bool) -> Non
     setup.intake.start(None)
     for number in range(POLICY.groups_per_step):
         setup.feed_group(number, number)
-    setup.intake.call_before_choice(setup.believe_all)
     groups: list[ChosenGroup] = []
 
     def has_batch() -> bool:
-        groups.extend(setup.intake.wait_for_batch(0, EXACT, 0.01) or ())
+        groups.extend(setup.look(0.01) or ())
         return bool(groups)
 
     setup.wait_until(has_batch, "there is a batch")
@@ -342,17 +342,14 @@ def test_a_batch_waits_until_somebody_has_looked_at_the_claims_in_it(setup: Setu
         setup.feed_group(number, number)
     deadline = Deadline.after(WAIT_S)
     while setup.intake.num_ready < POLICY.groups_per_step:
-        assert setup.intake.wait_for_batch(0, EXACT, 0.01) is None, "a claim was believed unseen"
+        assert setup.intake.next_batch(0, EXACT, 0.01) is None, "a claim was believed unseen"
         assert not deadline.expired(), "waited for the groups to be ready"
-    assert setup.intake.wait_for_batch(0, EXACT, WAIT_S) is None
+    assert setup.intake.next_batch(0, EXACT, WAIT_S) is None
     assert setup.batch() == list(range(POLICY.groups_per_step))
 
 
 def test_a_claim_ends_the_learner_s_wait_so_that_it_is_looked_at_meanwhile(setup: Setup) -> None:
-    looked: list[int] = []
-    setup.intake.call_before_choice(lambda: looked.append(len(setup.intake.take_probes())))
     setup.intake.start(None)
     setup.feed_group(0, 0)
-    assert setup.intake.wait_for_batch(0, EXACT, WAIT_S) is None, "one group is no batch"
-    setup.intake.wait_for_batch(0, EXACT, 0.0)
-    assert sum(looked) == 1, "one sample of the worker's claim"
+    assert setup.intake.next_batch(0, EXACT, WAIT_S) is None, "one group is no batch"
+    assert len(setup.intake.take_probes()) == 1, "one sample of the worker's claim"

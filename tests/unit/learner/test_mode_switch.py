@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_core.closed_seqs import ClosedSeqs
-from echo_learner.sequential.open_requests import left_over
+from echo_learner.sequential.open_requests import find_left_over
 from echo_schemas.errors import UserError
 from echo_schemas.records import DropReason, Purpose, RolloutRequest, Sampling, group_id_of
 from echo_schemas.topics import REQUESTS
@@ -59,7 +59,7 @@ def test_every_seq_that_is_not_closed_is_waited_for_asked_again_or_closed() -> N
         exact(8, 7, resends=1, correlation="c-8-1"),
         exact(1, 7),
     ]
-    found = left_over(shown, ClosedSeqs(2, (9,)), version=7, is_sequential=True, now_ms=NOW_MS)
+    found = find_left_over(shown, ClosedSeqs(2, (9,)), version=7, is_sequential=True, now_ms=NOW_MS)
     assert [(ask.seq, ask.correlation, ask.resends) for ask in found.on_their_way] == [(3, "c-3", 0), (8, "c-8-1", 1)]
     assert found.again == (2, 4, 5, 7)
     assert found.other_mode == (6,)
@@ -67,12 +67,12 @@ def test_every_seq_that_is_not_closed_is_waited_for_asked_again_or_closed() -> N
 
 
 def test_seqs_that_nobody_issued_make_no_list_of_all_those_below_them() -> None:
-    found = left_over([exact(3, 7), exact(10**12, 7)], ClosedSeqs(2, (10**9,)), version=7, is_sequential=True, now_ms=NOW_MS)
+    found = find_left_over([exact(3, 7), exact(10**12, 7)], ClosedSeqs(2, (10**9,)), version=7, is_sequential=True, now_ms=NOW_MS)
     assert ([ask.seq for ask in found.on_their_way], found.again, found.next_seq) == ([3], (2,), 4)
 
 
 def test_an_asynchronous_run_closes_what_was_asked_for_exactly_and_leaves_the_rest_to_the_feeder() -> None:
-    found = left_over([exact(2, 7), request(3)], ClosedSeqs(1), version=7, is_sequential=False, now_ms=NOW_MS)
+    found = find_left_over([exact(2, 7), request(3)], ClosedSeqs(1), version=7, is_sequential=False, now_ms=NOW_MS)
     assert (found.other_mode, found.on_their_way, found.next_seq) == ((2,), (), 4)
 
 

@@ -150,7 +150,7 @@ def test_a_step_joins_all_of_it_and_nothing_without_a_meaning() -> None:
         stages=_STAGES,
         rewards=[0.0, 1.0, 1.0, 0.0],
         grad_norms=[1.0, 3.0],
-        times=StepTimes(train_s=2.0, idle_s=0.5, broadcast_s=0.06),
+        times=StepTimes(train_s=2.0, idle_s=0.5),
     )
     expected = {
         "reward_mean": 0.5,
@@ -163,7 +163,6 @@ def test_a_step_joins_all_of_it_and_nothing_without_a_meaning() -> None:
         "train_s": 2,
         "idle_s": 0.5,
         "bubble_ratio": 0.2,
-        "broadcast_s": 0.06,
         "staleness_total_max": 3,
         "ess": 0.5,
     }
@@ -173,4 +172,4 @@ def test_a_step_joins_all_of_it_and_nothing_without_a_meaning() -> None:
 
 def test_a_step_without_rewards_norms_or_a_broadcast_leaves_them_out() -> None:
     metrics = step_metrics(_TOTALS, stages=_STAGES, rewards=[], grad_norms=[], times=StepTimes(train_s=0.0, idle_s=0.0))
-    assert not {"reward_mean", "grad_norm", "tokens_per_s", "broadcast_s"} & set(metrics)
+    assert not {"reward_mean", "grad_norm", "tokens_per_s"} & set(metrics)

@@ -1,0 +1,77 @@
+"""What the learner is told while it trains, by `control` or by a policy of the file: to pause, and which rewards count.
+
+Used from the learner's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from echo_bus.settings import Settings
+from echo_bus.view import CompactedView
+from echo_learner.intake import Intake
+from echo_learner.reward_watch import FailingReward, RewardWatch, without
+from echo_schemas.errors import UserError
+from echo_schemas.records import Control, RewardTerm, RunState
+
+logger = logging.getLogger(__name__)
+
+
+class RunOrders:
+    """The orders of one run, and the reward specification in force."""
+
+    def __init__(
+        self, settings: Settings, control: CompactedView[Control], rewards: RewardWatch, intake: Intake, terms: tuple[RewardTerm, ...]
+    ) -> None:  # fmt: skip
+        """`terms`: the specification that the checkpoint holds."""
+        self.terms = terms
+        """What the next batch is judged by."""
+        self._run_id = settings.run.name
+        self._ends_for_failing = settings.scoring.when_failing == "stop"
+        self._control = control
+        self._rewards = rewards
+        self._intake = intake
+        self._given_up: frozenset[str] = frozenset()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the run is to stand still."""
+        order = self._control.get(f"{self._run_id}/run")
+        return order is not None and order.run is not None and order.run.state is RunState.PAUSED
+
+    def obey(self, version: int) -> None:
+        """A new reward specification takes effect at max(version asked, learner version + 1). `version`: of the learner."""
+        order = self._control.get(f"{self._run_id}/rewards")
+        if order is None or order.rewards is None or order.rewards.from_version > version + 1:
+            return
+        terms = without(order.rewards.terms, self._given_up)
+        if terms != self.terms:
+            self._set_terms(terms, version)
+
+    def face_failing_reward(self, version: int) -> UserError | None:
+        """A reward that only fails: no batch comes while it is waited for. The error with which the run is to end for it, or nothing,
+        because the run goes on without that reward or none fails."""
+        failing = self._rewards.hopeless(self.terms)
+        if failing is None:
+            return None
+        terms = without(self.terms, self._given_up | {failing.name})
+        others = any(term.is_awaited for term in terms)
+        if self._ends_for_failing or not others:
+            return _the_end(failing, version, others=others)
+        self._given_up |= {failing.name}
+        logger.warning("%s The run goes on without it ([scoring] when_failing).", failing)
+        self._set_terms(terms, version)
+        return None
+
+    def _set_terms(self, terms: tuple[RewardTerm, ...], version: int) -> None:
+        self.terms = terms
+        self._intake.set_terms(terms)
+        logger.info("From version %d on the reward is %s", version + 1, ", ".join(f"{term.weight:g} {term.name}" for term in terms))
+
+
+def _the_end(failing: FailingReward, version: int, *, others: bool) -> UserError:
+    on = ' [scoring] when_failing = "go_on" trains on without it.' if others else ""
+    return UserError(
+        f"{failing} Without it no batch comes, so the run ends at version {version}.",
+        hint=f"Mend the reward and start again with the same command: the run goes on where it is.{on}",
+    )

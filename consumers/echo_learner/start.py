@@ -1,0 +1,136 @@
+"""A session's start: the run looked at, the namespace fenced and claimed, the newest checkpoint in the trainer.
+
+look (may it go on?) ─▶ fence ─▶ claim ─▶ tip ─▶ checkpoint ─▶ trainer holds it      nothing is written before the fence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from echo_bus.bus import Bus
+from echo_bus.process import RoleProcess
+from echo_bus.settings import Settings
+from echo_bus.transactions import TransactionalWriter
+from echo_core.assembly import GroupAssembler
+from echo_learner.commit import session as sessions
+from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox
+from echo_learner.commit.resuming import choose_checkpoint, choose_resumption, load_trainer, look, since_it_began
+from echo_learner.commit.session import Tip
+from echo_learner.evaluation.setup import published_manifests
+from echo_learner.metrics import LearnerMetrics
+from echo_learner.training.config import assembly_limits, meaning_of, reward_terms
+from echo_learner.training.ranks import Trainer
+from echo_schemas.records import SessionClaim, WeightManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """What a session was told to do in spite of what it finds. `takeover`: from a process that is alive. `skip`: close the seqs whose
+    records the log has lost. `silent`: a session that was found dead a moment ago, and is not listened for again."""
+
+    takeover: bool = False
+    skip: bool = False
+    silent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What a session begins with. `state.id` is empty for a run that never began; `manifests`: the snapshots in the log by version; `lost`:
+    seqs whose records the log has lost."""
+
+    store: CheckpointStore
+    writer: TransactionalWriter
+    claim: SessionClaim
+    state: LearnerState
+    manifests: Mapping[int, WeightManifest]
+    tip: Tip
+    lost: tuple[int, ...]
+
+    @property
+    def session(self) -> str:
+        """The session's name."""
+        return self.claim.session
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the run never began."""
+        return not self.state.id
+
+    @property
+    def current(self) -> WeightManifest | None:
+        """The newest snapshot in the log."""
+        return self.manifests[max(self.manifests)] if self.manifests else None
+
+    @property
+    def still_owed(self) -> Outbox:
+        """Records of the checkpoint that wait for the next publication: it lies between two published versions, or was made for drops."""
+        saved, tip = self.state, self.tip
+        if self.is_fresh or saved.id == tip.checkpoint:
+            return ()
+        is_owed = saved.weights_of is not None or (saved.snapshot is None and saved.version > tip.version)
+        return self.store.load_outbox(saved.id) if is_owed else ()
+
+
+@contextmanager
+def begin_session(
+    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, tip: Tip, session: str, conduct: Conduct
+) -> Iterator[Beginning]:
+    """Claim the namespace for `session`; the writer is closed at the end of the block. `tip` was just read.
+
+    Raises UserError where the run cannot go on, or is another's; ProducerFenced, TransportError.
+    """
+    bus, settings = process.bus, process.settings
+    run_id = settings.run.name
+    seen = look(bus, settings, tip, takeover=conduct.takeover, skip=conduct.skip, silent=conduct.silent)
+    store, resumption = seen.store, seen.resumption
+    with closing(bus.transactions("learner")) as writer:
+        writer.start()
+        # Fencing rolled back or completed whatever a predecessor had open.
+        before, tip = seen.tip, sessions.read_tip(bus, run_id)
+        # Whoever claimed between our look and our fencing may have trained already what our folder does not hold. It finds no successor's
+        # claim, and goes on in a session of its own.
+        if tip.claim is not None and (before.claim is None or tip.claim.session != before.claim.session):
+            sessions.refuse_successor(tip.claim)
+        claim = sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=conduct.takeover)
+        tip = sessions.read_tip(bus, run_id)
+        skew_s = sessions.clock_skew_s(tip)
+        metrics.clock_skew.set(skew_s)
+        sessions.warn_of_clock(skew_s)
+        newest = choose_checkpoint(store, tip, settings)
+        if (newest and newest.id) != (resumption and resumption.state.id):
+            resumption = choose_resumption(bus, store, tip, settings, seen.identities, skip=conduct.skip)
+        store.anchor()
+        if resumption is not None:
+            load_trainer(trainer, store, resumption.state)
+        yield Beginning(
+            store=store,
+            writer=writer,
+            claim=claim,
+            state=_fresh_state(bus, settings, session, seen.identities) if resumption is None else resumption.state,
+            manifests=published_manifests(bus, run_id),
+            tip=tip,
+            lost=() if resumption is None else resumption.lost,
+        )
+
+
+def _fresh_state(bus: Bus, settings: Settings, session: str, identities: Mapping[str, str]) -> LearnerState:
+    """Version 0, before its checkpoint."""
+    assembler = GroupAssembler(settings.run.name, (), assembly_limits(settings))
+    return LearnerState(
+        id="",
+        parent=None,
+        run_id=settings.run.name,
+        session=session,
+        version=0,
+        published=None,
+        groups_trained=0,
+        groups_dropped=0,
+        assembly=since_it_began(bus, assembler.state()),
+        terms=reward_terms(settings),
+        identities=dict(identities),
+        meaning=meaning_of(settings),
+        snapshot=None,
+        created_ms=0,
+    )
