@@ -141,7 +141,7 @@ class Bus:
 
     def view(self, topic: Topic, record: type[V], timeout_s: float = 30.0, *, only: str | None = None) -> CompactedView[V]:
         """A view of a compacted topic that carries `record`, or of its key `only`, read to its end."""
-        view = CompactedView(self.reader([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, only=only, clock=self.clock)
+        view = CompactedView(self.look([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, only=only, clock=self.clock)
         view.open(Deadline.after(timeout_s, self.clock))
         return view
 
@@ -150,7 +150,7 @@ class Bus:
         order, and its epoch with it.
         """
         view = CompactedView(
-            self.reader([CONTROL]),
+            self.look([CONTROL]),
             CONTROL,
             Control,
             metrics=self.metrics,

@@ -133,6 +133,9 @@ READER: Properties = MappingProxyType({**FAILOVER, **_CONSUMER_BASE, **_frozen(a
 # A reader of what is there, which is then closed. An empty fetch tells the end behind a transaction's marker, and whatever is asked of a
 # broker meanwhile waits behind the fetch: half a second each time, if it is held back as long as for readers that stay.
 LOOK: Properties = MappingProxyType({**READER, **_frozen(fetch_wait_max_ms=10)})
+# A reader that has come to the end of a topic on which little is said, and stays there, asking its broker for nothing else. What comes is
+# delivered at once; a process of some views asks a few times a second less. No longer: the time-out of a socket must be above it.
+WATCHER: Properties = MappingProxyType({**READER, **_frozen(fetch_wait_max_ms=2_500)})
 # A reader of a stream that always flows and is waited for by nobody: fetches come back full, or after a moment, instead of once for every
 # few records; each is a request that the broker and both clients pay for.
 GATHERING_MIN_BYTES, GATHERING_WAIT_MS = 1_000_000, 50

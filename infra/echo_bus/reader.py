@@ -26,7 +26,7 @@ from echo_bus.errors import DeadlineExceeded, OffsetLost, TopicMissing
 from echo_bus.kafka import translate
 from echo_bus.message import Message
 from echo_bus.metrics import BusMetrics
-from echo_bus.profiles import READER, Properties
+from echo_bus.profiles import READER, WATCHER, Properties
 from echo_bus.publisher import Receipt
 from echo_bus.reading_note import ReadingNote
 from echo_schemas.codec import Codec
@@ -102,15 +102,14 @@ class LogReader:
         self._at_end: set[Place] = set()
         self._ends_seen: set[Place] = set()
         self._ends_asked: set[Place] = set()
-        self._consumer = cluster.consumer(
-            {
-                **profile,
-                "client.id": client_id,
-                "group.id": f"{client_id}.reader",
-                "isolation.level": isolation.value,
-                "enable.partition.eof": True,
-            }
-        )
+        self._properties = {
+            "client.id": client_id,
+            "group.id": f"{client_id}.reader",
+            "isolation.level": isolation.value,
+            "enable.partition.eof": True,
+        }
+        self._cluster = cluster
+        self._consumer = cluster.consumer({**profile, **self._properties})
         try:
             self._num_partitions = {topic.name: num_partitions(self._consumer, physical) for physical, topic in self._topics.items()}
         except Exception:  # whatever it is, the client must not outlive a reader that was never made
@@ -231,6 +230,16 @@ class LogReader:
             if messages:
                 yield messages
         note.done()
+
+    def stay(self) -> None:
+        """Whoever has read to the end stays there with a client that watches: what comes is returned at once, and the cluster is asked
+        seldom (`profiles.WATCHER`). Afterwards `read` and `close` only: any other question waits behind a fetch.
+        """
+        watcher = self._cluster.consumer({**WATCHER, **self._properties})
+        looked, self._consumer = self._consumer, watcher
+        looked.close()
+        self._at_end.clear()
+        watcher.assign([TopicPartition(self._physical[name], partition, offset) for (name, partition), offset in self._positions.items()])
 
     def _num_before(self, ends: Mapping[Place, int]) -> int:
         """Offsets that are still to be read before `ends`."""

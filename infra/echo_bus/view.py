@@ -68,6 +68,7 @@ class CompactedView(Generic[V]):
     def open(self, deadline: Deadline) -> None:
         """Read to the end offsets seen now, then follow. Raises DeadlineExceeded, or as `LogReader.read`."""
         self.load(deadline)
+        self._reader.stay()
         self._thread.start()
 
     def load(self, deadline: Deadline) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
+from echo_bus.profiles import LOOK, WATCHER
 from echo_bus.view import CompactedView
 from echo_schemas.errors import UserError
 from echo_schemas.records import Drop, Progress
@@ -141,3 +143,24 @@ def test_only_compacted_topics_have_views(kit: Any) -> None:
     kit.create(DROPS)
     with pytest.raises(UserError, match="not compacted"):
         CompactedView(kit.reader(DROPS), DROPS, Drop, metrics=kit.metrics)
+
+
+def test_a_view_reads_up_in_a_hurry_and_then_asks_the_cluster_seldom(kit: Any, progress: Callable[..., Progress]) -> None:
+    kit.create(PROGRESS)
+    publisher = kit.publisher()
+    publisher.publish(PROGRESS, progress(1))
+    publisher.flush(PATIENCE_S)
+    waits: list[int] = []
+
+    class Recording:
+        """A cluster that says how long its consumers' fetches may be held back."""
+
+        def consumer(self, config: Mapping[str, Any]) -> Any:
+            waits.append(config["fetch.wait.max.ms"])
+            return kit.bus.cluster.consumer(config)
+
+    view = replace(kit.bus, cluster=Recording()).view(PROGRESS, Progress)
+    kit.opened.append(view)
+    assert waits == [LOOK["fetch.wait.max.ms"], WATCHER["fetch.wait.max.ms"]]
+    publisher.publish(PROGRESS, progress(2))
+    assert view.wait_for("demo", lambda seen: seen.version == 2, Deadline.after(PATIENCE_S)) == progress(2)
