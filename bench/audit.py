@@ -27,12 +27,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from payload import GROUP_SIZE, make_trajectories
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import SystemClock
-from echo_bus.embedded import EmbeddedKafka
-from echo_bus.kafka import KafkaCluster
 from echo_bus.metrics import BusMetrics
+from echo_embedded import EmbeddedKafka
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import Verdict
 from echo_schemas.codec import lock_file_codec

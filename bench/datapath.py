@@ -28,13 +28,13 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from payload import make_trajectories
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import SystemClock
-from echo_bus.embedded import EmbeddedKafka
-from echo_bus.kafka import KafkaCluster
 from echo_bus.message import ACCEPTED, Message, Outcome
 from echo_bus.metrics import BusMetrics
+from echo_embedded import EmbeddedKafka
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.converters import converter_of
 from echo_schemas.naming import Namespace

@@ -26,13 +26,13 @@ from typing import Any
 from confluent_kafka.admin import NewTopic
 from rich.console import Console
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
 from echo_bus.clock import SystemClock
-from echo_bus.dispatch import LeastLagChooser, PartitionOwner, PartitionWork
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.roster import Roster
+from echo_bus.requests.dispatch import LeastLagChooser, PartitionOwner, PartitionWork
+from echo_bus.requests.roster import Roster
+from echo_memory import MemoryCluster
 from echo_ops.report.run_view import RunView
 from echo_ops.report.screen import render
 from echo_rollout.feeder import Ledger

@@ -19,8 +19,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from echo_bus.settings import load_settings
 from echo_ops.supervisor.placement import WorkerNeed, placement, this_machine
+from echo_settings import load_settings
 
 _PIPE = Path(__file__).with_name("pipe.py")
 _PATIENCE_S = 600

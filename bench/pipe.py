@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from echo_bus.settings import Settings, load_settings
 from echo_core.advantages import group_advantages
+from echo_settings import Settings, load_settings
 
 Group = tuple[list[int], list[tuple[list[int], list[float], int]], float]
 """Prompt, (tokens, log-probabilities, version) of each sample, right answers' share."""

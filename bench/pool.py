@@ -31,17 +31,18 @@ from typing import Any
 
 from confluent_kafka.admin import NewTopic
 
-from echo_bus import profiles
-from echo_bus.bus import Bus, open_bus
+from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline
-from echo_bus.embedded import EmbeddedKafka
-from echo_bus.embedded.guard import Guard
-from echo_bus.kafka import KafkaCluster
-from echo_bus.settings import load_settings
+from echo_embedded import EmbeddedKafka
+from echo_embedded.guard import Guard
 from echo_ops.report.offsets import OffsetWatch
+from echo_runtime.opening import open_bus
 from echo_schemas.records import Progress, Trajectory, WeightFile, WeightKind, WeightManifest, WorkerState, WorkerStatus
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import PROGRESS, TRAJECTORIES, WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key
+from echo_settings import load_settings
 from echo_tasks.base_models import resolve_base
 
 RUN, NAMESPACE = "bench", "bench.pool"

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echo_bus.clock import Deadline
-from echo_bus.reader import From
+from echo_bus.reading.reader import From
 from echo_schemas.records import StepReport, Trajectory
 from echo_schemas.topics import STEPS, TRAJECTORIES
 

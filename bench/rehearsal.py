@@ -39,23 +39,24 @@ import numpy as np
 from confluent_kafka.admin import NewPartitions
 from prometheus_client import CollectorRegistry
 
-from echo_bus.bus import Bus, open_bus, open_cluster
+from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.embedded import EmbeddedKafka
-from echo_bus.embedded.guard import Guard
-from echo_bus.embedded.jvm import Jvm
 from echo_bus.metrics import BusMetrics
-from echo_bus.places import PlaceTimes
-from echo_bus.process import RoleProcess, StopSignal, open_role
-from echo_bus.settings import Settings, load_settings
-from echo_bus.settings.kinds import settings_of_kind
+from echo_embedded import EmbeddedKafka
+from echo_embedded.guard import Guard
+from echo_embedded.jvm import Jvm
 from echo_ops.report.run_view import RunView
 from echo_ops.supervisor.registration import make_topics
 from echo_replay.audit import audit_run
 from echo_rollout.engines.engine import EngineConfig, Generation
 from echo_rollout.engines.scripted import ScriptedEngine
+from echo_runtime.opening import open_bus, open_cluster
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import RoleProcess, StopSignal, open_role
 from echo_schemas.records import FinishReason, Purpose, RolloutRequest, Sampling, Trajectory, VersionSpan, WorkerState, WorkerStatus
 from echo_schemas.topics import DROPS, PROGRESS, REQUESTS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
+from echo_settings import Settings, load_settings
+from echo_settings.kinds import settings_of_kind
 from echo_tasks.base_models import resolve_base
 from echo_tasks.prompts import PromptCodec
 

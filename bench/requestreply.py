@@ -27,14 +27,14 @@ from typing import Any
 from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import SystemClock
-from echo_bus.embedded import EmbeddedKafka
-from echo_bus.kafka import KafkaCluster
 from echo_bus.message import ACCEPTED, Message, Outcome
 from echo_bus.metrics import BusMetrics
-from echo_bus.request_reply import Begin, ReplyServer, reply_headers
+from echo_bus.requests.request_reply import Begin, ReplyServer, reply_headers
+from echo_embedded import EmbeddedKafka
 from echo_learner.sequential.replies import PARTITION, ReplyInbox
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace

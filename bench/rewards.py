@@ -21,13 +21,13 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from payload import make_trajectories
 
-from echo_bus import profiles
-from echo_bus.bus import open_bus
-from echo_bus.embedded import EmbeddedKafka
-from echo_bus.process import open_role
-from echo_bus.settings import Settings
+from echo_bus.client import profiles
+from echo_embedded import EmbeddedKafka
+from echo_runtime.opening import open_bus
+from echo_runtime.process import open_role
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import PROGRESS, REWARDS, TRAJECTORIES
+from echo_settings import Settings
 
 PARTITIONS = 4
 TOKENS = 1_024

@@ -35,21 +35,21 @@ from typing import Any
 
 from confluent_kafka.admin import NewTopic
 
-from echo_bus import profiles
-from echo_bus.bus import open_bus
+from echo_bus.client import profiles
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline
-from echo_bus.embedded import EmbeddedKafka
-from echo_bus.kafka import KafkaCluster
-from echo_bus.process import RoleProcess, open_role
-from echo_bus.settings import Settings
+from echo_embedded import EmbeddedKafka
 from echo_rollout.engines.engine import EngineConfig, Generation, Snapshot
 from echo_rollout.engines.vllm_arguments import sampling_params
 from echo_rollout.engines.vllm_inprocess import VllmInProcess
 from echo_rollout.run import run_worker
+from echo_runtime.opening import open_bus
+from echo_runtime.process import RoleProcess, open_role
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import Purpose, RolloutRequest, Sampling, WeightFile, WeightKind, WeightManifest, group_id_of
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REQUESTS, WEIGHT_CHUNKS, WEIGHTS, weights_key
+from echo_settings import Settings
 from echo_tasks.base_models import resolve_base
 
 RUN, NAMESPACE, BASE = "bench", "bench.rollout", "demo:tiny-qwen3"

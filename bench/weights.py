@@ -35,24 +35,24 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client import CollectorRegistry
 
-from echo_bus import profiles
-from echo_bus.blobs import CHUNK_BYTES, BlobReader
+from echo_bus.blobs.transfer import CHUNK_BYTES, BlobReader
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.kafka import KafkaCluster
+from echo_bus.client.publisher import Publisher
+from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.embedded import EmbeddedKafka
-from echo_bus.kafka import KafkaCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.notices import Notices
-from echo_bus.places import PlaceTimes
-from echo_bus.publisher import Publisher
-from echo_bus.transactions import TransactionalWriter
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
+from echo_embedded import EmbeddedKafka
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.snapshot_folders import snapshot_folder
 from echo_rollout.weights import LogSource, WeightWatcher
+from echo_runtime.notices import Notices
+from echo_runtime.places import PlaceTimes
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import BlobRef, WeightFile, WeightKind, WeightManifest, WorkerStatus

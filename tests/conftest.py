@@ -16,13 +16,13 @@ import hypothesis
 import pytest
 
 from echo_bus.clock import Deadline
-from echo_bus.embedded import EmbeddedKafka, Jit, Jvm
-from echo_bus.embedded.folders import hold
-from echo_bus.embedded.guard import Guard
-from echo_bus.embedded.ports import free_ports
-from echo_bus.embedded.properties import HOST, NodePorts, node_properties
-from echo_bus.embedded.readiness import wait_for_brokers
-from echo_bus.embedded.registry import SchemaRegistry, install_registry
+from echo_embedded import EmbeddedKafka, Jit, Jvm
+from echo_embedded.folders import hold
+from echo_embedded.guard import Guard
+from echo_embedded.ports import free_ports
+from echo_embedded.properties import HOST, NodePorts, node_properties
+from echo_embedded.readiness import wait_for_brokers
+from echo_embedded.registry import SchemaRegistry, install_registry
 from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace
 from tests.forks.process import ForkingProcess
@@ -38,9 +38,9 @@ _BOOTSTRAP_VARIABLE = "ECHO_KAFKA__BOOTSTRAP"
 _REGISTRY_VARIABLE = "ECHO_REGISTRY__URL"
 _CONTAINER_IMAGE = "apache/kafka:4.3.1"
 _FETCH_JARS = """
-from echo_bus.embedded.installation import install_kafka
-from echo_bus.embedded.java import find_java
-from echo_bus.embedded.registry import install_registry
+from echo_embedded.installation import install_kafka
+from echo_embedded.java import find_java
+from echo_embedded.registry import install_registry
 install_kafka(find_java(), report=print)
 install_registry()
 """

@@ -10,7 +10,7 @@ import math
 import threading
 
 from echo_bus.clock import Clock
-from echo_bus.roster import Roster
+from echo_bus.requests.roster import Roster
 from echo_learner.metrics import LearnerMetrics
 from echo_schemas.records import WorkerState, WorkerStatus
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from echo_bus.settings.rules import staleness_policy
 from echo_core.groups import AssemblyState
 from echo_learner.commit.checkpoint import LearnerState, checkpoint_id
 from echo_learner.commit.publication import Publication
@@ -26,6 +25,7 @@ from echo_learner.step import StepDraft, seal
 from echo_learner.training.config import meaning_of
 from echo_schemas.records import Record, StepReport, WeightKind
 from echo_schemas.topics import DROPS, EVALS, STEPS, Topic
+from echo_settings.rules import staleness_policy
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock
 from echo_bus.errors import TransportError
-from echo_bus.publisher import Publisher
 from echo_schemas.records import Coordinates, MissingRewards, Progress
 from echo_schemas.topics import PROGRESS
 

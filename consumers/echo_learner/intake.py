@@ -23,10 +23,8 @@ from typing import Any
 from echo_bus.clock import Clock
 from echo_bus.dead_letters import said_of
 from echo_bus.message import Message
-from echo_bus.notices import STANDSTILL_S
-from echo_bus.places import PlaceTimes
-from echo_bus.reader import LogReader
-from echo_bus.reader import Place as ReaderPlace
+from echo_bus.reading.reader import LogReader
+from echo_bus.reading.reader import Place as ReaderPlace
 from echo_core.assembly import GroupAssembler
 from echo_core.batch_choice import Choice, ChosenGroup, choose_batch
 from echo_core.bottleneck import Place, Use
@@ -36,6 +34,8 @@ from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.requesting import SeqState
 from echo_learner.trust import Claimed, WorkerTrust
+from echo_runtime.notices import STANDSTILL_S
+from echo_runtime.places import PlaceTimes
 from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 

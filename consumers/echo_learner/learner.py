@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Sequence
 
-from echo_bus.process import StopSignal
 from echo_core.batch_choice import ChosenGroup
 from echo_core.bottleneck import Place, Use
 from echo_learner.commit.publication import Publication
@@ -23,6 +22,7 @@ from echo_learner.parts import LearnerParts
 from echo_learner.start import Beginning
 from echo_learner.step import StepDraft, Stepper
 from echo_learner.waiting import Waiting
+from echo_runtime.process import StopSignal
 from echo_schemas.topics import EVALS
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 
-from echo_bus.settings import Settings
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
 from echo_learner.intake import Intake
 from echo_learner.reward_watch import FailingReward, RewardWatch, without
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, RewardTerm, RunState
+from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
 

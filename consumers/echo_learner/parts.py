@@ -9,15 +9,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
-from echo_bus import profiles
+from echo_bus.client import profiles
 from echo_bus.clock import Clock
-from echo_bus.notices import Notices
-from echo_bus.places import PlaceTimes
-from echo_bus.process import RoleProcess
-from echo_bus.roster import Roster
-from echo_bus.settings import Settings
-from echo_bus.settings.rules import staleness_policy
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
+from echo_bus.requests.roster import Roster
 from echo_core.assembly import GroupAssembler
 from echo_learner.agreement import Agreement
 from echo_learner.broadcast import BroadcastTimer
@@ -40,9 +35,14 @@ from echo_learner.training.batch import SignalSource
 from echo_learner.training.config import assembly_limits, logprob_tolerance
 from echo_learner.training.ranks import Trainer
 from echo_learner.trust import WorkerTrust
+from echo_runtime.notices import Notices
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import RoleProcess
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Control, Progress, WorkerStatus
 from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
+from echo_settings import Settings
+from echo_settings.rules import staleness_policy
 from echo_tasks.catalogue import load_task
 from echo_tasks.prompts import ChatCodec
 from echo_tasks.task import reads_texts

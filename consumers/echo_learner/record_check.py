@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from echo_bus.bus import Bus
 from echo_bus.message import Message
-from echo_bus.reader import LogReader
-from echo_bus.settings import Settings
-from echo_bus.settings.rules import training_sampling
+from echo_bus.reading.reader import LogReader
 from echo_schemas.columns import TOKEN_BYTES, pack_tokens, view_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import LogprobSource, Purpose, RolloutRequest, Span, Trajectory
 from echo_schemas.topics import REQUESTS
+from echo_settings import Settings
+from echo_settings.rules import training_sampling
 from echo_tasks.prompts import ChatCodec, continued
 from echo_tasks.requests import RequestBuilder
 from echo_tasks.task import SingleTurn, Task

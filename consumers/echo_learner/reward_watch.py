@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from echo_bus.clock import Clock
-from echo_bus.notices import Notices
+from echo_runtime.notices import Notices
 from echo_schemas.records import Reward, RewardOutcome, RewardTerm
 
 # A name is whatever the writer chose.

@@ -11,7 +11,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from echo_bus.errors import ProducerFenced, TransportError
-from echo_bus.process import RoleProcess, without_collection
 from echo_learner.commit import session as sessions
 from echo_learner.commit.resuming import look
 from echo_learner.commit.session import Tip
@@ -22,6 +21,7 @@ from echo_learner.parts import LearnerParts, open_parts
 from echo_learner.start import Beginning, Conduct, begin_session
 from echo_learner.training.config import ignored_rewards, trainer_config
 from echo_learner.training.ranks import Trainer, follow, is_follower, open_trainer
+from echo_runtime.process import RoleProcess, without_collection
 from echo_schemas.records import DropReason
 from echo_tasks.base_models import resolve_base
 from echo_tasks.prompts import ChatCodec, PromptCodec, check_positions

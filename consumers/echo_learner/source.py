@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Protocol
 
-from echo_bus.process import RoleProcess
-from echo_bus.publisher import Publisher
-from echo_bus.roster import Roster
-from echo_bus.settings.rules import staleness_policy
+from echo_bus.client.publisher import Publisher
+from echo_bus.requests.roster import Roster
 from echo_core.assembly import GroupAssembler
 from echo_core.batch_choice import ChosenGroup
 from echo_core.policy import Admission
@@ -22,7 +20,9 @@ from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.record_check import CountedRequests, IsIssued
 from echo_learner.sequential.setup import SEQUENTIAL, close_other_mode, open_asking
+from echo_runtime.process import RoleProcess
 from echo_schemas.records import RewardTerm
+from echo_settings.rules import staleness_policy
 from echo_tasks.prompts import TextCodec
 
 

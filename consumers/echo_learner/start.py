@@ -10,9 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from echo_bus.bus import Bus
-from echo_bus.process import RoleProcess
-from echo_bus.settings import Settings
-from echo_bus.transactions import TransactionalWriter
+from echo_bus.client.transactions import TransactionalWriter
 from echo_core.assembly import GroupAssembler
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox
@@ -22,7 +20,9 @@ from echo_learner.evaluation.setup import published_manifests
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.training.config import assembly_limits, meaning_of, reward_terms
 from echo_learner.training.ranks import Trainer
+from echo_runtime.process import RoleProcess
 from echo_schemas.records import SessionClaim, WeightManifest
+from echo_settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

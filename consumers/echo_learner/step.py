@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from echo_bus.clock import Clock
-from echo_bus.settings import Settings
-from echo_bus.settings.rules import staleness_policy
 from echo_core.batch_choice import ChosenGroup
 from echo_core.groups import AssemblyState
 from echo_learner.agreement import claims_in_training
@@ -23,6 +21,8 @@ from echo_learner.training.ranks import Trainer
 from echo_learner.training.trainer import TrainResult
 from echo_learner.trust import Claimed
 from echo_schemas.records import Position, RewardTerm, StepReport
+from echo_settings import Settings
+from echo_settings.rules import staleness_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from echo_bus.clock import Clock
-from echo_bus.notices import STANDSTILL_S, Notices, Standstill
 from echo_learner.heartbeat import Heartbeat
 from echo_learner.intake import Intake
+from echo_runtime.notices import STANDSTILL_S, Notices, Standstill
 
 # The place of the notice that no batch comes.
 _PLACE = "batch"

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from echo_bus.bus import Bus
-from echo_bus.decoding import Decoder
+from echo_bus.reading.decoding import Decoder
 from echo_replay.books import SecondLook, close_books, samples_of
 from echo_replay.lineage import check_chain, check_requests, check_seqs
 from echo_replay.published import check_blobs, check_staleness, check_tags, check_versions

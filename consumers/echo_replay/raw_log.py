@@ -10,14 +10,14 @@ from types import TracebackType
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.cluster import RawMessage
+from echo_bus.client.consumer_errors import END_OF_PARTITION, check_error
+from echo_bus.client.consumer_queries import num_partitions, watermarks
+from echo_bus.client.kafka import translate
 from echo_bus.clock import Deadline
-from echo_bus.cluster import RawMessage
-from echo_bus.consumer_errors import END_OF_PARTITION, check_error
-from echo_bus.consumer_queries import num_partitions, watermarks
 from echo_bus.errors import DeadlineExceeded
-from echo_bus.kafka import translate
 
 _AT_ONCE = 2_000
 _WAIT_S = 0.5

@@ -25,7 +25,6 @@ from typing import Any
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import BlobCorrupt, OffsetLost
-from echo_bus.settings import Settings
 from echo_core.policy import OverBudget
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
 from echo_learner.commit.resuming import load_trainer
@@ -39,6 +38,7 @@ from echo_replay.sample_source import SampleSource
 from echo_schemas.errors import UserError
 from echo_schemas.records import Batch, Run, StepReport, WeightManifest
 from echo_schemas.topics import RUNS, STEPS, WEIGHTS, weights_key
+from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
 

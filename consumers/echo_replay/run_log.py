@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
 from echo_bus.clock import Deadline
 from echo_bus.dead_letters import REASON, DeadLetterLimits
 from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost
 from echo_bus.message import LazyHeaders, Message
-from echo_bus.reader import Isolation, LogReader
+from echo_bus.reading.reader import Isolation, LogReader
 from echo_replay.raw_log import RawLog
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
 from echo_schemas.errors import InvalidReason, InvalidRecord

@@ -14,7 +14,7 @@ import numpy as np
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
-from echo_bus.reader import From
+from echo_bus.reading.reader import From
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
 from echo_schemas.errors import UserError
 from echo_schemas.records import Batch, Trajectory

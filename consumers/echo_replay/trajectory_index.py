@@ -16,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from echo_bus.cluster import RawMessage
+from echo_bus.client.cluster import RawMessage
 from echo_bus.message import raw_headers
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import run_of

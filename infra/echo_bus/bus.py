@@ -7,25 +7,22 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from echo_bus import profiles
-from echo_bus.blobs import BlobReader, BlobWriter
-from echo_bus.clock import Clock, Deadline, SystemClock
-from echo_bus.cluster import Cluster
-from echo_bus.consumer import ConsumerLoop, group_properties
-from echo_bus.consumer_state import LoopLimits
+from echo_bus.blobs.transfer import BlobReader, BlobWriter
+from echo_bus.client import profiles
+from echo_bus.client.cluster import Cluster
+from echo_bus.client.publisher import Publisher
+from echo_bus.client.transactions import TransactionalWriter
+from echo_bus.clock import Clock, Deadline
 from echo_bus.dead_letters import DeadLetterLimits, DeadLetters
-from echo_bus.kafka import KafkaCluster
+from echo_bus.group.consumer import ConsumerLoop, group_properties
+from echo_bus.group.state import LoopLimits
 from echo_bus.message import Handler
 from echo_bus.metrics import BusMetrics
-from echo_bus.publisher import Publisher
-from echo_bus.reader import Check, Isolation, LogReader, OnInvalid
-from echo_bus.settings import Settings
-from echo_bus.transactions import TransactionalWriter
-from echo_bus.view import CompactedView
-from echo_schemas.codec import Codec, lock_file_codec
+from echo_bus.reading.reader import Check, Isolation, LogReader, OnInvalid
+from echo_bus.reading.view import CompactedView
+from echo_schemas.codec import Codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, Record
-from echo_schemas.registry import HttpRegistry, subjects_of
 from echo_schemas.topics import CONTROL, Topic
 
 V = TypeVar("V", bound=Record)
@@ -171,36 +168,3 @@ class Bus:
         return BlobReader(
             self.cluster, client_id=self.client_id, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock
         )
-
-
-def open_cluster(settings: Settings) -> KafkaCluster:
-    """The cluster of the settings. `bootstrap = "embedded"` is resolved through the state file of `echoswarm kafka up`."""
-    bootstrap = settings.kafka.bootstrap
-    if bootstrap == "embedded":
-        from echo_bus.embedded import resolve_embedded
-
-        bootstrap = resolve_embedded()
-    return KafkaCluster(bootstrap, settings.kafka.client)
-
-
-def open_codec(settings: Settings) -> Codec:
-    """Ids from the registry if one is configured, else from the lock file."""
-    if not settings.registry.url:
-        return lock_file_codec()
-    subjects = subjects_of(Namespace(settings.kafka.namespace).topic)
-    return Codec(HttpRegistry(settings.registry.url, subjects, settings.registry.client_properties()))
-
-
-def open_bus(settings: Settings, role: str, *, metrics: BusMetrics | None = None, clock: Clock | None = None) -> Bus:
-    """The bus of one process. Raises UserError where no embedded broker runs; connects lazily, so use `KafkaCluster.check` to be sure."""
-    letters = settings.dead_letters
-    return Bus(
-        cluster=open_cluster(settings),
-        namespace=Namespace(settings.kafka.namespace),
-        codec=open_codec(settings),
-        metrics=metrics or BusMetrics(),
-        clock=clock or SystemClock(),
-        role=role,
-        run_id=settings.run.name,
-        dead_letter_limits=DeadLetterLimits(per_writer=letters.per_writer, per_minute=letters.per_minute, stop_after=letters.stop_after),
-    )

@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from echo_bus.client.cluster import RawMessage
+from echo_bus.client.profiles import MAX_RECORD_BYTES
+from echo_bus.client.publisher import Publisher, Receipt
 from echo_bus.clock import Clock, SystemClock
-from echo_bus.cluster import RawMessage
 from echo_bus.errors import TooManyDeadLetters
 from echo_bus.message import raw_headers
 from echo_bus.metrics import BusMetrics
-from echo_bus.profiles import MAX_RECORD_BYTES
-from echo_bus.publisher import Publisher, Receipt
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.headers import SOURCE, number_of
 from echo_schemas.naming import Namespace
@@ -192,7 +192,7 @@ def dead_letter_headers(raw: RawMessage, invalid: InvalidRecord, *, group: str) 
         _CONNECT + "connector.name": group,
         _CONNECT + "task.id": "0",
         _CONNECT + "stage": "VALUE_CONVERTER",
-        _CONNECT + "class.name": "echo_bus.decoding.Decoder",
+        _CONNECT + "class.name": "echo_bus.reading.decoding.Decoder",
         _CONNECT + "exception.class.name": error_class,
         _CONNECT + "exception.message": invalid.message,
         _SPRING + "original-topic": topic,

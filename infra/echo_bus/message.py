@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from echo_bus.cluster import RawMessage
+from echo_bus.client.cluster import RawMessage
 from echo_schemas.errors import InvalidReason
 from echo_schemas.records import Coordinates, Record
 from echo_schemas.topics import Topic

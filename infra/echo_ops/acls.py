@@ -12,8 +12,8 @@ from echo_schemas.naming import Namespace
 from echo_schemas.roles import Role, load_roles
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
-# `echo_bus.kafka` gives a reader that joins no group a name below its client id, `<role>[.<name>].reader`, for the client wants one: it
-# looks up the group's coordinator, which takes DESCRIBE, and never joins or commits. Processes have names of their own, hence a prefix.
+# `echo_bus.client.kafka` gives a reader that joins no group a name below its client id, `<role>[.<name>].reader`, for the client wants one:
+# it looks up the group's coordinator, which takes DESCRIBE, and never joins or commits. Processes have names of their own, hence a prefix.
 _OWN_GROUPS = "{role}.*"
 # Whose lag is watched decides which topic's end offsets are asked for.
 _WATCHED_TOPICS = {"worker": "requests", "reward.*": "trajectories"}

@@ -17,9 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from echo_bus.bus import open_cluster
-from echo_bus.settings import Settings
-from echo_bus.settings.rules import evaluation_specs, training_sampling
 from echo_learner.commit.placement import expected_bytes
 from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import CustomLoss
@@ -29,9 +26,12 @@ from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
 from echo_rollout.engines.catalogue import check_engine
 from echo_rollout.engines.engine import check_prompt
+from echo_runtime.opening import open_cluster
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import FinishReason
+from echo_settings import Settings
+from echo_settings.rules import evaluation_specs, training_sampling
 from echo_streams.run import all_rewards, attach, check_isolation
 from echo_streams.scoring import Attached
 from echo_streams.values import score_of, scores_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from echo_schemas.errors import UserError
 
 if TYPE_CHECKING:
-    from echo_bus.settings import Settings
+    from echo_settings import Settings
 
 
 class Role(StrEnum):

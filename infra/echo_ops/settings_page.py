@@ -12,8 +12,8 @@ import annotated_types
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from echo_bus.settings import Settings
-from echo_bus.settings.load import repeated_section
+from echo_settings import Settings
+from echo_settings.load import repeated_section
 
 _HEAD = """\
 # Every setting

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from echo_bus.settings import Settings
 from echo_schemas.naming import Namespace
+from echo_settings import Settings
 
 
 def existing_part(folder: Path) -> Path:

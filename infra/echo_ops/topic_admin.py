@@ -10,10 +10,10 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 
+from echo_bus.client.cluster import Cluster
+from echo_bus.client.kafka import translate
 from echo_bus.clock import Deadline
-from echo_bus.cluster import Cluster
 from echo_bus.errors import DeadlineExceeded
-from echo_bus.kafka import translate
 from echo_ops.topic_plan import Actual, Kind, Plan, choose_replicas, make_plan
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import TopicSpec, load_topic_specs

@@ -23,17 +23,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from echo_bus.bus import Bus
+from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Clock, Deadline
-from echo_bus.dispatch import LeastLagChooser, PartitionWork, WorkObserver
 from echo_bus.errors import ClusterUnreachable, ProducerFenced, TransactionAborted
-from echo_bus.issued_requests import IssuedRequest, read_issued
-from echo_bus.notices import Notices, Standstill
-from echo_bus.places import PlaceTimes
-from echo_bus.process import StopSignal
-from echo_bus.roster import Roster
-from echo_bus.settings import Settings
-from echo_bus.transactions import TransactionalWriter
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
+from echo_bus.requests.dispatch import LeastLagChooser, PartitionWork, WorkObserver
+from echo_bus.requests.issued_requests import IssuedRequest, read_issued
+from echo_bus.requests.roster import Roster
 from echo_core.bottleneck import Place, Use
 from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import Standing, may_issue, required_version
@@ -43,6 +39,9 @@ from echo_core.work_shares import horizon_of
 from echo_rollout.feeder import Ledger, OpenRequests, OpenSeqs, standing_of
 from echo_rollout.metrics import FeederMetrics
 from echo_rollout.prompts import TextCodec
+from echo_runtime.notices import Notices, Standstill
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import StopSignal
 from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
@@ -57,6 +56,7 @@ from echo_schemas.records import (
     group_id_of,
 )
 from echo_schemas.topics import REQUESTS, weights_key
+from echo_settings import Settings
 from echo_tasks.task import Task
 
 logger = logging.getLogger(__name__)

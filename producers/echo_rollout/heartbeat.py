@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from echo_bus.client.publisher import Publisher, Receipt
 from echo_bus.clock import Clock
 from echo_bus.errors import TransportError
-from echo_bus.places import PlaceTimes
-from echo_bus.publisher import Publisher, Receipt
 from echo_core.bottleneck import Place, Use
+from echo_runtime.places import PlaceTimes
 from echo_schemas.records import WorkerState, WorkerStatus
 from echo_schemas.topics import WORKERS
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from echo_bus.consumer_notes import MAX_NOTE_LENGTH
+from echo_bus.group.notes import MAX_NOTE_LENGTH
 from echo_rollout.journal import CrashJournal
 from echo_schemas.records import Coordinates
 
@@ -44,7 +44,7 @@ class _Partition:
 
 
 class InHandNotes:
-    """The notes of one process on `requests`; see `echo_bus.consumer_notes.Notes`."""
+    """The notes of one process on `requests`; see `echo_bus.group.notes.Notes`."""
 
     def __init__(self, *, session: str) -> None:
         """`session` names this process: what it reads of its own, after it lost a partition and got it back, is no death."""

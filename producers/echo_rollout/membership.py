@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from echo_bus.consumer import ConsumerLoop
+from echo_bus.group.consumer import ConsumerLoop
 
 
 class Membership:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from echo_bus.blob_files import partial_of
+from echo_bus.blobs.files import partial_of
 from echo_bus.errors import TransportError
 from echo_rollout.engines.engine import Snapshot, SnapshotRef
 from echo_rollout.weights import SnapshotSource

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from echo_bus import profiles
+from echo_bus.client import profiles
+from echo_bus.client.publisher import Publisher, Receipt
 from echo_bus.errors import RecordTooLarge
-from echo_bus.places import PlaceTimes
-from echo_bus.publisher import Publisher, Receipt
-from echo_bus.settings import Settings
 from echo_core.bottleneck import Place, Use
 from echo_core.evaluation import EVALUATION
 from echo_rollout.awaited import Awaited
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.generation import Sample
+from echo_runtime.places import PlaceTimes
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.records import Coordinates, RolloutRequest, Trajectory
 from echo_schemas.topics import TRAJECTORIES
+from echo_settings import Settings
 
 
 def trajectory_profile(settings: Settings) -> profiles.Properties:

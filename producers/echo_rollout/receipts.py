@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from echo_bus.clock import Clock
 from echo_bus.errors import RecordTooLarge, TransportError
 from echo_bus.message import ACCEPTED, Accepted, Completion, Message
-from echo_bus.request_reply import Begin, ReplyAddress, ReplyServer
+from echo_bus.requests.request_reply import Begin, ReplyAddress, ReplyServer
 from echo_rollout.awaited import Awaited
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.publishing import Ending, Outcome

@@ -17,12 +17,8 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 
 from echo_bus.bus import Bus
-from echo_bus.dispatch import WorkObserver
-from echo_bus.kafka import translate
-from echo_bus.ownership import Turn
-from echo_bus.process import RoleProcess
-from echo_bus.settings import Settings
-from echo_bus.settings.rules import evaluation_specs, staleness_policy
+from echo_bus.client.kafka import translate
+from echo_bus.requests.dispatch import WorkObserver
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.feeder_run import Feeder, FeederParts
@@ -34,9 +30,13 @@ from echo_rollout.weights import LogSource
 from echo_rollout.worker import Worker
 from echo_rollout.worker_parts import WorkerParts
 from echo_rollout.worker_setup import GROUP
+from echo_runtime.ownership import Turn
+from echo_runtime.process import RoleProcess
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import Progress, WeightKind, WeightManifest, WorkerStatus
 from echo_schemas.topics import PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key
+from echo_settings import Settings
+from echo_settings.rules import evaluation_specs, staleness_policy
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 from echo_tasks.evaluation import load_evaluation_tasks

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 
 from echo_bus.clock import Clock
-from echo_bus.notices import Notices
 from echo_rollout.metrics import WorkerMetrics
+from echo_runtime.notices import Notices
 
 STUCK_S = 5.0
 """A fail-over of brokers is over by then; a group that waits for longer waits for somebody to do something."""

@@ -20,15 +20,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from echo_bus.blob_files import ArrivingFiles, partial_of
-from echo_bus.blobs import BlobReader
+from echo_bus.blobs.files import ArrivingFiles, partial_of
+from echo_bus.blobs.transfer import BlobReader
 from echo_bus.clock import Clock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
-from echo_bus.notices import Notices, Standstill
-from echo_bus.places import PlaceTimes
 from echo_core.bottleneck import Place, Use
 from echo_rollout.engines.engine import Engine, Snapshot, SnapshotRef, SnapshotRejected
 from echo_rollout.metrics import WorkerMetrics
+from echo_runtime.notices import Notices, Standstill
+from echo_runtime.places import PlaceTimes
 from echo_schemas.records import WeightManifest
 
 logger = logging.getLogger(__name__)

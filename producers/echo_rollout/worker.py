@@ -17,9 +17,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing
 from typing import Any
 
-from echo_bus import profiles
-from echo_bus.process import StopSignal
-from echo_bus.view import CompactedView
+from echo_bus.client import profiles
+from echo_bus.reading.view import CompactedView
 from echo_rollout.awaited import Failing
 from echo_rollout.engines.acceptance import check_capabilities
 from echo_rollout.engines.engine import SnapshotRef
@@ -29,6 +28,7 @@ from echo_rollout.undelivered import Undelivered
 from echo_rollout.weights import WeightWatcher
 from echo_rollout.worker_parts import WorkerParts
 from echo_rollout.worker_setup import ACKNOWLEDGE_SHARE, FINISH_SHARE, Voice, open_crew, open_voice
+from echo_runtime.process import StopSignal
 from echo_schemas.records import WeightManifest, WorkerState
 from echo_schemas.topics import WEIGHTS, WORKERS, weights_key
 

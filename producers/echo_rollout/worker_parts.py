@@ -8,14 +8,14 @@ from pathlib import Path
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
-from echo_bus.notices import Notices
-from echo_bus.places import PlaceTimes
-from echo_bus.settings import Settings
 from echo_rollout.engines.engine import Engine
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.prompts import ChatCodec
 from echo_rollout.weights import SnapshotSource
+from echo_runtime.notices import Notices
+from echo_runtime.places import PlaceTimes
+from echo_settings import Settings
 from echo_tasks.task import Task
 
 

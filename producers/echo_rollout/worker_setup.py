@@ -8,10 +8,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
-from echo_bus.consumer_state import LoopLimits
-from echo_bus.publisher import Publisher
-from echo_bus.request_reply import ReplyServer
-from echo_bus.view import CompactedView
+from echo_bus.client.publisher import Publisher
+from echo_bus.group.state import LoopLimits
+from echo_bus.reading.view import CompactedView
+from echo_bus.requests.request_reply import ReplyServer
 from echo_rollout.awaited import Failing
 from echo_rollout.engines.engine import Engine
 from echo_rollout.evaluation_sampling import EvaluationSampler

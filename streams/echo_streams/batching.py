@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from echo_bus.places import PlaceTimes
 from echo_core.bottleneck import Place, Use
+from echo_runtime.places import PlaceTimes
 
 T = TypeVar("T")
 

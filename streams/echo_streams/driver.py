@@ -15,7 +15,7 @@ from faust.sensors import Monitor
 from faust.transport.drivers import aiokafka as driver
 from mode.services import WaitResults
 
-from echo_bus.profiles import GATHERING_WAIT_MS
+from echo_bus.client.profiles import GATHERING_WAIT_MS
 from echo_streams.eager import Ended, start
 from echo_streams.lenient_records import LenientRecords
 

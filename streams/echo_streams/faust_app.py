@@ -21,13 +21,13 @@ import faust
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError
 from faust.exceptions import FaustError
 
+from echo_bus.client.cluster import RawMessage
+from echo_bus.client.profiles import GATHERING_MIN_BYTES
 from echo_bus.clock import Clock, Deadline
-from echo_bus.cluster import RawMessage
 from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, NotAuthorized, TransportError
-from echo_bus.places import PlaceTimes
-from echo_bus.process import StopSignal
-from echo_bus.profiles import GATHERING_MIN_BYTES
 from echo_core.bottleneck import Place, Use
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import StopSignal
 from echo_streams.batching import MAX_IN_FLIGHT, Batcher
 from echo_streams.driver import App, QuietMonitor, Transport
 from echo_streams.metrics import StreamsMetrics
@@ -42,7 +42,7 @@ Process = Callable[[Sequence[RawMessage], Send], Awaitable[list[Outgoing]]]
 _COMMIT_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.1
 _MEASURE_EVERY_S = 1.0
-# As in echo_bus.profiles: a dead member is noticed in ten seconds.
+# As in echo_bus.client.profiles: a dead member is noticed in ten seconds.
 _SESSION_S = 10.0
 _HEARTBEAT_S = 1.0
 # How long a frozen broker may keep an answer; a join is answered only when the dead member's session has ended.

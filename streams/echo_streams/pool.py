@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
-from echo_bus.notices import Notices
+from echo_runtime.notices import Notices
 from echo_schemas.errors import UserError
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.values import BadValue, Score, score_of, scores_of

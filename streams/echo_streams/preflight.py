@@ -7,9 +7,9 @@ import logging
 from confluent_kafka import KafkaError, KafkaException
 
 from echo_bus.bus import Bus
-from echo_bus.cluster import Cluster
+from echo_bus.client.cluster import Cluster
+from echo_bus.client.kafka import translate
 from echo_bus.errors import NotAuthorized
-from echo_bus.kafka import translate
 from echo_schemas.errors import UserError
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from echo_bus.client.cluster import RawMessage
 from echo_bus.clock import Clock
-from echo_bus.cluster import RawMessage
 from echo_bus.dead_letters import DeadLetterBudget, dead_letter_of
-from echo_bus.decoding import Decoder
 from echo_bus.message import raw_headers
 from echo_bus.metrics import BusMetrics
+from echo_bus.reading.decoding import Decoder
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import Header, headers_of

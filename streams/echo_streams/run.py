@@ -13,15 +13,15 @@ from contextlib import closing
 from types import FrameType
 
 from echo_bus.dead_letters import DeadLetterBudget
-from echo_bus.loop_watch import PLACE, LoopWatch, place_of
-from echo_bus.notices import Notices
-from echo_bus.process import RoleProcess
-from echo_bus.settings import Settings
-from echo_bus.settings.rules import evaluation_specs
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
+from echo_runtime.loop_watch import PLACE, LoopWatch, place_of
+from echo_runtime.notices import Notices
+from echo_runtime.process import RoleProcess
 from echo_schemas.errors import UserError
 from echo_schemas.records import MissingRewards, Progress
 from echo_schemas.topics import PROGRESS, TRAJECTORIES, missing_rewards_key
+from echo_settings import Settings
+from echo_settings.rules import evaluation_specs
 from echo_streams.intake import Intake
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool

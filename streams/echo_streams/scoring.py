@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from echo_bus.clock import Clock
-from echo_bus.notices import Notices
 from echo_core.evaluation import EVALUATION
+from echo_runtime.notices import Notices
 from echo_schemas.records import Coordinates, Purpose, Reward, RewardOutcome, Trajectory
 from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TextIO
 
-from echo_bus.embedded import EmbeddedKafka, Jit, Jvm
-from echo_bus.embedded.ports import free_ports
-from echo_bus.embedded.properties import HOST, render
+from echo_embedded import EmbeddedKafka, Jit, Jvm
+from echo_embedded.ports import free_ports
+from echo_embedded.properties import HOST, render
 from tests.chaos.proxy import ProxyBank
 
 NUM_BROKERS = 3

@@ -15,7 +15,7 @@ from typing import Self
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import TransportError
-from echo_bus.reader import From
+from echo_bus.reading.reader import From
 from echo_schemas.records import StepReport
 from echo_schemas.topics import STEPS
 

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_bus.reader import From
+from echo_bus.reading.reader import From
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import Coordinates, Reward, RewardOutcome, Trajectory
 from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, Topic

@@ -16,9 +16,10 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from echo_bus.bus import Bus, open_bus, open_cluster
+from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_ops.supervisor.registration import make_topics
+from echo_runtime.opening import open_bus, open_cluster
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import BY_NAME
 from tests.chaos.cluster import ProxiedKafka

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from echo_bus.clock import Deadline
-from echo_bus.embedded.guard import Guard
-from echo_bus.embedded.process import last_lines
-from echo_bus.settings import Settings, load_settings
+from echo_embedded.guard import Guard
+from echo_embedded.process import last_lines
 from echo_ops.supervisor.child import ProcessChild, how_ended
 from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import ChildPlan, plan_children
+from echo_settings import Settings, load_settings
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from echo_bus.clock import Deadline
-from echo_bus.embedded.ports import free_ports
-from echo_bus.embedded.properties import HOST
+from echo_embedded.ports import free_ports
+from echo_embedded.properties import HOST
 from tests.chaos.proxy import ProxyBank
 
 _WAIT_S = 30.0

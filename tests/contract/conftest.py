@@ -11,13 +11,13 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.cluster import Cluster, RawConsumer, RawMessage
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.cluster import Cluster, RawConsumer, RawMessage
-from echo_bus.kafka import KafkaCluster
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
+from echo_memory import MemoryCluster
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs

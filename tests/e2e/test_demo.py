@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from echo_bus.bus import Bus, open_bus
+from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_bus.settings import load_settings
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import Verdict
+from echo_runtime.opening import open_bus
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
 from echo_schemas.naming import Namespace
 from echo_schemas.records import (
@@ -38,6 +38,7 @@ from echo_schemas.records import (
     WorkerStatus,
 )
 from echo_schemas.topics import DROPS, EVALS, REPLIES, REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, Topic
+from echo_settings import load_settings
 from tests.installed import missing
 from tests.thorough import IS_THOROUGH
 

@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 
-from echo_bus.bus import Bus, open_bus
+from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import TransportError
-from echo_bus.settings import load_settings
 from echo_rollout.weights import LogSource
+from echo_runtime.opening import open_bus
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, RunControl, RunState, StepReport, Trajectory, WeightManifest, WorkerState, WorkerStatus
 from echo_schemas.topics import CONTROL, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
+from echo_settings import load_settings
 from tests.installed import missing
 
 _MISSING = missing("vllm", "faust", "deepspeed")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.bus import open_bus
 from echo_bus.clock import Deadline
-from echo_bus.settings import load_settings
+from echo_runtime.opening import open_bus
 from echo_schemas.naming import Namespace
 from echo_schemas.records import LogprobSource, Purpose, Trajectory
 from echo_schemas.topics import TRAJECTORIES
+from echo_settings import load_settings
 from tests.installed import missing
 from tests.thorough import only_thorough
 

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, field
 
 from echo_bus.dead_letters import dead_letter_of
-from echo_bus.decoding import Decoder
-from echo_bus.memory.message import MemoryMessage
 from echo_bus.message import Message, raw_headers
+from echo_bus.reading.decoding import Decoder
+from echo_memory.message import MemoryMessage
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.topics import BY_NAME, TOPICS

@@ -15,7 +15,7 @@ from typing import Any
 
 import fastavro
 
-from echo_bus.memory.message import MemoryMessage
+from echo_memory.message import MemoryMessage
 from echo_schemas.codec import Codec
 from echo_schemas.converters import converter_of
 from echo_schemas.examples import load_examples

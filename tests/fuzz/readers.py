@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from echo_bus.client.publisher import Receipt
 from echo_bus.clock import ManualClock
-from echo_bus.dispatch import LeastLagChooser
-from echo_bus.memory.message import MemoryMessage
 from echo_bus.message import Accepted, Busy, Invalid, Message
 from echo_bus.metrics import BusMetrics
-from echo_bus.publisher import Receipt
-from echo_bus.request_reply import ReplyServer
-from echo_bus.roster import Roster
-from echo_bus.settings import Settings
-from echo_bus.settings.rules import staleness_policy
+from echo_bus.requests.dispatch import LeastLagChooser
+from echo_bus.requests.request_reply import ReplyServer
+from echo_bus.requests.roster import Roster
 from echo_core.assembly import GroupAssembler
 from echo_core.dispatch import may_issue, required_version
 from echo_core.patience import StepPace
@@ -35,6 +32,7 @@ from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.requesting import RequestLedger
 from echo_learner.training.config import assembly_limits
 from echo_learner.trust import WorkerTrust
+from echo_memory.message import MemoryMessage
 from echo_rollout.askers_time import AskersTime
 from echo_rollout.feeder import Ledger, OpenRequests, OpenSeqs, standing_of
 from echo_rollout.intake import RequestIntake, Work
@@ -54,6 +52,8 @@ from echo_schemas.records import (
     WorkerStatus,
 )
 from echo_schemas.topics import REPLIES, TRAJECTORIES
+from echo_settings import Settings
+from echo_settings.rules import staleness_policy
 from echo_streams.intake import Intake as HeaderIntake
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.processing import Processor, Wire

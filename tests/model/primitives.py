@@ -16,7 +16,7 @@ from tests.model.simulation import Process, Simulation, Task
 
 _PACKAGES = ("echo_bus", "echo_learner", "tests.model.workers")
 # The memory cluster looks up now and then, in case nobody told it of a change; here everybody does.
-_CONSTANTS = (("echo_bus.memory.consumer", "_POLL_STEP_S", 60.0), ("echo_bus.memory.producer", "_POLL_STEP_S", 60.0))
+_CONSTANTS = (("echo_memory.consumer", "_POLL_STEP_S", 60.0), ("echo_memory.producer", "_POLL_STEP_S", 60.0))
 # Executors whose work goes on while their owner does something else.
 _BESIDE = frozenset({"publication"})
 _START_MS = 1_700_000_000_000

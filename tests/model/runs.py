@@ -15,15 +15,15 @@ from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.places import PlaceTimes
-from echo_bus.process import RoleProcess, StopSignal
 from echo_learner.commit.checkpoint import LearnerState
 from echo_learner.commit.snapshot import file_names
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
 from echo_learner.start import Conduct
+from echo_memory import MemoryCluster
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import RoleProcess, StopSignal
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import EchoError, InvalidRecord
 from echo_schemas.records import Chunk, Coordinates, Drop, Record, Reward, SessionClaim, StepReport, Trajectory, WeightKind, WeightManifest

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_bus.memory import MemoryCluster
+from echo_memory import MemoryCluster
 from echo_schemas.records import Coordinates, DropReason
 from echo_schemas.topics import TRAJECTORIES
 from tests.model.disk import Loss

@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_bus.memory.producer import MemoryProducer
 from echo_core.assembly import GroupAssembler
 from echo_core.groups import AssemblyState, DropDecision
 from echo_learner.commit import session as sessions
@@ -18,6 +17,7 @@ from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
 from echo_learner.commit.publication import Publication, PublicationThread
 from echo_learner.commit.snapshot import read_snapshot
 from echo_learner.intake import Intake
+from echo_memory.producer import MemoryProducer
 from echo_schemas.records import StepReport
 from echo_schemas.topics import STEPS
 from tests.model.conftest import MakeScenario

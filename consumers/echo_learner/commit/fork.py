@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from echo_bus.blob_files import partial_of
+from echo_bus.blobs.files import partial_of
 from echo_bus.bus import Bus
-from echo_bus.settings import Settings
 from echo_core.groups import AssemblyState
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Origin, Outbox, checkpoint_id
@@ -31,6 +30,7 @@ from echo_learner.training.config import meaning_of, reward_terms
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import Drop, DropReason, WeightKind, WeightManifest, group_id_of
 from echo_schemas.topics import DROPS, REWARDS, TRAJECTORIES
+from echo_settings import Settings
 
 _NEAREST = 8
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_bus.dispatch import WorkObserver
-from echo_bus.issued_requests import IssuedRequest, read_issued
-from echo_bus.reader import LogReader, Place
+from echo_bus.reading.reader import LogReader, Place
+from echo_bus.requests.dispatch import WorkObserver
+from echo_bus.requests.issued_requests import IssuedRequest, read_issued
 from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import AssemblyState
 from echo_learner.commit.checkpoint import LearnerState

@@ -17,12 +17,12 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import ConfigResource, ResourceType
 
 from echo_bus.bus import Bus
+from echo_bus.client.kafka import translate
 from echo_bus.errors import NotAuthorized
-from echo_bus.kafka import translate
-from echo_bus.settings import Settings
 from echo_learner.commit.store import SnapshotStore
 from echo_schemas.errors import UserError
 from echo_schemas.topics import WEIGHT_CHUNKS
+from echo_settings import Settings
 from echo_tasks.base_models import resolve_base
 
 logger = logging.getLogger(__name__)

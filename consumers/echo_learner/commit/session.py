@@ -17,14 +17,14 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from echo_bus import ownership
 from echo_bus.bus import Bus
+from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded, TransportError
 from echo_bus.message import Message
-from echo_bus.process import StopSignal
-from echo_bus.transactions import TransactionalWriter
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
+from echo_runtime import ownership
+from echo_runtime.process import StopSignal
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim, StepReport
 from echo_schemas.topics import PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS

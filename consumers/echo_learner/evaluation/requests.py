@@ -6,10 +6,10 @@ import json
 import logging
 from dataclasses import dataclass
 
+from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock
-from echo_bus.dispatch import LeastLagChooser, WorkObserver
 from echo_bus.errors import ClusterUnreachable
-from echo_bus.publisher import Publisher
+from echo_bus.requests.dispatch import LeastLagChooser, WorkObserver
 from echo_core.evaluation import EvaluationSpec, evaluation_seq
 from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import EchoError

@@ -11,13 +11,10 @@ from contextlib import closing
 
 from pydantic import ValidationError
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
 from echo_bus.clock import Clock, Deadline
-from echo_bus.dispatch import WorkObserver
-from echo_bus.settings import Settings
-from echo_bus.settings.evaluation import EvalSettings
-from echo_bus.settings.rules import evaluation_spec, evaluation_specs
+from echo_bus.requests.dispatch import WorkObserver
 from echo_learner.commit.session import READ_S
 from echo_learner.commit.store import still_stored
 from echo_learner.evaluation.evaluations import Evaluations
@@ -26,6 +23,9 @@ from echo_learner.metrics import LearnerMetrics
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Eval, EvaluationOrder, WeightManifest
 from echo_schemas.topics import EVALS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, weights_key
+from echo_settings import Settings
+from echo_settings.evaluation import EvalSettings
+from echo_settings.rules import evaluation_spec, evaluation_specs
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import BUILT_IN_REWARDS, BUILT_IN_TASKS
 from echo_tasks.evaluation import load_evaluation_tasks

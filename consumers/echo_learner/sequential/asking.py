@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock
-from echo_bus.dispatch import LeastLagChooser, PartitionWork
-from echo_bus.publisher import Publisher
-from echo_bus.request_reply import reply_headers
+from echo_bus.requests.dispatch import LeastLagChooser, PartitionWork
+from echo_bus.requests.request_reply import reply_headers
 from echo_core.batch_choice import ChosenGroup
 from echo_core.patience import Patience
 from echo_learner.intake import Intake

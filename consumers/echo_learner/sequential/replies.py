@@ -10,8 +10,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from echo_bus.reader import From, LogReader
-from echo_bus.request_reply import CORRELATION_ID
+from echo_bus.reading.reader import From, LogReader
+from echo_bus.requests.request_reply import CORRELATION_ID
 from echo_schemas.records import RolloutReply
 from echo_schemas.topics import REPLIES
 

@@ -8,13 +8,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from echo_bus.bus import Bus
+from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock
-from echo_bus.dispatch import LeastLagChooser
-from echo_bus.process import RoleProcess
-from echo_bus.publisher import Publisher
-from echo_bus.roster import Roster
-from echo_bus.settings import Settings
-from echo_bus.settings.rules import training_sampling
+from echo_bus.requests.dispatch import LeastLagChooser
+from echo_bus.requests.roster import Roster
 from echo_core.closed_seqs import ClosedSeqs, plan_resume
 from echo_learner.commit.checkpoint import LearnerState
 from echo_learner.intake import Intake
@@ -23,8 +20,11 @@ from echo_learner.sequential.asking import AskingParts, BatchRequests
 from echo_learner.sequential.open_requests import LeftOver, find_left_over, read_requests
 from echo_learner.sequential.replies import ReplyInbox
 from echo_learner.sequential.requesting import RequestLedger
+from echo_runtime.process import RoleProcess
 from echo_schemas.records import DropReason
 from echo_schemas.topics import REPLIES, REQUESTS
+from echo_settings import Settings
+from echo_settings.rules import training_sampling
 from echo_tasks.catalogue import load_task
 from echo_tasks.prompts import TextCodec
 from echo_tasks.requests import RequestBuilder

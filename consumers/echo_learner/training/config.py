@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from echo_bus.settings import Settings
-from echo_bus.settings.public import public_config
-from echo_bus.settings.rules import staleness_policy
 from echo_core.groups import AssemblyLimits
 from echo_core.normalisation import Normalisation
 from echo_core.policy import StalenessPolicy
 from echo_learner.training.batch import BatchRules
 from echo_schemas.records import RewardTerm, StepPolicy, WeightKind
+from echo_settings import Settings
+from echo_settings.public import public_config
+from echo_settings.rules import staleness_policy
 
 # Settings under which the weights came to be: a run goes on in place only if they are the same. Others (names of machines, ports, how many
 # steps, how often to checkpoint) may change between two starts.

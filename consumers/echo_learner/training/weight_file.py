@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from echo_bus.blob_digests import StreamDigest
+from echo_bus.blobs.digests import StreamDigest
 from echo_learner.commit.snapshot import SnapshotFiles, file_names
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightFile, WeightKind

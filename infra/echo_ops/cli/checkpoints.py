@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from echo_bus.bus import Bus
-from echo_bus.settings import Settings
 from echo_learner.commit import session as sessions
 from echo_learner.commit.ancestry import Relation, relations
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, version_of
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.output import out
 from echo_schemas.errors import UserError
+from echo_settings import Settings
 
 _GIB = 1 << 30
 _MEANINGS = {

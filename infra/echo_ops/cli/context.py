@@ -6,9 +6,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from echo_bus.bus import Bus, open_bus, open_cluster
-from echo_bus.kafka import KafkaCluster
-from echo_bus.settings import Settings, load_settings
+from echo_bus.bus import Bus
+from echo_bus.client.kafka import KafkaCluster
+from echo_runtime.opening import open_bus, open_cluster
+from echo_settings import Settings, load_settings
 
 DEFAULT_CONFIG = Path("run.toml")
 _REACH_S = 10.0

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from echo_bus.bus import open_cluster
 from echo_bus.errors import TransportError
-from echo_bus.settings import Settings
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.output import ExitCode, out
 from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import summarise
+from echo_runtime.opening import open_cluster
 from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace
+from echo_settings import Settings
 
 # librdkafka 2.15 mends an overrun of max.poll.interval.ms and a fatal error of the new group protocol.
 _MIN_CLIENT = (2, 15)

@@ -17,15 +17,13 @@ from pathlib import Path
 from confluent_kafka import ConsumerGroupState, KafkaException
 from pydantic import ValidationError
 
-from echo_bus import profiles
-from echo_bus.bus import Bus, open_bus
+from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.kafka import translate
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.embedded.guard import Guard
 from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, ProducerFenced
-from echo_bus.kafka import translate
-from echo_bus.reader import From
-from echo_bus.settings import Settings
-from echo_bus.settings.evaluation import EvalSettings, check_evaluations
+from echo_bus.reading.reader import From
+from echo_embedded.guard import Guard
 from echo_learner.commit.session import is_alive, read_tip
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.evaluation.requests import Planned
@@ -38,9 +36,12 @@ from echo_ops.roles import Role
 from echo_ops.supervisor.child import Crew, ProcessChild
 from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
+from echo_runtime.opening import open_bus
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Eval, EvaluationOrder, Purpose, Reward, Trajectory
 from echo_schemas.topics import CONTROL, EVALS, REWARDS, TRAJECTORIES
+from echo_settings import Settings
+from echo_settings.evaluation import EvalSettings, check_evaluations
 
 _DEFAULT_NAME = "by-hand"
 _LOOK_S = 0.5

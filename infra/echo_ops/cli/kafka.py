@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from echo_bus.embedded import detached
+from echo_embedded import detached
 from echo_ops.cli.output import ExitCode, out
 
 

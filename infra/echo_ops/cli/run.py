@@ -12,16 +12,16 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 
 from echo_bus.bus import Bus
+from echo_bus.client.kafka import translate
 from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, TopicMissing
-from echo_bus.kafka import translate
-from echo_bus.ownership import START_VARIABLE, await_turn
-from echo_bus.process import StopSignal, open_role, without_collection
-from echo_bus.settings.kinds import settings_of_kind
 from echo_ops.cli.context import read_settings
 from echo_ops.roles import ROLES, Flags, Role, arguments_of
+from echo_runtime.ownership import START_VARIABLE, await_turn
+from echo_runtime.process import StopSignal, open_role, without_collection
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
+from echo_settings.kinds import settings_of_kind
 
 logger = logging.getLogger(__name__)
 

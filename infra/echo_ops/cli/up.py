@@ -14,13 +14,10 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from echo_bus.bus import Bus, open_bus, open_cluster
+from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
-from echo_bus.embedded.guard import Guard
 from echo_bus.errors import TransportError
-from echo_bus.ownership import START_VARIABLE
-from echo_bus.settings import Settings, load_settings
-from echo_bus.settings.public import public_config
+from echo_embedded.guard import Guard
 from echo_learner.commit.run_record import software
 from echo_ops.cli.context import DEFAULT_CONFIG
 from echo_ops.cli.output import out
@@ -42,7 +39,11 @@ from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_ops.supervisor.registration import make_topics, refuse_if_owned
 from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
+from echo_runtime.opening import open_bus, open_cluster
+from echo_runtime.ownership import START_VARIABLE
 from echo_schemas.errors import EchoError
+from echo_settings import Settings, load_settings
+from echo_settings.public import public_config
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from echo_bus.bus import Bus
 from echo_bus.clock import MAX_CLOCK_ERROR_MS, Deadline
 from echo_bus.errors import TransportError
 from echo_bus.message import Message
-from echo_bus.reader import LogReader
+from echo_bus.reading.reader import LogReader
 from echo_ops.report.offsets import OffsetWatch
 from echo_ops.report.run_view import Milestone, RunView
 from echo_ops.report.scrape import announced_url, scrape_notices, scrape_places

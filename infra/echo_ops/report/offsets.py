@@ -9,11 +9,11 @@ from contextlib import suppress
 
 from confluent_kafka import KafkaException
 
-from echo_bus.cluster import Cluster, RawConsumer
-from echo_bus.consumer_queries import committed_offsets, end_offsets, num_partitions, offsets_at, open_asker
+from echo_bus.client.cluster import Cluster, RawConsumer
+from echo_bus.client.consumer_queries import committed_offsets, end_offsets, num_partitions, offsets_at, open_asker
+from echo_bus.client.kafka import translate
+from echo_bus.client.profiles import LOOK
 from echo_bus.errors import TransportError
-from echo_bus.kafka import translate
-from echo_bus.profiles import LOOK
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import REQUESTS, TRAJECTORIES, Topic
 

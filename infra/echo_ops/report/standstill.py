@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from echo_bus.notices import STANDSTILL_S
 from echo_ops.report.run_view import RunView
+from echo_runtime.notices import STANDSTILL_S
 from echo_schemas.records import WorkerState
 
 _SAY_EVERY_S = 60.0

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from echo_bus.embedded import EmbeddedKafka, Jit, Jvm, detached
-from echo_bus.embedded.ports import free_ports
-from echo_bus.embedded.properties import HOST
-from echo_bus.embedded.state import read_state
-from echo_bus.settings import Settings
+from echo_embedded import EmbeddedKafka, Jit, Jvm, detached
+from echo_embedded.ports import free_ports
+from echo_embedded.properties import HOST
+from echo_embedded.state import read_state
+from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
 

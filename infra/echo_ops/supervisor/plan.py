@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from echo_bus.settings import Settings
-from echo_bus.settings.kinds import kinds_of
 from echo_ops.roles import ROLES, Role
 from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement
+from echo_settings import Settings
+from echo_settings.kinds import kinds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

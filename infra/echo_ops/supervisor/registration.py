@@ -6,10 +6,10 @@ import threading
 from contextlib import suppress
 
 from echo_bus.bus import Bus
-from echo_bus.cluster import RawConsumer
-from echo_bus.consumer_queries import committed, open_asker
+from echo_bus.client.cluster import RawConsumer
+from echo_bus.client.consumer_queries import committed, open_asker
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.errors import TopicMissing, TransportError
-from echo_bus.kafka import KafkaCluster
 from echo_learner.commit.session import read_tip, refuse_if_alive
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import Kind

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from echo_bus.settings.sections import RolloutSettings
 from echo_rollout.engines.engine import EngineCapabilities
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobSource
+from echo_settings.sections import RolloutSettings
 
 logger = logging.getLogger(__name__)
 

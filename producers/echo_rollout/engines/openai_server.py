@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from echo_bus.embedded.guard import Guard
-from echo_bus.embedded.ports import free_ports
+from echo_embedded.guard import Guard
+from echo_embedded.ports import free_ports
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 

@@ -22,18 +22,17 @@ from functools import lru_cache
 import numpy as np
 
 from echo_bus.bus import Bus
+from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import ProducerFenced, TransactionAborted
-from echo_bus.process import StopSignal
-from echo_bus.settings import Settings
-from echo_bus.transactions import TransactionalWriter
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
 from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import may_issue
 from echo_core.policy import Admission, StalenessPolicy
 from echo_rollout.feeder import OpenSeqs, standing_of
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.rendering import RenderedEpisode
+from echo_runtime.process import StopSignal
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
@@ -50,6 +49,7 @@ from echo_schemas.records import (
     group_id_of,
 )
 from echo_schemas.topics import TRAJECTORIES
+from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from echo_bus.process import RoleProcess
-from echo_bus.settings import Settings
-from echo_bus.settings.rules import staleness_policy
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.episodes import Episode, EpisodeFile, EpisodeRefused, Skipped, into_groups, read_episodes
 from echo_rollout.offline.producer import Group, OfflineParts, OfflineProducer, Schedule
 from echo_rollout.offline.rendering import ChatWording, ModelLimits, PlainWording, RenderedEpisode, end_token, render_episode
+from echo_runtime.process import RoleProcess
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress
 from echo_schemas.topics import PROGRESS
+from echo_settings import Settings
+from echo_settings.rules import staleness_policy
 from echo_tasks.base_models import resolve_base
 from echo_tasks.prompts import PromptCodec, vocabulary_size
 

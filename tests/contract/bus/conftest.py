@@ -13,18 +13,18 @@ from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
+from echo_bus.client.cluster import Cluster
+from echo_bus.client.kafka import KafkaCluster
+from echo_bus.client.profiles import PRODUCER_LATENCY
+from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock, Deadline, SystemClock
-from echo_bus.cluster import Cluster
-from echo_bus.consumer import ConsumerLoop, group_properties
-from echo_bus.consumer_state import LoopLimits
 from echo_bus.dead_letters import DeadLetters
-from echo_bus.kafka import KafkaCluster
-from echo_bus.memory import MemoryCluster
+from echo_bus.group.consumer import ConsumerLoop, group_properties
+from echo_bus.group.state import LoopLimits
 from echo_bus.message import Handler
 from echo_bus.metrics import BusMetrics
-from echo_bus.profiles import PRODUCER_LATENCY
-from echo_bus.publisher import Publisher
-from echo_bus.reader import LogReader
+from echo_bus.reading.reader import LogReader
+from echo_memory import MemoryCluster
 from echo_schemas.codec import Codec, lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Drop, DropReason, Progress
@@ -149,7 +149,7 @@ class Kit:
 
     def committed(self, topic: Topic, group: str = "group") -> int:
         """How many messages the group has committed, over all partitions; topics here begin at 0."""
-        from echo_bus.dispatch import WorkObserver
+        from echo_bus.requests.dispatch import WorkObserver
 
         observer = WorkObserver(self.cluster, physical=self.namespace.topic(topic), group=self.namespace.group(group), client_id="observer")
         try:

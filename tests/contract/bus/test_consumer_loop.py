@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from echo_bus.consumer_state import LoopLimits
 from echo_bus.dead_letters import DeadLetterLimits
 from echo_bus.errors import TooManyDeadLetters, TopicMissing
+from echo_bus.group.state import LoopLimits
 from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Invalid, Message, Outcome
 from echo_schemas.errors import InvalidReason
 from echo_schemas.records import Drop

@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import Any
 
 from echo_bus.clock import Deadline
-from echo_bus.issued_requests import read_issued
+from echo_bus.requests.issued_requests import read_issued
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import Purpose, RolloutRequest, Sampling, group_id_of
 from echo_schemas.topics import REQUESTS

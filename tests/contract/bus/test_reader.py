@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
+from echo_bus.client.profiles import TRANSACTIONAL
 from echo_bus.clock import Deadline
 from echo_bus.dead_letters import DeadLetterLimits, DeadLetters
 from echo_bus.errors import DeadlineExceeded, OffsetLost, TooManyDeadLetters, TopicMissing
 from echo_bus.message import Message
-from echo_bus.profiles import TRANSACTIONAL
-from echo_bus.reader import From, Isolation, LogReader
+from echo_bus.reading.reader import From, Isolation, LogReader
 from echo_schemas.headers import headers_of
 from echo_schemas.records import Drop
 from echo_schemas.topics import DROPS

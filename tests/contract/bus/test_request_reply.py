@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from echo_bus.clock import Deadline
-from echo_bus.dispatch import LeastLagChooser, WorkObserver
 from echo_bus.message import ACCEPTED, Message, Outcome
-from echo_bus.request_reply import CORRELATION_ID, REPLY_PARTITION, REPLY_TOPIC, Begin, ReplyAddress, ReplyServer, reply_headers
+from echo_bus.requests.dispatch import LeastLagChooser, WorkObserver
+from echo_bus.requests.request_reply import CORRELATION_ID, REPLY_PARTITION, REPLY_TOPIC, Begin, ReplyAddress, ReplyServer, reply_headers
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import Coordinates, Purpose, ReplyOutcome, RolloutReply, RolloutRequest, Sampling
 from echo_schemas.records.rollout import ChatMessage

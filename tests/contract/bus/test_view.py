@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from echo_bus.client.profiles import LOOK, WATCHER
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
-from echo_bus.profiles import LOOK, WATCHER
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
 from echo_schemas.errors import UserError
 from echo_schemas.records import Drop, Progress
 from echo_schemas.topics import DROPS, PROGRESS

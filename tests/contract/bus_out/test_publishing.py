@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus import profiles
-from echo_bus.blobs import CHUNK_BYTES
+from echo_bus.blobs.transfer import CHUNK_BYTES
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.publisher import wait_all
+from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Deadline
 from echo_bus.errors import BlobCorrupt, OffsetLost, ProducerClosed, ProducerFenced, RecordTooLarge, TopicMissing, TransportError
-from echo_bus.publisher import wait_all
-from echo_bus.reader import Isolation
-from echo_bus.transactions import TransactionalWriter
+from echo_bus.reading.reader import Isolation
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.examples import load_examples
 from echo_schemas.records import BlobRef, Progress, WeightFile, WeightManifest

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import OFFSET_INVALID, ConsumerGroupTopicPartitions, TopicPartition
 
-from echo_bus import profiles
+from echo_bus.client import profiles
+from echo_bus.client.cluster import Cluster, RawConsumer
 from echo_bus.clock import Deadline
-from echo_bus.cluster import Cluster, RawConsumer
 from tests.contract.cluster.test_log import fill
 from tests.contract.conftest import WAIT_S, Consumers, MakeTopic, read
 

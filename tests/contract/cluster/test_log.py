@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
-from echo_bus import profiles
+from echo_bus.client import profiles
+from echo_bus.client.cluster import Cluster, RawMessage, RawProducer
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.cluster import Cluster, RawMessage, RawProducer
 from echo_schemas.partitioning import partition_of
 from tests.contract.conftest import WAIT_S, Consumers, MakeTopic, error_code, read
 

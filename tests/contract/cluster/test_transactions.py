@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
-from echo_bus import profiles
+from echo_bus.client import profiles
+from echo_bus.client.cluster import Cluster, RawProducer
 from echo_bus.clock import Deadline
-from echo_bus.cluster import Cluster, RawProducer
 from tests.contract.cluster.test_log import wait_for_end
 from tests.contract.conftest import WAIT_S, Consumers, MakeTopic, error_code, read
 

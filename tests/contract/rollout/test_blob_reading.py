@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from echo_bus import profiles
-from echo_bus.blobs import CHUNK_BYTES, BlobReader
+from echo_bus.blobs.transfer import CHUNK_BYTES, BlobReader
 from echo_bus.bus import Bus
-from echo_bus.cluster import RawConsumer
+from echo_bus.client import profiles
+from echo_bus.client.cluster import RawConsumer
 from echo_bus.errors import BlobCorrupt, OffsetLost
 from echo_schemas.records import BlobRef, Chunk, WeightFile
 from echo_schemas.topics import WEIGHT_CHUNKS

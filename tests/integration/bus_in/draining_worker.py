@@ -7,15 +7,15 @@ import threading
 
 from prometheus_client import CollectorRegistry
 
+from echo_bus.client.kafka import KafkaCluster
+from echo_bus.client.profiles import PRODUCER_LATENCY
+from echo_bus.client.publisher import Publisher
 from echo_bus.clock import SystemClock
-from echo_bus.consumer import ConsumerLoop, group_properties
-from echo_bus.consumer_signals import drain_on_signals
 from echo_bus.dead_letters import DeadLetters
-from echo_bus.kafka import KafkaCluster
+from echo_bus.group.consumer import ConsumerLoop, group_properties
 from echo_bus.message import Accepted, Completion, Message, Outcome
 from echo_bus.metrics import BusMetrics
-from echo_bus.profiles import PRODUCER_LATENCY
-from echo_bus.publisher import Publisher
+from echo_runtime.signals import drain_on_signals
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import DROPS

@@ -21,8 +21,8 @@ from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.kafka import KafkaCluster
 from echo_bus.metrics import BusMetrics
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace

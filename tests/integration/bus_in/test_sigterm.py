@@ -11,12 +11,12 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
 
+from echo_bus.client.kafka import KafkaCluster
+from echo_bus.client.profiles import PRODUCER_LATENCY
+from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.dispatch import WorkObserver
-from echo_bus.kafka import KafkaCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.profiles import PRODUCER_LATENCY
-from echo_bus.publisher import Publisher
+from echo_bus.requests.dispatch import WorkObserver
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Drop, DropReason

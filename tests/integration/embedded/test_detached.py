@@ -13,16 +13,16 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from echo_bus.clock import Deadline
-from echo_bus.embedded import Jit, Jvm, detached, resolve_embedded, resolve_registry
-from echo_bus.embedded.folders import STATE_VARIABLE
-from echo_bus.embedded.state import EmbeddedState, read_state, state_file
+from echo_embedded import Jit, Jvm, detached, resolve_embedded, resolve_registry
+from echo_embedded.folders import STATE_VARIABLE
+from echo_embedded.state import EmbeddedState, read_state, state_file
 from echo_schemas.errors import UserError
 
 pytestmark = pytest.mark.kafka
 QUICK = Jvm(jit=Jit.QUICK)
 WAIT_S = 60.0
 _UP = """
-from echo_bus.embedded import Jit, Jvm, detached
+from echo_embedded import Jit, Jvm, detached
 detached.up(registry=True, jvm=Jvm(jit=Jit.QUICK))
 """
 

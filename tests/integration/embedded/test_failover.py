@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline
-from echo_bus.embedded import EmbeddedKafka, Jit, Jvm, Node
-from echo_bus.embedded.readiness import brokers_answering
-from echo_bus.kafka import KafkaCluster
+from echo_embedded import EmbeddedKafka, Jit, Jvm, Node
+from echo_embedded.readiness import brokers_answering
 from echo_ops.supervisor.registration import make_topics
 from echo_ops.topic_admin import TopicAdmin
 from echo_schemas.errors import UserError

@@ -13,17 +13,17 @@ import pytest
 import requests
 from jgo.util import http
 
-from echo_bus.embedded import artifacts, resolve_embedded, resolve_registry
-from echo_bus.embedded.artifacts import Artifact, download
-from echo_bus.embedded.class_cache import ready_class_cache
-from echo_bus.embedded.folders import CACHE_VARIABLE, STATE_VARIABLE, hold, staged
-from echo_bus.embedded.installation import Installation, install_kafka
-from echo_bus.embedded.java import Java, find_java
-from echo_bus.embedded.memory import available_mb
-from echo_bus.embedded.ports import free_ports, is_free
-from echo_bus.embedded.process import last_lines
-from echo_bus.embedded.state import EmbeddedState, RecordedProcess, read_state, state_file, write_state
-from echo_bus.embedded.storage import log_folder, open_storage, refuse_foreign
+from echo_embedded import artifacts, resolve_embedded, resolve_registry
+from echo_embedded.artifacts import Artifact, download
+from echo_embedded.class_cache import ready_class_cache
+from echo_embedded.folders import CACHE_VARIABLE, STATE_VARIABLE, hold, staged
+from echo_embedded.installation import Installation, install_kafka
+from echo_embedded.java import Java, find_java
+from echo_embedded.memory import available_mb
+from echo_embedded.ports import free_ports, is_free
+from echo_embedded.process import last_lines
+from echo_embedded.state import EmbeddedState, RecordedProcess, read_state, state_file, write_state
+from echo_embedded.storage import log_folder, open_storage, refuse_foreign
 from echo_schemas.errors import UserError
 
 JAR = b"not really a jar"
@@ -210,7 +210,7 @@ def test_the_packaged_java_comes_first() -> None:
 
 
 def test_without_the_package_an_installed_java_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_bus.embedded.java._packaged_home", lambda: None)
+    monkeypatch.setattr("echo_embedded.java._packaged_home", lambda: None)
     old = _fake_java(tmp_path / "old", "11.0.2")
     new = _fake_java(tmp_path / "new", "21.0.5")
     assert find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")}) == Java(home=new, major=21)

@@ -6,10 +6,10 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from echo_bus.clock import Deadline
-from echo_bus.embedded import EmbeddedKafka
-from echo_bus.embedded.ports import free_ports
-from echo_bus.embedded.readiness import brokers_answering, wait_for_http
 from echo_bus.errors import DeadlineExceeded
+from echo_embedded import EmbeddedKafka
+from echo_embedded.ports import free_ports
+from echo_embedded.readiness import brokers_answering, wait_for_http
 
 pytestmark = pytest.mark.kafka
 

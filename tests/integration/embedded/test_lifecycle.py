@@ -15,12 +15,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from echo_bus.clock import Deadline
-from echo_bus.embedded import EmbeddedKafka, Jit, Jvm, readiness
-from echo_bus.embedded import broker as broker_module
-from echo_bus.embedded.guard import Guard
-from echo_bus.embedded.ports import free_ports
-from echo_bus.embedded.process import DeathCause, JavaProcess, ProcessDied
 from echo_bus.errors import ClusterUnreachable, TransportError
+from echo_embedded import EmbeddedKafka, Jit, Jvm, readiness
+from echo_embedded import broker as broker_module
+from echo_embedded.guard import Guard
+from echo_embedded.ports import free_ports
+from echo_embedded.process import DeathCause, JavaProcess, ProcessDied
 from echo_schemas.errors import UserError
 
 pytestmark = pytest.mark.kafka
@@ -163,7 +163,7 @@ def test_a_broker_that_does_not_answer_in_time_is_stopped(monkeypatch: pytest.Mo
 
 _OWNER = """
 import os, signal, sys
-from echo_bus.embedded import EmbeddedKafka, Jit, Jvm
+from echo_embedded import EmbeddedKafka, Jit, Jvm
 kafka = EmbeddedKafka(jvm=Jvm(jit=Jit.QUICK)).start()
 print(kafka.nodes[0].process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -219,8 +219,8 @@ def test_the_guard_ends_with_an_owner_that_forked(tmp_path: Path) -> None:
     """A forked sibling keeps the pipe open; the guard then notices that its parent has changed."""
     script = f"""
 import os, signal, sys, pathlib
-from echo_bus.embedded.guard import Guard
-from echo_bus.embedded.process import JavaProcess
+from echo_embedded.guard import Guard
+from echo_embedded.process import JavaProcess
 guard = Guard()
 lock = open({str(tmp_path / "lock")!r}, "w")
 command = [sys.executable, "-c", "import signal; signal.pause()"]

@@ -20,9 +20,9 @@ from confluent_kafka.admin import (
 )
 
 from echo_bus.clock import Deadline
-from echo_bus.embedded import EmbeddedKafka, Jit, Jvm
-from echo_bus.embedded.readiness import brokers_answering
 from echo_bus.errors import TransportError
+from echo_embedded import EmbeddedKafka, Jit, Jvm
+from echo_embedded.readiness import brokers_answering
 
 pytestmark = pytest.mark.kafka
 TOPIC = "secret"

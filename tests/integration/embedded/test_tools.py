@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from echo_bus.embedded.tools import tool_command
+from echo_embedded.tools import tool_command
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.bus import Bus, open_bus
+from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_bus.settings import load_settings
 from echo_core.evaluation import held_out_seed
 from echo_learner.evaluation.setup import read_evaluations
+from echo_runtime.opening import open_bus
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Eval, Purpose, StepReport, Trajectory
 from echo_schemas.topics import STEPS, TRAJECTORIES, Topic
+from echo_settings import load_settings
 from tests.installed import missing
 from tests.thorough import IS_THOROUGH
 

@@ -17,9 +17,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from echo_bus.blob_digests import StreamDigest
-from echo_bus.embedded.ports import free_ports
+from echo_bus.blobs.digests import StreamDigest
 from echo_core.normalisation import Normalisation
+from echo_embedded.ports import free_ports
 from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import GrpoTis
 from echo_learner.step_metrics import token_metrics

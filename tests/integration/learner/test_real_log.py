@@ -14,8 +14,8 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline
-from echo_bus.kafka import KafkaCluster
 from echo_learner.commit.session import READ_S, read_tip
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
@@ -26,7 +26,7 @@ from tests.unit.learner.pipeline import NUM_PARTITIONS, WAIT_S, Pipeline, fill
 from tests.unit.learner.test_fork import fill_fork, fork, manifests_of, train_fork
 
 if TYPE_CHECKING:
-    from echo_bus.memory import MemoryCluster
+    from echo_memory import MemoryCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -122,7 +122,7 @@ def test_a_claim_of_a_process_that_is_gone(real: Pipeline, monkeypatch: pytest.M
     ended = subprocess.Popen(["true"])
     ended.wait()
     real.write(STEPS, replace(claim, pid=ended.pid))
-    monkeypatch.setattr("echo_bus.view.CompactedView.wait_for", lambda *_, **__: pytest.fail("it watched for a heartbeat"))
+    monkeypatch.setattr("echo_bus.reading.view.CompactedView.wait_for", lambda *_, **__: pytest.fail("it watched for a heartbeat"))
     fill(real, 2, start=1)
     real.train(NumpyTrainer(), steps=2)
     assert [report.version for report in real.reports()] == [1, 2]

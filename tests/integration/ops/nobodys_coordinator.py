@@ -74,8 +74,8 @@ class NobodysCoordinator:
 
 
 if __name__ == "__main__":
+    from echo_bus.client.kafka import KafkaCluster
     from echo_bus.errors import ClusterUnreachable
-    from echo_bus.kafka import KafkaCluster
     from echo_ops.report import offsets
     from echo_schemas.naming import Namespace
     from echo_schemas.topics import REQUESTS

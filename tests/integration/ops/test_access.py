@@ -19,17 +19,17 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.consumer_errors import check_error
+from echo_bus.client.consumer_queries import num_partitions
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.consumer import group_properties
-from echo_bus.consumer_errors import check_error
-from echo_bus.consumer_queries import num_partitions
-from echo_bus.embedded import EmbeddedKafka
-from echo_bus.embedded.tools import tool_command
 from echo_bus.errors import NotAuthorized
-from echo_bus.kafka import KafkaCluster
+from echo_bus.group.consumer import group_properties
 from echo_bus.metrics import BusMetrics
+from echo_embedded import EmbeddedKafka
+from echo_embedded.tools import tool_command
 from echo_ops.acls import Acl, Resource, acls_of, as_commands
 from echo_ops.topic_admin import TopicAdmin
 from echo_schemas.codec import lock_file_codec

@@ -16,12 +16,12 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from echo_bus.bus import open_bus
-from echo_bus.embedded.tools import tool_command
-from echo_bus.settings import load_settings
+from echo_embedded.tools import tool_command
+from echo_runtime.opening import open_bus
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import PROGRESS, TRAJECTORIES
+from echo_settings import load_settings
 
 pytestmark = pytest.mark.kafka
 WAIT_S = 60.0

@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
 from echo_bus.bus import Bus
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.kafka import KafkaCluster
 from echo_bus.metrics import BusMetrics
 from echo_rollout.worker_setup import GROUP
 from echo_schemas.codec import lock_file_codec

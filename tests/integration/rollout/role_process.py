@@ -6,9 +6,9 @@ import logging
 import sys
 from pathlib import Path
 
-from echo_bus.process import open_role
-from echo_bus.settings import Settings
 from echo_rollout.run import run_feeder, run_worker
+from echo_runtime.process import open_role
+from echo_settings import Settings
 
 
 def main(role: str, name: str, settings_file: Path, announce: Path) -> None:

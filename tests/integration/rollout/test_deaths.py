@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from echo_bus.clock import Deadline
-from echo_bus.embedded import EmbeddedKafka, Jit, Jvm
+from echo_embedded import EmbeddedKafka, Jit, Jvm
 from echo_schemas.columns import pack_tokens
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import REQUESTS_DEAD

@@ -17,21 +17,21 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
+from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.kafka import KafkaCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.places import PlaceTimes
-from echo_bus.process import RoleProcess, StopSignal
-from echo_bus.settings import Settings
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
 from echo_learner.start import Conduct
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import RoleProcess, StopSignal
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import OFFSET_DTYPE
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Reward, RewardOutcome, StepReport, Trajectory
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REWARDS, STEPS, TRAJECTORIES
+from echo_settings import Settings
 from echo_tasks.base_models import resolve_base
 from echo_tasks.prompts import PromptCodec
 from tests.contract.conftest import create_topics

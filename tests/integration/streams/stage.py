@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from echo_bus import profiles
-from echo_bus.bus import Bus, open_bus
+from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.publisher import wait_all
 from echo_bus.clock import Deadline
-from echo_bus.dispatch import WorkObserver
-from echo_bus.publisher import wait_all
-from echo_bus.settings import Settings, load_settings
+from echo_bus.requests.dispatch import WorkObserver
+from echo_runtime.opening import open_bus
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Reward, Trajectory
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REWARDS, TRAJECTORIES
+from echo_settings import Settings, load_settings
 from tests.contract.conftest import create_topics
 
 PARTITIONS = 4

@@ -14,12 +14,12 @@ from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError,
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from prometheus_client import CollectorRegistry
 
-from echo_bus import profiles
+from echo_bus.client import profiles
+from echo_bus.client.cluster import RawMessage
 from echo_bus.clock import SystemClock
-from echo_bus.cluster import RawMessage
 from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, NotAuthorized, TooManyDeadLetters, TransportError
-from echo_bus.places import PlaceTimes
-from echo_bus.process import StopSignal
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import StopSignal
 from echo_streams import driver, faust_app
 from echo_streams.faust_app import AppOptions, FaustMessage, RewardApp
 from echo_streams.metrics import StreamsMetrics

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
-from echo_bus.embedded import EmbeddedKafka
+from echo_embedded import EmbeddedKafka
 from echo_ops.acls import Acl, Resource, acls_of
 from echo_schemas.naming import Namespace
 from tests.integration.streams.stage import WAIT_S, Stage

@@ -16,12 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from echo_bus import profiles
+from echo_bus.client import profiles
 from echo_bus.clock import Deadline
-from echo_bus.process import RoleProcess, open_role
-from echo_bus.settings import load_settings
 from echo_core.bottleneck import Place, Use
 from echo_ops.cli.run import wait_for_topics
+from echo_runtime.process import RoleProcess, open_role
 from echo_schemas.examples import load_examples
 from echo_schemas.records import (
     Drop,
@@ -37,6 +36,7 @@ from echo_schemas.records import (
     group_id_of,
 )
 from echo_schemas.topics import DROPS, PROGRESS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, Topic
+from echo_settings import load_settings
 
 WAIT_S = 150.0
 R = TypeVar("R", bound=Record)

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from echo_bus.bus import Bus, open_bus
+from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_bus.settings import Settings, load_settings
+from echo_runtime.opening import open_bus
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Reward, Trajectory
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REWARDS, TRAJECTORIES
+from echo_settings import Settings, load_settings
 from echo_tasks.catalogue import load_task
 from echo_tasks.prompts import PromptCodec
 from tests.contract.conftest import create_topics

@@ -13,12 +13,13 @@ from typing import TypeVar
 
 import pytest
 
-from echo_bus.bus import Bus, open_bus
+from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_bus.settings import load_settings
+from echo_runtime.opening import open_bus
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Record, Reward, StepReport, Trajectory
 from echo_schemas.topics import REWARDS, STEPS, TRAJECTORIES, Topic
+from echo_settings import load_settings
 from echo_tasks.prompts import PromptCodec
 from tests.installed import missing
 from tests.integration.tasks.chat_model import write_model

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from echo_bus.bus import Bus, open_bus
+from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_bus.settings import load_settings
+from echo_runtime.opening import open_bus
 from echo_schemas.records import Coordinates, Record
 from echo_schemas.topics import Topic
+from echo_settings import load_settings
 
 ROOT = Path(__file__).parents[3]
 RUN_S = 1_500

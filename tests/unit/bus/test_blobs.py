@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from echo_bus import blobs, profiles
-from echo_bus.blob_files import partial_of
-from echo_bus.blobs import BlobReader, BlobWriter
+from echo_bus.blobs import transfer as blobs
+from echo_bus.blobs.files import partial_of
+from echo_bus.blobs.transfer import BlobReader, BlobWriter
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.cluster import RawConsumer, RawMessage
+from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.clock import Clock, ManualClock, SystemClock
-from echo_bus.cluster import RawConsumer, RawMessage
 from echo_bus.errors import BlobCorrupt, DeadlineExceeded
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.profiles import MAX_RECORD_BYTES
+from echo_memory import MemoryCluster
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace

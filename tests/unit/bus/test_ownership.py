@@ -14,17 +14,17 @@ from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.ownership import await_turn
-from echo_bus.places import PlaceTimes
-from echo_bus.process import RoleProcess, StopSignal
-from echo_bus.settings import Settings
+from echo_memory import MemoryCluster
+from echo_runtime.ownership import await_turn
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import RoleProcess, StopSignal
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Progress
 from echo_schemas.topics import PROGRESS
+from echo_settings import Settings
 
 SPACE = Namespace("echo.test")
 WAIT_S = 30.0
@@ -122,7 +122,7 @@ def test_a_namespace_of_a_living_run_is_refused(scene: Scene, needs_learner: boo
 
 
 def test_a_run_that_fell_silent_holds_nobody_up_for_long(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 0.1)
+    monkeypatch.setattr("echo_runtime.ownership.SILENCE_S", 0.1)
     scene.speak("other")
     assert await_turn(scene.process(), needs_learner=False)
 

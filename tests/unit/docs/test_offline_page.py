@@ -6,8 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from echo_bus.settings import Settings
 from echo_rollout.offline.episodes import SkipReason, parse_episode
+from echo_settings import Settings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "offline.md").read_text(encoding="utf-8")
 

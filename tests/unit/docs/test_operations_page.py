@@ -9,15 +9,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from echo_bus.client.profiles import BROKER_FAILOVER, FAILOVER
 from echo_bus.clock import SystemClock
 from echo_bus.metrics import BusMetrics
-from echo_bus.places import PlaceTimes
-from echo_bus.profiles import BROKER_FAILOVER, FAILOVER
 from echo_core.bottleneck import Bottleneck, Place, describe
 from echo_learner.metrics import LearnerMetrics
 from echo_rollout.metrics import FeederMetrics, OfflineMetrics, WorkerMetrics
 from echo_rollout.publishing import Failure, Outcome
 from echo_rollout.weights import InstallOutcome
+from echo_runtime.places import PlaceTimes
 from echo_schemas.records import DropReason
 from echo_streams.metrics import StreamsMetrics
 

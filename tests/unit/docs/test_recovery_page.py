@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from echo_bus.settings import Settings
 from echo_ops.cli.main import app
+from echo_settings import Settings
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "recovery.md").read_text(encoding="utf-8")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import typer.main
 
-from echo_bus.settings import Settings
 from echo_learner.losses.catalogue import loss_names
 from echo_ops.cli.main import app
 from echo_ops.report.run_view import RunView
 from echo_ops.report.summary import summarise_run
 from echo_schemas.errors import InvalidReason
+from echo_settings import Settings
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from echo_bus.settings import Settings
-from echo_bus.settings.load import repeated_section
 from echo_ops.cli.main import app
 from echo_ops.settings_page import settings_page
+from echo_settings import Settings
+from echo_settings.load import repeated_section
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 

@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from echo_bus.settings.sections import RolloutSettings
 from echo_rollout.engines.acceptance import check_capabilities
 from echo_rollout.engines.engine import EngineCapabilities, Switch
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobSource
+from echo_settings.sections import RolloutSettings
 
 WHOLE = EngineCapabilities(name="e", lora=True, full=False, switch=Switch.KEEPS, max_tokens=8)
 UNSAID = EngineCapabilities(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.settings import load_settings
 from echo_rollout.engines.catalogue import open_engine
 from echo_rollout.engines.engine import EngineConfig, Snapshot, SnapshotRef
 from echo_rollout.engines.openai_options import OWN_OPTIONS, parse_options
 from echo_schemas.records import WeightKind
+from echo_settings import load_settings
 from tests.contract.engines import contract
 
 PAGE = Path(__file__).parents[3] / "docs" / "engines.md"

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from echo_bus.message import Message
-from echo_bus.request_reply import CORRELATION_ID
+from echo_bus.requests.request_reply import CORRELATION_ID
 from echo_schemas.records import Coordinates, Purpose, ReplyOutcome, RolloutReply, RolloutRequest, WeightManifest
 from echo_schemas.topics import REQUESTS, WEIGHTS
 from tests.unit.learner.pipeline import Pipeline

@@ -52,7 +52,12 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
     from tests.unit.learner.pipeline import Pipeline
 
-    for place in ("echo_bus.view._READ_S", "echo_learner.intake._READ_S", "echo_bus.publisher._POLL_S", "echo_learner.learner._WAIT_S"):
+    for place in (
+        "echo_bus.reading.view._READ_S",
+        "echo_learner.intake._READ_S",
+        "echo_bus.client.publisher._POLL_S",
+        "echo_learner.learner._WAIT_S",
+    ):
         monkeypatch.setattr(place, 0.003)
     monkeypatch.setattr("echo_learner.commit.session._LOOK_S", 0.01)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)

@@ -19,18 +19,17 @@ from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
+from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock, Deadline, SystemClock
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.places import PlaceTimes
-from echo_bus.process import RoleProcess, StopSignal
-from echo_bus.publisher import Publisher
-from echo_bus.request_reply import CORRELATION_ID
-from echo_bus.settings import Settings
+from echo_bus.requests.request_reply import CORRELATION_ID
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
 from echo_learner.start import Conduct
+from echo_memory import MemoryCluster
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import RoleProcess, StopSignal
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE, pack_tokens
 from echo_schemas.headers import RUN
@@ -38,6 +37,7 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import ChatMessage, Coordinates, Drop, Record, Reward, RolloutReply, StepReport, Trajectory, WeightManifest
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import DROPS, REPLIES, REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, Topic
+from echo_settings import Settings
 from echo_tasks.task import Prompt, SingleTurn
 from tests.unit.core.records import reward, trajectory
 from tests.unit.learner.crash_point import CrashPoint

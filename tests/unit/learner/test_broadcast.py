@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echo_bus.clock import ManualClock
-from echo_bus.roster import Roster
+from echo_bus.requests.roster import Roster
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.metrics import LearnerMetrics
 from echo_schemas.records import WorkerState, WorkerStatus

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_bus.settings import Settings
 from echo_learner.evaluation.setup import plan_order
 from echo_schemas.errors import UserError
 from echo_schemas.records import EvaluationOrder
+from echo_settings import Settings
 
 OWN_TASK = """
 from echo_tasks.digits import ReverseDigits

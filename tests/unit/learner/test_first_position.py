@@ -8,13 +8,13 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 
 from confluent_kafka.admin import NewTopic
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
 from echo_bus.clock import ManualClock
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
 from echo_core.groups import AssemblyState
 from echo_learner.commit.resuming import since_it_began
+from echo_memory import MemoryCluster
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates

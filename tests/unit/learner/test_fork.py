@@ -34,7 +34,7 @@ KEEP: dict[str, Any] = {"checkpoint": {"keep": 9}}
 @pytest.fixture(autouse=True)
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learners that have ended were of this process, which lives: nobody need listen long for their heartbeats."""
-    monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 0.2)
+    monkeypatch.setattr("echo_runtime.ownership.SILENCE_S", 0.2)
 
 
 def trained(pipeline: Pipeline, steps: int = 3, **sections: Any) -> NumpyTrainer:

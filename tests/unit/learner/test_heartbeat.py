@@ -9,9 +9,9 @@ from confluent_kafka import KafkaError
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
+from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Deadline, ManualClock
 from echo_bus.errors import NotAuthorized
-from echo_bus.publisher import Publisher
 from echo_learner.heartbeat import Heartbeat
 from echo_schemas.records import Progress
 from echo_schemas.topics import PROGRESS

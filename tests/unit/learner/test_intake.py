@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.message import Message
-from echo_bus.places import PlaceTimes
-from echo_bus.reader import LogReader
+from echo_bus.reading.reader import LogReader
 from echo_core.assembly import GroupAssembler
 from echo_core.batch_choice import ChosenGroup
 from echo_core.groups import AssemblyLimits
@@ -22,6 +21,7 @@ from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.trust import WorkerTrust
+from echo_runtime.places import PlaceTimes
 from echo_schemas.columns import pack_tokens, seqs_of
 from echo_schemas.records import Coordinates, DropReason, Purpose, Record, RolloutRequest, Sampling, group_id_of
 from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, Topic

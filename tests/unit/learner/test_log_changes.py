@@ -14,9 +14,9 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_bus.memory import MemoryCluster
 from echo_learner.commit.log_changes import examine_log, ranges
 from echo_learner.commit.session import identities
+from echo_memory import MemoryCluster
 from echo_schemas.columns import OFFSET_DTYPE
 from echo_schemas.errors import UserError
 from echo_schemas.records import DropReason, SessionClaim, Trajectory

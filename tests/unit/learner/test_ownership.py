@@ -19,9 +19,9 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_bus.bus import Bus
 from echo_bus.clock import ManualClock, SystemClock
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed, TransactionAborted, TransportError
-from echo_bus.memory import MemoryCluster
 from echo_learner.commit.session import is_alive
 from echo_learner.run import run_learner
+from echo_memory import MemoryCluster
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, Run, SessionClaim, StepPolicy
 from echo_schemas.topics import PROGRESS, RUNS, STEPS
@@ -75,13 +75,13 @@ def test_a_learner_of_another_run_in_the_namespace_counts_too(pipeline: Pipeline
 
 
 def test_one_newer_heartbeat_is_enough_to_refuse(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 20.0)
+    monkeypatch.setattr("echo_runtime.ownership.SILENCE_S", 20.0)
     with waiting_learner(pipeline), pytest.raises(UserError, match=ALIVE):
         pipeline.train(NumpyTrainer("second"), steps=1)
 
 
 def test_a_learner_that_fell_silent_is_followed_after_a_watch(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 0.1)
+    monkeypatch.setattr("echo_runtime.ownership.SILENCE_S", 0.1)
     fill(pipeline, 2)
     claim = dead_learner(pipeline)
     silence(pipeline, claim, age_ms=1_000)
@@ -121,7 +121,7 @@ def test_other_values_are_refused_before_the_trainer_is_up(pipeline: Pipeline, o
 
 
 def test_a_silent_session_is_listened_for_once(pipeline: Pipeline, opened: list[NumpyTrainer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 0.1)
+    monkeypatch.setattr("echo_runtime.ownership.SILENCE_S", 0.1)
     watched: list[str] = []
 
     def listen(bus: Bus, claim: SessionClaim) -> bool:
@@ -142,14 +142,14 @@ def test_a_process_that_is_known_to_be_gone_needs_no_watch(pipeline: Pipeline, m
     ended = subprocess.Popen(["true"])
     ended.wait()
     pipeline.write(STEPS, replace(claim, pid=ended.pid))
-    monkeypatch.setattr("echo_bus.view.CompactedView.wait_for", lambda *_, **__: pytest.fail("it watched for a newer heartbeat"))
+    monkeypatch.setattr("echo_bus.reading.view.CompactedView.wait_for", lambda *_, **__: pytest.fail("it watched for a newer heartbeat"))
     pipeline.train(NumpyTrainer("second"), steps=2)
     assert [report.version for report in pipeline.reports()] == [1, 2]
 
 
 @pytest.mark.parametrize("machine", ["", "another boot/pid:[4026531836]"])
 def test_a_process_id_of_another_machine_proves_nothing(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
-    monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 20.0)
+    monkeypatch.setattr("echo_runtime.ownership.SILENCE_S", 20.0)
     with waiting_learner(pipeline):
         (claim,) = pipeline.read(STEPS, SessionClaim)
         ended = subprocess.Popen(["true"])
@@ -163,7 +163,7 @@ def test_a_process_id_of_another_machine_proves_nothing(pipeline: Pipeline, monk
 def test_heartbeats_are_judged_by_their_coming_and_not_by_the_other_clock(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step_ms: int
 ) -> None:
-    monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 20.0)
+    monkeypatch.setattr("echo_runtime.ownership.SILENCE_S", 20.0)
     fill(pipeline, 2)
     claim = dead_learner(pipeline)
     last = pipeline.read(PROGRESS, Progress)[-1]
@@ -286,7 +286,7 @@ def test_a_producer_that_dies_without_a_successor_starts_the_session_over(pipeli
 
 
 def test_runs_may_follow_one_another_in_a_namespace(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_bus.ownership.SILENCE_S", 0.1)
+    monkeypatch.setattr("echo_runtime.ownership.SILENCE_S", 0.1)
     fill(pipeline, 1)
     pipeline.train(NumpyTrainer(), steps=1)
     other = {"name": "other"}

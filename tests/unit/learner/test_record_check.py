@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_bus.message import Message
-from echo_bus.settings import Settings
 from echo_learner.record_check import RecordCheck
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord
@@ -31,6 +30,7 @@ from echo_schemas.records import (
     group_id_of,
 )
 from echo_schemas.topics import REQUESTS_DEAD, TRAJECTORIES
+from echo_settings import Settings
 from echo_tasks.task import ALL_TOKENS, Entry, Prompt, Signals
 from tests.unit.core.records import GROUP_SIZE
 from tests.unit.learner.numpy_trainer import NumpyTrainer

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_bus.memory import MemoryCluster
 from echo_learner.commit import session as sessions
+from echo_memory import MemoryCluster
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, SessionClaim
 from echo_schemas.topics import PROGRESS, STEPS

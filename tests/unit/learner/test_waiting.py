@@ -13,7 +13,6 @@ from pydantic import ValidationError
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_bus.clock import ManualClock
-from echo_bus.settings import Settings
 from echo_schemas.columns import FLAG_DTYPE, VALUE_DTYPE
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
@@ -30,6 +29,7 @@ from echo_schemas.records import (
     StepReport,
 )
 from echo_schemas.topics import CONTROL, PROGRESS, REWARDS, STEPS, TRAJECTORIES
+from echo_settings import Settings
 from tests.unit.core.records import reward
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline, Running, assert_books, fill, sample
@@ -365,7 +365,7 @@ def test_reading_that_fails_ends_the_learner(pipeline: Pipeline, start: Start, m
     def fails(*_: object, **__: object) -> list[object]:
         raise OSError(5, "the network is gone")
 
-    monkeypatch.setattr("echo_bus.reader.LogReader.read", fails)
+    monkeypatch.setattr("echo_bus.reading.reader.LogReader.read", fails)
     with pytest.raises(OSError, match="the network is gone"):
         running.join()
 

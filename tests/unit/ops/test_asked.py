@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from echo_bus.settings import Settings
-from echo_bus.settings.public import public_config
 from echo_ops.report.page import report_page
 from echo_ops.report.plain import closing_lines
 from echo_ops.report.run_view import RunView
 from echo_ops.report.summary import summarise_run
+from echo_settings import Settings
+from echo_settings.public import public_config
 from tests.unit.ops.views import empty_view, learning_view, step
 
 STEP = {"requests_sent": 33.0, "requests_resent": 1.0, "replies_accepted": 32.0, "replies_unfulfilled": 1.0, "replies_late": 0.0}

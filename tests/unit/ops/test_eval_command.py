@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from echo_bus.settings import Settings
 from echo_ops.cli.evaluate import Asked, choose_section, choose_versions
 from echo_schemas.errors import UserError
+from echo_settings import Settings
 
 
 def settings(*sections: dict[str, Any]) -> Settings:

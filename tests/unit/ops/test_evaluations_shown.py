@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from echo_bus.settings import Settings
-from echo_bus.settings.public import public_config
 from echo_ops.report.evaluations import evaluation_line, over_versions
 from echo_ops.report.page import report_page
 from echo_ops.report.plain import PlainLines
@@ -17,6 +15,8 @@ from echo_ops.report.screen import render
 from echo_ops.report.summary import summarise_run
 from echo_schemas.records import Eval, PassAtK, RewardStats
 from echo_schemas.topics import EVALS
+from echo_settings import Settings
+from echo_settings.public import public_config
 from tests.unit.ops.views import empty_view, example, step
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from echo_bus.embedded import detached
-from echo_bus.embedded.detached import Status
-from echo_bus.embedded.state import EmbeddedState, RecordedProcess
+from echo_embedded import detached
+from echo_embedded.detached import Status
+from echo_embedded.state import EmbeddedState, RecordedProcess
 from echo_ops.cli import kafka
 
 STATE = EmbeddedState(

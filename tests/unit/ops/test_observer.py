@@ -13,8 +13,8 @@ from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
 from echo_bus.clock import ManualClock
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
+from echo_memory import MemoryCluster
 from echo_ops.report import observer
 from echo_ops.report.observer import Observer
 from echo_ops.report.offsets import OffsetWatch

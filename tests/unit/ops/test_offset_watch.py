@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from echo_bus.errors import TopicMissing
-from echo_bus.memory import MemoryCluster
+from echo_memory import MemoryCluster
 from echo_ops.report.offsets import OffsetWatch
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import TRAJECTORIES

@@ -11,8 +11,8 @@ from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
+from echo_memory import MemoryCluster
 from echo_ops.cli import up
 from echo_ops.supervisor.folder_lock import folder_lock
 from echo_schemas.codec import lock_file_codec

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.settings import Settings
-from echo_bus.settings.offline import OfflineSettings
-from echo_bus.settings.pool import PoolSettings
-from echo_bus.settings.sections import LearnerSettings, RolloutSettings, RunSettings, ScoringSettings
 from echo_ops.roles import Role
 from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement, this_machine
 from echo_ops.supervisor.plan import plan_children
+from echo_settings import Settings
+from echo_settings.offline import OfflineSettings
+from echo_settings.pool import PoolSettings
+from echo_settings.sections import LearnerSettings, RolloutSettings, RunSettings, ScoringSettings
 
 
 def bound_cores(place: Place) -> list[int]:

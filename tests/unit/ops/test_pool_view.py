@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from echo_bus.settings import Settings
-from echo_bus.settings.public import public_config
 from echo_ops.report.page import report_page
 from echo_ops.report.plain import closing_lines
 from echo_ops.report.pool import PoolView, WorkerLine, cost_per_1000
@@ -18,6 +16,8 @@ from echo_ops.report.run_view import RunView
 from echo_ops.report.screen import render
 from echo_ops.report.summary import summarise_run
 from echo_schemas.records import WorkerShare, WorkerState, WorkerStatus
+from echo_settings import Settings
+from echo_settings.public import public_config
 from tests.unit.ops.views import learning_view, status
 
 

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="prompts are measured in tokens: install the extra 'rollout-cpu' or 'learner'")
 
-from echo_bus.settings import Settings, load_settings
 from echo_ops.preflight import examine, refuse_unsound
 from echo_schemas.errors import UserError
+from echo_settings import Settings, load_settings
 
 TOKENS = {str(digit): digit for digit in range(1, 10)} | {"?": 0, ">": 10}
 

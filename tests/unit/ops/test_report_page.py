@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from echo_bus.settings import Settings
-from echo_bus.settings.public import public_config
 from echo_ops.report import charts
 from echo_ops.report.page import report_page
 from echo_ops.report.run_view import RunView
 from echo_ops.report.spans import GenerationSpan
 from echo_ops.report.summary import summarise_run
 from echo_ops.report.svg import Bar, Frame, Line, chart, tick_text, ticks
+from echo_settings import Settings
+from echo_settings.public import public_config
 from tests.unit.ops.views import empty_view, learning_view
 
 

@@ -10,18 +10,18 @@ import pytest
 
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.ownership import START_VARIABLE
-from echo_bus.places import PlaceTimes
-from echo_bus.process import RoleProcess, StopSignal
-from echo_bus.settings import Settings
+from echo_memory import MemoryCluster
 from echo_ops.cli import run
 from echo_ops.roles import ROLES, Flags, Role, RoleEntry, arguments_of
+from echo_runtime.ownership import START_VARIABLE
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import RoleProcess, StopSignal
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.roles import load_roles
+from echo_settings import Settings
 
 
 @pytest.mark.parametrize(

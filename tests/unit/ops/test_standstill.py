@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from echo_bus.server import MetricsServer
 from echo_ops.report.run_view import RunView
 from echo_ops.report.scrape import scrape_notices
 from echo_ops.report.standstill import Standstills
+from echo_runtime.server import MetricsServer
 from echo_schemas.records import Progress
 from echo_schemas.topics import PROGRESS
 from tests.unit.ops.views import empty_view, example, status

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from echo_bus.client.kafka import CLIENT_LOG
 from echo_bus.clock import ManualClock
-from echo_bus.kafka import CLIENT_LOG
-from echo_bus.out_of_memory import OutOfMemoryWatch
+from echo_embedded.out_of_memory import OutOfMemoryWatch
 from echo_ops.roles import Role
 from echo_ops.supervisor.child import Crew, RoleDied
 from echo_ops.supervisor.plan import ChildPlan

@@ -13,8 +13,8 @@ from confluent_kafka.admin import NewTopic
 import echo_ops.cli.tail as tail_module
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
+from echo_memory import MemoryCluster
 from echo_ops.cli.tail import Filters, tail
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.examples import load_examples

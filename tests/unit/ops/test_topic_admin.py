@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from echo_bus.errors import DeadlineExceeded
-from echo_bus.memory import MemoryCluster
+from echo_memory import MemoryCluster
 from echo_ops import topic_admin
 from echo_ops.supervisor.registration import make_topics
 from echo_ops.topic_admin import TopicAdmin

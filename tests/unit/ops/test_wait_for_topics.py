@@ -8,11 +8,11 @@ from confluent_kafka.admin import NewTopic
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.errors import TopicMissing
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.process import StopSignal
+from echo_memory import MemoryCluster
 from echo_ops.acls import Resource, acls_of
 from echo_ops.cli.run import topics_of, wait_for_topics
+from echo_runtime.process import StopSignal
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 

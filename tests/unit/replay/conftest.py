@@ -18,7 +18,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SoundRun]:
     from tests.unit.replay.forged import make_sound_run
 
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("echo_bus.view._READ_S", "echo_learner.intake._READ_S", "echo_bus.publisher._POLL_S", "echo_learner.learner._WAIT_S"):
+        for place in (
+            "echo_bus.reading.view._READ_S",
+            "echo_learner.intake._READ_S",
+            "echo_bus.client.publisher._POLL_S",
+            "echo_learner.learner._WAIT_S",
+        ):
             patch.setattr(place, 0.003)
         patch.setattr("os.fsync", lambda descriptor: None)
         yield make_sound_run(tmp_path_factory.mktemp("sound"))
@@ -33,6 +38,11 @@ def _no_gathering(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learners' threads look up often enough to end at once."""
-    for place in ("echo_bus.view._READ_S", "echo_learner.intake._READ_S", "echo_bus.publisher._POLL_S", "echo_learner.learner._WAIT_S"):
+    for place in (
+        "echo_bus.reading.view._READ_S",
+        "echo_learner.intake._READ_S",
+        "echo_bus.client.publisher._POLL_S",
+        "echo_learner.learner._WAIT_S",
+    ):
         monkeypatch.setattr(place, 0.003)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)

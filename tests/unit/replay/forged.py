@@ -13,7 +13,6 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
-from echo_bus.settings.public import public_config
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import AuditReport
 from echo_schemas.codec import lock_file_codec
@@ -32,6 +31,7 @@ from echo_schemas.records import (
     group_id_of,
 )
 from echo_schemas.topics import REQUESTS, RUNS, STEPS, TOPICS, TRAJECTORIES, Topic
+from echo_settings.public import public_config
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline, sample
 

@@ -363,7 +363,7 @@ def test_a_current_whose_bytes_are_others(sound: SoundRun, tmp_path: Path) -> No
 
 
 def test_a_current_whose_bytes_are_not_there(sound: SoundRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_bus.blob_cursor._MISSING_S", 0.0)
+    monkeypatch.setattr("echo_bus.blobs.cursor._MISSING_S", 0.0)
 
     def gone(chunk: Chunk) -> Iterable[Record]:
         return () if chunk.blob.startswith(f"v/{LAST}/") else (chunk,)

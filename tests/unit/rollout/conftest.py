@@ -12,8 +12,8 @@ from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
+from echo_memory import MemoryCluster
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs

@@ -16,15 +16,11 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.dispatch import WorkObserver
-from echo_bus.notices import Notices
-from echo_bus.places import PlaceTimes
-from echo_bus.process import StopSignal
-from echo_bus.settings import Settings
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
+from echo_bus.requests.dispatch import WorkObserver
 from echo_core.policy import Admission, StalenessPolicy
 from echo_rollout.engines.engine import Generation
 from echo_rollout.engines.scripted import ScriptedEngine
@@ -35,6 +31,9 @@ from echo_rollout.weights import LogSource
 from echo_rollout.worker import Worker
 from echo_rollout.worker_parts import WorkerParts
 from echo_rollout.worker_setup import GROUP
+from echo_runtime.notices import Notices
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import StopSignal
 from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
@@ -54,6 +53,7 @@ from echo_schemas.records import (
     group_id_of,
 )
 from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, TRAJECTORIES, WEIGHT_CHUNKS, WEIGHTS, WORKERS, Topic, weights_key
+from echo_settings import Settings
 from echo_tasks.task import Prompt, SingleTurn
 
 WAIT_S = 60.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from echo_bus.memory import MemoryCluster
+from echo_memory import MemoryCluster
 from echo_rollout.engines.engine import EngineError, Generation
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_tokens

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from echo_bus.consumer_notes import MAX_NOTE_LENGTH, NoteKeeper
+from echo_bus.group.notes import MAX_NOTE_LENGTH, NoteKeeper
 from echo_rollout.in_hand_notes import InHandNotes
 from echo_schemas.records import Coordinates
 

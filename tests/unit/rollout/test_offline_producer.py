@@ -11,12 +11,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from echo_bus.clock import SystemClock
-from echo_bus.process import StopSignal
 from echo_core.policy import Admission, StalenessPolicy
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.episodes import Episode
 from echo_rollout.offline.producer import OfflineParts, OfflineProducer, Schedule
 from echo_rollout.offline.rendering import RenderedEpisode
+from echo_runtime.process import StopSignal
 from echo_schemas.errors import UserError
 from echo_schemas.records import ChatMessage, LogprobSource, Progress, RunState, Span, Trajectory, TrajectorySource
 from echo_schemas.topics import PROGRESS

@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from echo_bus.process import RoleProcess
-from echo_bus.settings import Settings
-from echo_bus.settings.sections import RunSettings
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.episodes import read_episodes
 from echo_rollout.offline.run import load_groups, run_offline
+from echo_runtime.process import RoleProcess
 from echo_schemas.errors import UserError
+from echo_settings import Settings
+from echo_settings.sections import RunSettings
 
 TOKENS = ["<pad>", "<eos>", *"0123456789>"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_bus.memory import MemoryCluster
-from echo_bus.request_reply import CORRELATION_ID, DEADLINE_MS, PARTITION_STRUCT, REPLY_PARTITION, reply_headers
+from echo_bus.requests.request_reply import CORRELATION_ID, DEADLINE_MS, PARTITION_STRUCT, REPLY_PARTITION, reply_headers
+from echo_memory import MemoryCluster
 from echo_rollout.engines.engine import Generation
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_tokens

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_bus.memory import MemoryCluster
-from echo_bus.memory.groups import Group
+from echo_memory import MemoryCluster
+from echo_memory.groups import Group
 from echo_rollout.engines.engine import Generation
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_bus.roster import Roster, Shares
+from echo_bus.requests.roster import Roster, Shares
 from echo_core.patience import StepPace
 from echo_rollout.heartbeat import Speed
 from echo_rollout.joining import ready_others

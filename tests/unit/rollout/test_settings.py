@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from echo_bus.clock import SystemClock
-from echo_bus.places import PlaceTimes
-from echo_bus.process import RoleProcess, StopSignal
-from echo_bus.settings import Settings
 from echo_rollout.run import run_feeder, run_worker
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import RoleProcess, StopSignal
 from echo_schemas.errors import UserError
+from echo_settings import Settings
 from tests.integration.rollout.parts import write_base
 from tests.unit.rollout.conftest import MakeSwarm
 

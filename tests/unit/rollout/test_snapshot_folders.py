@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.settings import Settings
 from echo_rollout.run import _snapshot_bytes
 from echo_rollout.snapshot_folders import snapshot_folder
+from echo_settings import Settings
 
 LONG_AGO_S = 1_000_000_000
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from echo_bus.blobs import BlobReader
+from echo_bus.blobs.transfer import BlobReader
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
+from echo_memory import MemoryCluster
 from echo_rollout.weights import LogSource
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace

@@ -14,7 +14,7 @@ import pytest
 from echo_bus.clock import Deadline
 from echo_bus.dead_letters import said_of
 from echo_bus.errors import DeliveryFailed, TooManyDeadLetters
-from echo_bus.memory import MemoryCluster
+from echo_memory import MemoryCluster
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.columns import pack_seqs, pack_tokens
 from echo_schemas.records import FinishReason, Purpose, RolloutRequest, RunState, Sampling, Span, WorkerState
@@ -451,7 +451,7 @@ def _wordy(made: Any) -> Any:
 
 
 def test_a_feeder_says_why_nothing_is_issued_or_taken(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_bus.notices.STANDSTILL_S", 0.05)
+    monkeypatch.setattr("echo_runtime.notices.STANDSTILL_S", 0.05)
     swarm = make_swarm()
 
     def said() -> str:

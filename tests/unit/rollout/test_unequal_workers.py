@@ -19,17 +19,15 @@ from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
 from echo_bus.clock import ManualClock
-from echo_bus.dispatch import WorkObserver
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
-from echo_bus.notices import Notices
-from echo_bus.places import PlaceTimes
-from echo_bus.settings import Settings
-from echo_bus.settings.rules import staleness_policy
+from echo_bus.requests.dispatch import WorkObserver
+from echo_memory import MemoryCluster
 from echo_rollout.feeder_run import Feeder, FeederParts
 from echo_rollout.heartbeat import Speed
 from echo_rollout.metrics import FeederMetrics
 from echo_rollout.worker_setup import GROUP
+from echo_runtime.notices import Notices
+from echo_runtime.places import PlaceTimes
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import pack_seqs
 from echo_schemas.examples import load_examples
@@ -37,6 +35,8 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import Progress, RolloutRequest, WeightManifest, WorkerState, WorkerStatus
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REQUESTS, WEIGHTS, weights_key
+from echo_settings import Settings
+from echo_settings.rules import staleness_policy
 from tests.unit.rollout.swarm import RUN, LetterCodec, LetterTask
 
 NUM_PARTITIONS = 12

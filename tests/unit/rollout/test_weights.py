@@ -13,19 +13,19 @@ import pytest
 from confluent_kafka import TopicPartition
 from prometheus_client import CollectorRegistry
 
-from echo_bus import blob_cursor
-from echo_bus.blob_files import partial_of
+from echo_bus.blobs import cursor as blob_cursor
+from echo_bus.blobs.files import partial_of
 from echo_bus.bus import Bus
 from echo_bus.clock import ManualClock, SystemClock
 from echo_bus.errors import BlobCorrupt, ClusterUnreachable, DeadlineExceeded, OffsetLost
-from echo_bus.memory import MemoryCluster
-from echo_bus.notices import STANDSTILL_S, Notices
-from echo_bus.places import PlaceTimes
-from echo_bus.view import CompactedView
+from echo_bus.reading.view import CompactedView
+from echo_memory import MemoryCluster
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.weights import InstallOutcome, WeightWatcher
+from echo_runtime.notices import STANDSTILL_S, Notices
+from echo_runtime.places import PlaceTimes
 from echo_schemas.records import BlobRef, WeightFile, WeightKind, WeightManifest, WorkerState
 from echo_schemas.topics import WEIGHT_CHUNKS
 from tests.unit.rollout.conftest import MakeSwarm

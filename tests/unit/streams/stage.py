@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from echo_bus.clock import ManualClock
-from echo_bus.memory.message import MemoryMessage
+from echo_memory.message import MemoryMessage
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.headers import headers_of
 from echo_schemas.naming import Namespace

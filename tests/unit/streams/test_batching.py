@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from echo_bus.clock import ManualClock
-from echo_bus.places import PlaceTimes
 from echo_core.bottleneck import Place, Use
+from echo_runtime.places import PlaceTimes
 from echo_streams import batching
 from echo_streams.batching import MAX_BATCH, MAX_IN_FLIGHT, MAX_WAITING, Batcher
 

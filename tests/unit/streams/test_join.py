@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.settings import load_settings
 from echo_core.assembly import GroupAssembler
 from echo_core.groups import AssemblyLimits
 from echo_learner.training.config import reward_terms
+from echo_settings import load_settings
 from echo_streams.run import attach
 from echo_streams.scoring import Judgeable
 from tests.unit.core.records import GROUP_SIZE, at, trajectory

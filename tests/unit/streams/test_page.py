@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from echo_bus.dead_letters import DeadLetterLimits
-from echo_bus.settings import Settings, load_settings
 from echo_schemas.records import RewardOutcome
+from echo_settings import Settings, load_settings
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.run import attach
 from echo_tasks.catalogue import load_reward

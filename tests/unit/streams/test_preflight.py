@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from echo_bus.cluster import Cluster
+from echo_bus.client.cluster import Cluster
 from echo_bus.errors import NotAuthorized
 from echo_streams.preflight import check_group
 

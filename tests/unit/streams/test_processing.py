@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.clock import ManualClock
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
 from echo_bus.errors import TooManyDeadLetters
-from echo_bus.memory.message import MemoryMessage
 from echo_bus.metrics import BusMetrics
-from echo_bus.profiles import MAX_RECORD_BYTES
+from echo_memory.message import MemoryMessage
 from echo_schemas.headers import run_of
 from echo_schemas.partitioning import partition_of
 from echo_schemas.records import LogprobSource, Purpose, Reward, RewardOutcome, TrajectorySource

@@ -11,8 +11,8 @@ from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
+from echo_memory import MemoryCluster
 from echo_schemas.errors import UserError
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_streams.metrics import StreamsMetrics

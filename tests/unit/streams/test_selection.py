@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from echo_bus.clock import ManualClock
-from echo_bus.settings import Settings
 from echo_core.evaluation import EVALUATION
 from echo_schemas.records import Coordinates, Purpose
+from echo_settings import Settings
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.run import all_rewards, selection_of
 from echo_streams.scoring import Judgeable, Scorer, ScoringLimits, Selection

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from echo_bus.settings import load_settings
+from echo_settings import load_settings
 from echo_tasks.catalogue import load_task
 from echo_tasks.environments import GymEpisode, GymTask, UnknownForm
 from echo_tasks.task import Turn

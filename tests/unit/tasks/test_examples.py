@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.settings import Settings, load_settings
+from echo_settings import Settings, load_settings
 from echo_streams.run import attach, check_isolation
 from echo_tasks.catalogue import load_task
 from echo_tasks.mathematics import Mathematics

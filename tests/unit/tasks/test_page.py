@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_bus.settings import load_settings
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.records import FinishReason, Span
+from echo_settings import load_settings
 from echo_tasks.catalogue import load_reward, load_rewards, load_task
 from echo_tasks.rewards import RewardKind, ScoredSample, sample_of
 from tests.unit.core.records import trajectory

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from echo_bus.settings import load_settings
+from echo_settings import load_settings
 from echo_tasks.catalogue import load_rewards, load_task
 from echo_tasks.poker import KuhnPoker, Poker, kuhn, opponents
 from echo_tasks.poker.episode import FORM, Verdict, turn_text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from echo_bus.consumer_queries import committed_offsets
+from echo_bus.client.consumer_queries import committed_offsets
 from echo_bus.errors import ClusterUnreachable, NotAuthorized
 
 PLACES = [("t", 0), ("t", 1)]

@@ -13,16 +13,16 @@ from confluent_kafka import Message as ClientMessage
 from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
 
+from echo_bus.client.consumer_errors import check_error
+from echo_bus.client.publisher import Publisher
 from echo_bus.clock import SystemClock
-from echo_bus.consumer import ConsumerLoop, group_properties
-from echo_bus.consumer_errors import check_error
-from echo_bus.consumer_state import LoopLimits
 from echo_bus.dead_letters import DeadLetters
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed, NotAuthorized, OffsetLost, TopicMissing, TransportError
-from echo_bus.memory import MemoryCluster
+from echo_bus.group.consumer import ConsumerLoop, group_properties
+from echo_bus.group.state import LoopLimits
 from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Handler, Invalid, Message, Outcome
 from echo_bus.metrics import BusMetrics
-from echo_bus.publisher import Publisher
+from echo_memory import MemoryCluster
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidReason, RegistryError
 from echo_schemas.naming import Namespace

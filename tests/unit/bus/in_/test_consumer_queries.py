@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from echo_bus.consumer_queries import end_offsets, num_partitions
+from echo_bus.client.consumer_queries import end_offsets, num_partitions
 from echo_bus.errors import ClusterUnreachable, NotAuthorized
 
 TOPIC = "unit.drops"

@@ -11,13 +11,13 @@ import threading
 import pytest
 
 from echo_bus.clock import Deadline
-from echo_bus.consumer_signals import drain_on_signals
+from echo_runtime.signals import drain_on_signals
 
 WAIT_S = 60.0
 # A main thread that hears nothing: it is inside one native call, which keeps the interpreter's lock or gives it up.
 _BUSY = """
 import ctypes, sys, time
-from echo_bus.consumer_signals import drain_on_signals
+from echo_runtime.signals import drain_on_signals
 sleep = (ctypes.PyDLL if sys.argv[1] == "holding" else ctypes.CDLL)(None).sleep
 with drain_on_signals(lambda: None, limit_s=float(sys.argv[2])):
     print("busy", flush=True)

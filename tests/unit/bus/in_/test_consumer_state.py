@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from echo_bus.consumer_state import Batch, Handover, InFlight, LoopLimits
+from echo_bus.group.state import Batch, Handover, InFlight, LoopLimits
 from echo_schemas.errors import UserError
 
 RAW: Any = object()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.clock import ManualClock
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits, DeadLetters, dead_letter_headers
 from echo_bus.errors import TooManyDeadLetters
 from echo_bus.metrics import BusMetrics
-from echo_bus.profiles import MAX_RECORD_BYTES
 from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Drop

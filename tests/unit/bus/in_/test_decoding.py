@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from echo_bus.dead_letters import dead_letter_of
-from echo_bus.decoding import Decoder
+from echo_bus.reading.decoding import Decoder
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.naming import Namespace

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_bus.dispatch import LeastLagChooser, PartitionOwner, PartitionWork
+from echo_bus.client.publisher import Receipt
 from echo_bus.errors import DeliveryFailed
-from echo_bus.publisher import Receipt
+from echo_bus.requests.dispatch import LeastLagChooser, PartitionOwner, PartitionWork
 from echo_schemas.errors import UserError
 from echo_schemas.records import Coordinates
 

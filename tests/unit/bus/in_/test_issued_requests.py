@@ -8,12 +8,12 @@ from contextlib import closing
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
 from echo_bus.clock import Deadline, ManualClock
-from echo_bus.issued_requests import read_issued
-from echo_bus.memory import MemoryCluster
 from echo_bus.metrics import BusMetrics
+from echo_bus.requests.issued_requests import read_issued
+from echo_memory import MemoryCluster
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import pack_tokens
 from echo_schemas.naming import Namespace

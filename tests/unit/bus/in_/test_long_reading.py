@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from echo_bus import profiles
 from echo_bus.bus import Bus
+from echo_bus.client import profiles
 from echo_bus.clock import Deadline, ManualClock
 from echo_bus.errors import DeadlineExceeded
-from echo_bus.memory import MemoryCluster
 from echo_bus.message import Message
 from echo_bus.metrics import BusMetrics
-from echo_bus.reader import LogReader
+from echo_bus.reading.reader import LogReader
+from echo_memory import MemoryCluster
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Drop
@@ -61,7 +61,7 @@ def read_slowly(reader: LogReader, clock: ManualClock, *, patience_s: float) -> 
 
 
 def test_what_comes_slowly_is_waited_for_and_told_of(reader: LogReader, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "echo_bus.reading_note"):
+    with caplog.at_level(logging.INFO, "echo_bus.reading.reading_note"):
         assert len(read_slowly(reader, clock, patience_s=30.0)) == NUM_DROPS
     assert clock.monotonic_s() > 60
     assert caplog.messages[0] == "Reading drops: 100 of 400 (25 %), about 60 s left"
@@ -75,6 +75,6 @@ def test_what_does_not_come_at_all_is_given_up(reader: LogReader, clock: ManualC
 
 
 def test_what_is_there_at_once_is_read_without_a_word(reader: LogReader, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "echo_bus.reading_note"):
+    with caplog.at_level(logging.INFO, "echo_bus.reading.reading_note"):
         assert sum(map(len, reader.read_to_end(Deadline.after(5)))) == NUM_DROPS
     assert not caplog.messages

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_bus.offsets import OffsetTracker
+from echo_bus.group.offsets import OffsetTracker
 
 
 def test_nothing_is_committable_before_the_first_message() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.settings import load_settings
-from echo_bus.settings.rules import evaluation_specs
 from echo_core.evaluation import held_out_seed
 from echo_schemas.errors import UserError
 from echo_schemas.records import Sampling
+from echo_settings import load_settings
+from echo_settings.rules import evaluation_specs
 
 
 def load(tmp_path: Path, text: str):  # type: ignore[no-untyped-def]

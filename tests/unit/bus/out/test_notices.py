@@ -12,9 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from echo_bus.clock import ManualClock, SystemClock
-from echo_bus.loop_watch import PLACE, LoopWatch
-from echo_bus.notices import STANDSTILL_S, Notices, Standstill
-from echo_bus.server import MetricsServer
+from echo_runtime.loop_watch import PLACE, LoopWatch
+from echo_runtime.notices import STANDSTILL_S, Notices, Standstill
+from echo_runtime.server import MetricsServer
 
 
 def test_a_notice_is_logged_at_once_and_then_once_a_minute_even_if_it_comes_and_goes(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from echo_bus.settings import load_settings
-from echo_bus.settings.kinds import kinds_of, settings_of_kind
 from echo_schemas.errors import UserError
+from echo_settings import load_settings
+from echo_settings.kinds import kinds_of, settings_of_kind
 
 POOL = """
 [rollout]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from echo_bus.metrics import BusMetrics
-from echo_bus.server import MetricsServer
+from echo_runtime.server import MetricsServer
 from echo_schemas.errors import UserError
 
 problems: dict[str, str | None] = {}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.settings import load_settings
-from echo_bus.settings.public import HIDDEN, public_config
 from echo_schemas.errors import UserError
+from echo_settings import load_settings
+from echo_settings.public import HIDDEN, public_config
 
 
 def load(tmp_path: Path, text: str, **environ: str) -> object:

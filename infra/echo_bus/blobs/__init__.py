@@ -1,0 +1,1 @@
+"""Blobs: bytes larger than a record, in chunks, verified on the way."""

@@ -1,0 +1,370 @@
+"""Bytes too large for one record: written to a topic in chunks, read back verified or not at all.
+
+The chunks of a blob lie on one partition in order. Whoever writes the blob publishes its `BlobRef` afterwards, so that a reference never
+names chunks that are not there. A reader checks the whole and every file, and leaves nothing behind when it fails.
+
+    write   digests of chunks (two threads) ──▶ encoded and published by the caller, in order ──▶ all acknowledged
+    read    fetched, decoded and written to files by the caller ──▶ digests of the whole and of files, on threads beside it
+
+The bytes are hashed once for each digest that does not follow from another: the first file's is that of the whole up to its end, and a
+blob whose whole is right has no wrong chunk. Chunks are hashed by a reader only to name the one that is wrong.
+
+Blobs may be of any size: neither side holds more than some chunks of one in memory (`read` and `read_each` do, whose callers want the
+bytes), and what ends a transfer is that nothing more comes, never how long all of it takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn, cast
+
+from echo_bus.blobs.cursor import BlobCursor, lost
+from echo_bus.blobs.digests import StreamDigest, sha256_of
+from echo_bus.blobs.files import ArrivingFiles
+from echo_bus.client import profiles
+from echo_bus.client.cluster import Cluster, RawConsumer, RawMessage
+from echo_bus.client.consumer_queries import num_partitions, watermarks
+from echo_bus.client.publisher import Publisher, Receipt
+from echo_bus.clock import Clock
+from echo_bus.errors import BlobCorrupt, TransportError
+from echo_bus.metrics import BusMetrics
+from echo_schemas.codec import Codec
+from echo_schemas.errors import InvalidRecord
+from echo_schemas.naming import Namespace
+from echo_schemas.partitioning import partition_of
+from echo_schemas.records import BlobRef, Chunk, ChunkRef, Coordinates, WeightFile
+from echo_schemas.topics import BY_NAME, Topic
+
+# What is left of a record's limit after the chunk's own fields.
+CHUNK_BYTES = profiles.MAX_RECORD_BYTES - 1_000
+# A longer list is left out of the reference: above some 10,000 it alone would exceed a record. What it says stands in the chunks too, and
+# the whole has a checksum.
+MAX_INLINE_CHUNKS = 1_000
+STALL_S = 60.0
+"""Without a chunk in so many seconds a transfer has failed. However slow the network is, one chunk is less than a MiB."""
+_HASHING_THREADS = 2
+# Chunks on their way at once. The client gives up what is not acknowledged two minutes after it was handed over, so this times the chunks'
+# size is what two minutes must suffice for: 1 Mbit/s.
+_MOST_UNACKNOWLEDGED = 16
+_FETCH_BYTES = 8 << 20
+_READING = {
+    "enable.partition.eof": True,
+    # A fetch that waits at the end of one partition holds up the next blob, on another: a client that is kept must not wait there long.
+    "fetch.wait.max.ms": 5,
+    # A fetch is handed on when all of it is there. In pieces, the next one travels while this one is hashed, and its memory is used again.
+    "fetch.max.bytes": _FETCH_BYTES,
+    "max.partition.fetch.bytes": _FETCH_BYTES,
+    # An answer must be there whole within this time, and the same one is asked for again if it is not: 2 Mbit/s.
+    "socket.timeout.ms": 30_000,
+}
+
+
+class BlobWriter:
+    """Writes blobs through a publisher. Thread-safe."""
+
+    def __init__(self, publisher: Publisher, *, metrics: BusMetrics, clock: Clock) -> None:
+        self._publisher = publisher
+        self._metrics = metrics
+        self._clock = clock
+        self._known: set[tuple[str, int]] = set()
+        """(topic, partition) whose leader knows the producer."""
+
+    def write(
+        self,
+        topic: Topic,
+        run_id: str,
+        blob: str,
+        data: bytes | memoryview | Iterable[bytes | memoryview],
+        *,
+        num_bytes: int | None = None,
+        sha256: str | None = None,
+        stall_s: float = STALL_S,
+    ) -> BlobRef:
+        """Publish `data` in chunks of at most CHUNK_BYTES and wait until all are acknowledged.
+
+        `data` may come in pieces of any size, which are taken as they are sent; then `num_bytes` says how many bytes they are together.
+        `blob` is the name within the run, part of every chunk's key; name it by content (`v/12/<sha12>`), so that writing it again is
+        harmless. `sha256`: that of `data`, from a caller that knows it; readers compare it. Raises DeliveryFailed, DeadlineExceeded if no
+        chunk is acknowledged for `stall_s`, and BlobCorrupt if `data` is not of the size that was said; the chunks already written are then
+        garbage that retention removes.
+        """
+        started_s = self._clock.monotonic_s()
+        if isinstance(data, bytes | memoryview):
+            data, num_bytes = (data,), len(data)
+        assert num_bytes is not None, "pieces come with their size"
+        num_chunks = max(1, -(-num_bytes // CHUNK_BYTES))
+        partition = partition_of(f"{run_id}/{blob}", self._publisher.num_partitions(topic))
+        # Several at once are safe only behind one that the leader has taken: see `profiles`.
+        most = _MOST_UNACKNOWLEDGED if (topic.name, partition) in self._known else 1
+        written: list[tuple[Coordinates, int, str]] = []
+        on_their_way: deque[tuple[Receipt, int, str]] = deque()
+
+        def settle(left: int) -> None:
+            while len(on_their_way) > left:
+                receipt, size, digest = on_their_way.popleft()
+                written.append((receipt.wait(stall_s), size, digest))
+                self._known.add((topic.name, partition))
+
+        with ExitStack() as stack:
+            pool = ThreadPoolExecutor(_HASHING_THREADS, thread_name_prefix="blob digests")
+            stack.callback(pool.shutdown, cancel_futures=True)
+            whole = None if sha256 is not None else stack.enter_context(closing(StreamDigest()))
+            try:
+                for index, (piece, digest) in enumerate(_with_digests(_cut(data, CHUNK_BYTES), pool)):
+                    if index == num_chunks:
+                        raise BlobCorrupt(f"What was to become {blob} holds more than the {num_bytes} bytes that were said.")
+                    if whole is not None:
+                        whole.update(piece)
+                    # The codec copies any buffer into the record; a `bytes` of it would be one copy more.
+                    chunk = Chunk(run_id=run_id, blob=blob, index=index, num_chunks=num_chunks, sha256=digest, data=cast("bytes", piece))
+                    on_their_way.append((self._publisher.publish(topic, chunk, partition=partition), len(piece), digest))
+                    settle(most - 1)
+                    most = _MOST_UNACKNOWLEDGED
+                settle(0)
+                if sum(size for _, size, _ in written) != num_bytes:
+                    raise BlobCorrupt(f"What was to become {blob} does not hold the {num_bytes} bytes that were said.")
+            except TransportError as exc:
+                self._metrics.blob_failures.labels("write", type(exc).__name__).inc()
+                raise
+            promised = sha256 if whole is None else whole.finish()
+        self._metrics.blob_bytes.labels("write").inc(num_bytes)
+        self._metrics.blob_seconds.labels("write").observe(self._clock.monotonic_s() - started_s)
+        chunks = (
+            ChunkRef(index=index, offset=place.offset, num_bytes=size, sha256=digest)
+            for index, (place, size, digest) in enumerate(written if num_chunks <= MAX_INLINE_CHUNKS else ())
+        )
+        return BlobRef(
+            topic=topic.name,
+            partition=partition,
+            blob=blob,
+            num_bytes=num_bytes,
+            sha256=promised or "",
+            num_chunks=num_chunks,
+            first_offset=min(place.offset for place, _, _ in written),
+            last_offset=max(place.offset for place, _, _ in written),
+            chunks=tuple(chunks),
+        )
+
+
+class BlobReader:
+    """Reads blobs, from any thread. Each read opens a client of its own, unless `warm` opened one to keep; then `close` the reader."""
+
+    def __init__(self, cluster: Cluster, *, client_id: str, namespace: Namespace, codec: Codec, metrics: BusMetrics, clock: Clock) -> None:
+        self._cluster = cluster
+        self._client_id = client_id
+        self._namespace = namespace
+        self._codec = codec
+        self._metrics = metrics
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._keeps = False
+        self._idle: RawConsumer | None = None
+
+    def warm(self, topic: Topic) -> None:
+        """Connect now, and keep the client from read to read: opening one takes longer than fetching a small adapter.
+
+        Raises TopicMissing, NotAuthorized or ClusterUnreachable.
+        """
+        with self._client() as consumer:
+            num_partitions(consumer, self._namespace.topic(topic))
+            self._keeps = True
+
+    def close(self) -> None:
+        """Close the client that is kept. Idempotent; later reads work, each with a client of its own."""
+        with self._lock:
+            self._keeps = False
+            consumer, self._idle = self._idle, None
+        if consumer is not None:
+            consumer.close()
+
+    def read(self, ref: BlobRef, run_id: str, *, stall_s: float = STALL_S) -> bytes:
+        """The blob's bytes. Raises BlobCorrupt, OffsetLost (retention took it) or DeadlineExceeded (nothing more came for `stall_s`)."""
+        with self._counted(ref), closing(StreamDigest()) as whole, closing(self._chunks(ref, run_id, stall_s)) as chunks:
+            read = []
+            for chunk in chunks:
+                whole.update(chunk.data)
+                read.append(chunk.data)
+            if whole.finish() != ref.sha256:
+                self._refuse(ref, run_id, stall_s)
+            return b"".join(read)
+
+    def read_each(self, refs: Sequence[BlobRef], run_id: str, *, stall_s: float = STALL_S) -> Iterator[tuple[int, bytes | TransportError]]:
+        """Many blobs by their number in `refs`: the bytes of each, or what `read` would have raised. In the order of the log.
+
+        One fetch holds many small blobs; reading them one by one would fetch the same megabytes again for each. `stall_s`: as in `read`.
+        """
+        lows = self._lows(refs)
+        cursor: BlobCursor | None = None
+        try:
+            for number, ref in sorted(enumerate(refs), key=lambda each: (each[1].topic, each[1].partition, each[1].first_offset)):
+                found: bytes | TransportError
+                if ref.first_offset < lows.get((ref.topic, ref.partition), 0):
+                    yield number, lost(ref)
+                    continue
+                cursor = cursor or BlobCursor(self._borrow())
+                try:
+                    with self._counted(ref):
+                        found = self._whole(cursor, ref, run_id, stall_s)
+                except TransportError as exc:
+                    found = exc
+                    cursor.consumer.close()
+                    cursor = None
+                yield number, found
+        finally:
+            if cursor is not None:
+                self._give_back(cursor.consumer)
+
+    def read_files(self, ref: BlobRef, run_id: str, files: Sequence[WeightFile], folder: Path, *, stall_s: float = STALL_S) -> Path:
+        """Split the blob into `files` inside the new folder `folder`, every file verified. Atomic: `folder` is whole or absent.
+
+        What had arrived when the network failed stays beside it, and the next call for the same folder goes on there (`blob_files`).
+        Raises as `read` does; FileExistsError if `folder` exists.
+        """
+        with self._counted(ref), ArrivingFiles(folder, files, ref.sha256) as arriving:
+            with closing(self._chunks(ref, run_id, stall_s, first=arriving.num_pieces)) as chunks:
+                for chunk in chunks:
+                    arriving.add(chunk.data)
+            if arriving.num_bytes == ref.num_bytes and not arriving.is_whole:
+                self._refuse(ref, run_id, stall_s)
+            return arriving.complete()
+
+    @contextmanager
+    def _counted(self, ref: BlobRef) -> Iterator[None]:
+        started_s = self._clock.monotonic_s()
+        try:
+            yield
+        except TransportError as exc:
+            self._metrics.blob_failures.labels("read", type(exc).__name__).inc()
+            raise
+        self._metrics.blob_bytes.labels("read").inc(ref.num_bytes)
+        self._metrics.blob_seconds.labels("read").observe(self._clock.monotonic_s() - started_s)
+
+    def _refuse(self, ref: BlobRef, run_id: str, stall_s: float) -> NoReturn:
+        """Raise BlobCorrupt for bytes that are together not the promised ones. Reads once more to say which chunk is not."""
+        with closing(self._chunks(ref, run_id, stall_s)) as chunks:
+            _refuse_altered(chunks, ref)
+
+    def _whole(self, cursor: BlobCursor, ref: BlobRef, run_id: str, stall_s: float) -> bytes:
+        chunks = list(self._chunks_at(cursor, ref, run_id, stall_s))
+        data = b"".join(chunk.data for chunk in chunks)
+        if sha256_of(data) != ref.sha256:
+            _refuse_altered(chunks, ref)
+        return data
+
+    def _lows(self, refs: Sequence[BlobRef]) -> dict[tuple[str, int], int]:
+        """The first offset that each partition holds, of those that `refs` name and that exist."""
+        places = sorted({(ref.topic, ref.partition) for ref in refs if ref.topic in BY_NAME})
+        physical = {place: (self._namespace.topic(BY_NAME[place[0]]), place[1]) for place in places}
+        if not places:
+            return {}
+        with self._client() as consumer:
+            found = watermarks(consumer, list(physical.values()))
+        return {place: found[physical[place]][0] for place in places}
+
+    def _chunks(self, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0) -> Generator[Chunk, None, None]:
+        """The blob's chunks, by a client that is given back if it has read them all."""
+        with self._client() as consumer:
+            yield from self._chunks_at(BlobCursor(consumer), ref, run_id, stall_s, first=first)
+
+    def _chunks_at(self, cursor: BlobCursor, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0) -> Generator[Chunk, None, None]:
+        """The blob's chunks from `first` on by index, not verified; repeated and foreign ones between them are passed over."""
+        topic = BY_NAME.get(ref.topic)
+        if topic is None:
+            raise BlobCorrupt(f"The blob {ref.blob} names the topic {ref.topic!r}, which is not one of ours.")
+        promised, wanted = {chunk.index: chunk.sha256 for chunk in ref.chunks}, first
+        if wanted == ref.num_chunks:
+            return
+        # Each chunk takes an offset at least, so that none of those wanted lies below this one.
+        rest = replace(ref, first_offset=min(ref.first_offset + first, ref.last_offset))
+        cursor.go_to(self._namespace.topic(topic), rest)
+        for message in cursor.messages(rest, stall_s, self._clock):
+            chunk = self._decode(message, ref)
+            if chunk is None or chunk.run_id != run_id or chunk.blob != ref.blob or chunk.index != wanted:
+                continue
+            if chunk.num_chunks != ref.num_chunks:
+                raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} belongs to {chunk.num_chunks} chunks, not {ref.num_chunks}.")
+            if chunk.sha256 != promised.get(chunk.index, chunk.sha256):
+                raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
+            yield chunk
+            wanted += 1
+            if wanted == ref.num_chunks:
+                return
+        raise BlobCorrupt(f"Chunk {wanted} of {ref.num_chunks} of {ref.blob} is not in the log.")
+
+    @contextmanager
+    def _client(self) -> Iterator[RawConsumer]:
+        """A client, given back if the block ends well. Otherwise closed: nobody knows where it stands."""
+        consumer = self._borrow()
+        try:
+            yield consumer
+        except BaseException:  # whatever ends the block, an interrupt or an abandoned generator included
+            consumer.close()
+            raise
+        self._give_back(consumer)
+
+    def _borrow(self) -> RawConsumer:
+        with self._lock:
+            consumer, self._idle = self._idle, None
+        if consumer is not None:
+            return consumer
+        return self._cluster.consumer({**profiles.BLOB_READER, **_READING, "client.id": self._client_id})
+
+    def _give_back(self, consumer: RawConsumer) -> None:
+        """Keep the client for the next read, or close it."""
+        consumer.unassign()
+        with self._lock:
+            if self._keeps and self._idle is None:
+                self._idle = consumer
+                return
+        consumer.close()
+
+    def _decode(self, message: RawMessage, ref: BlobRef) -> Chunk | None:
+        try:
+            record = self._codec.decode(message.value())
+        except InvalidRecord as exc:
+            raise BlobCorrupt(f"Offset {message.offset()}, inside the blob {ref.blob}, is not a chunk: {exc.message}") from exc
+        return record if isinstance(record, Chunk) else None
+
+
+def _refuse_altered(chunks: Iterable[Chunk], ref: BlobRef) -> NoReturn:
+    """Raise BlobCorrupt for a blob whose bytes are not the promised ones, with the chunk that is not, if one of them tells."""
+    for chunk in chunks:
+        if sha256_of(chunk.data) != chunk.sha256:
+            raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
+    raise BlobCorrupt(f"The blob {ref.blob} does not have the promised checksum.")
+
+
+def _cut(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes | memoryview]:
+    """The same bytes in pieces of `size`, the last one shorter; one empty piece of none. Copies only where two pieces meet."""
+    begun: list[bytes | memoryview] = []
+    missing, is_empty = size, True
+    for piece in pieces:
+        rest = memoryview(piece)
+        while len(rest):
+            is_empty = False
+            part, rest = rest[:missing], rest[missing:]
+            begun.append(part)
+            missing -= len(part)
+            if not missing:
+                yield begun[0] if len(begun) == 1 else b"".join(begun)
+                begun, missing = [], size
+    if begun or is_empty:
+        yield b"".join(begun)
+
+
+def _with_digests(pieces: Iterable[bytes | memoryview], pool: ThreadPoolExecutor) -> Iterator[tuple[bytes | memoryview, str]]:
+    """Each piece with its SHA-256, which the pool makes of the next ones meanwhile."""
+    ahead: deque[tuple[bytes | memoryview, Future[str]]] = deque()
+    for piece in pieces:
+        ahead.append((piece, pool.submit(sha256_of, piece)))
+        if len(ahead) > _HASHING_THREADS:
+            first, digest = ahead.popleft()
+            yield first, digest.result()
+    for first, digest in ahead:
+        yield first, digest.result()

@@ -1,0 +1,60 @@
+"""What an error that a consumer returns means: go on, or stop with an error a person can act on."""
+
+from __future__ import annotations
+
+import logging
+
+from confluent_kafka import KafkaError
+
+from echo_bus.client.cluster import RawMessage
+from echo_bus.errors import NotAuthorized, OffsetLost, TopicMissing, TransportError
+
+logger = logging.getLogger(__name__)
+
+END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001  public in librdkafka, underscored in Python
+
+_NOT_AUTHORIZED = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._AUTHENTICATION,  # noqa: SLF001
+    }
+)
+_MISSING = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+_LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+_REPLACED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID, KafkaError._FENCED})  # noqa: SLF001
+
+
+def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
+    """Return if the client recovers by itself, else raise NotAuthorized, TopicMissing, OffsetLost or TransportError.
+
+    `group`: that of a member. Without, the reader joins none and needs no right on any, although the client asks after one by itself.
+    """
+    code, where = error.code(), f"{raw.topic()}[{raw.partition()}]" if raw.topic() else "the group"
+    if code == END_OF_PARTITION:
+        return
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        if not group:
+            return
+        where = f"as the consumer group {group!r}"
+    if code in _NOT_AUTHORIZED:
+        raise NotAuthorized(f"This client may not read {where}: {error.str()}.", hint="Compare with `echoswarm acls render`.")
+    if code in _MISSING:
+        raise TopicMissing(f"{where} does not exist: {error.str()}.", hint="Run `echoswarm topics apply`.")
+    if code in _LOST:
+        raise OffsetLost(f"The position asked for is not in {where} any more: {error.str()}.", hint="Choose where to go on reading.")
+    if code in _REPLACED:
+        raise TransportError(
+            f"Another consumer has taken this one's place in the group: {error.str()}.",
+            hint="Two processes have the same group.instance.id; stop one of them or give each its own.",
+        )
+    if error.fatal():
+        raise TransportError(f"The consumer of {where} failed for good: {error.str()}.")
+    logger.warning("The client reports about %s: %s; it goes on by itself", where, error)

@@ -1,0 +1,139 @@
+"""What a consumer can ask of the cluster: how many partitions a topic has, where a partition begins and ends, what a group has done of it.
+
+Nobody asks an admin client for a group's offsets or its members: where a coordinator moves, or the connection to it is lost, librdkafka
+(2.16) ends the whole process then (librdkafka#5040, librdkafka#5397), be it a minute after the answer was given up.
+
+Leaders and coordinators move, and are unknown for a moment after a topic or a group was made: such answers are asked for again until the
+time is up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
+
+from echo_bus.client.cluster import Cluster, RawConsumer
+from echo_bus.client.kafka import translate
+from echo_bus.client.profiles import GROUP_CONSUMER
+from echo_bus.clock import Deadline
+from echo_bus.errors import ClusterUnreachable, NotAuthorized, TopicMissing
+
+QUERY_S = 30.0
+_AGAIN_S = 0.05
+_CONNECTION_LOST = KafkaError._TRANSPORT  # noqa: SLF001  public in librdkafka, underscored in Python
+_PASSING = frozenset(
+    {
+        _CONNECTION_LOST,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        # A leader that has just been elected does not know yet how far its followers are.
+        KafkaError.OFFSET_NOT_AVAILABLE,
+    }
+)
+_COORDINATOR_MOVES = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError._WAIT_COORD,  # noqa: SLF001  public in librdkafka, underscored in Python
+    }
+)
+
+
+def open_asker(cluster: Cluster, group: str, client_id: str) -> RawConsumer:
+    """A client that may ask what `group` has committed. It joins nothing, and assigns nothing; close it."""
+    properties = {name: value for name, value in GROUP_CONSUMER.items() if name != "partition.assignment.strategy"}
+    return cluster.consumer({**properties, "group.id": group, "client.id": client_id})
+
+
+def num_partitions(consumer: RawConsumer, physical: str, timeout_s: float = QUERY_S) -> int:
+    """How many partitions a topic has. Raises TopicMissing, ClusterUnreachable, NotAuthorized."""
+    deadline = Deadline.after(timeout_s)
+    while True:
+        try:
+            found = consumer.list_topics(physical, timeout=max(_AGAIN_S, deadline.remaining_s())).topics.get(physical)
+            break
+        except KafkaException as exc:
+            # A connection that is not set up in time is dropped, and what was asked on it with it; the client makes another.
+            if exc.args[0].code() != _CONNECTION_LOST or deadline.expired():
+                raise translate(exc, physical) from exc
+            time.sleep(_AGAIN_S)
+    if found is not None and found.error is not None and found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise NotAuthorized(f"This client may not see the topic {physical}.", hint="Compare with `echoswarm acls render`.")
+    if found is None or not found.partitions:
+        raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
+    return len(found.partitions)
+
+
+def watermarks(
+    consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """The first offset that each (topic, partition) holds, and the one after its last; two requests per leader, however many partitions.
+
+    Not one request per partition: brokers answer a connection in order, so each would wait behind a fetch that waits for records, half a
+    second long. Raises ClusterUnreachable, NotAuthorized, TopicMissing.
+    """
+    deadline = Deadline.after(timeout_s)
+    lows = _offsets(consumer, places, OFFSET_BEGINNING, deadline)
+    highs = _offsets(consumer, places, OFFSET_END, deadline)
+    return {place: (lows[place], highs[place]) for place in places}
+
+
+def end_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> dict[tuple[str, int], int]:
+    """The offset after the last one of each (topic, partition); as `watermarks`."""
+    return _offsets(consumer, places, OFFSET_END, Deadline.after(timeout_s))
+
+
+def offsets_at(
+    consumer: RawConsumer, places: Sequence[tuple[str, int]], time_ms: int, timeout_s: float = QUERY_S
+) -> dict[tuple[str, int], int]:
+    """The first offset of each (topic, partition) whose record is not older than `time_ms`, -1 if all are; as `watermarks`."""
+    return _offsets(consumer, places, time_ms, Deadline.after(timeout_s))
+
+
+def committed_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> dict[tuple[str, int], int]:
+    """What the consumer's group has committed, without the places in which it committed nothing; as `committed`."""
+    found = committed(consumer, places, timeout_s)
+    return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+
+
+def committed(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> list[TopicPartition]:
+    """What the consumer's group has committed, with what is noted beside it. One request to the group's coordinator.
+
+    Raises ClusterUnreachable, also where no coordinator was found in time, and NotAuthorized.
+    """
+    deadline = Deadline.after(timeout_s)
+    while True:
+        try:
+            return consumer.committed([TopicPartition(*place) for place in places], timeout=max(_AGAIN_S, deadline.remaining_s()))
+        except KafkaException as exc:
+            where = ", ".join(sorted({physical for physical, _ in places}))
+            if exc.args[0].code() not in _COORDINATOR_MOVES:
+                raise translate(exc, where) from exc
+            if deadline.expired():
+                raise ClusterUnreachable(
+                    f"The coordinator of the group that reads {where} has not been found for {timeout_s:g} s: {exc.args[0].str()}.",
+                    hint="It moves while a broker starts or stops; ask again.",
+                ) from exc
+            time.sleep(_AGAIN_S)
+
+
+def _offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], which: int, deadline: Deadline) -> dict[tuple[str, int], int]:
+    """`which` is a time (Unix, ms), or one of the two that the protocol knows for ends: that of the beginning and that of the end."""
+    asked = [TopicPartition(physical, partition, which) for physical, partition in places]
+    while True:
+        try:
+            found = consumer.offsets_for_times(asked, timeout=max(_AGAIN_S, deadline.remaining_s()))
+            for answer in found:
+                if answer.error is not None:
+                    raise KafkaException(answer.error)
+            return {(answer.topic, answer.partition): answer.offset for answer in found}
+        except KafkaException as exc:
+            if exc.args[0].code() not in _PASSING or deadline.expired():
+                raise translate(exc, ", ".join(sorted({physical for physical, _ in places}))) from exc
+            time.sleep(_AGAIN_S)

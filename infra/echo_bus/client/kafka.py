@@ -1,0 +1,102 @@
+"""A real Kafka behind the `Cluster` seam: confluent-kafka's clients with the cluster's address and security added."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from echo_bus.client.cluster import RawConsumer, RawProducer
+from echo_bus.client.profiles import FAILOVER
+from echo_bus.errors import ClusterUnreachable, NotAuthorized, TransportError
+
+logger = logging.getLogger(__name__)
+
+CLIENT_LOG = f"{__name__}.librdkafka"
+"""The logger of the clients' own lines, most of them about connections. A process that logs keeps them in its log; a command that does not
+log says its error alone."""
+_client_logger = logging.getLogger(CLIENT_LOG)
+_client_logger.addHandler(logging.NullHandler())
+
+_AUTHENTICATION = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})  # noqa: SLF001  public in librdkafka, underscored in Python
+_AUTHORIZATION = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+
+class KafkaCluster:
+    """Opens clients on one cluster. Thread-safe. `client_properties` are any librdkafka properties; they win over everything else."""
+
+    def __init__(self, bootstrap: str, client_properties: Mapping[str, Any] | None = None) -> None:
+        self.bootstrap = bootstrap
+        self._own = dict(client_properties or {})
+        self._lock = threading.Lock()
+        self._last_error: KafkaError | None = None
+
+    def producer(self, config: Mapping[str, Any]) -> RawProducer:
+        return cast("RawProducer", self._open(Producer, config))
+
+    def consumer(self, config: Mapping[str, Any]) -> RawConsumer:
+        merged = dict(config)
+        if "group.id" not in merged:
+            # librdkafka wants a group even from a reader that never joins one; nothing is ever committed under this name.
+            merged["group.id"] = f"{merged.get('client.id', 'echoswarm')}.reader"
+        return cast("RawConsumer", self._open(Consumer, merged))
+
+    def admin(self) -> AdminClient:
+        return cast("AdminClient", self._open(AdminClient, FAILOVER))
+
+    def check(self, timeout_s: float = 10.0) -> int:
+        """The number of brokers that answer. Raises ClusterUnreachable or NotAuthorized, each with what to do."""
+        try:
+            return len(self.admin().list_topics(timeout=timeout_s).brokers)
+        except KafkaException as exc:
+            raise self.explain(exc) from exc
+
+    def explain(self, error: KafkaException) -> TransportError:
+        """The error a person can act on. A refused login shows up at the call only as a time-out: the client's own report says more."""
+        last = self._last_error
+        if last is not None and last.code() in _AUTHENTICATION:
+            return NotAuthorized(
+                f"The cluster at {self.bootstrap} refused the login: {last.str()}",
+                hint="Check sasl.username and the password file in [kafka.client].",
+            )
+        return translate(error, self.bootstrap)
+
+    def _open(self, client: Any, config: Mapping[str, Any]) -> Any:
+        merged = {**config, "bootstrap.servers": self.bootstrap, "error_cb": self._on_error, "logger": _client_logger, **self._own}
+        try:
+            return client(merged)
+        except KafkaException as exc:
+            raise TransportError(
+                f"The Kafka client refused its configuration: {exc.args[0].str()}.", hint="Check the properties in [kafka.client]."
+            ) from exc
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Called by librdkafka from whichever thread polls. Errors here are informational: the client retries by itself."""
+        with self._lock:
+            if self._last_error is None or error.code() in _AUTHENTICATION:
+                self._last_error = error
+        logger.debug("Kafka client: %s", error)
+
+
+def translate(error: KafkaException, where: str) -> TransportError:
+    """The errors of `errors.py` for what confluent-kafka raises."""
+    cause: KafkaError = error.args[0]
+    if cause.code() in _AUTHENTICATION or cause.code() in _AUTHORIZATION:
+        return NotAuthorized(f"The cluster at {where} does not allow this: {cause.str()}", hint="Compare with `echoswarm acls render`.")
+    if cause.code() in {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE}:  # noqa: SLF001  see above
+        return ClusterUnreachable(
+            f"No broker answers at {where}.",
+            hint="Is it running (`echoswarm kafka status`), is the address right, and does it want TLS or a login ([kafka.client])?",
+        )
+    return TransportError(f"Kafka at {where} says: {cause.str()}.")

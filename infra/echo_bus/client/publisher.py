@@ -1,0 +1,321 @@
+"""Records onto topics: encoded, keyed, bounded, acknowledged or failed loudly.
+
+Threads: any number of callers publish; one thread of the publisher's own polls the client, where acknowledgements arrive. `publish`
+blocks only while the client's buffer is full; the poll thread unblocks it. Callbacks run on the poll thread and must be short.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from echo_bus.client.cluster import RawMessage, RawProducer
+from echo_bus.client.kafka import translate
+from echo_bus.client.profiles import MAX_RECORD_BYTES
+from echo_bus.clock import Clock, Deadline
+from echo_bus.errors import DeadlineExceeded, DeliveryFailed, NotAuthorized, ProducerClosed, RecordTooLarge, TopicMissing, TransportError
+from echo_bus.metrics import BusMetrics
+from echo_schemas.codec import Codec
+from echo_schemas.headers import headers_of
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Coordinates, Record
+from echo_schemas.topics import Topic
+
+logger = logging.getLogger(__name__)
+
+ReceiptCallback = Callable[["Receipt"], None]
+_POLL_S = 0.1
+_FULL_BUFFER_WAIT_S = 0.02
+_ANY_PARTITION = -1
+# One acknowledgement in so many is timed: enough for any quantile, and a histogram costs as much as encoding a small record.
+_TIMED_EVERY = 16
+
+
+class Receipt:
+    """The fate of one record: its coordinates, or the error. Light, because there is one per record: it makes no lock of its own."""
+
+    __slots__ = ("_callbacks", "_condition", "_waiters", "error", "where")
+
+    def __init__(self, condition: threading.Condition) -> None:
+        self._condition = condition
+        self._waiters = 0
+        self._callbacks: tuple[ReceiptCallback, ...] = ()
+        self.where: Coordinates | None = None
+        self.error: TransportError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the record was acknowledged or has failed."""
+        return self.where is not None or self.error is not None
+
+    def wait(self, timeout_s: float) -> Coordinates:
+        """The record's partition and offset. Raises DeliveryFailed (or its kin) if it failed, DeadlineExceeded if nothing is known yet."""
+        with self._condition:
+            self._waiters += 1
+            self._condition.wait_for(lambda: self.done, timeout_s)
+            self._waiters -= 1
+        if self.error is not None:
+            raise self.error
+        if self.where is None:
+            raise DeadlineExceeded(f"A record was not acknowledged within {timeout_s:g} s; it may still be.")
+        return self.where
+
+    def on_done(self, callback: ReceiptCallback) -> None:
+        """Call `callback(receipt)` once, on the poll thread, or now if the fate is known."""
+        with self._condition:
+            # Noted before looking: `settle` does it the other way round, so one of the two sees the other.
+            self._callbacks += (callback,)
+        if self.done:
+            self._run_callbacks()
+
+    def settle(self, where: Coordinates | None, error: TransportError | None) -> None:
+        """Set the fate; called once, by the publisher."""
+        self.where, self.error = where, error
+        # Nearly every receipt has nobody waiting, and then no lock is taken.
+        if self._waiters:
+            with self._condition:
+                self._condition.notify_all()
+        if self._callbacks:
+            self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
+        with self._condition:
+            callbacks, self._callbacks = self._callbacks, ()
+        for callback in callbacks:
+            callback(self)
+
+
+class Publisher:
+    """Publishes records of one process. Thread-safe."""
+
+    def __init__(
+        self,
+        producer: RawProducer,
+        *,
+        namespace: Namespace,
+        codec: Codec,
+        metrics: BusMetrics,
+        clock: Clock,
+        source: str,
+        poll: bool = True,
+    ) -> None:
+        """`source` is the client id, written into every record's headers. `poll=False`: the caller polls (transactions do)."""
+        self._producer = producer
+        self._namespace = namespace
+        self._codec = codec
+        self._metrics = metrics
+        self._clock = clock
+        self._source = source
+        self._condition = threading.Condition()
+        self._failure: TransportError | None = None
+        self._ended: TransportError | None = None
+        self._closed = False
+        self._topics: dict[str, _TopicMetrics] = {}
+        self._thread = threading.Thread(target=self._poll, name=f"publisher {source}", daemon=True) if poll else None
+        if self._thread is not None:
+            self._thread.start()
+
+    def publish(
+        self,
+        topic: Topic,
+        record: Record,
+        *,
+        key: str | None = None,
+        partition: int | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> Receipt:
+        """Hand over `record`. The key is the topic's own unless given; the partition follows from the key unless given.
+
+        Raises InvalidRecord if the record contradicts itself, RecordTooLarge, ProducerClosed, and once the error of an earlier failed
+        delivery, so that no loss goes unseen; that of a client that has failed for good each time.
+        """
+        value = self._codec.encode(record)
+        all_headers = headers_of(record, source=self._source, time_ms=self._clock.time_ms())
+        if headers:
+            all_headers.extend(headers)
+        return self._produce(self._namespace.topic(topic), value, key or topic.key_of(record), partition, all_headers)
+
+    def publish_tombstone(self, topic: Topic, key: str) -> Receipt:
+        """Say that `key` of a compacted topic is gone."""
+        return self._produce(self._namespace.topic(topic), None, key, None, ())
+
+    def publish_bytes(
+        self,
+        physical: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        partition: int | None = None,
+    ) -> Receipt:
+        """Hand over bytes as they are (dead letters keep what they got)."""
+        return self._produce(physical, value, key, partition, headers)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything handed over is acknowledged. Raises DeadlineExceeded, or the error of a failed delivery."""
+        left = self._producer.flush(timeout_s)
+        self._raise_failure()
+        if left:
+            raise DeadlineExceeded(f"{left} records were not acknowledged within {timeout_s:g} s; they may still be.")
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Flush and stop. Idempotent. Raises as `flush` does, but is closed all the same."""
+        if self._closed:
+            return
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._closed = True
+            if self._thread is not None:
+                self._thread.join(timeout_s)
+
+    def num_partitions(self, topic: Topic, timeout_s: float = 10.0) -> int:
+        """How many partitions a topic has. Raises TopicMissing, ClusterUnreachable, NotAuthorized."""
+        physical = self._namespace.topic(topic)
+        try:
+            found = self._producer.list_topics(physical, timeout=timeout_s).topics.get(physical)
+        except KafkaException as exc:
+            raise translate(exc, physical) from exc
+        if found is None or not found.partitions:
+            raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
+        return len(found.partitions)
+
+    def _produce(
+        self,
+        physical: str,
+        value: bytes | None,
+        key: str | bytes | None,
+        partition: int | None,
+        headers: Sequence[tuple[str, bytes]],
+    ) -> Receipt:
+        if self._closed:
+            raise ProducerClosed(f"Something was published to {physical} after the publisher was closed.")
+        if self._ended is not None:
+            # Nobody polls any more, so no acknowledgement would ever be heard.
+            raise self._ended
+        if self._failure is not None:
+            self._raise_failure()
+        num_bytes = 0 if value is None else len(value)
+        if num_bytes > MAX_RECORD_BYTES:
+            raise RecordTooLarge(
+                f"A record of {num_bytes} bytes is above the {MAX_RECORD_BYTES} that every cluster accepts.",
+                hint="Long data travels as a blob.",
+            )
+        topic_metrics = self._topics.get(physical) or self._metrics_of(physical)
+        receipt = Receipt(self._condition)
+        started_s = time.monotonic()
+
+        def delivered(error: KafkaError | None, message: RawMessage) -> None:
+            self._delivered(receipt, topic_metrics, started_s, error, message)
+
+        where = _ANY_PARTITION if partition is None else partition
+        while True:
+            try:
+                self._producer.produce(physical, value, key, where, delivered, headers=list(headers))
+                break
+            except BufferError:
+                self._wait_for_room(topic_metrics)
+            except KafkaException as exc:
+                raise _failed(physical, exc.args[0]) from exc
+        topic_metrics.published.inc()
+        topic_metrics.num_bytes.inc(num_bytes)
+        return receipt
+
+    def _wait_for_room(self, topic_metrics: _TopicMetrics) -> None:
+        """The client's buffer is full: hold the caller back while acknowledgements free it."""
+        started_s = time.monotonic()
+        self._producer.poll(_FULL_BUFFER_WAIT_S)
+        topic_metrics.blocked.inc(time.monotonic() - started_s)
+        if self._closed:
+            raise ProducerClosed("The publisher was closed while a caller waited for room in its buffer.")
+
+    def _delivered(
+        self, receipt: Receipt, topic_metrics: _TopicMetrics, started_s: float, error: KafkaError | None, message: RawMessage
+    ) -> None:
+        offset = message.offset()
+        if error is None and offset is not None:
+            if not offset % _TIMED_EVERY:
+                topic_metrics.seconds.observe(time.monotonic() - started_s)
+            self._settle(receipt, topic_metrics, Coordinates(partition=message.partition() or 0, offset=offset), None)
+            return
+        # The client takes such a record for delivered because a later one was; no broker has said so.
+        failure = _unproven(topic_metrics.physical) if error is None else _failed(topic_metrics.physical, error)
+        self._metrics.publish_failures.labels(topic_metrics.physical, "no offset" if error is None else error.name()).inc()
+        logger.error("%s", failure)
+        self._failure = failure
+        self._settle(receipt, topic_metrics, None, failure)
+
+    def _settle(self, receipt: Receipt, topic_metrics: _TopicMetrics, where: Coordinates | None, error: TransportError | None) -> None:
+        """Settle a receipt. What its callbacks raise is raised to the next caller: the thread goes on, for others wait for theirs."""
+        try:
+            receipt.settle(where, error)
+        except Exception as exc:  # callbacks are the callers' own and may raise anything
+            logger.exception("What follows an acknowledgement from %s has failed", topic_metrics.physical)
+            self._failure = TransportError(f"What follows an acknowledgement from {topic_metrics.physical} has failed: {exc!r}.")
+            self._failure.__cause__ = exc
+
+    def forget_failure(self) -> None:
+        """Let a failed delivery go unraised: the records of a transaction that is rolled back were never promised to anybody."""
+        self._failure = None
+
+    def _raise_failure(self) -> None:
+        """Raise the oldest unseen failure once; the caller that goes on after it does so knowingly."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _poll(self) -> None:
+        while not self._closed:
+            try:
+                self._producer.poll(_POLL_S)
+            except (KafkaException, SystemError) as exc:
+                # A fatal client error is raised out of poll; a callback in the same call turns it into a SystemError.
+                cause = exc if isinstance(exc, KafkaException) else exc.__cause__
+                reason = cause.args[0].str() if isinstance(cause, KafkaException) else str(exc)
+                self._failure = self._ended = DeliveryFailed(f"The producer {self._source} failed for good: {reason}.")
+                logger.exception("The producer %s failed for good", self._source)
+                return
+
+    def _metrics_of(self, physical: str) -> _TopicMetrics:
+        made = self._topics[physical] = _TopicMetrics(self._metrics, physical)
+        return made
+
+
+class _TopicMetrics:
+    """The labelled collectors of one topic: looked up once, not per record."""
+
+    __slots__ = ("blocked", "num_bytes", "physical", "published", "seconds")
+
+    def __init__(self, metrics: BusMetrics, physical: str) -> None:
+        self.physical = physical
+        self.published = metrics.records_published.labels(physical)
+        self.num_bytes = metrics.bytes_published.labels(physical)
+        self.seconds = metrics.publish_seconds.labels(physical)
+        self.blocked = metrics.publish_blocked_seconds.labels(physical)
+
+
+def _failed(physical: str, error: Any) -> TransportError:
+    """The error for a record that was not acknowledged."""
+    code = error.code()
+    if code in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001  public in librdkafka
+        return TopicMissing(f"The topic {physical}, or the partition asked for, does not exist.", hint="Run `echoswarm topics apply`.")
+    if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return NotAuthorized(f"This client may not write to {physical}.", hint="Compare with `echoswarm acls render`.")
+    return DeliveryFailed(f"A record for {physical} was not acknowledged: {error.str()}.")
+
+
+def _unproven(physical: str) -> DeliveryFailed:
+    return DeliveryFailed(
+        f"A record for {physical} was acknowledged without an offset, so nobody knows whether it is in the log.",
+        hint="Publish it again: readers take a record that comes twice for one.",
+    )
+
+
+def wait_all(receipts: Sequence[Receipt], deadline: Deadline) -> list[Coordinates]:
+    """The coordinates of all receipts, in order. Raises as `Receipt.wait` does."""
+    return [receipt.wait(deadline.remaining_s()) for receipt in receipts]

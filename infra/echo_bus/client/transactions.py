@@ -1,0 +1,154 @@
+"""Transactions that only produce and commit: several records that readers see together or not at all.
+
+One thread uses a writer. A fatal error means this producer is dead and *may* mean that a successor exists (KIP-98 fencing, but also a
+transaction time-out): `ProducerFenced` says so, and the caller decides by reading the newest session claim.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from echo_bus.client.cluster import RawProducer
+from echo_bus.client.publisher import Publisher, Receipt
+from echo_bus.clock import Clock, Deadline
+from echo_bus.errors import DeadlineExceeded, NotAuthorized, ProducerFenced, TransactionAborted, TransportError
+from echo_bus.metrics import BusMetrics
+from echo_schemas.codec import Codec
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Record
+from echo_schemas.topics import PROGRESS, Topic
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# A commit or init asks the coordinator again until this is over; longer than any fail-over.
+DEFAULT_TIMEOUT_S = 60.0
+
+
+class TransactionalWriter:
+    """Writes transactions under one transactional id. `start` before anything else."""
+
+    def __init__(
+        self, producer: RawProducer, *, namespace: Namespace, codec: Codec, metrics: BusMetrics, clock: Clock, source: str
+    ) -> None:
+        """`producer` was configured with a `transactional.id` (see `profiles.TRANSACTIONAL`)."""
+        self._producer = producer
+        # One that everybody with a transactional id may see; without a name the answer describes every topic of the cluster.
+        self._topic = namespace.topic(PROGRESS)
+        self._metrics = metrics
+        self._clock = clock
+        self._publisher = Publisher(
+            producer, namespace=namespace, codec=codec, metrics=metrics, clock=clock, source=source, poll=False
+        )  # fmt: skip
+        self._open = False
+
+    def start(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Take over the transactional id: an unfinished transaction of a predecessor is rolled back and the predecessor fenced."""
+        deadline = Deadline.after(timeout_s, self._clock)
+        self._connect(deadline)
+        self._call(self._producer.init_transactions, deadline, "taking over the transactional id")
+
+    @contextmanager
+    def transaction(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[TransactionalWriter]:
+        """Everything published inside commits when the block ends, and is rolled back when it raises.
+
+        Raises TransactionAborted when the cluster refused and the same writer may try again, ProducerFenced when the writer is dead.
+        """
+        deadline = Deadline.after(timeout_s, self._clock)
+        started_s = self._clock.monotonic_s()
+        self._call(lambda _: self._producer.begin_transaction(), deadline, "beginning a transaction")
+        self._open = True
+        try:
+            yield self
+            self._commit(deadline)
+        except ProducerFenced:
+            self._metrics.transactions.labels("fenced").inc()
+            raise
+        except BaseException:  # whatever ended the block, an interrupt included: nothing of it may be seen
+            self._abort(deadline)
+            raise
+        finally:
+            self._open = False
+        self._metrics.transactions.labels("committed").inc()
+        self._metrics.transaction_seconds.observe(self._clock.monotonic_s() - started_s)
+
+    def publish(self, topic: Topic, record: Record, *, key: str | None = None, partition: int | None = None) -> Receipt:
+        """Hand over a record of the open transaction. Its receipt settles at the latest when the transaction commits."""
+        self._require_open()
+        return self._publisher.publish(topic, record, key=key, partition=partition)
+
+    def publish_tombstone(self, topic: Topic, key: str) -> Receipt:
+        """Say, within the open transaction, that `key` is gone."""
+        self._require_open()
+        return self._publisher.publish_tombstone(topic, key)
+
+    def close(self) -> None:
+        """Forget the writer. An open transaction is left to the coordinator, which rolls it back."""
+        self._producer.purge()
+
+    def _connect(self, deadline: Deadline) -> None:
+        """Have a connection: a client without one finds nobody to ask for its coordinator, and asks again half a second later."""
+        try:
+            # The first answer comes over a connection to the configured address, which the client gives up once it knows its brokers.
+            for _ in range(2):
+                self._producer.list_topics(self._topic, timeout=deadline.remaining_s())
+        except KafkaException as exc:
+            logger.debug("No broker answers yet: %s", exc)
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise TransportError("A transactional writer publishes only inside `with writer.transaction():`.")
+
+    def _commit(self, deadline: Deadline) -> None:
+        # Flushing first makes the commit itself several times quicker, and a record that failed is named here, not as an abort.
+        self._call(lambda timeout_s: self._publisher.flush(timeout_s), deadline, "delivering the transaction's records")
+        self._call(self._producer.commit_transaction, deadline, "committing")
+
+    def _abort(self, deadline: Deadline) -> None:
+        """Roll back; an error here must not hide the one that led here, unless the producer is dead."""
+        try:
+            self._call(self._producer.abort_transaction, deadline, "rolling back")
+        except ProducerFenced:
+            self._metrics.transactions.labels("fenced").inc()
+            raise
+        except TransportError as exc:
+            logger.warning("The transaction could not be rolled back and will time out: %s", exc)
+        # Rolling back purges what was not sent yet, which reports it as failed.
+        self._publisher.forget_failure()
+        self._metrics.transactions.labels("aborted").inc()
+
+    def _call(self, step: Callable[[float], object], deadline: Deadline, doing: str) -> None:
+        """Run one step of the protocol, again while the cluster asks for patience, and translate what it raises."""
+        while True:
+            try:
+                step(deadline.remaining_s())
+            except KafkaException as exc:
+                error: KafkaError = exc.args[0]
+                cause: BaseException = exc
+            except SystemError as exc:
+                # A fatal error raised out of poll or flush while a Python callback runs arrives wrapped.
+                if not isinstance(exc.__cause__, KafkaException):
+                    raise
+                error, cause = exc.__cause__.args[0], exc
+            else:
+                return
+            if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                raise NotAuthorized(
+                    f"This client may not use its transactional id: {error.str()}.", hint="Compare with `echoswarm acls render`."
+                ) from cause
+            if error.fatal():
+                raise ProducerFenced(
+                    f"The transactional producer is dead (while {doing}): {error.str()}.",
+                    hint="Make a new one and read the newest session claim: only that says whether a successor exists.",
+                ) from cause
+            if error.txn_requires_abort():
+                raise TransactionAborted(f"The transaction must be rolled back (while {doing}): {error.str()}.") from cause
+            if not error.retriable():
+                raise TransportError(f"A transaction failed while {doing}: {error.str()}.") from cause
+            if deadline.expired():
+                raise DeadlineExceeded(f"The transaction coordinator did not answer in time (while {doing}): {error.str()}.") from cause

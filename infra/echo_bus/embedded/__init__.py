@@ -1,7 +1,0 @@
-"""A real Apache Kafka and a schema registry as child processes, from Python packages alone: no Docker, no Java."""
-
-from echo_bus.embedded.broker import EmbeddedKafka, Node
-from echo_bus.embedded.jvm import Jit, Jvm
-from echo_bus.embedded.state import resolve_embedded, resolve_registry
-
-__all__ = ["EmbeddedKafka", "Jit", "Jvm", "Node", "resolve_embedded", "resolve_registry"]

@@ -1,0 +1,403 @@
+"""The consumer loop: a group's messages to a handler, at least once, with bounded memory, and a poll thread that never waits for work.
+
+    run()    the caller's thread polls: fetches, hands over, pauses, commits, answers rebalances
+    worker   one thread of the loop's own decodes and calls the handler (consumer_worker.py)
+    stop()   any thread, or a signal handler: drains, commits, leaves the group
+
+Back-pressure: with the hand-over full the poll thread first waits a moment for room, because pausing makes the client throw away what it
+has fetched; if the worker is slower than that, everything is paused, and polling goes on so that the group keeps the member.
+Offsets are committed explicitly, never by the client: the first offset of each partition whose work is not done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from echo_bus.client.cluster import Cluster, RawConsumer, RawMessage
+from echo_bus.client.consumer_errors import check_error
+from echo_bus.client.kafka import translate
+from echo_bus.client.profiles import GROUP_CONSUMER, NEXT_GENERATION_GROUP
+from echo_bus.clock import Clock, Deadline, SystemClock
+from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits, DeadLetters
+from echo_bus.errors import DeadlineExceeded, TopicMissing
+from echo_bus.group.notes import NoteKeeper, Notes
+from echo_bus.group.state import Batch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, Room, TopicCounters
+from echo_bus.group.worker import Action, Worker
+from echo_bus.message import Handler
+from echo_bus.metrics import BusMetrics
+from echo_bus.reading.decoding import Decoder
+from echo_schemas.codec import Codec
+from echo_schemas.naming import Namespace
+from echo_schemas.topics import Topic
+
+logger = logging.getLogger(__name__)
+
+# A poll returns at once when something is there; this is how long requests of the worker and `stop` may wait for it.
+_POLL_S = 0.1
+# How long a full hand-over is waited for before the partitions are paused, which costs a fetch of everything queued in the client.
+_ROOM_S = 0.2
+_METADATA_S = 10.0
+_LAG_INTERVAL_S = 5.0
+# A commit for every message would cost the broker more than the message.
+_SOON_S = 0.05
+
+
+def group_properties(group: str, *, client_id: str, next_generation: bool = False, static_member: str | None = None) -> dict[str, Any]:
+    """The client's properties for a member of `group`: cooperative-sticky, or KIP-848 with `next_generation`.
+
+    `static_member` is a name that survives restarts: the partitions of a process that comes back within the session are kept for it. With
+    KIP-848 the broker refuses a restarted member until the session of its predecessor ends.
+    """
+    properties = {**(NEXT_GENERATION_GROUP if next_generation else GROUP_CONSUMER), "group.id": group, "client.id": client_id}
+    if static_member is not None:
+        properties["group.instance.id"] = static_member
+    return properties
+
+
+class ConsumerLoop:
+    """Reads topics as a member of a group until `stop`. One use only."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Sequence[Topic],
+        handler: Handler,
+        *,
+        properties: Mapping[str, Any],
+        namespace: Namespace,
+        codec: Codec,
+        dead_letters: DeadLetters,
+        metrics: BusMetrics,
+        run_id: str | None = None,
+        clock: Clock | None = None,
+        limits: LoopLimits | None = None,
+        dead_letter_limits: DeadLetterLimits | None = None,
+    ) -> None:
+        """`properties` are from `group_properties`. `run_id` None reads every run. Nothing is opened before `run`."""
+        self._cluster = cluster
+        self._topics = {namespace.topic(topic): topic for topic in topics}
+        self._properties = dict(properties)
+        self._group = str(properties["group.id"])
+        self._metrics = metrics
+        self._clock = clock or SystemClock()
+        self._limits = limits or LoopLimits()
+        self._on_assignment: Callable[[frozenset[PartitionKey]], None] = lambda keys: None
+        self._decoder = Decoder(codec, namespace, topics, run_id=run_id)
+        self._handover = Handover(max_messages=self._limits.max_queued_messages, max_bytes=self._limits.max_queued_bytes)
+        self._worker = Worker(
+            handler=handler,
+            decoder=self._decoder,
+            dead_letters=dead_letters,
+            budget=DeadLetterBudget(dead_letter_limits, self._clock),
+            handover=self._handover,
+            metrics=metrics,
+            clock=self._clock,
+            limits=self._limits,
+        )
+        self._counters = {physical: TopicCounters(metrics, physical) for physical in self._topics}
+        self._keeper = NoteKeeper()
+        self._assignment: dict[PartitionKey, PartitionState] = {}
+        self._assigned = threading.Event()
+        self._stopped = threading.Event()
+        self._handed_back = threading.Event()
+        self._all_paused = False
+        self._next_commit_s = self._next_lag_s = self._committed_s = 0.0
+
+    @property
+    def num_queued(self) -> int:
+        """Messages fetched and not yet worked through."""
+        return self._handover.num_messages
+
+    @property
+    def num_in_flight(self) -> int:
+        """Messages accepted and not yet done."""
+        return self._worker.in_flight.count
+
+    def on_assignment(self, listener: Callable[[frozenset[PartitionKey]], None]) -> None:
+        """Call `listener` with the physical topics and partitions of this member whenever they change, on the poll thread: keep it short.
+
+        To be said before `run`; the last listener counts.
+        """
+        self._on_assignment = listener
+
+    def keep_notes(self, notes: Notes) -> None:
+        """Commit what `notes` says beside each offset. For a loop of one topic; to be said before `run`."""
+        self._keeper.notes = notes
+
+    def commit_soon(self) -> None:
+        """Commit with the next poll rather than at the next interval, if the last commit is not quite new. Any thread."""
+        self._next_commit_s = min(self._next_commit_s, self._committed_s + _SOON_S)
+
+    def offer_again(self) -> None:
+        """The handler has room: offer it at once what it was busy for. Any thread."""
+        self._handover.give(Room())
+
+    def wait_assigned(self, timeout_s: float) -> None:
+        """Wait until the group has given this member its first assignment. Raises DeadlineExceeded: a group that never assigns is
+        usually one that this client may not join."""
+        if not self._assigned.wait(timeout_s):
+            raise DeadlineExceeded(
+                f"The group {self._group} assigned nothing within {timeout_s:g} s.",
+                hint="Compare its READ right with `echoswarm acls render`.",
+            )
+
+    def stop(self) -> None:
+        """Begin to drain: offer nothing more, finish what is in flight, commit, leave. Returns at once; `run` returns when it is done."""
+        self._stopped.set()
+
+    def hand_back(self) -> None:
+        """While draining: what is still in flight will not be done here, so nothing waits for it; it is delivered again. Any thread."""
+        self._handed_back.set()
+
+    def run(self) -> None:
+        """Consume until `stop`. Blocks.
+
+        Raises what the handler raised, TooManyDeadLetters, DeliveryFailed for a dead letter, TopicMissing, NotAuthorized,
+        ClusterUnreachable, OffsetLost or TransportError. Work that is done is committed in every case.
+        """
+        consumer = self._cluster.consumer({**self._properties, "on_commit": self._on_commit})
+        try:
+            self._learn_partition_counts(consumer, must_exist=True)
+            consumer.subscribe(list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+            self._worker.start()
+            try:
+                while not self._stopped.is_set() and not self._worker.ended:
+                    self._step(consumer)
+            finally:
+                self._drain(consumer)
+        finally:
+            consumer.close()
+        if self._worker.error is not None:
+            raise self._worker.error
+
+    def _step(self, consumer: RawConsumer) -> None:
+        """One round of the poll thread; blocks for a fraction of a second at most."""
+        self._answer_requests(consumer)
+        self._commit_if_due(consumer)
+        self._balance(consumer)
+        first = consumer.poll(_POLL_S)
+        if first is None:
+            return
+        fetched = [first, *consumer.consume(max(1, min(self._limits.batch_size, self._handover.room()) - 1), 0)]
+        messages = []
+        for raw in fetched:
+            error = raw.error()
+            if error is None:
+                messages.append(raw)
+            else:
+                check_error(error, raw, self._group)
+        if messages:
+            self._handover.give(Batch(self._assignment, messages, self._count(messages)))
+
+    def _count(self, messages: list[RawMessage]) -> int:
+        """Count what was read by topic; returns its bytes."""
+        if len(self._counters) == 1:
+            (counters,) = self._counters.values()
+            num_bytes = sum(map(len, messages))
+            counters.read.inc(len(messages))
+            counters.bytes.inc(num_bytes)
+            return num_bytes
+        total = 0
+        for raw in messages:
+            counters, num_bytes = self._counters[raw.topic() or ""], len(raw)
+            counters.read.inc()
+            counters.bytes.inc(num_bytes)
+            total += num_bytes
+        return total
+
+    def _balance(self, consumer: RawConsumer) -> None:
+        """Pause everything when the worker is far behind, go on when it has caught up."""
+        if not self._all_paused:
+            if self._handover.room() == 0 and not self._handover.wait_for_room(_ROOM_S):
+                self._all_paused = True
+                logger.debug("%s: %d messages queued, pausing", self._group, self._handover.num_messages)
+        elif self._handover.is_half_empty():
+            self._all_paused = False
+            consumer.resume([_partition_of(state) for state in self._assignment.values() if not state.paused])
+        if self._all_paused:
+            # Again each round: partitions assigned meanwhile come unpaused.
+            consumer.pause([_partition_of(state) for state in self._assignment.values()])
+
+    def _answer_requests(self, consumer: RawConsumer) -> None:
+        """Pause partitions whose handler is busy; let those go on whose message was taken."""
+        requests = self._worker.requests
+        while requests:
+            request = requests.popleft()
+            state = request.state
+            if self._assignment.get(state.key) is not state:
+                continue
+            try:
+                if request.action is Action.PAUSE:
+                    if not state.paused:
+                        consumer.pause([_partition_of(state)])
+                        state.paused = True
+                        state.counters.paused.inc()
+                    continue
+                topic, partition = state.key
+                consumer.seek(TopicPartition(topic, partition, request.seek_to))
+                if not self._all_paused:
+                    consumer.resume([_partition_of(state)])
+            except KafkaException as exc:
+                # A partition whose fetcher is not up yet cannot be sought; the next round asks again.
+                logger.debug("%s: %s of %s has to wait: %s", self._group, request.action.value, state.key, exc)
+                requests.appendleft(request)
+                return
+            state.paused = False
+            state.counters.paused.dec()
+            self._handover.give(Reopened(state))
+
+    def _commit_if_due(self, consumer: RawConsumer) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._next_commit_s:
+            self._committed_s, self._next_commit_s = now_s, now_s + self._limits.commit_interval_s
+            self._commit(consumer, self._assignment.values(), wait=False)
+        if now_s >= self._next_lag_s:
+            self._next_lag_s = now_s + _LAG_INTERVAL_S
+            self._report(consumer)
+
+    def _commit(self, consumer: RawConsumer, states: Any, *, wait: bool, leaving: bool = False) -> None:
+        """Commit what moved. A failed commit is tried again with the next one: it only costs repeated work after a restart."""
+        moved: list[tuple[PartitionState, int, str]] = []
+        for state in states:
+            offset = state.tracker.committable()
+            if offset is None:
+                continue
+            note = self._keeper.notes.write(state.key[1], offset, leaving=leaving)
+            if (offset, note) != state.requested:
+                moved.append((state, offset, note))
+        if not moved:
+            return
+        try:
+            consumer.commit(offsets=[TopicPartition(*state.key, offset, note) for state, offset, note in moved], asynchronous=not wait)
+        except KafkaException as exc:
+            self._metrics.commits.labels(self._group, "failed").inc()
+            logger.warning("%s: offsets were not committed: %s", self._group, exc.args[0].str())
+            return
+        for state, offset, note in moved:
+            state.requested = (offset, note)
+        noted = [(state.key[1], note) for state, _, note in moved]
+        if wait:
+            self._metrics.commits.labels(self._group, "committed").inc()
+            self._keeper.confirm(noted)
+        else:
+            self._keeper.sent(noted)
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """The fate of an asynchronous commit; called inside poll."""
+        accepted = error is None and all(partition.error is None for partition in partitions)
+        self._keeper.answered(accepted=accepted)
+        if accepted:
+            self._metrics.commits.labels(self._group, "committed").inc()
+            return
+        self._metrics.commits.labels(self._group, "failed").inc()
+        logger.warning("%s: offsets were not committed: %s", self._group, error or [partition.error for partition in partitions])
+        for partition in partitions:
+            state = self._assignment.get((partition.topic, partition.partition))
+            if state is not None:
+                state.requested = None
+
+    def _on_assign(self, consumer: RawConsumer, partitions: list[TopicPartition]) -> None:
+        """Called inside poll; the client completes the assignment itself, in the way of its protocol."""
+        self._metrics.rebalances.labels(self._group, "assigned").inc()
+        self._learn_partition_counts(consumer, must_exist=False)
+        self._keeper.read(consumer, partitions)
+        assignment = dict(self._assignment)
+        for partition in partitions:
+            key = (partition.topic, partition.partition)
+            counters = self._counters[partition.topic]
+            assignment[key] = PartitionState(key, self._topics[partition.topic], counters, self._worker.in_flight)
+            counters.assigned.inc()
+        self._assignment = assignment
+        self._assigned.set()
+        self._on_assignment(frozenset(assignment))
+        logger.info("%s: assigned %s", self._group, [f"{p.topic}[{p.partition}]" for p in partitions])
+
+    def _on_revoke(self, consumer: RawConsumer, partitions: list[TopicPartition]) -> None:
+        """Called inside poll: what is done is committed before the next owner starts."""
+        self._metrics.rebalances.labels(self._group, "revoked").inc()
+        self._take_away(partitions, consumer)
+
+    def _on_lost(self, consumer: RawConsumer, partitions: list[TopicPartition]) -> None:
+        """Called inside poll: they have another owner already, so there is nothing to commit."""
+        del consumer
+        self._metrics.rebalances.labels(self._group, "lost").inc()
+        self._take_away(partitions, None)
+
+    def _take_away(self, partitions: list[TopicPartition], consumer: RawConsumer | None) -> None:
+        """Close the partitions' states; commits first where there is a consumer to do it."""
+        assignment = dict(self._assignment)
+        keys = [(partition.topic, partition.partition) for partition in partitions]
+        states = [assignment.pop(key) for key in keys if key in assignment]
+        for state in states:
+            state.closed = True
+        if consumer is not None:
+            self._commit(consumer, states, wait=True, leaving=True)
+        num_handed_back = 0
+        for state in states:
+            num_held = state.tracker.close()
+            self._worker.in_flight.subtract(num_held)
+            num_handed_back += num_held
+            state.counters.assigned.dec()
+            if state.paused:
+                state.counters.paused.dec()
+        self._assignment = assignment
+        self._on_assignment(frozenset(assignment))
+        logger.info("%s: gave up %s, %d messages unfinished", self._group, [f"{topic}[{n}]" for topic, n in keys], num_handed_back)
+
+    def _learn_partition_counts(self, consumer: RawConsumer, *, must_exist: bool) -> None:
+        """Tell the decoder how many partitions keyed topics have. With `must_exist`, raise TopicMissing for any topic that is not there."""
+        wanted = list(self._topics) if must_exist else self._decoder.topics_with_placement
+        counts = {}
+        for physical in wanted:
+            try:
+                found = consumer.list_topics(physical, timeout=_METADATA_S).topics.get(physical)
+            except KafkaException as exc:
+                if must_exist:
+                    raise translate(exc, self._group) from exc
+                logger.warning("%s: the partitions of %s are not known: %s", self._group, physical, exc.args[0].str())
+                return
+            if found is not None and found.partitions:
+                counts[physical] = len(found.partitions)
+            elif must_exist:
+                raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
+        self._decoder.set_num_partitions(counts)
+
+    def _report(self, consumer: RawConsumer) -> None:
+        """Lag by the end offsets that the client saw last; messages in flight."""
+        held = dict.fromkeys(self._topics, 0)
+        for (physical, partition), state in self._assignment.items():
+            held[physical] += state.tracker.num_held
+            next_offset = state.tracker.committable()
+            ends = consumer.get_watermark_offsets(TopicPartition(physical, partition), cached=True)
+            if next_offset is not None and ends is not None and ends[1] >= 0:
+                self._metrics.lag.labels(physical, partition).set(max(0, ends[1] - next_offset))
+        for physical, num_held in held.items():
+            self._counters[physical].in_flight.set(num_held)
+
+    def _drain(self, consumer: RawConsumer) -> None:
+        """Finish or hand back, commit. Goes on polling, so that a rebalance meanwhile is answered."""
+        self._worker.stop()
+        deadline = Deadline.after(self._limits.drain_s)
+        while not self._is_drained() and not deadline.expired():
+            consumer.pause([_partition_of(state) for state in self._assignment.values()])
+            consumer.poll(_POLL_S)
+        if not self._worker.join(0):
+            logger.warning("%s: the handler did not return within %g s; its message is handed back", self._group, self._limits.drain_s)
+        self._commit(consumer, self._assignment.values(), wait=True)
+        self._report(consumer)
+        logger.info("%s: left with %d fetched messages handed back", self._group, self._handover.num_messages)
+
+    def _is_drained(self) -> bool:
+        """Whether nothing more will be done. After a failure nothing is waited for: its cause may keep the rest from finishing."""
+        if not self._worker.join(0):
+            return False
+        return self._worker.error is not None or self._handed_back.is_set() or self._worker.in_flight.count == 0
+
+
+def _partition_of(state: PartitionState) -> TopicPartition:
+    return TopicPartition(*state.key)

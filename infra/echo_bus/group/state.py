@@ -1,0 +1,200 @@
+"""What the poll thread and the worker thread of a consumer loop share: partitions, batches handed over, work in flight.
+
+    poll thread ──Batch, Reopened──▶ Handover ──▶ worker thread ──handler──▶ in flight ──Completion.done──▶ tracker
+         ▲──────────────Pause, Resume requests────────────┘                              ▲ any thread
+
+Who writes what: the poll thread creates and closes partitions and counts what it handed over; the worker counts what it took and decides
+about pauses. Each counter has one writer, so the hot path takes no lock.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echo_bus.client.cluster import RawMessage
+from echo_bus.group.offsets import OffsetTracker
+from echo_bus.metrics import BusMetrics
+from echo_schemas.errors import UserError
+from echo_schemas.topics import Topic
+
+PartitionKey = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopLimits:
+    """The bounds of one consumer loop. Messages in memory: the hand-over, plus those in flight, plus librdkafka's own queue."""
+
+    max_queued_messages: int = 1_000
+    max_queued_bytes: int = 32_000_000
+    max_in_flight: int = 1_000
+    # Larger batches and longer queues are slower: what waits in them falls out of the processor's cache.
+    batch_size: int = 100
+    busy_retry_s: float = 0.05
+    # Short, because on `requests` lag is read as outstanding work.
+    commit_interval_s: float = 0.2
+    drain_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if min(self.max_queued_messages, self.max_queued_bytes, self.max_in_flight, self.batch_size) < 1:
+            raise UserError(f"These limits leave no room for a message: {self}.", hint="Each of them must be at least 1.")
+
+
+class InFlight:
+    """Messages accepted and not yet done, over all partitions. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self._count
+
+    def add(self) -> None:
+        """One more."""
+        with self._condition:
+            self._count += 1
+
+    def subtract(self, num_done: int = 1) -> None:
+        """Some fewer; wakes who waits."""
+        with self._condition:
+            self._count -= num_done
+            self._condition.notify_all()
+
+    def wait_below(self, limit: int, timeout_s: float) -> bool:
+        """Wait until fewer than `limit` are in flight; False at the time-out."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._count < limit, timeout_s)
+
+
+class TopicCounters:
+    """The labelled collectors of one topic, looked up once."""
+
+    __slots__ = ("accepted", "assigned", "busy", "bytes", "ignored", "in_flight", "paused", "read")
+
+    def __init__(self, metrics: BusMetrics, physical: str) -> None:
+        self.read = metrics.records_read.labels(physical)
+        self.bytes = metrics.bytes_read.labels(physical)
+        self.accepted = metrics.records_accepted.labels(physical)
+        self.busy = metrics.records_busy.labels(physical)
+        self.paused = metrics.partitions_paused.labels(physical)
+        self.assigned = metrics.partitions_assigned.labels(physical)
+        self.in_flight = metrics.records_in_flight.labels(physical)
+
+
+class PartitionState:
+    """One assigned partition, from assignment to revocation. A partition that comes back gets a new state."""
+
+    __slots__ = ("busy", "closed", "counters", "key", "paused", "requested", "retry_at_s", "skipping", "topic", "tracker")
+
+    def __init__(self, key: PartitionKey, topic: Topic, counters: TopicCounters, in_flight: InFlight) -> None:
+        self.key = key
+        self.topic = topic
+        self.counters = counters
+        self.tracker = OffsetTracker(on_release=in_flight.subtract)
+        self.closed = False
+        """Taken away: its messages are somebody else's. Set by the poll thread."""
+        self.busy: RawMessage | None = None
+        """The message that the handler was too busy for. The worker's."""
+        self.retry_at_s = 0.0
+        self.skipping = False
+        """Messages already handed over are passed by: they will be fetched again after the busy one. The worker's."""
+        self.paused = False
+        """Paused for its busy message. The poll thread's."""
+        self.requested: tuple[int, str] | None = None
+        """The offset last sent to be committed, and the note beside it. The poll thread's."""
+
+
+Assignment = Mapping[PartitionKey, PartitionState]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages as the client returned them, with the assignment under which it did."""
+
+    assignment: Assignment
+    messages: list[RawMessage]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """A partition was sought to the message after its busy one: what follows in the queue is new."""
+
+    state: PartitionState
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A message that was in flight is done, so the handler may take one for which it was too busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Nothing follows."""
+
+
+class Handover:
+    """The queue between the threads, bounded by messages and bytes: the poll thread asks `room` before it fetches."""
+
+    def __init__(self, *, max_messages: int, max_bytes: int) -> None:
+        self._queue: queue.SimpleQueue[Batch | Reopened | Room | Stop] = queue.SimpleQueue()
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._given = self._given_bytes = 0
+        self._taken = self._taken_bytes = 0
+        self._waiting = False
+        self._room = threading.Condition()
+
+    @property
+    def num_messages(self) -> int:
+        """Messages handed over and not worked through."""
+        return self._given - self._taken
+
+    @property
+    def num_bytes(self) -> int:
+        """Their bytes."""
+        return self._given_bytes - self._taken_bytes
+
+    def room(self) -> int:
+        """How many messages may be fetched now; 0 when either bound is reached."""
+        return max(0, self._max_messages - self.num_messages) if self.num_bytes < self._max_bytes else 0
+
+    def is_half_empty(self) -> bool:
+        """Whether so much was worked through that fetching again pays."""
+        return self.num_messages * 2 <= self._max_messages and self.num_bytes * 2 <= self._max_bytes
+
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """Poll thread: wait until there is room; False at the time-out."""
+        with self._room:
+            self._waiting = True
+            try:
+                return self._room.wait_for(lambda: self.room() > 0, timeout_s)
+            finally:
+                self._waiting = False
+
+    def give(self, item: Batch | Reopened | Room | Stop) -> None:
+        """Poll thread: hand over; `Room` comes from any. Never blocks."""
+        if isinstance(item, Batch):
+            self._given += len(item.messages)
+            self._given_bytes += item.num_bytes
+        self._queue.put(item)
+
+    def take(self, timeout_s: float | None) -> Batch | Reopened | Room | Stop | None:
+        """Worker: the next item; None at the time-out. `finished` must follow for a batch."""
+        try:
+            return self._queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def finished(self, batch: Batch) -> None:
+        """Worker: every message of the batch was worked through or passed by."""
+        self._taken += len(batch.messages)
+        self._taken_bytes += batch.num_bytes
+        if self._waiting:
+            with self._room:
+                self._room.notify()

@@ -1,0 +1,284 @@
+"""The worker thread of a consumer loop: takes batches, decodes, calls the handler, keeps the offsets.
+
+It may block for as long as the handler does: the poll thread goes on without it. It never touches the client; when a partition must pause
+or go on, it asks the poll thread by appending to `requests`.
+
+A busy message is kept and offered again as soon as a message in flight is done, and after `busy_retry_s` in any case. Messages of its
+partition that lie behind it in the queue are passed by, and fetched again when the handler has taken it: memory stays bounded however many
+partitions are busy, and no other partition waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from echo_bus.client.cluster import RawMessage
+from echo_bus.client.publisher import Receipt
+from echo_bus.clock import Clock
+from echo_bus.dead_letters import DeadLetterBudget, DeadLetters
+from echo_bus.group.state import Assignment, Batch, Handover, InFlight, LoopLimits, PartitionState, Reopened, Room, Stop
+from echo_bus.message import ACCEPTED, Accepted, Busy, Handler, Invalid, Outcome
+from echo_bus.metrics import BusMetrics
+from echo_bus.reading.decoding import Decoder, IgnoredReason
+from echo_schemas.errors import EchoError, InvalidRecord, RegistryError
+
+logger = logging.getLogger(__name__)
+
+# How long waits last before the thread looks whether it should stop.
+_LOOK_S = 0.2
+_ROOM = Room()
+_ALONE_RETRY_S = 0.05
+
+
+class Action(Enum):
+    """What the worker asks of the poll thread."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Pause a partition, or let it go on at `seek_to`."""
+
+    action: Action
+    state: PartitionState
+    seek_to: int = -1
+
+
+class Worker:
+    """Runs on its own thread between `start` and `stop`; `error` says why it ended early."""
+
+    def __init__(
+        self,
+        *,
+        handler: Handler,
+        decoder: Decoder,
+        dead_letters: DeadLetters,
+        budget: DeadLetterBudget,
+        handover: Handover,
+        metrics: BusMetrics,
+        clock: Clock,
+        limits: LoopLimits,
+    ) -> None:
+        self.in_flight = InFlight()
+        self.requests: deque[Request] = deque()
+        self.error: BaseException | None = None
+        self._handler = handler
+        self._decoder = decoder
+        self._dead_letters = dead_letters
+        self._budget = budget
+        self._handover = handover
+        self._metrics = metrics
+        self._clock = clock
+        self._max_in_flight, self._busy_retry_s = limits.max_in_flight, limits.busy_retry_s
+        self._busy: list[PartitionState] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="consumer worker", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take batches."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Offer nothing more; the message in the handler's hands may finish."""
+        self._stopping = True
+        self._handover.give(Stop())
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; False if the handler did not return in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has ended, or has failed and is about to."""
+        return self.error is not None or not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                item = self._handover.take(self._wait_s())
+                if isinstance(item, Batch):
+                    self._work(item.assignment, item.messages)
+                    self._handover.finished(item)
+                elif isinstance(item, Reopened):
+                    item.state.skipping = False
+                elif isinstance(item, Room):
+                    self._offer_again(list(self._busy), until_busy=True)
+                if self._busy:
+                    now_s = self._clock.monotonic_s()
+                    self._offer_again([state for state in self._busy if state.closed or state.retry_at_s <= now_s])
+        except BaseException as exc:  # the edge of the thread: the loop raises it
+            self.error = exc
+
+    def _wait_s(self) -> float:
+        """Until the next busy message is due, or a look at the stop flag."""
+        now_s = self._clock.monotonic_s()
+        return min([_LOOK_S, *(max(0.0, state.retry_at_s - now_s) for state in self._busy)])
+
+    def _work(self, assignment: Assignment, messages: list[RawMessage]) -> None:
+        """The hot path: everything that most messages do not need is in the methods below."""
+        decode, handler = self._decoder.decode, self._handler
+        state: PartitionState | None = None
+        physical, partition = None, None
+        num_valid = num_accepted = 0
+        for raw in messages:
+            if raw.partition() != partition or raw.topic() != physical:
+                if state is not None:
+                    state.counters.accepted.inc(num_accepted)
+                    num_accepted = 0
+                physical, partition = raw.topic(), raw.partition()
+                state = assignment.get((physical, partition))  # type: ignore[arg-type]  # a message without error has both
+            if self._stopping:
+                break
+            if state is None or state.closed or state.skipping:
+                continue
+            offset: int = raw.offset()  # type: ignore[assignment]  # likewise
+            tracker = state.tracker
+            if tracker.position is not None and offset < tracker.position:
+                continue
+            try:
+                message = decode(raw)
+            except InvalidRecord as invalid:
+                self._budget.count_valid(num_valid)
+                num_valid = 0
+                self._reject(state, raw, invalid, whole=self._is_within_budget(state, raw, invalid))
+                continue
+            except RegistryError as error:
+                self._postpone(state, raw, error)
+                continue
+            num_valid += 1
+            if message is None:
+                self._ignore(state, offset)
+                continue
+            outcome = handler(message)
+            if outcome is ACCEPTED:
+                num_accepted += 1
+                tracker.position = offset + 1
+            elif self._settle(state, raw, outcome):
+                num_accepted += 1
+        if state is not None:
+            state.counters.accepted.inc(num_accepted)
+        self._budget.count_valid(num_valid)
+
+    def _settle(self, state: PartitionState, raw: RawMessage, outcome: Outcome) -> bool:
+        """What follows from any outcome but the plainest. Returns whether the message was accepted."""
+        offset: int = raw.offset()  # type: ignore[assignment]  # a message without error has one
+        if isinstance(outcome, Busy):
+            self._postpone(state, raw, None)
+            return False
+        if isinstance(outcome, Invalid):
+            invalid = InvalidRecord(outcome.reason, outcome.detail or f"The handler refused the message: {outcome.reason}.")
+            self._is_within_budget(state, raw, invalid)
+            # Whole in any case: it is a record of ours, and whoever reads the dead letters may close what it asked for.
+            self._reject(state, raw, invalid, whole=True)
+            return False
+        if not isinstance(outcome, Accepted):
+            raise TypeError(f"The handler returned {outcome!r}; it must return Accepted, Invalid or Busy.")
+        if outcome.completion is None:
+            state.tracker.advance(offset)
+        else:
+            release = self._hold(state, offset)
+            outcome.completion.on_done(lambda refused: release() if refused is None else self._refuse(state, raw, refused, release))
+            self._wait_for_completions()
+        return True
+
+    def _hold(self, state: PartitionState, offset: int) -> Callable[[], None]:
+        """Count the message as in flight; the function returned counts it as done."""
+        self.in_flight.add()
+        tracker = state.tracker
+        tracker.hold(offset)
+        if state.closed:
+            # Revoked while the handler ran: `close` may have come before `hold`, and nobody else would count this one out.
+            self.in_flight.subtract(tracker.close())
+
+        def release() -> None:
+            tracker.release(offset)
+            if self._busy:
+                self._handover.give(_ROOM)
+
+        return release
+
+    def _wait_for_completions(self) -> None:
+        """Bounded memory: with enough in flight nothing more is offered until some are done."""
+        while self.in_flight.count >= self._max_in_flight and not self._stopping:
+            self.in_flight.wait_below(self._max_in_flight, _LOOK_S)
+
+    def _ignore(self, state: PartitionState, offset: int) -> None:
+        self._metrics.records_ignored.labels(state.key[0], IgnoredReason.OTHER_RUN.value).inc()
+        state.tracker.advance(offset)
+
+    def _is_within_budget(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord) -> bool:
+        """Count a message that is invalid. Raises TooManyDeadLetters."""
+        self._metrics.records_invalid.labels(state.key[0], invalid.reason.value).inc()
+        if self._budget.count_invalid(raw, invalid):
+            return True
+        self._metrics.records_over_budget.labels(state.key[0]).inc()
+        return False
+
+    def _reject(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord, *, whole: bool) -> None:
+        """Dead-letter a message; its offset is done when the copy is acknowledged."""
+        offset: int = raw.offset()  # type: ignore[assignment]  # a message without error has one
+        self._bury(state, raw, invalid, self._hold(state, offset), whole=whole)
+        self._wait_for_completions()
+
+    def _refuse(self, state: PartitionState, raw: RawMessage, refused: Invalid, release: Callable[[], None]) -> None:
+        """What a message led to has failed for good, after it was accepted. It was readable, so no budget counts it. From any thread."""
+        self._metrics.records_invalid.labels(state.key[0], refused.reason.value).inc()
+        self._bury(state, raw, InvalidRecord(refused.reason, refused.detail or "What it led to has failed."), release, whole=True)
+
+    def _bury(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord, release: Callable[[], None], *, whole: bool) -> None:
+        """Dead-letter a message that is in flight, and release it when the copy is acknowledged. From any thread."""
+
+        def written(receipt: Receipt) -> None:
+            # A failed delivery keeps the offset open: the message is read again after the restart that the failure causes.
+            if receipt.error is None:
+                release()
+            else:
+                self._fail(receipt.error)
+
+        self._dead_letters.send(raw, state.topic, invalid, whole).on_done(written)
+
+    def _fail(self, error: BaseException) -> None:
+        """Called from the publisher's poll thread: stop with this error."""
+        if self.error is None:
+            self.error = error
+        self._stopping = True
+
+    def _postpone(self, state: PartitionState, raw: RawMessage, error: EchoError | None) -> None:
+        """Keep a busy message, and have its partition paused."""
+        if error is not None:
+            logger.warning("%s[%s]@%s waits: %s", *state.key, raw.offset(), error)
+        state.counters.busy.inc()
+        state.busy, state.skipping = raw, True
+        self._busy.append(state)
+        # With nothing in flight, nothing will say that there is room. Noted first, then asked: `release` does it the other way round.
+        wait_s = self._busy_retry_s if self.in_flight.count else min(self._busy_retry_s, _ALONE_RETRY_S)
+        state.retry_at_s = self._clock.monotonic_s() + wait_s
+        self.requests.append(Request(Action.PAUSE, state))
+
+    def _offer_again(self, states: list[PartitionState], *, until_busy: bool = False) -> None:
+        """Offer these busy messages, the longest waiting first; partitions whose message was taken go on behind it.
+
+        `until_busy`: a handler that is busy again has used up the room that there was, and the others need not ask.
+        """
+        for state in states:
+            if self._stopping:
+                return
+            self._busy.remove(state)
+            raw, state.busy = state.busy, None
+            if state.closed or raw is None:
+                continue
+            state.skipping = False
+            self._work({state.key: state}, [raw])
+            if state not in self._busy:
+                state.skipping = True
+                self.requests.append(Request(Action.RESUME, state, raw.offset() + 1))  # type: ignore[operator]  # it has one
+            elif until_busy:
+                return

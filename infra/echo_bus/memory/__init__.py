@@ -1,8 +1,0 @@
-"""An in-memory Kafka with confluent-kafka's clients: the same calls, errors and semantics, no process and no network.
-
-For unit tests and model checks. `tests/contract` runs one suite over this and a real broker; where they differ, one of the two is wrong.
-"""
-
-from echo_bus.memory.cluster import MemoryCluster
-
-__all__ = ["MemoryCluster"]

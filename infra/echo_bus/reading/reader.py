@@ -1,0 +1,360 @@
+"""Reading a log without a group: every partition of some topics, from positions that the caller keeps.
+
+The caller's thread does everything: `read` fetches, decodes and returns; nothing runs behind its back, nothing is committed. Use one reader
+from one thread.
+
+Positions are next offsets to read, by (logical topic, partition). They also move past what no reader ever gets (transaction markers,
+aborted records), so that a reader can tell that it has come to the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TypeVar
+
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
+
+from echo_bus.client.cluster import Cluster, RawMessage
+from echo_bus.client.consumer_errors import END_OF_PARTITION, check_error
+from echo_bus.client.consumer_queries import end_offsets, num_partitions, offsets_at, watermarks
+from echo_bus.client.kafka import translate
+from echo_bus.client.profiles import READER, WATCHER, Properties
+from echo_bus.client.publisher import Receipt
+from echo_bus.clock import Deadline
+from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
+from echo_bus.errors import DeadlineExceeded, OffsetLost, TopicMissing
+from echo_bus.message import Message
+from echo_bus.metrics import BusMetrics
+from echo_bus.reading.decoding import Decoder, IgnoredReason
+from echo_bus.reading.reading_note import ReadingNote
+from echo_schemas.codec import Codec
+from echo_schemas.errors import InvalidRecord
+from echo_schemas.naming import Namespace
+from echo_schemas.topics import Topic
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Place = tuple[str, int]
+"""(logical topic, partition)."""
+OnInvalid = Callable[[RawMessage, Topic, InvalidRecord, bool], Receipt | None]
+"""Gets a message that cannot be read, and whether it is within the budget; `read` waits for the receipt, if there is one."""
+Check = Callable[[Message], object]
+"""A reader's own look at a decoded message: raises InvalidRecord for one that is as bad as one that cannot be read."""
+
+# Small: decoded records that live until the end of a large batch fall out of the processor's cache, which costs a fifth of the speed.
+_BATCH = 100
+_STEP_S = 0.5
+# As long as any producer's own delivery time-out.
+_ACKNOWLEDGED_S = 120.0
+
+
+class From(Enum):
+    """Where to start in partitions for which no position is given."""
+
+    BEGINNING = "beginning"
+    END = "end"
+
+
+class Isolation(Enum):
+    """Whether records of transactions that did not commit are seen."""
+
+    COMMITTED = "read_committed"
+    UNCOMMITTED = "read_uncommitted"
+
+
+class LogReader:
+    """Reads all partitions of some topics. Not thread-safe; `close` it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Sequence[Topic],
+        *,
+        client_id: str,
+        namespace: Namespace,
+        codec: Codec,
+        metrics: BusMetrics,
+        run_id: str | None = None,
+        isolation: Isolation = Isolation.COMMITTED,
+        on_invalid: OnInvalid | None = None,
+        check: Check | None = None,
+        limits: DeadLetterLimits | None = None,
+        profile: Properties = READER,
+    ) -> None:
+        """`on_invalid` gets every message that cannot be read, or that `check` refuses (`DeadLetters.send` fits); in any case they are
+        counted and logged.
+
+        Raises TopicMissing, NotAuthorized or ClusterUnreachable.
+        """
+        self._topics = {namespace.topic(topic): topic for topic in topics}
+        self._physical = {topic.name: physical for physical, topic in self._topics.items()}
+        self._metrics = metrics
+        self._on_invalid = on_invalid
+        self._check = check
+        self._budget = DeadLetterBudget(limits)
+        self._decoder = Decoder(codec, namespace, topics, run_id=run_id)
+        self._positions: dict[Place, int] = {}
+        self._ends_at_start: dict[Place, int] | None = None
+        self._at_end: set[Place] = set()
+        self._ends_seen: set[Place] = set()
+        self._ends_asked: set[Place] = set()
+        self._properties = {
+            "client.id": client_id,
+            "group.id": f"{client_id}.reader",
+            "isolation.level": isolation.value,
+            "enable.partition.eof": True,
+        }
+        self._cluster = cluster
+        self._consumer = cluster.consumer({**profile, **self._properties})
+        try:
+            self._num_partitions = {topic.name: num_partitions(self._consumer, physical) for physical, topic in self._topics.items()}
+        except Exception:  # whatever it is, the client must not outlive a reader that was never made
+            self._consumer.close()
+            raise
+        self._decoder.set_num_partitions({physical: self._num_partitions[topic.name] for physical, topic in self._topics.items()})
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Every partition that is read."""
+        return tuple((name, partition) for name, count in self._num_partitions.items() for partition in range(count))
+
+    @property
+    def positions(self) -> dict[Place, int]:
+        """The next offset of every partition, after what `read` returned."""
+        return dict(self._positions)
+
+    def take_ends(self, then_look: Iterable[Place] = ()) -> frozenset[Place]:
+        """Partitions whose end was reached since the last call: whatever they held at that moment was returned.
+
+        The cluster says it once, and not again while nothing comes. So the partitions of `then_look` are asked anew: the answer comes with
+        a later `read`, and none comes from a partition that is paused, or from a broker that does not answer. Raises TransportError.
+        """
+        found = frozenset(self._ends_seen)
+        self._ends_seen.clear()
+        try:
+            # Asked a second time, the cluster would begin its answer anew.
+            for name, partition in (set(then_look) & self._at_end) - self._ends_asked:
+                self._consumer.seek(TopicPartition(self._physical[name], partition, self._positions[name, partition]))
+                self._ends_asked.add((name, partition))
+        except KafkaException as exc:
+            raise translate(exc, "the log") from exc
+        return found
+
+    def bounds(self) -> dict[Place, tuple[int, int]]:
+        """The first offset that every partition holds, and the one after its last; nothing is fetched for it."""
+        return self._named(watermarks(self._consumer, self._physical_places))
+
+    def start(self, positions: Mapping[Place, int] | None = None, *, otherwise: From = From.BEGINNING) -> dict[Place, int]:
+        """Read from `positions`, and in partitions without one from `otherwise`. May be called again to go elsewhere.
+
+        Returns where every partition ends at this moment.
+
+        Raises OffsetLost if a position lies outside what its partition holds: retention deleted records, or the topic was made anew.
+        """
+        wanted = positions or {}
+        for place in wanted:
+            if place[1] >= self._num_partitions.get(place[0], 0):
+                raise TopicMissing(f"There is no partition {place[1]} of {place[0]}.", hint="Compare with `echoswarm topics check`.")
+        chosen = {}
+        bounds = self.bounds()
+        for place, (low, high) in bounds.items():
+            offset = wanted.get(place, low if otherwise is From.BEGINNING else high)
+            if offset < low:
+                raise OffsetLost(f"{place[0]}[{place[1]}] begins at {low}; offsets {offset} to {low - 1} are past its retention.")
+            if offset > high:
+                raise OffsetLost(f"{place[0]}[{place[1]}] ends at {high}, before the position {offset}: it is not the topic it was.")
+            chosen[place] = offset
+        self._at_end.clear()
+        self._ends_seen.clear()
+        self._ends_asked.clear()
+        self._positions = chosen
+        ends = {place: high for place, (_, high) in bounds.items()}
+        self._ends_at_start = ends
+        self._consumer.assign([TopicPartition(self._physical[name], partition, chosen[name, partition]) for name, partition in self.places])
+        return dict(ends)
+
+    def read(self, max_messages: int = _BATCH, timeout_s: float = 1.0) -> list[Message]:
+        """The next messages, in offset order within each partition; empty if none came in time. Blocks for `timeout_s` at most.
+
+        What cannot be read is a dead letter, acknowledged, when this returns: the caller keeps positions behind it.
+
+        Raises OffsetLost, TopicMissing, NotAuthorized, TransportError, TooManyDeadLetters, RegistryError; DeliveryFailed or
+        DeadlineExceeded for a dead letter.
+        """
+        self._ends_at_start = None
+        try:
+            first = self._consumer.poll(timeout_s)
+            if first is None:
+                return []
+            fetched = [first, *self._consumer.consume(max_messages - 1, 0)] if max_messages > 1 else [first]
+        except KafkaException as exc:
+            raise translate(exc, "the log") from exc
+        return self._decode(fetched)
+
+    def end_offsets(self) -> dict[Place, int]:
+        """Where every partition ends now. While records are fetched the answer may take half a second: it waits behind the fetch."""
+        return self._named(end_offsets(self._consumer, self._physical_places))
+
+    def offsets_at(self, time_ms: int) -> dict[Place, int]:
+        """The first offset of every partition whose record is not older than `time_ms` (its end if all are)."""
+        offsets = self._named(offsets_at(self._consumer, self._physical_places, time_ms))
+        ends = self.end_offsets() if OFFSET_END in offsets.values() else {}
+        return {place: ends[place] if offset == OFFSET_END else offset for place, offset in offsets.items()}
+
+    def has_reached(self, ends: Mapping[Place, int]) -> bool:
+        """Whether everything below `ends` was returned, as far as this isolation can see it: an open transaction is not waited for."""
+        return all(self._positions[place] >= end or place in self._at_end for place, end in ends.items())
+
+    def read_to_end(self, patience: Deadline, ends: Mapping[Place, int] | None = None) -> Iterator[list[Message]]:
+        """Batches up to `ends`, possibly with some later messages. Without `ends`: up to where the log ended at `start`, or, if anything
+        was read since, to where it ends now. What takes longer than two seconds says in the log how far it is.
+
+        `patience` limits the time without progress, not the whole: it begins anew whenever a position moves. Raises DeadlineExceeded.
+        """
+        goal = ends if ends is not None else self._ends_at_start or self.end_offsets()
+        most_s = patience.remaining_s()
+        note = ReadingNote(", ".join(self._physical), self._num_before(goal), patience.clock)
+        while not self.has_reached(goal):
+            left = self._num_before(goal)
+            messages = self.read(timeout_s=min(_STEP_S, patience.remaining_s()))
+            if self._num_before(goal) < left:
+                patience = Deadline.after(most_s, patience.clock)
+                note.left(self._num_before(goal))
+            elif patience.expired() and not self.has_reached(goal):
+                behind = {place: (self._positions[place], end) for place, end in goal.items() if self._positions[place] < end}
+                raise DeadlineExceeded(f"Nothing of the log came for {most_s:g} s, before its end; position and end: {behind}.")
+            if messages:
+                yield messages
+        note.done()
+
+    def stay(self) -> None:
+        """Whoever has read to the end stays there with a client that watches: what comes is returned at once, and the cluster is asked
+        seldom (`profiles.WATCHER`). Afterwards `read` and `close` only: any other question waits behind a fetch.
+        """
+        watcher = self._cluster.consumer({**WATCHER, **self._properties})
+        looked, self._consumer = self._consumer, watcher
+        looked.close()
+        self._at_end.clear()
+        watcher.assign([TopicPartition(self._physical[name], partition, offset) for (name, partition), offset in self._positions.items()])
+
+    def _num_before(self, ends: Mapping[Place, int]) -> int:
+        """Offsets that are still to be read before `ends`."""
+        return sum(max(0, end - self._positions[place]) for place, end in ends.items())
+
+    def pause(self, topics: Iterable[Topic]) -> None:
+        """Fetch nothing from these topics until `resume`; nobody knows meanwhile where they end."""
+        paused = self._partitions_of(topics)
+        self._consumer.pause(paused)
+        places = {(self._topics[each.topic].name, each.partition) for each in paused}
+        self._at_end -= places
+        self._ends_seen -= places
+        self._ends_asked -= places
+
+    def resume(self, topics: Iterable[Topic]) -> None:
+        """Fetch again, from where `read` was."""
+        self._consumer.resume(self._partitions_of(topics))
+
+    def close(self) -> None:
+        """Close the client."""
+        self._consumer.close()
+
+    def _decode(self, fetched: Sequence[RawMessage]) -> list[Message]:
+        """The hot path. Positions are kept per run of messages of one partition, which is how a client returns them."""
+        messages: list[Message] = []
+        append, decode, check = messages.append, self._decoder.decode, self._check
+        physical, partition = fetched[0].topic(), fetched[0].partition()
+        offset: int | None = None
+        num_read = num_ignored = num_valid = num_bytes = 0
+        letters: list[Receipt] = []
+        try:
+            for raw in fetched:
+                error = raw.error()
+                if error is not None:
+                    self._note(error, raw)
+                    continue
+                if raw.partition() != partition or raw.topic() != physical:
+                    self._count(physical, partition, offset, (num_read, num_bytes, num_ignored, num_valid))
+                    physical, partition = raw.topic(), raw.partition()
+                    num_read = num_ignored = num_valid = num_bytes = 0
+                try:
+                    message = decode(raw)
+                    if check is not None and message is not None:
+                        check(message)
+                except InvalidRecord as invalid:
+                    self._budget.count_valid(num_valid)
+                    num_valid = 0
+                    letter = self._reject(raw, invalid)
+                    if letter is not None:
+                        letters.append(letter)
+                else:
+                    num_valid += 1
+                    if message is None:
+                        num_ignored += 1
+                    else:
+                        append(message)
+                num_bytes += len(raw)
+                num_read += 1
+                offset = raw.offset()
+        finally:
+            self._count(physical, partition, offset, (num_read, num_bytes, num_ignored, num_valid))
+        for letter in letters:
+            letter.wait(_ACKNOWLEDGED_S)
+        return messages
+
+    def _count(self, physical: str | None, partition: int | None, offset: int | None, counts: tuple[int, int, int, int]) -> None:
+        """Move the position of a partition behind `offset`. `counts`: messages, bytes, ignored, and valid since the last invalid one."""
+        num_read, num_bytes, num_ignored, num_valid = counts
+        if not num_read or physical is None or partition is None or offset is None:
+            return
+        place = (self._topics[physical].name, partition)
+        if offset >= self._positions[place]:
+            self._positions[place] = offset + 1
+            self._at_end.discard(place)
+        self._budget.count_valid(num_valid)
+        self._metrics.records_read.labels(physical).inc(num_read)
+        self._metrics.bytes_read.labels(physical).inc(num_bytes)
+        if num_ignored:
+            self._metrics.records_ignored.labels(physical, IgnoredReason.OTHER_RUN.value).inc(num_ignored)
+
+    def _note(self, error: KafkaError, raw: RawMessage) -> None:
+        """An event in the place of a message: the end of a partition, or an error."""
+        if error.code() != END_OF_PARTITION:
+            check_error(error, raw)
+            return
+        topic, partition, offset = self._topics.get(raw.topic() or ""), raw.partition(), raw.offset()
+        if topic is not None and partition is not None:
+            place = (topic.name, partition)
+            self._at_end.add(place)
+            self._ends_seen.add(place)
+            self._ends_asked.discard(place)
+            if offset is not None:
+                self._positions[place] = max(self._positions[place], offset)
+
+    def _reject(self, raw: RawMessage, invalid: InvalidRecord) -> Receipt | None:
+        """The receipt of the dead letter, if there is one."""
+        topic = self._decoder.topic_of(raw)
+        if topic.dead_letters:
+            return None
+        self._metrics.records_invalid.labels(raw.topic(), invalid.reason.value).inc()
+        is_within_budget = self._budget.count_invalid(raw, invalid)
+        if not is_within_budget:
+            self._metrics.records_over_budget.labels(raw.topic()).inc()
+        return None if self._on_invalid is None else self._on_invalid(raw, topic, invalid, is_within_budget)
+
+    @property
+    def _physical_places(self) -> list[tuple[str, int]]:
+        return [(self._physical[name], partition) for name, partition in self.places]
+
+    def _named(self, found: Mapping[tuple[str, int], T]) -> dict[Place, T]:
+        return {(self._topics[physical].name, partition): value for (physical, partition), value in found.items()}
+
+    def _partitions_of(self, topics: Iterable[Topic]) -> list[TopicPartition]:
+        return [
+            TopicPartition(self._physical[topic.name], partition)
+            for topic in topics
+            for partition in range(self._num_partitions[topic.name])
+        ]

@@ -1,0 +1,1 @@
+"""Requests: who works on them, where the next one goes, which still matter, and replies."""

@@ -1,0 +1,201 @@
+"""An embedded Kafka that outlives the command that started it: what `echoswarm kafka up`, `down` and `status` do.
+
+Commands that start or stop at the same time wait for one another on a lock file in the state folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from echo_bus.clock import Deadline, SystemClock
+from echo_embedded.broker import START_TIMEOUT_S, STOP_TIMEOUT_S, EmbeddedKafka
+from echo_embedded.folders import exclusive, state_folder
+from echo_embedded.jvm import DEFAULT_JVM, Jvm
+from echo_embedded.mending import mend
+from echo_embedded.ports import is_free
+from echo_embedded.readiness import answers_http, brokers_named
+from echo_embedded.state import EmbeddedState, RecordedProcess, broker_name, read_state, remove_state, state_file, write_state
+from echo_schemas.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.05
+_ANSWER_TIMEOUT_S = 10.0
+_DYING_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a detached Kafka is: its state, the processes that run, which brokers (by node id) and whether the registry answer."""
+
+    state: EmbeddedState
+    running: tuple[RecordedProcess, ...]
+    answering: frozenset[int]
+    registry_answers: bool
+
+    @property
+    def num_answering(self) -> int:
+        """Brokers that run and that the cluster knows."""
+        return sum(self.answers(process) for process in self.running if self.state.address_of(process.name) is not None)
+
+    def answers(self, process: RecordedProcess) -> bool:
+        """Whether a process runs and answers."""
+        if process not in self.running:
+            return False
+        if self.state.address_of(process.name) is None:
+            return self.registry_answers
+        return any(process.name == broker_name(node_id) for node_id in self.answering)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything that was started runs and answers."""
+        registry_fine = self.state.registry_url is None or self.registry_answers
+        return len(self.running) == len(self.state.processes) and self._all_answer and registry_fine
+
+    @property
+    def _all_answer(self) -> bool:
+        return self.num_answering == self.state.num_brokers
+
+
+def up(
+    brokers: int | None = None,
+    *,
+    registry: bool = False,
+    folder: Path | None = None,
+    ports: Sequence[int] = (),
+    properties: Mapping[str, str] = MappingProxyType({}),
+    jvm: Jvm = DEFAULT_JVM,
+    report: Callable[[str], None] = _log.info,
+) -> EmbeddedState:
+    """Start a Kafka that stays, and write the state file; blocks until it answers.
+
+    One of the same shape that runs already is kept; what is missing of it is started again on its old ports, beside what runs. Where
+    nothing of it runs any more, it starts on its old ports if they are free. `brokers`: as many as there are, else one. Its data stays in
+    `folder` (by default in the state folder, one for each size) between `down` and `up`. Raises UserError if one of another shape runs,
+    what `mend` raises, and what `EmbeddedKafka.start` raises.
+    """
+    with _locked():
+        state = read_state()
+        if state is not None and state.running():
+            _check_shape(state, brokers, registry=registry, folder=folder)
+            if len(state.running()) == len(state.processes):
+                report(f"Kafka is already running at {state.bootstrap}")
+            else:
+                state = mend(state, report=report, timeout_s=START_TIMEOUT_S)
+                write_state(state)
+            return state
+        brokers = brokers or (1 if state is None else state.num_brokers)
+        if state is not None:
+            ports = ports or _old_ports(state, brokers)
+            remove_state()
+        kafka = EmbeddedKafka(
+            brokers,
+            registry=registry,
+            folder=folder or state_folder() / f"kafka-{brokers}",
+            ports=ports,
+            properties=properties,
+            jvm=jvm,
+            report=report,
+        ).start(detached=True)
+        state = EmbeddedState(
+            bootstrap=kafka.bootstrap,
+            registry_url=kafka.registry_url if registry else None,
+            folder=str(kafka.folder),
+            num_brokers=brokers,
+            started_ms=SystemClock().time_ms(),
+            processes=tuple(
+                RecordedProcess(
+                    p.name, p.pid, kafka.marker, command=p.command, log=str(p.log), cwd=None if p.folder is None else str(p.folder)
+                )
+                for p in kafka.processes
+            ),
+        )
+        write_state(state)
+        return state
+
+
+def down(*, delete_data: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> EmbeddedState | None:
+    """Stop the detached Kafka, orderly within `timeout_s`, then by force; returns what it was, None if there was none."""
+    with _locked():
+        state = read_state()
+        if state is None:
+            return None
+        _end(state.processes, Deadline.after(timeout_s))
+        remove_state()
+        if delete_data:
+            shutil.rmtree(state.folder, ignore_errors=True)
+        return state
+
+
+def status() -> Status | None:
+    """How the detached Kafka is; None if none was started. Takes some seconds if its brokers do not answer."""
+    state = read_state()
+    if state is None:
+        return None
+    running = state.running()
+    answering = brokers_named({"bootstrap.servers": state.bootstrap}, _ANSWER_TIMEOUT_S) if running else frozenset()
+    registry_answers = (
+        bool(running) and state.registry_url is not None and answers_http(f"{state.registry_url}/subjects", _ANSWER_TIMEOUT_S)
+    )
+    return Status(state=state, running=running, answering=answering, registry_answers=registry_answers)
+
+
+def _old_ports(state: EmbeddedState, brokers: int) -> Sequence[int]:
+    """Those of a cluster that runs no more, so that clients that know them find it again; none if one of them is taken."""
+    ports = [int(address.rpartition(":")[2]) for address in state.bootstrap.split(",")]
+    if len(ports) != brokers:
+        return ()
+    # A process that was killed a moment ago has lost its command line first and its sockets last.
+    deadline = Deadline.after(_DYING_S)
+    while not all(map(is_free, ports)):
+        if deadline.expired():
+            return ()
+        time.sleep(_LOOK_EVERY_S)
+    return ports
+
+
+def _check_shape(state: EmbeddedState, brokers: int | None, *, registry: bool, folder: Path | None) -> None:
+    differences = []
+    if brokers is not None and state.num_brokers != brokers:
+        differences.append(f"{state.num_brokers} broker(s)")
+    if registry and state.registry_url is None:
+        differences.append("no registry")
+    if folder is not None and Path(state.folder) != folder.absolute():
+        differences.append(f"its data in {state.folder}")
+    if differences:
+        raise UserError(
+            f"An embedded Kafka with {', '.join(differences)} is running at {state.bootstrap}.",
+            hint="Stop it with `echoswarm kafka down` first.",
+        )
+
+
+def _end(processes: Sequence[RecordedProcess], deadline: Deadline) -> None:
+    _signal(processes, signal.SIGCONT)
+    _signal(processes, signal.SIGTERM)
+    while any(process.is_running() for process in processes):
+        if deadline.expired():
+            _signal(processes, signal.SIGKILL)
+            deadline = Deadline.after(STOP_TIMEOUT_S)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _signal(processes: Sequence[RecordedProcess], number: signal.Signals) -> None:
+    for process in processes:
+        if process.is_running():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    with exclusive(state_file().with_suffix(".lock")):
+        yield

@@ -1,0 +1,61 @@
+"""The in-memory cluster: one broker state, any number of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from echo_bus.clock import Clock, SystemClock
+from echo_memory.admin import MemoryAdmin
+from echo_memory.broker import Broker, Faults
+from echo_memory.consumer import MemoryConsumer
+from echo_memory.producer import MemoryProducer
+
+
+class MemoryCluster:
+    """Implements `cluster.Cluster`. Topics are created by the admin client, as on a real cluster; nothing is created by accident."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._broker = Broker(clock or SystemClock())
+
+    @property
+    def faults(self) -> Faults:
+        """What a test may break."""
+        return self._broker.faults
+
+    def copy(self) -> MemoryCluster:
+        """The same topics, records and offsets, in a cluster of its own: without groups, open transactions, clients and faults."""
+        twin = MemoryCluster(self._broker.clock)
+        with self._broker.lock:
+            twin._broker.cluster_id = self._broker.cluster_id
+            twin._broker.topics = {name: state.copy() for name, state in self._broker.topics.items()}
+        return twin
+
+    def producer(self, config: Mapping[str, Any]) -> MemoryProducer:
+        return MemoryProducer(self._broker, config)
+
+    def consumer(self, config: Mapping[str, Any]) -> MemoryConsumer:
+        return MemoryConsumer(self._broker, config)
+
+    def admin(self) -> MemoryAdmin:
+        return MemoryAdmin(self._broker)
+
+    def committed(self, topic: str) -> list[tuple[int, int, bytes | None]]:
+        """What a reader of committed records finds in `topic`: partition, offset and value, partition after partition. No client's call."""
+        with self._broker.lock:
+            return [
+                (number, record.offset, record.value)
+                for number, log in enumerate(self._broker.topics[topic].partitions)
+                for record in log.read(log.start, committed=True)
+            ]
+
+    def compact(self, topic: str) -> None:
+        """Run the log cleaner over `topic` now."""
+        with self._broker.lock:
+            for log in self._broker.topics[topic].partitions:
+                log.compact()
+
+    def fence(self, transactional_id: str) -> None:
+        """A newer producer has taken the id over."""
+        with self._broker.lock:
+            self._broker.take_over(transactional_id)

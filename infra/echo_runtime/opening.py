@@ -1,0 +1,47 @@
+"""From settings to a bus: the cluster, the schema ids, the dead letters' limits."""
+
+from __future__ import annotations
+
+from echo_bus.bus import Bus
+from echo_bus.client.kafka import KafkaCluster
+from echo_bus.clock import Clock, SystemClock
+from echo_bus.dead_letters import DeadLetterLimits
+from echo_bus.metrics import BusMetrics
+from echo_schemas.codec import Codec, lock_file_codec
+from echo_schemas.naming import Namespace
+from echo_schemas.registry import HttpRegistry, subjects_of
+from echo_settings import Settings
+
+
+def open_cluster(settings: Settings) -> KafkaCluster:
+    """The cluster of the settings. `bootstrap = "embedded"` is resolved through the state file of `echoswarm kafka up`."""
+    bootstrap = settings.kafka.bootstrap
+    if bootstrap == "embedded":
+        # Only where it is asked for: whoever has a cluster needs no embedded one.
+        from echo_embedded import resolve_embedded
+
+        bootstrap = resolve_embedded()
+    return KafkaCluster(bootstrap, settings.kafka.client)
+
+
+def open_codec(settings: Settings) -> Codec:
+    """Ids from the registry if one is configured, else from the lock file."""
+    if not settings.registry.url:
+        return lock_file_codec()
+    subjects = subjects_of(Namespace(settings.kafka.namespace).topic)
+    return Codec(HttpRegistry(settings.registry.url, subjects, settings.registry.client_properties()))
+
+
+def open_bus(settings: Settings, role: str, *, metrics: BusMetrics | None = None, clock: Clock | None = None) -> Bus:
+    """The bus of one process. Raises UserError where no embedded broker runs; connects lazily, so use `KafkaCluster.check` to be sure."""
+    letters = settings.dead_letters
+    return Bus(
+        cluster=open_cluster(settings),
+        namespace=Namespace(settings.kafka.namespace),
+        codec=open_codec(settings),
+        metrics=metrics or BusMetrics(),
+        clock=clock or SystemClock(),
+        role=role,
+        run_id=settings.run.name,
+        dead_letter_limits=DeadLetterLimits(per_writer=letters.per_writer, per_minute=letters.per_minute, stop_after=letters.stop_after),
+    )

@@ -1,0 +1,46 @@
+"""[[rollout.pool]]: the kinds of workers of a run whose workers are not alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from echo_settings.section import Section, part_of_key
+
+
+class PoolSettings(Section):
+    """[[rollout.pool]]: one kind of worker; a file may have several. What it leaves open is as in [rollout]."""
+
+    name: str
+    """Names the kind: on the screen, in the report, and for `echoswarm run worker --kind`; letters, digits, '.', '_' and '-'."""
+    engine: str | None = None
+    """As [rollout] engine; none: that one."""
+    workers: int = Field(default=1, ge=0)
+    """Workers of this kind that `echoswarm up` starts on this machine; 0 where they are started by hand, on others."""
+    price_per_hour: float | None = Field(default=None, ge=0)
+    """What one worker of this kind costs; none: as in [rollout]."""
+    groups_in_flight: int | None = Field(default=None, ge=1)
+    """Requests that one of them works on at once; none: as in [rollout]."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the engine, over those of [rollout.options], which hold for kinds of the same engine."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_part_of_names(cls, name: str) -> str:
+        return part_of_key(name)
+
+
+def check_pool(pool: Sequence[PoolSettings], *, has_workers: bool) -> None:
+    """Raise ValueError unless each kind is named once. `has_workers`: [rollout] says a number of workers of its own."""
+    repeated = [name for name, count in Counter(kind.name for kind in pool).items() if count > 1]
+    if repeated:
+        message = f"[[rollout.pool]] describes the kind {repeated[0]!r} twice; give each kind its own name"
+        raise ValueError(message)
+    if pool and has_workers:
+        message = (
+            "[rollout] workers and [[rollout.pool]] exclude one another: write how many there are of each kind in its [[rollout.pool]]"
+        )
+        raise ValueError(message)

@@ -1,0 +1,84 @@
+"""What of a configuration may be published: in the topic `runs`, in reports, in logs. A list of what may, not of what may not. Pure.
+
+Every key of our own sections may: none of them holds a secret but [registry] password, and addresses with a user and password are refused
+when the file is read. Of tables whose keys are somebody else's ([kafka.client], the engines' options), numbers and booleans may, and texts
+under the names below. [task.options], [learner.loss_options] and the options of [[eval]] say what is trained, and are published whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from echo_settings.sections import Settings
+
+HIDDEN = "(not shown)"
+"""Stands in the place of a value that is not published."""
+_CLIENT = frozenset(
+    {
+        "security.protocol",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.kerberos.service.name",
+        "sasl.oauthbearer.method",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.key.location",
+        "ssl.endpoint.identification.algorithm",
+        "broker.address.family",
+        "client.dns.lookup",
+        "client.rack",
+        "compression.codec",
+        "compression.type",
+        "group.protocol",
+        "debug",
+    }
+)
+_ENGINE = frozenset(
+    {
+        "adapter_folder",
+        "api_key_env",
+        "api_key_file",
+        "attention_backend",
+        "ca_file",
+        "compilation_config",
+        "device",
+        "distributed_executor_backend",
+        "dtype",
+        "kv_cache_dtype",
+        "load_format",
+        "mode",
+        "model",
+        "quantization",
+        "server_folder",
+        "url",
+        "weights",
+    }
+)
+
+
+def public_config(settings: Settings) -> dict[str, Any]:
+    """The settings as plain data, as far as they may be published."""
+    content = settings.model_dump(mode="json", exclude={"registry": {"password"}})
+    content["kafka"]["client"] = _listed(settings.kafka.client, _CLIENT)
+    rollout = content["rollout"]
+    for each in (rollout, *rollout["pool"]):
+        each["options"] = _listed(each["options"], _ENGINE)
+    return content
+
+
+def _listed(table: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {key: value if _is_number(value) or (key in names and not _has_login(value)) else HIDDEN for key, value in table.items()}
+
+
+def _has_login(value: Any) -> bool:
+    """Whether a text may be an address with a user and a password."""
+    return "://" in str(value) and "@" in str(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is made of numbers and booleans alone."""
+    if isinstance(value, list):
+        return all(_is_number(each) for each in value)
+    return value is None or isinstance(value, int | float)

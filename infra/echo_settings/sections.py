@@ -1,0 +1,422 @@
+"""One frozen model per section of the file, a sentence under each field. Unknown keys are refused in `load.py`, by name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from echo_schemas.naming import Namespace
+from echo_settings.evaluation import EvalSettings, check_evaluations
+from echo_settings.offline import OfflineSettings
+from echo_settings.pool import PoolSettings, check_pool
+from echo_settings.section import Section, part_of_key, without_credentials
+
+
+class RunSettings(Section):
+    """[run]: what this run is called and which of ECHO's protocols it follows."""
+
+    name: str = "demo"
+    """Names the run in every record; letters, digits, '.', '_' and '-'."""
+    mode: Literal["asynchronous", "sequential"] = "asynchronous"
+    """`asynchronous` generates continuously within a staleness budget; `sequential` asks for each batch and has staleness 0."""
+    seed: int = 0
+    """Decides prompts and the order of samples; the same seed gives the same prompts."""
+    drain_s: float = Field(default=2.5, gt=0)
+    """From SIGTERM to the end of a process at the latest. What is not done by then is done again by the next one, and nothing is lost."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_part_of_keys(cls, name: str) -> str:
+        return part_of_key(name)
+
+
+class KafkaSettings(Section):
+    """[kafka]: which cluster, and under which names."""
+
+    bootstrap: str = "embedded"
+    """`embedded` finds the broker that `echoswarm kafka up` started; otherwise host:port, several separated by commas."""
+    namespace: str = "echo.demo"
+    """Prefix of every topic, group, client id and transactional id; one running pipeline per namespace."""
+    replicas: int | None = Field(default=None, ge=1)
+    """Copies of each topic, fixed when the namespace is made; none: 3, or 1 on a cluster of one broker. Where there are two, say it."""
+    group_protocol: Literal["classic", "consumer"] = "classic"
+    """`classic` with cooperative-sticky assignment, or `consumer` (KIP-848), where sessions and heartbeats are the broker's settings."""
+    # Not in the repr: it may hold a password.
+    client: dict[str, str | int | float | bool] = Field(default_factory=dict, repr=False)
+    """Any librdkafka property, as [kafka.client]; wins over the project's own. Passwords in files: `"sasl.password_file" = "/run/…"`."""
+
+    @field_validator("bootstrap")
+    @classmethod
+    def _bootstrap_holds_no_login(cls, bootstrap: str) -> str:
+        for address in bootstrap.split(","):
+            without_credentials(address, 'write them into [kafka.client]: "sasl.username", and "sasl.password_file" for the password')
+        return bootstrap
+
+    @field_validator("namespace")
+    @classmethod
+    def _namespace_is_legal(cls, namespace: str) -> str:
+        Namespace(namespace)
+        return namespace
+
+
+class RegistrySettings(Section):
+    """[registry]: where schema ids come from."""
+
+    url: str = ""
+    """A Confluent-compatible registry; empty: ids from registry.lock.json, and no service is needed."""
+    user: str = ""
+    """User for basic authentication; empty: none."""
+    password: SecretStr = SecretStr("")
+    """Its password; better given as `password_file` or ECHO_REGISTRY__PASSWORD."""
+    ca_file: str = ""
+    """CA certificate of the registry, PEM."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_holds_no_login(cls, url: str) -> str:
+        return without_credentials(url, "write them into [registry] user and password_file")
+
+    def client_properties(self) -> dict[str, Any]:
+        """What the registry client wants besides the address."""
+        properties: dict[str, Any] = {}
+        if self.user:
+            properties["basic.auth.user.info"] = f"{self.user}:{self.password.get_secret_value()}"
+        if self.ca_file:
+            properties["ssl.ca.location"] = self.ca_file
+        return properties
+
+
+class TaskSettings(Section):
+    """[task]: what is asked."""
+
+    name: str = "reverse-digits"
+    """A built-in task, an entry point, or `package.module:attribute`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """What the task is made with, as [task.options]. Published with the run: no secrets here."""
+
+
+class LoraSettings(Section):
+    """The adapter's shape."""
+
+    r: int = Field(default=32, ge=1)
+    """Rank."""
+    alpha: int = Field(default=32, ge=1)
+    """Scale; the adapter's output is multiplied by alpha / r."""
+
+
+class PolicySettings(Section):
+    """[policy]: the model, and what of it is trained."""
+
+    base: str = "demo:tiny-qwen3"
+    """A model folder, or one that is made on the spot: `demo:tiny-qwen3`, also with `-sort`, `-sokoban`, `-knights-knaves`; these have 256
+    positions, and tokens for their own task alone."""
+    update: Literal["lora", "full"] = "lora"
+    """Train an adapter, or all weights."""
+    lora: LoraSettings = LoraSettings()
+    """Shape of the adapter."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers of the model in workers and learner alike: different ones bias the ratio."""
+    max_length: int = Field(default=64, ge=2)
+    """Most tokens of prompt and answer together; the workers' context and the learner's bound."""
+
+
+class RolloutSettings(Section):
+    """[rollout]: how answers are sampled."""
+
+    engine: str = "vllm"
+    """`vllm`, `transformers`, `openai`, or `package.module:attribute`."""
+    workers: int = Field(default=1, ge=0)
+    """Workers that `echoswarm up` starts on this machine."""
+    group_size: int = Field(default=16, ge=1)
+    """Samples per prompt; advantages are relative within a group."""
+    temperature: float = Field(default=1.0, ge=0.01)
+    """Softmax temperature of sampling; engines do not tell smaller ones from 0."""
+    max_new_tokens: int = Field(default=8, ge=1)
+    """Most tokens generated for one sample."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Refused below 1: the learner's softmax is over the whole vocabulary, and so must the sampler's be."""
+    top_k: int = Field(default=0, ge=0)
+    """Refused above 0, likewise."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Refused above 0, likewise."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer, besides the model's own end token."""
+    groups_in_flight: int = Field(default=32, ge=1)
+    """Requests that one worker works on at once."""
+    depth: int = Field(default=1, ge=1)
+    """Requests that may wait or be worked on in one partition of `requests`; times its partitions, the window of the feeder."""
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    """The least time limit of a request. The limit in force follows what was measured: twice the steps within which a request is trained,
+    or four times what the slowest of the last requests took, if that is more; none before a step and a request were measured."""
+    resends: int = Field(default=2, ge=0)
+    """How often a request that yielded no group is sent again before its seq is dropped: one that expired, and in sequential mode one that
+    failed too."""
+    probe_size: int = Field(default=4, ge=0)
+    """Samples per published version on which learner and worker compare log-probabilities; 0 turns it off."""
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    """Seconds between a worker's status records."""
+    price_per_hour: float = Field(default=0.0, ge=0)
+    """What one worker costs, in any currency."""
+    missing_logprobs: Literal["refuse", "recompute"] = "refuse"
+    """An engine that cannot say how likely its tokens were does not start; or the learner says it when it trains (importance weight 1)."""
+    unproved_versions: Literal["refuse", "allow"] = "refuse"
+    """An engine that cannot prove which version it serves does not start; or is believed as far as the learner's comparison goes."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Any argument of the engine, as [rollout.options]; wins over the project's own."""
+    pool: tuple[PoolSettings, ...] = ()
+    """Kinds of workers that differ from one another, each as [[rollout.pool]]; none: all workers are as [rollout] says."""
+
+    @model_validator(mode="after")
+    def _pool_is_whole(self) -> RolloutSettings:
+        check_pool(self.pool, has_workers="workers" in self.model_fields_set)
+        return self
+
+
+class ScoringSettings(Section):
+    """[scoring]: how the reward application runs reward functions."""
+
+    workers: int = Field(default=1, ge=0)
+    """Reward processes that `echoswarm up` starts."""
+    processes: int = Field(default=0, ge=0)
+    """Processes beside each of them that run synchronous functions; 0: in the application itself, without a time limit on them."""
+    memory_mb: int = Field(default=8192, ge=0)
+    """What one of these processes may allocate, in MiB; a function that wants more fails. 0: no limit."""
+    concurrency: int = Field(default=64, ge=1)
+    """Calls of one asynchronous function that run at once."""
+    timeout_s: float = Field(default=5.0, gt=0)
+    """For one call; a function's own limit wins."""
+    retries: int = Field(default=1, ge=0)
+    """Further attempts after a failure; a time-out is not tried again."""
+    deadline_s: float = Field(default=300.0, gt=0)
+    """How long a whole group waits for a required reward before its default stands in, or its samples are dropped."""
+    applications: dict[str, str] = Field(default_factory=dict)
+    """[scoring.applications]: reward name = the application whose records of it count; the run's own is `main`. For a reward that is not
+    here the first record counts, whoever wrote it."""
+    when_failing: Literal["stop", "go_on"] = "stop"
+    """When a weighted reward has failed for as many samples as a step has, and for longer than `deadline_s`: end the run with its
+    message, or train on without it."""
+
+
+class LearnerSettings(Section):
+    """[learner]: how the policy is updated."""
+
+    groups_per_step: int = Field(default=32, ge=1)
+    """Prompts per training step."""
+    updates_per_step: int = Field(default=1, ge=1)
+    """Optimizer updates per training step; the groups are split among them."""
+    loss: str = "grpo_tis"
+    """A built-in loss, or `package.module:attribute`."""
+    loss_options: dict[str, Any] = Field(default_factory=dict)
+    """The loss's own numbers, as [learner.loss_options]."""
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of the KL term to the starting policy."""
+    normalisation: Literal["sequence", "token", "constant"] = "token"
+    """What a token's loss is divided by: its sequence's length, all tokens of the update, or `max_new_tokens`."""
+    scale_by_std: bool = True
+    """Divide advantages by the group's standard deviation."""
+    lr: float = Field(default=1.5e-3, gt=0)
+    """Learning rate."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the rate rises linearly from 0."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+    micro_batch_tokens: int = Field(default=16_384, ge=1)
+    """Padded tokens in one forward pass, at most; a longer sample goes alone."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    logprob_tolerance: float | None = Field(default=None, gt=0)
+    """Mean difference of log-probabilities a token, in nats, up to which a worker is believed to serve the version that it claims; none:
+    0.002 in float32, 0.1 in bfloat16."""
+    ranks: int = Field(default=1, ge=1)
+    """Processes that train together on this machine."""
+    deepspeed: str = ""
+    """A DeepSpeed JSON file that is merged over the project's own settings (ZeRO stage, offload, precision)."""
+    buffer_mb: int = Field(default=2048, ge=1)
+    """MiB of samples that are read and wait to be trained; the log keeps the others. A whole batch is read in any case."""
+    steps: int = Field(default=100, ge=0)
+    """Training steps; 0: until stopped."""
+
+
+class StalenessSettings(Section):
+    """[staleness]: how old a sample may be, and what happens to older ones."""
+
+    budget: int = Field(default=3, ge=0)
+    """S: a sample is trained only if 0 ≤ learner version − its oldest version ≤ S."""
+    publication_period: int | None = Field(default=None, ge=1)
+    """kappa: a snapshot is published every kappa steps; none: max(1, S − 1), and 1 in sequential mode."""
+    admission: Literal["free", "pace"] = "pace"
+    """`pace` issues no more prompts than the budget can absorb; `free` issues as fast as workers take them."""
+    lead: int | None = Field(default=None, ge=0)
+    """Under `pace`: how many steps' prompts are under way beyond the current one; none: the budget. Less keeps the samples of fast workers
+    younger, and the budget then only covers what comes late; at least publication_period - 1."""
+    over_budget: Literal["drop", "withhold", "downweight"] = "drop"
+    """What becomes of a sample above the budget."""
+    min_group_size: int = Field(default=2, ge=1)
+    """A group that keeps fewer samples than this is dropped whole."""
+
+
+class CheckpointSettings(Section):
+    """[checkpoint]: where steps become durable."""
+
+    folder: str = "runs/demo"
+    """A folder on a disk that survives the process."""
+    every: int = Field(default=1, ge=1)
+    """Steps between checkpoints; divides the publication period."""
+    keep: int = Field(default=3, ge=2)
+    """Checkpoints kept besides those that the log still needs."""
+
+
+class StoreSettings(Section):
+    """[store]: where large snapshots lie, beside the log."""
+
+    uri: str = ""
+    """An fsspec address such as s3://bucket/path or file:///path; empty: the folder `snapshots` beside the checkpoints, for workers on the
+    learner's machine."""
+    above_mb: int = Field(default=1024, ge=0)
+    """Snapshots of at least so many MiB go to the store; smaller ones travel through `weights.chunks`."""
+    keep: int | None = Field(default=None, ge=2)
+    """Newest snapshots kept in the store; older ones are removed once a newer one is public. None: [checkpoint] keep of them in the folder
+    beside the checkpoints, all of them at an address of yours."""
+
+    @field_validator("uri")
+    @classmethod
+    def _uri_holds_no_login(cls, uri: str) -> str:
+        return without_credentials(uri, "give them to each process as the store's driver reads them, for S3 in AWS_ACCESS_KEY_ID and so on")
+
+
+class DeadLetterSettings(Section):
+    """[dead_letters]: what becomes of messages that cannot be read. Every one has a copy in `<topic>.dlq`, and reading goes on."""
+
+    per_writer: int = Field(default=60, ge=0)
+    """In a minute, from one writer (as the record's `ce_source` names it), and for each process that reads: so many are copied with their
+    bytes and logged one by one. Of those above, the copy says only where the message lies and what is wrong with it, and the log counts."""
+    per_minute: int = Field(default=600, ge=0)
+    """The same for all writers together."""
+    stop_after: int = Field(default=0, ge=0)
+    """So many in a row end a process that reads them, with none of the last skipped: for a cluster without strangers, where they mean a
+    wrong release or registry. 0: never."""
+
+
+class MetricsSettings(Section):
+    """[metrics]: /metrics, /healthz and /readyz of each process."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=0, ge=0, le=65_535)
+    """Port; 0 takes a free one."""
+
+
+class Settings(Section):
+    """A whole file."""
+
+    run: RunSettings = RunSettings()
+    kafka: KafkaSettings = KafkaSettings()
+    registry: RegistrySettings = RegistrySettings()
+    task: TaskSettings = TaskSettings()
+    policy: PolicySettings = PolicySettings()
+    rollout: RolloutSettings = RolloutSettings()
+    rewards: dict[str, float] = Field(default_factory=lambda: {"exact": 1.0})
+    """[rewards]: reward name = weight."""
+    scoring: ScoringSettings = ScoringSettings()
+    learner: LearnerSettings = LearnerSettings()
+    staleness: StalenessSettings = StalenessSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    store: StoreSettings = StoreSettings()
+    eval: tuple[EvalSettings, ...] = ()
+    offline: OfflineSettings = OfflineSettings()
+    dead_letters: DeadLetterSettings = DeadLetterSettings()
+    metrics: MetricsSettings = MetricsSettings()
+
+    @property
+    def publication_period(self) -> int:
+        """kappa in force."""
+        if self.staleness.publication_period is not None:
+            return self.staleness.publication_period
+        return 1 if self.run.mode == "sequential" else max(1, self.staleness.budget - 1)
+
+    @property
+    def budget(self) -> int:
+        """S in force: 0 in sequential mode."""
+        return 0 if self.run.mode == "sequential" else self.staleness.budget
+
+    @property
+    def lead(self) -> int:
+        """The lead in force: 0 in sequential mode."""
+        return 0 if self.run.mode == "sequential" else self.budget if self.staleness.lead is None else self.staleness.lead
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Settings:
+        kappa, budget = self.publication_period, self.budget
+        if self.run.mode == "sequential" and kappa != 1:
+            message = "[staleness] publication_period must be 1 in sequential mode, where every step starts from the newest weights"
+            raise ValueError(message)
+        if self.run.mode == "sequential" and self.offline.episodes:
+            message = '[offline] episodes answer no request of a sequential learner; write [run] mode = "asynchronous"'
+            raise ValueError(message)
+        if kappa > budget + 1:
+            message = (
+                f"[staleness] publication_period = {kappa} is above budget + 1 = {budget + 1}: every sample of the last steps before a "
+                f"publication would be too old; write publication_period = {budget + 1} or budget = {kappa - 1}"
+            )
+            raise ValueError(message)
+        lead = self.staleness.lead
+        if self.run.mode != "sequential" and lead is not None and not kappa - 1 <= lead <= budget:
+            message = (
+                f"[staleness] lead = {lead} does not lie between publication_period - 1 = {kappa - 1}, below which the learner would "
+                f"starve before each publication, and budget = {budget}"
+            )
+            raise ValueError(message)
+        if kappa % self.checkpoint.every:
+            message = (
+                f"[checkpoint] every = {self.checkpoint.every} does not divide the publication period {kappa}, so a published version "
+                f"would have no checkpoint; write every = 1, or a divisor of {kappa}"
+            )
+            raise ValueError(message)
+        if self.staleness.min_group_size > self.rollout.group_size:
+            message = (
+                f"[staleness] min_group_size = {self.staleness.min_group_size} is above [rollout] group_size = {self.rollout.group_size}: "
+                f"no group would ever be trained; write min_group_size = {self.rollout.group_size} or less"
+            )
+            raise ValueError(message)
+        if self.rollout.top_p < 1 or self.rollout.top_k > 0 or self.rollout.min_p > 0:
+            message = (
+                "[rollout] top_p, top_k and min_p cut the distribution that the learner's softmax covers whole, so every ratio would "
+                "be wrong; leave them at 1, 0 and 0"
+            )
+            raise ValueError(message)
+        if self.rollout.max_new_tokens >= self.policy.max_length:
+            message = (
+                f"[rollout] max_new_tokens = {self.rollout.max_new_tokens} leaves no room for a prompt within [policy] max_length = "
+                f"{self.policy.max_length}"
+            )
+            raise ValueError(message)
+        if self.learner.groups_per_step % self.learner.updates_per_step:
+            message = (
+                f"[learner] updates_per_step = {self.learner.updates_per_step} does not divide groups_per_step = "
+                f"{self.learner.groups_per_step}: the updates must get equally many groups"
+            )
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _applications_judge(self) -> Settings:
+        judges = {*self.rewards, *(name for section in self.eval for name in section.rewards)}
+        for name in self.scoring.applications:
+            if name not in judges:
+                message = f"[scoring.applications] names {name!r}, which is no reward of this file: {', '.join(sorted(judges))}"
+                raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _evaluations_fit(self) -> Settings:
+        check_evaluations(
+            self.eval,
+            run_seed=self.run.seed,
+            kappa=self.publication_period,
+            max_length=self.policy.max_length,
+            rewards=tuple(self.rewards),
+        )
+        return self
