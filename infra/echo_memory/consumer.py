@@ -167,18 +167,21 @@ class MemoryConsumer:
         self._broker.enter("list_topics")
         return cluster_metadata(self._broker, topic)
 
+    def unsubscribe(self) -> None:
+        member, self._member = self._member, None
+        if member is None:
+            return
+        self._give_up(set(member.owned), lost=member.expelled)
+        with self._broker.lock:
+            if not member.expelled:
+                self._broker.group(self._group_id).leave(member)
+            self._broker.changed.notify_all()
+
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        if self._member is None:
-            return
-        lost = self._member.expelled
-        self._give_up(set(self._member.owned), lost=lost)
-        with self._broker.lock:
-            if not lost:
-                self._broker.group(self._group_id).leave(self._member)
-            self._broker.changed.notify_all()
+        self.unsubscribe()
 
     def expire_session(self) -> None:
         """For tests: the group coordinator has not heard of this member for too long."""

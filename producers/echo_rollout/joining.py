@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
+from echo_schemas.errors import UserError
 from echo_schemas.records import WorkerState, WorkerStatus
 from echo_schemas.topics import WORKERS
 
@@ -24,6 +25,35 @@ _LONG_AGO_MS = 24 * 3_600_000
 # So many of their words are waited for before others count as gone, and at least so long.
 _WORDS = 3
 _LEAST_S = 3.0
+
+
+class Namesake:
+    """Whether a worker on another machine goes by our name. Of two members of one name the group keeps the later one: whoever comes would
+    end the one that works. Heard between the start and the joining, which an engine's start lies between; `close` it then.
+    """
+
+    def __init__(self, bus: Bus, worker_id: str, host: str) -> None:
+        self._worker_id = worker_id
+        self._host = host
+        self._other = ""
+        self._workers = bus.view(WORKERS, WorkerStatus, only=worker_id)
+        self._workers.on_change(self._note)
+
+    def check(self) -> None:
+        """Raises UserError if one was heard."""
+        if self._other:
+            raise UserError(
+                f"A worker named {self._worker_id!r} is at work on {self._other}; this one, of the same name, does not take its place.",
+                hint="Give each worker a name of its own with --name.",
+            )
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._workers.close()
+
+    def _note(self, _key: str, status: WorkerStatus | None) -> None:
+        if status is not None and status.host != self._host and status.state is WorkerState.READY:
+            self._other = status.host
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -22,6 +23,7 @@ from echo_bus.requests.dispatch import WorkObserver
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.feeder_run import Feeder, FeederParts
+from echo_rollout.joining import Namesake
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
 from echo_rollout.prompts import PromptCodec, vocabulary_size
@@ -89,7 +91,7 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
                 metrics=WorkerMetrics(process.registry),
                 clock=process.clock,
                 kind=kind,
-                may_join=_may_join(process, stack),
+                may_join=_may_join(process, worker_id, stack),
                 evaluation_tasks=evaluation_tasks,
             )
         )
@@ -97,11 +99,22 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
         asyncio.run(worker.serve(process.stop))
 
 
-def _may_join(process: RoleProcess, stack: ExitStack) -> Callable[[], bool]:
-    """A worker that was started with the other roles takes no request before their learner has accepted the run; its engine starts."""
-    if not process.start:
-        return lambda: True
-    return stack.enter_context(closing(Turn(process, needs_learner=True))).has_come
+def _may_join(process: RoleProcess, worker_id: str, stack: ExitStack) -> Callable[[], bool]:
+    """A worker that was started with the other roles takes no request before their learner has accepted the run; its engine starts.
+
+    Nobody takes the place of a worker of the same name that is alive.
+    """
+    namesake = stack.enter_context(closing(Namesake(process.bus, worker_id, socket.gethostname())))
+    has_come = stack.enter_context(closing(Turn(process, needs_learner=True))).has_come if process.start else lambda: True
+
+    def may_join() -> bool:
+        namesake.check()
+        if not has_come():
+            return False
+        namesake.close()
+        return True
+
+    return may_join
 
 
 def engine_config(settings: Settings, base: Path) -> EngineConfig:

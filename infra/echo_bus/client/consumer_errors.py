@@ -29,6 +29,7 @@ _MISSING = frozenset(
     }
 )
 _LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+_FATAL, _FENCED = KafkaError._FATAL, "fenced by other consumer"  # noqa: SLF001
 _REPLACED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID, KafkaError._FENCED})  # noqa: SLF001
 
 
@@ -50,11 +51,12 @@ def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
         raise TopicMissing(f"{where} does not exist: {error.str()}.", hint="Run `echoswarm topics apply`.")
     if code in _LOST:
         raise OffsetLost(f"The position asked for is not in {where} any more: {error.str()}.", hint="Choose where to go on reading.")
-    if code in _REPLACED:
+    # A member that is fenced hears of a fatal error, which names its cause in its text alone.
+    if code in _REPLACED or (code == _FATAL and _FENCED in error.str()):
         raise TransportError(
             f"Another consumer has taken this one's place in the group: {error.str()}.",
-            hint="Two processes have the same group.instance.id; stop one of them or give each its own.",
+            hint="Two processes have the same name. Stop one of them, or give each its own (--name).",
         )
-    if error.fatal():
+    if code == _FATAL or error.fatal():
         raise TransportError(f"The consumer of {where} failed for good: {error.str()}.")
     logger.warning("The client reports about %s: %s; it goes on by itself", where, error)

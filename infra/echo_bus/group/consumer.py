@@ -43,6 +43,8 @@ _POLL_S = 0.1
 _ROOM_S = 0.2
 _METADATA_S = 10.0
 _LAG_INTERVAL_S = 5.0
+# The goodbye of a static member; who does not hear it waits for the end of the session instead.
+_LEAVE_S = 2.0
 # A commit for every message would cost the broker more than the message.
 _SOON_S = 0.05
 
@@ -50,11 +52,12 @@ _SOON_S = 0.05
 def group_properties(group: str, *, client_id: str, next_generation: bool = False, static_member: str | None = None) -> dict[str, Any]:
     """The client's properties for a member of `group`: cooperative-sticky, or KIP-848 with `next_generation`.
 
-    `static_member` is a name that survives restarts: the partitions of a process that comes back within the session are kept for it. With
-    KIP-848 the broker refuses a restarted member until the session of its predecessor ends.
+    `static_member` is a name that survives restarts: a process that was killed and comes back has its partitions at once, and not when the
+    session of the dead one ends (KIP-345). Of two that live under one name the later one stays. With KIP-848 the broker refuses a restarted
+    member until the session of its predecessor ends, so there every member is another one.
     """
     properties = {**(NEXT_GENERATION_GROUP if next_generation else GROUP_CONSUMER), "group.id": group, "client.id": client_id}
-    if static_member is not None:
+    if static_member is not None and not next_generation:
         properties["group.instance.id"] = static_member
     return properties
 
@@ -170,6 +173,7 @@ class ConsumerLoop:
                     self._step(consumer)
             finally:
                 self._drain(consumer)
+                self._leave(consumer)
         finally:
             consumer.close()
         if self._worker.error is not None:
@@ -391,6 +395,18 @@ class ConsumerLoop:
         self._commit(consumer, self._assignment.values(), wait=True)
         self._report(consumer)
         logger.info("%s: left with %d fetched messages handed back", self._group, self._handover.num_messages)
+
+    def _leave(self, consumer: RawConsumer) -> None:
+        """Say goodbye to the group. Closing is not enough for a static member: its partitions would wait for it until its session ends."""
+        if "group.instance.id" not in self._properties:
+            return
+        try:
+            consumer.unsubscribe()
+            deadline = Deadline.after(_LEAVE_S)
+            while self._assignment and not deadline.expired():
+                consumer.poll(_POLL_S)
+        except KafkaException as exc:
+            logger.info("%s: left without a word: %s", self._group, exc.args[0].str())
 
     def _is_drained(self) -> bool:
         """Whether nothing more will be done. After a failure nothing is waited for: its cause may keep the rest from finishing."""

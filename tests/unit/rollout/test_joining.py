@@ -10,7 +10,8 @@ import pytest
 
 from echo_bus.clock import SystemClock
 from echo_rollout.engines.scripted import ScriptedEngine
-from echo_rollout.joining import find_others, still_work
+from echo_rollout.joining import Namesake, find_others, still_work
+from echo_schemas.errors import UserError
 from echo_schemas.records import WorkerState, WorkerStatus
 from echo_schemas.topics import WORKERS
 from tests.unit.rollout.conftest import MakeSwarm
@@ -74,3 +75,26 @@ def test_a_worker_that_is_told_to_end_listens_for_others_no_longer(make_swarm: M
     worker = swarm.start_worker(ScriptedEngine())
     wait_until(lambda: {each.worker_id for each in swarm.statuses()} >= {"dead", "w0"}, "the worker to have come")
     worker.stop()
+
+
+def test_a_worker_of_the_same_name_elsewhere_keeps_its_place(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+
+    def says(worker_id: str, host: str, state: WorkerState = WorkerState.READY) -> None:
+        status = WorkerStatus(run_id="demo", worker_id=worker_id, host=host, engine="e", state=state, time_ms=0)
+        swarm.publisher.publish(WORKERS, status).wait(WAIT_S)
+
+    says("w", "there")
+    namesake = Namesake(swarm.bus, "w", "here")
+    try:
+        # What a predecessor had said before, what we say ourselves, what others say.
+        namesake.check()
+        for name, host, state in (("w", "here", WorkerState.READY), ("v", "there", WorkerState.READY), ("w", "there", WorkerState.GONE)):
+            says(name, host, state)
+        says("w", "over-there")
+        wait_until(lambda: namesake._other, "the namesake")
+        with pytest.raises(UserError, match=r"A worker named 'w' is at work on over-there") as raised:
+            namesake.check()
+        assert "--name" in str(raised.value.hint)
+    finally:
+        namesake.close()

@@ -258,6 +258,7 @@ def test_static_and_next_generation_members_have_their_properties() -> None:
         (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissing),
         (KafkaError._AUTO_OFFSET_RESET, OffsetLost),
         (KafkaError.FENCED_INSTANCE_ID, TransportError),
+        (KafkaError._FATAL, TransportError),
     ],
 )
 def test_errors_of_the_client_that_stop(code: int, expected: type[TransportError]) -> None:
