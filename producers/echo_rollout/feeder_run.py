@@ -8,7 +8,7 @@ the earlier one's batches whole. A transaction costs some milliseconds per batch
 Reading the log after taking over sees everything that the predecessor ever wrote; nothing can follow.
 
 Threads: `run` blocks the caller's; views wake it from theirs. It waits for `progress` to move, not for a time; only while the window is
-full does it ask the cluster for the workers' committed offsets, every 20 ms and less often while nothing moves.
+full does it ask the cluster for the workers' committed offsets, every 20 ms and less often while nothing moves: up to 2 s in long steps.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ logger = logging.getLogger(__name__)
 
 # One batch is one transaction: large enough for a step of groups, small enough that a pause of the run is obeyed at once.
 _MAX_BATCH = 64
-_FULL_LEAST_S, _FULL_MOST_S = 0.02, 0.2
+# While the window is full the workers' offsets are asked for: seldom where a step takes long, for then a group does too.
+_FULL_LEAST_S, _FULL_MOST_S, _FULL_LONGEST_S = 0.02, 0.2, 2.0
+_LOOKS_A_STEP = 100
 _IDLE_S = 0.25
 # Lost requests are few and no step waits for one in particular.
 _LOOK_S = 1.0
@@ -411,7 +413,8 @@ class Feeder:
         """Until something has changed that may end `hold`, or for a moment."""
         if hold is Hold.WINDOW:
             self._wake.wait(self._full_wait_s)
-            self._full_wait_s = min(_FULL_MOST_S, self._full_wait_s * 1.5)
+            most_s = max(_FULL_MOST_S, min(_FULL_LONGEST_S, (self._steps.step_s or 0.0) / _LOOKS_A_STEP))
+            self._full_wait_s = min(most_s, self._full_wait_s * 1.5)
         else:
             self._wake.wait(_IDLE_S)
         self._wake.clear()

@@ -138,7 +138,7 @@ LOOK: Properties = MappingProxyType({**READER, **_frozen(fetch_wait_max_ms=10)})
 WATCHER: Properties = MappingProxyType({**READER, **_frozen(fetch_wait_max_ms=2_500)})
 # A reader of a stream that always flows and is waited for by nobody: fetches come back full, or after a moment, instead of once for every
 # few records; each is a request that the broker and both clients pay for.
-GATHERING_MIN_BYTES, GATHERING_WAIT_MS = 1_000_000, 50
+GATHERING_MIN_BYTES, GATHERING_WAIT_MS = 1_000_000, 100
 GATHERING_READER: Properties = MappingProxyType(
     {**READER, **_frozen(fetch_min_bytes=GATHERING_MIN_BYTES, fetch_wait_max_ms=GATHERING_WAIT_MS)}
 )

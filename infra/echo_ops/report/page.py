@@ -1,11 +1,17 @@
-"""The HTML report: one self-contained file without scripts, for light, dark and paper. Pure: a `RunView` in, text out."""
+"""The HTML report: one self-contained file without scripts, for light, dark and paper. Pure: a `RunView` in, text out.
+
+What it says is made here; how it is laid out is in `page.html.j2`, which escapes whatever is not a chart.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from echo_ops.report import charts
 from echo_ops.report.evaluations import numbers, over_versions, pass_curves, shown_reward
@@ -14,25 +20,41 @@ from echo_ops.report.spans import GenerationSpan
 from echo_schemas.records import Eval
 
 _AGES = ("--green", "--blue", "--violet", "--amber", "--red")
+_WORKER_COLUMNS = (
+    *("worker", "kind", "engine", "samples/s", "share", "delivered", "trained", "staleness, mean", "largest", "idle", "price per hour"),
+    "cost per 1,000",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A chart with its title, a sentence, and a legend of (name, colour). `svg` is markup of our own."""
+
+    title: str
+    text: str
+    svg: Markup
+    legend: Sequence[tuple[str, str]] = ()
+    is_wide: bool = False
 
 
 def report_page(
     view: RunView, summary: Mapping[str, Any], config: Mapping[str, Any], spans: Sequence[GenerationSpan], started_ms: int
 ) -> str:
     """The whole document. `config`: the run's settings without secrets; `spans`: groups of the close-up (none: left out)."""
-    title = f"EchoSwarm run {view.run_id}"
-    css = resources.files("echo_ops.report").joinpath("page.css").read_text(encoding="utf-8")
-    body = [f"<h1>{escape(view.run_id)}</h1>", f'<p class="soft">{escape(_subtitle(summary, config))}</p>']
-    body.append(f'<p class="answer">{escape(str(summary["bottleneck"]["sentence"]))}</p>')
-    if summary["disbelief"]:
-        body.append(f'<p class="answer alarm">{escape(str(summary["disbelief"]))}</p>')
-    body.append(_numbers(summary, exact=view.is_exact))
-    body.append('<div class="grid">' + "".join(_cards(view, summary, spans, started_ms) if view.steps else [_no_steps()]))
-    body.append(_workers(summary) + _tables(summary) + "</div>")
-    body.append(_configuration(config))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{css}</style></head><body><main>{''.join(body)}</main></body></html>\n"
+    templates = Environment(
+        loader=PackageLoader("echo_ops.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return templates.get_template("page.html.j2").render(
+        run_id=view.run_id,
+        css=Markup(resources.files("echo_ops.report").joinpath("page.css").read_text(encoding="utf-8")),  # noqa: S704  our own file
+        subtitle=_subtitle(summary, config),
+        answers=[(summary["bottleneck"]["sentence"], ""), *([(summary["disbelief"], "alarm")] if summary["disbelief"] else [])],
+        numbers=_numbers(summary, exact=view.is_exact),
+        cards=_cards(view, summary, spans, started_ms) if view.steps else [],
+        small=[Markup(chart) for metric, name in charts.SMALL if (chart := charts.small(view, metric, name))],  # noqa: S704  a chart
+        workers=_workers(summary),
+        tables=_tables(summary),
+        sections=[(title, {key: _plain(value) for key, value in values.items()}) for title, values in _sections(config)],
     )
 
 
@@ -47,8 +69,8 @@ def _subtitle(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     )
 
 
-def _numbers(summary: Mapping[str, Any], *, exact: bool) -> str:
-    shown = (
+def _numbers(summary: Mapping[str, Any], *, exact: bool) -> Sequence[tuple[str, str]]:
+    return (
         (
             _form(summary["reward_last"], ".3f"),
             f"{'exact match' if exact else 'reward'}, last ten steps (first: {_form(summary['reward_first'], '.3f')})",
@@ -61,11 +83,9 @@ def _numbers(summary: Mapping[str, Any], *, exact: bool) -> str:
         (_form(summary["max_staleness"], "d"), f"largest staleness trained (mean {_form(summary['staleness_mean'], '.2f')})"),
         (_form(summary["logprob_max_diff"], ".1e"), "largest log-probability difference, learner and worker"),
     )
-    cells = (f'<div class="number"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in shown)
-    return f'<div class="numbers">{"".join(cells)}</div>'
 
 
-def _cards(view: RunView, summary: Mapping[str, Any], spans: Sequence[GenerationSpan], started_ms: int) -> list[str]:
+def _cards(view: RunView, summary: Mapping[str, Any], spans: Sequence[GenerationSpan], started_ms: int) -> list[Card]:
     ages = [(f"{age}{' and more' if age == len(_AGES) - 1 else ''}", colour) for age, colour in enumerate(_AGES)][
         : len(summary["staleness"])
     ]
@@ -85,21 +105,19 @@ def _cards(view: RunView, summary: Mapping[str, Any], spans: Sequence[Generation
             "Generation (darker: busier), training steps, and the way of each version from the learner to the last worker.",
             charts.timeline(view),
             [("generating", "--blue"), ("training", "--green"), ("weights on their way", "--violet")],
-            css="card wide",
+            is_wide=True,
         ),
     ]
     if spans:
         text = "Each bar above is a group, coloured by its version; below, the learner waits (grey) and trains, and weights travel."
-        cards.append(_card("Eight steps, close up", text, charts.close_up(view, spans, started_ms), css="card wide"))
+        cards.append(_card("Eight steps, close up", text, charts.close_up(view, spans, started_ms), is_wide=True))
     legend = [("busy", "--green"), ("nothing to do", "--grey"), ("nowhere to put it", "--red")]
     cards.append(_card("Where the time goes", "Each place of the pipeline, from the first step on.", charts.places(view), legend))
     cards += [_evaluation(view.evaluations.of(name)) for name in view.evaluations.names()]
-    small = "".join(charts.small(view, metric, name) for metric, name in charts.SMALL)
-    cards.append(f'<section class="card wide"><h2>Learning</h2><div class="small">{small}</div></section>' if small else "")
     return cards
 
 
-def _evaluation(results: Sequence[Eval]) -> str:
+def _evaluation(results: Sequence[Eval]) -> Card:
     newest = results[-1]
     text = (
         f"{newest.num_prompts} held-out prompts of {newest.task}, {newest.num_samples} samples, temperature "
@@ -110,25 +128,12 @@ def _evaluation(results: Sequence[Eval]) -> str:
     return _card(f"Evaluation {newest.name}", text, over_versions(results), legend)
 
 
-def _no_steps() -> str:
-    return '<section class="card wide"><h2>No step was trained</h2><p>What the roles said is in the run folder, under logs.</p></section>'
+def _card(title: str, text: str, svg: str, legend: Sequence[tuple[str, str]] = (), *, is_wide: bool = False) -> Card:
+    return Card(title, text, Markup(svg), legend, is_wide)  # noqa: S704  `svg` escapes what it shows
 
 
-def _card(title: str, text: str, svg: str, legend: Sequence[tuple[str, str]] = (), css: str = "card") -> str:
-    keys = "".join(f'<span><i style="--c:var({colour})"></i>{escape(name)}</span>' for name, colour in legend)
-    return (
-        f'<section class="{css}"><h2>{escape(title)}</h2><p>{escape(text)}</p>'
-        + (f'<div class="legend">{keys}</div>' if keys else "")
-        + f"{svg}</section>"
-    )
-
-
-def _workers(summary: Mapping[str, Any]) -> str:
+def _workers(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row a worker, from its first weights to its last word."""
-    heads = (
-        *("worker", "kind", "engine", "samples/s", "share", "delivered", "trained", "staleness, mean", "largest", "idle", "price per hour"),
-        "cost per 1,000",
-    )
     rows = [
         (
             line["worker_id"],
@@ -146,18 +151,13 @@ def _workers(summary: Mapping[str, Any]) -> str:
         )
         for line in summary["workers"]
     ]
-    if not rows:
-        return ""
     text = "From first weights to last word. Delivered: trajectories acknowledged by the log; staleness: of those trained."
     if summary["cost_per_1000"] is not None:
         text += f" All workers together cost {summary['cost_per_1000']:.3g} per 1,000 trajectories."
-    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
-    cells = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    table = f'<table class="workers"><tr>{head}</tr>{cells}</table>'
-    return f'<section class="card wide"><h2>Workers</h2><p>{escape(text)}</p>{table}</section>'
+    return {"text": text, "columns": _WORKER_COLUMNS, "rows": rows}
 
 
-def _tables(summary: Mapping[str, Any]) -> str:
+def _tables(summary: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[str, str]]]:
     accounting = {
         "trajectories published": f"{summary['trajectories_published']:,}",
         "trajectories trained": f"{summary['trajectories_trained']:,}",
@@ -167,18 +167,7 @@ def _tables(summary: Mapping[str, Any]) -> str:
         "learner outside forward, backward and optimizer": _form(summary["learner_outside_compute"], ".1%"),
     }
     startup = {name.replace("_", " "): f"{time_s:.1f} s" for name, time_s in sorted(summary["startup_s"].items(), key=lambda item: item[1])}
-    return "".join(
-        f'<section class="card"><h2>{escape(title)}</h2>{_table(rows)}</section>'
-        for title, rows in (("Accounting", accounting), ("Start-up, seconds since the command", startup), ("Software", summary["software"]))
-    )
-
-
-def _configuration(config: Mapping[str, Any]) -> str:
-    sections = "".join(
-        f"<section><h3>{escape(title)}</h3>{_table({key: _plain(value) for key, value in values.items()})}</section>"
-        for title, values in _sections(config)
-    )
-    return f'<section class="card" style="margin-top:16px"><h2>Configuration</h2><div class="columns">{sections}</div></section>'
+    return ("Accounting", accounting), ("Start-up, seconds since the command", startup), ("Software", summary["software"])
 
 
 def _sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -188,11 +177,6 @@ def _sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
             yield f"[{name}]", content
         elif isinstance(content, list):
             yield from ((f"[[{name}]]", each) for each in content)
-
-
-def _table(rows: Mapping[str, str]) -> str:
-    cells = (f"<tr><td>{escape(str(key))}</td><td>{escape(str(value))}</td></tr>" for key, value in rows.items())
-    return f"<table>{''.join(cells)}</table>"
 
 
 def _plain(value: Any) -> str:
