@@ -22,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from processor_time import cpu_s
 
 from echo_core.advantages import group_advantages
 from echo_settings import Settings, load_settings
+
+_WARM_UP = 10
 
 Group = tuple[list[int], list[tuple[list[int], list[float], int]], float]
 """Prompt, (tokens, log-probabilities, version) of each sample, right answers' share."""
@@ -107,7 +110,8 @@ async def _work(settings: Settings, pipe: multiprocessing.connection.Connection)
 
 
 def learn(settings: Settings, steps: int) -> dict[str, Any]:
-    """Train `steps` steps; seconds per step over all but the first ten (as the pipeline's summary counts), and each step's mean reward."""
+    """Train `steps` steps; seconds per step over all but the first ten (as the pipeline's summary counts), CPU seconds
+    of both processes over the same steps, and each step's mean reward."""
     from echo_learner.training.config import trainer_config
     from echo_learner.training.ranks import open_trainer
     from echo_tasks.base_models import resolve_base
@@ -139,6 +143,7 @@ def learn(settings: Settings, steps: int) -> dict[str, Any]:
     publish(0)
     threading.Thread(target=read, daemon=True).start()
     size, times, rewards = settings.learner.groups_per_step, [time.monotonic()], []
+    cpu: dict[str, float] = {}
     for version in range(steps):
         with arrived:
             arrived.wait_for(lambda: len(groups) >= size)
@@ -148,11 +153,14 @@ def learn(settings: Settings, steps: int) -> dict[str, Any]:
         if (version + 1) % settings.publication_period == 0:
             publish(version + 1)
         times.append(time.monotonic())
+        if len(times) - 1 in {_WARM_UP, steps}:
+            used = {"worker": cpu_s(process.pid or 0), "learner": time.process_time()}
+            cpu = {role: seconds - cpu.get(role, 0.0) for role, seconds in used.items()}
     ours.close()
     process.kill()
     process.join()
-    steady = np.diff(times)[10:]
-    return {"s_per_step": float(steady.mean()), "rewards": [round(reward, 3) for reward in rewards]}
+    steady = np.diff(times)[_WARM_UP:]
+    return {"s_per_step": float(steady.mean()), "cpu_s": cpu, "rewards": [round(reward, 3) for reward in rewards]}
 
 
 def _pinned_worker(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
