@@ -35,7 +35,7 @@ from echo_bus.requests.roster import Roster
 from echo_memory import MemoryCluster
 from echo_ops.report.run_view import RunView
 from echo_ops.report.screen import render
-from echo_rollout.feeder import Ledger
+from echo_rollout.open_seqs import Ledger
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import WorkerState, WorkerStatus

@@ -47,7 +47,7 @@ from echo_bus.reading.view import CompactedView
 from echo_embedded import EmbeddedKafka
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
-from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
+from echo_rollout.heartbeat import GenerationTime, WorkerHeartbeat, first_status
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.snapshot_folders import snapshot_folder
 from echo_rollout.weights import LogSource, WeightWatcher
@@ -104,7 +104,7 @@ async def _watch(bus: Bus, times: Connection) -> None:
     clock, registry, loop = SystemClock(), CollectorRegistry(), asyncio.get_running_loop()
     places = PlaceTimes(registry, clock)
     status = first_status(run_id=RUN, worker_id="w0", engine="scripted", price_per_hour=0.0)
-    heartbeat = Heartbeat(bus.publisher(profiles.PRODUCER_LATENCY), status, GenerationTime(places, clock), clock, every_s=1.0)
+    heartbeat = WorkerHeartbeat(bus.publisher(profiles.PRODUCER_LATENCY), status, GenerationTime(places, clock), clock, every_s=1.0)
     heartbeat.start()
     view = bus.view(WEIGHTS, WeightManifest)
 

@@ -19,7 +19,7 @@ from echo_schemas.topics import PROGRESS
 _EVERY_S = 0.5
 
 
-class Heartbeat:
+class ProgressHeartbeat:
     """Publishes Progress. `start` it, and `close` it."""
 
     def __init__(

@@ -18,13 +18,13 @@ from echo_learner.agreement import Agreement
 from echo_learner.broadcast import BroadcastTimer
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore
-from echo_learner.commit.placement import Placement
+from echo_learner.commit.placement import SnapshotPlacement
 from echo_learner.commit.publication import Publication, PublicationThread, SnapshotWriter
 from echo_learner.commit.rivals import Rivals
 from echo_learner.commit.run_record import write_run
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.evaluation.setup import obey_orders, open_evaluations
-from echo_learner.heartbeat import Heartbeat
+from echo_learner.heartbeat import ProgressHeartbeat
 from echo_learner.intake import AdmissionLimits, Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.record_check import RecordCheck
@@ -62,7 +62,7 @@ class LearnerParts:
     rewards: RewardWatch
     store: CheckpointStore
     publication: PublicationThread
-    heartbeat: Heartbeat
+    heartbeat: ProgressHeartbeat
     rivals: Rivals
     broadcast: BroadcastTimer
     evaluations: Evaluations
@@ -118,7 +118,7 @@ def open_parts(
             keeps_texts=reads_texts(task),
         )
         stack.enter_context(closing(intake))
-        heartbeat = Heartbeat(publisher, _first_progress(beginning), clock, closed_from=intake.closed_from, read=intake.read_from)
+        heartbeat = ProgressHeartbeat(publisher, _first_progress(beginning), clock, closed_from=intake.closed_from, read=intake.read_from)
         stack.enter_context(closing(heartbeat))
         opening = open_source(
             process, state, intake, assembler=assembler, roster=roster, publisher=publisher, prompts=prompts, metrics=metrics
@@ -142,7 +142,7 @@ def open_parts(
                 evaluations.published(publication.version, is_last=0 < settings.learner.steps <= publication.version)
 
         snapshots = SnapshotWriter(
-            settings.run.name, blobs=bus.blob_writer(chunks), placement=Placement(bus, settings), codec=bus.codec, clock=clock
+            settings.run.name, blobs=bus.blob_writer(chunks), placement=SnapshotPlacement(bus, settings), codec=bus.codec, clock=clock
         )
         publication = PublicationThread(
             beginning.writer, snapshots, places=process.places, metrics=metrics, clock=clock, on_published=on_published

@@ -42,7 +42,7 @@ Claim = tuple[str, int]
 """Worker and version."""
 
 
-class Verdict(StrEnum):
+class Belief(StrEnum):
     """What comparing said of a claim."""
 
     AGREES = "agrees"
@@ -55,7 +55,7 @@ class _Standing:
     """`verdict` None: a sample is on its way. `from_ms`: of trajectories started since. `sampled_s`: when the newest sample was taken."""
 
     sampled_s: float
-    verdict: Verdict | None = None
+    verdict: Belief | None = None
     from_ms: int = 0
     difference: float = 0.0
 
@@ -123,23 +123,23 @@ class WorkerTrust:
     def judge(self, claimed: Claimed, difference: float | None) -> None:
         """The mean difference a token of what is claimed; None if it could not be compared."""
         worker, version = claim = claimed.claim
-        verdict = Verdict.UNCHECKED if difference is None else Verdict.AGREES if difference <= self._tolerance else Verdict.DISAGREES
+        verdict = Belief.UNCHECKED if difference is None else Belief.AGREES if difference <= self._tolerance else Belief.DISAGREES
         self._metrics.claims.labels(self._metrics.worker_label.of(worker), verdict.value).inc()
         with self._lock:
             standing = self._find(claim) or self._remember(claim)
             before = standing.verdict
-            if verdict is Verdict.UNCHECKED and before is not None:
+            if verdict is Belief.UNCHECKED and before is not None:
                 return
-            if verdict is Verdict.AGREES and before is Verdict.DISAGREES:
+            if verdict is Belief.AGREES and before is Belief.DISAGREES:
                 standing.from_ms = claimed.members[0].started_ms
             standing.verdict = verdict
             standing.difference = difference or 0.0
-            if verdict is Verdict.DISAGREES and self._standings.pop(claim, None) is not None:
+            if verdict is Belief.DISAGREES and self._standings.pop(claim, None) is not None:
                 self._convicted[claim] = standing
                 _shorten(self._convicted)
-        if verdict is Verdict.DISAGREES and before is not Verdict.DISAGREES:
+        if verdict is Belief.DISAGREES and before is not Belief.DISAGREES:
             logger.warning("%s What it claims so is dropped.", self._sentence(worker, version, standing.difference))
-        elif before is Verdict.DISAGREES and verdict is Verdict.AGREES:
+        elif before is Belief.DISAGREES and verdict is Belief.AGREES:
             logger.info("Worker %s serves version %d now", worker, version)
 
     def is_pending(self, trajectory: Trajectory) -> bool:
@@ -161,7 +161,7 @@ class WorkerTrust:
                 return DropReason.WRONG_VERSION, f"Worker {trajectory.worker_id} names {named}, which was published as {checksum[:12]}."
             for worker, version in _claims(trajectory):
                 standing = self._convicted.get((worker, version))
-                if standing is not None and (standing.verdict is Verdict.DISAGREES or trajectory.started_ms < standing.from_ms):
+                if standing is not None and (standing.verdict is Belief.DISAGREES or trajectory.started_ms < standing.from_ms):
                     return DropReason.WRONG_VERSION, self._sentence(worker, version, standing.difference)
         return None
 

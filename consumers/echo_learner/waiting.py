@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echo_bus.clock import Clock
-from echo_learner.heartbeat import Heartbeat
+from echo_learner.heartbeat import ProgressHeartbeat
 from echo_learner.intake import Intake
 from echo_runtime.notices import STANDSTILL_S, Notices, Standstill
 
@@ -16,7 +16,7 @@ _MAX_NAMED = 256
 class Waiting:
     """The learner's wait for its next batch."""
 
-    def __init__(self, intake: Intake, heartbeat: Heartbeat, notices: Notices, clock: Clock) -> None:
+    def __init__(self, intake: Intake, heartbeat: ProgressHeartbeat, notices: Notices, clock: Clock) -> None:
         self._intake = intake
         self._heartbeat = heartbeat
         self._clock = clock

@@ -53,7 +53,7 @@ _CHECKPOINTS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Objection:
     """One thing that stands in the way, and what to do; or, `is_note`, that somebody may want to know."""
 
     message: str
@@ -61,7 +61,7 @@ class Finding:
     is_note: bool = False
 
 
-def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Finding]:
+def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Objection]:
     """Every finding, in the order of the file's sections."""
     for look in (_base, _prompt, _loss, _engines, _rewards, _evaluations, _offline, _folders, _memory):
         yield from _guarded(look, settings)
@@ -77,23 +77,23 @@ def refuse_unsound(settings: Settings) -> None:
         raise UserError(" ".join(finding.message for finding in found), hint=" ".join(filter(None, (finding.hint for finding in found))))
 
 
-def _guarded(look: Callable[[Settings], Iterator[Finding] | None], settings: Settings) -> Iterator[Finding]:
+def _guarded(look: Callable[[Settings], Iterator[Objection] | None], settings: Settings) -> Iterator[Objection]:
     """A look says what it finds, or raises it."""
     try:
         yield from look(settings) or ()
     except EchoError as exc:
-        yield Finding(exc.message, exc.hint)
+        yield Objection(exc.message, exc.hint)
 
 
-def _base(settings: Settings) -> Iterator[Finding]:
+def _base(settings: Settings) -> Iterator[Objection]:
     if not is_made(settings.policy.base):
-        yield Finding(f"The base model {settings.policy.base} is made at the first start, which takes some seconds.", is_note=True)
+        yield Objection(f"The base model {settings.policy.base} is made at the first start, which takes some seconds.", is_note=True)
         return
     folder = resolve_base(settings.policy.base)
     vocabulary_size(folder)
     check_positions(folder, settings.policy.max_length)
     if not list(folder.glob("*.safetensors")):
-        yield Finding(f"{folder} has no weights in safetensors files.", "Save the model with `save_pretrained`.")
+        yield Objection(f"{folder} has no weights in safetensors files.", "Save the model with `save_pretrained`.")
 
 
 def _first_prompt(settings: Settings) -> Prompt:
@@ -112,7 +112,7 @@ def _prompt(settings: Settings) -> None:
     _first_prompt(settings)
 
 
-def _prompt_fits(settings: Settings) -> Iterator[Finding]:
+def _prompt_fits(settings: Settings) -> Iterator[Objection]:
     """The first prompt in the model's own words, with room for an answer. What is wrong with task or model was found before."""
     if not is_made(settings.policy.base):
         return
@@ -125,22 +125,22 @@ def _prompt_fits(settings: Settings) -> Iterator[Finding]:
     text = codec.render(prompt.messages) if prompt.messages else prompt.text
     token_ids = codec.encode(text).tolist()
     if num_unknown := codec.num_unknown(text):
-        yield Finding(
+        yield Objection(
             f"{settings.policy.base} has no token for {num_unknown} of the {len(token_ids)} pieces of the task's first prompt.",
             "Choose a task that this model was made for (docs/tasks.md), or another [policy] base.",
         )
     check_prompt(token_ids, training_sampling(settings), vocabulary=vocabulary, max_length=settings.policy.max_length)
 
 
-def _loss(settings: Settings) -> Iterator[Finding]:
+def _loss(settings: Settings) -> Iterator[Objection]:
     loss = parse_loss(settings.learner.loss, settings.learner.loss_options)
     if isinstance(loss, CustomLoss) and not callable(import_object(loss.path)):
-        yield Finding(f"[learner] loss {loss.path!r} is no function.")
+        yield Objection(f"[learner] loss {loss.path!r} is no function.")
     if settings.learner.deepspeed:
         try:
             json.loads(Path(settings.learner.deepspeed).read_text(encoding="utf-8"))
         except (OSError, ValueError) as exc:
-            yield Finding(f"[learner] deepspeed names {settings.learner.deepspeed}, which cannot be read: {exc}.")
+            yield Objection(f"[learner] deepspeed names {settings.learner.deepspeed}, which cannot be read: {exc}.")
 
 
 def _engines(settings: Settings) -> None:
@@ -157,7 +157,7 @@ def _rewards(settings: Settings) -> None:
     check_isolation(attach(all_rewards(settings)), settings.scoring.processes)
 
 
-def _reward_calls(settings: Settings) -> Iterator[Finding]:
+def _reward_calls(settings: Settings) -> Iterator[Objection]:
     """Each is called once: with the first prompt, and what its entry calls the answer."""
     try:
         prompt, attached = _first_prompt(settings), attach(all_rewards(settings))
@@ -178,7 +178,7 @@ def _reward_calls(settings: Settings) -> Iterator[Finding]:
     for entry in attached:
         why = _why_not(entry, sample)
         if why:
-            yield Finding(f"The reward {entry.name!r}, called with a made-up sample, {why}", is_note=True)
+            yield Objection(f"The reward {entry.name!r}, called with a made-up sample, {why}", is_note=True)
 
 
 def _why_not(entry: Attached, sample: ScoredSample) -> str:
@@ -208,21 +208,21 @@ def _evaluations(settings: Settings) -> None:
     load_evaluation_tasks(evaluation_specs(settings))
 
 
-def _offline(settings: Settings) -> Iterator[Finding]:
+def _offline(settings: Settings) -> Iterator[Objection]:
     episodes = settings.offline.episodes
     if episodes and not Path(episodes).is_file():
-        yield Finding(f"[offline] episodes names {episodes}, and there is no such file.")
+        yield Objection(f"[offline] episodes names {episodes}, and there is no such file.")
 
 
-def _folders(settings: Settings) -> Iterator[Finding]:
+def _folders(settings: Settings) -> Iterator[Objection]:
     folder = Path(settings.checkpoint.folder).absolute()
     existing = existing_part(folder)
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        yield Finding(f"[checkpoint] folder {folder} cannot be made or written.", "Choose another one.")
+        yield Objection(f"[checkpoint] folder {folder} cannot be made or written.", "Choose another one.")
         return
     free, needed = shutil.disk_usage(existing).free, _CHECKPOINTS_AT_ONCE * 4 * _snapshot_bytes(settings)
     if free < needed:
-        yield Finding(
+        yield Objection(
             f"{existing} has {free / _GIB:,.1f} GiB left, and two checkpoints of this model take about {needed / _GIB:,.1f}.",
             "Free space there, or set [checkpoint] folder.",
         )
@@ -232,17 +232,17 @@ def _folders(settings: Settings) -> Iterator[Finding]:
         try:
             fsspec.core.url_to_fs(settings.store.uri)
         except Exception as exc:  # drivers raise what they like, also while they are imported
-            yield Finding(f"[store] uri {settings.store.uri} cannot be opened: {exc}.", "Install the fsspec driver that it names.")
+            yield Objection(f"[store] uri {settings.store.uri} cannot be opened: {exc}.", "Install the fsspec driver that it names.")
 
 
-def _memory(settings: Settings) -> Iterator[Finding]:
+def _memory(settings: Settings) -> Iterator[Objection]:
     if this_machine().gpus:
         return
     dtype = settings.policy.dtype
     needed = _snapshot_bytes(settings) // _BYTES_OF[dtype] * _BYTES_A_PARAMETER[dtype]
     there = memory_bytes()
     if needed > there:
-        yield Finding(
+        yield Objection(
             f"The learner takes about {needed / _GIB:,.0f} GiB to train all weights, and this machine has {there / _GIB:,.0f}.",
             'Set [policy] update = "lora", or start the learner elsewhere.',
             is_note=True,
@@ -257,17 +257,17 @@ def _snapshot_bytes(settings: Settings) -> int:
         return 0
 
 
-def _cluster(settings: Settings) -> Iterator[Finding]:
+def _cluster(settings: Settings) -> Iterator[Objection]:
     if given_bootstrap(settings.kafka.bootstrap) is None:
-        yield Finding("No Kafka is named and none runs here: `echoswarm up` starts one for the run.", is_note=True)
+        yield Objection("No Kafka is named and none runs here: `echoswarm up` starts one for the run.", is_note=True)
         return
     cluster = open_cluster(settings)
     cluster.check(_REACH_S)
     plan = TopicAdmin(cluster, Namespace(settings.kafka.namespace), replicas=settings.kafka.replicas).plan()
     for step in plan.refused:
-        yield Finding(f"The topic {step.topic} has {step.what} = {step.before}, and the files say {step.after}.", step.why)
+        yield Objection(f"The topic {step.topic} has {step.what} = {step.before}, and the files say {step.after}.", step.why)
     if len(plan.refused) < len(plan.steps):
-        yield Finding(
+        yield Objection(
             f"{len(plan.steps)} topics or settings are not as the files say yet.", "`echoswarm topics plan` shows them.", is_note=True
         )
 

@@ -1,216 +1,424 @@
-"""Which seqs to issue, and how much of what was issued is still open: the feeder's rules, without Kafka and without a clock.
+"""The feeder: allocates the run's seqs without end and writes a request for each, where and when a worker can use it.
 
-    Ledger        requests by partition → how many the workers have finished
-    OpenSeqs      the seqs that were issued: how many are undecided
-    OpenRequests  their requests: which are lost
+    progress, weights, workers, control ──wake──▶ feeder thread: committed offsets → room → pace → one transaction of requests
 
-Used from the feeder's thread alone.
+One allocator per run. What must not happen is two feeders that allocate the same seqs, so every batch of requests is a small transaction
+under the transactional id `feeder`: whoever starts later takes the id over before it reads the log, and from then on the cluster refuses
+the earlier one's batches whole. A transaction costs some milliseconds per batch, not per request, and nobody waits for a single request.
+Reading the log after taking over sees everything that the predecessor ever wrote; nothing can follow.
+
+Threads: `run` blocks the caller's; views wake it from theirs. It waits for `progress` to move, not for a time; only while the window is
+full does it ask the cluster for the workers' committed offsets, every 20 ms and less often while nothing moves: up to 2 s in long steps.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import json
+import logging
+import math
+import threading
 from collections import deque
-from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import StrEnum
 
-from echo_core.dispatch import Standing
-from echo_schemas.columns import seqs_of
-from echo_schemas.records import Progress
+from echo_bus.bus import Bus
+from echo_bus.client.transactions import TransactionalWriter
+from echo_bus.clock import Clock, Deadline
+from echo_bus.errors import ClusterUnreachable, ProducerFenced, TransactionAborted
+from echo_bus.reading.view import CompactedView
+from echo_bus.requests.dispatch import LeastLagChooser, PartitionWork, WorkObserver
+from echo_bus.requests.issued_requests import IssuedRequest, read_issued
+from echo_bus.requests.roster import Roster
+from echo_core.bottleneck import Place, Use
+from echo_core.closed_seqs import plan_resume
+from echo_core.dispatch import Standing, may_issue, required_version
+from echo_core.patience import Patience, StepPace
+from echo_core.policy import StalenessPolicy
+from echo_core.work_shares import horizon_of
+from echo_rollout.metrics import FeederMetrics
+from echo_rollout.open_seqs import Ledger, OpenRequests, OpenSeqs, standing_of
+from echo_rollout.prompts import TextCodec
+from echo_runtime.notices import Notices, Standstill
+from echo_runtime.places import PlaceTimes
+from echo_runtime.process import StopSignal
+from echo_schemas.columns import pack_tokens
+from echo_schemas.errors import UserError
+from echo_schemas.records import (
+    Control,
+    Progress,
+    Purpose,
+    RolloutRequest,
+    RunState,
+    Sampling,
+    WeightManifest,
+    WorkerStatus,
+    group_id_of,
+)
+from echo_schemas.topics import REQUESTS, weights_key
+from echo_settings import Settings
+from echo_tasks.task import Task
 
-# Between the moment when a worker commits a request and the one up to which the learner has read, at least: twenty of the learner's words.
-# It covers the way of those words to us, and of the trajectories to the learner.
-_READ_BEHIND_S = 10.0
+logger = logging.getLogger(__name__)
+
+# One batch is one transaction: large enough for a step of groups, small enough that a pause of the run is obeyed at once.
+_MAX_BATCH = 64
+# While the window is full the workers' offsets are asked for: seldom where a step takes long, for then a group does too.
+_FULL_LEAST_S, _FULL_MOST_S, _FULL_LONGEST_S = 0.02, 0.2, 2.0
+_LOOKS_A_STEP = 100
+_IDLE_S = 0.25
+# Lost requests are few and no step waits for one in particular.
+_LOOK_S = 1.0
+# Where there is always something new to write, a lost seq would stay open for ever: after so many new ones one of these is written.
+_NEW_PER_LOST = 8
+# Without a record of those that are to be read.
+_READ_S = 60.0
 
 
-def standing_of(progress: Progress | None, undecided: int) -> Standing:
-    """The learner's last word and our own count. Before its first word it is at version 0."""
-    if progress is None:
-        return Standing(version=0, published=0, undecided=undecided)
-    return Standing(version=progress.version, published=progress.published, undecided=undecided)
+class Why(StrEnum):
+    """Why a seq is written again."""
+
+    MISSING = "missing"
+    LOST = "lost"
+    ABORTED = "aborted"
 
 
-class Ledger:
-    """The offsets of a run's requests by partition. It turns offsets into counts of requests.
+class Hold(StrEnum):
+    """What keeps the feeder from issuing."""
 
-    Counts and not offsets, because the end marker of a transaction takes an offset that no worker ever finishes: lag by offsets would
-    call a partition busy for ever.
-    """
-
-    def __init__(self, num_partitions: int) -> None:
-        self._open: list[list[int]] = [[] for _ in range(num_partitions)]
-        self._num_done = [0] * num_partitions
-
-    def written(self, partition: int, offset: int) -> int:
-        """Note a request; its ordinal within the partition. Offsets of a partition come in ascending order."""
-        self._open[partition].append(offset)
-        return self._num_done[partition] + len(self._open[partition]) - 1
-
-    def finish_below(self, partition: int, committed: int) -> int:
-        """Everything below the offset `committed` is done; the number of requests done in that partition so far."""
-        still_open = self._open[partition]
-        num_done = bisect_left(still_open, committed)
-        if num_done:
-            del still_open[:num_done]
-            self._num_done[partition] += num_done
-        return self._num_done[partition]
-
-    def num_written(self, partition: int) -> int:
-        """Requests ever noted in `partition`."""
-        return self._num_done[partition] + len(self._open[partition])
+    UNPUBLISHED = "unpublished"
+    PAUSED = "paused"
+    PACE = "pace"
+    WINDOW = "window"
 
 
-class Moment(NamedTuple):
-    """A moment of the monotonic clock of one of the learner's sessions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederParts:
+    """What a feeder works with; opened and closed by whoever runs it. The views follow the log."""
 
-    session: str
-    clock_s: float
+    settings: Settings
+    policy: StalenessPolicy
+    task: Task
+    prompts: TextCodec
+    bus: Bus
+    writer: TransactionalWriter
+    observer: WorkObserver
+    progress: CompactedView[Progress]
+    weights: CompactedView[WeightManifest]
+    workers: CompactedView[WorkerStatus]
+    control: CompactedView[Control]
+    places: PlaceTimes
+    notices: Notices
+    metrics: FeederMetrics
+    clock: Clock
 
 
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """The newest request of a seq. `done_at`: the learner's newest word when its offset was first seen committed."""
+@dataclass(frozen=True, slots=True)
+class _Issue:
+    """One request to write: `resends` counts how often its seq was or may have been issued before, `why` says why its request was lost."""
 
+    purpose: Purpose
     seq: int
-    partition: int
-    asked_s: float
-    resends: int
-    is_ours: bool
-    is_done: bool = False
-    done_at: Moment | None = None
+    resends: int = 0
+    why: str = ""
 
 
-class Lost(NamedTuple):
-    """A seq whose request was lost, and how often it was issued again before."""
+class Feeder:
+    """Issues requests until `stop`. Used from one thread; `wake` may be called from any."""
 
-    seq: int
-    resends: int
-    why: str
+    def __init__(self, parts: FeederParts) -> None:
+        """`parts.writer` is not started yet: `take_over` does it, before anything is read."""
+        self._parts = parts
+        self._run_id = parts.settings.run.name
+        self._wake = threading.Event()
+        self._open = OpenSeqs()
+        self._requests = OpenRequests(self._open)
+        # Never written, though seqs above them were; lost; probes.
+        self._missing: deque[_Issue] = deque()
+        self._lost: deque[_Issue] = deque()
+        self._probes: deque[_Issue] = deque()
+        # Since a lost one was written.
+        self._num_new = 0
+        self._next_seq = 0
+        self._num_partitions = parts.observer.num_partitions()
+        self._chooser = LeastLagChooser(self._num_partitions, depth=parts.settings.rollout.depth)
+        self._ledger = Ledger(self._num_partitions)
+        self._last_probe = -1
+        self._resumed = False
+        self._full_wait_s = _FULL_LEAST_S
+        self._standstill = Standstill(parts.notices, "requests", parts.clock)
+        self._said_s = -math.inf
+        self._roster = Roster(heartbeat_s=parts.settings.rollout.heartbeat_s, group_size=parts.settings.rollout.group_size)
+        self._steps = StepPace()
+        self._patience = Patience(least_s=parts.settings.rollout.request_timeout_s, num_steps=parts.policy.budget + 1)
+        self._looked_s = parts.clock.monotonic_s()
+        for view in (parts.progress, parts.weights, parts.control):
+            view.on_change(lambda _key, _record: self._wake.set())
+        # Who works where may have changed: the feeder looks.
+        self._roster.follow(parts.workers, parts.clock, self._wake.set)
 
+    def run(self, stop: StopSignal) -> None:
+        """Issue until `stop` is set or the run is told to stop.
 
-class OpenSeqs:
-    """The seqs that were issued and are not below the learner's floor, as its newest word tells: which are seen, how many undecided."""
-
-    def __init__(self) -> None:
-        self._issued: set[int] = set()
-        self._progress: Progress | None = None
-        self._closed: frozenset[int] = frozenset()
-        self._seen: frozenset[int] = frozenset()
-        self._num_closed = self._num_only_seen = 0
-
-    def issued(self, seq: int) -> None:
-        """`seq` is in the log, by us or by an earlier allocator."""
-        if seq in self._issued or (self._progress is not None and seq < self._progress.next_seq):
-            return
-        self._issued.add(seq)
-        self._num_closed += seq in self._closed
-        self._num_only_seen -= seq in self._seen and seq not in self._closed
-
-    def hear(self, progress: Progress) -> None:
-        """The learner's newest word."""
-        if progress is self._progress:
-            return
-        self._progress = progress
-        self._issued = {seq for seq in self._issued if seq >= progress.next_seq}
-        self._closed = frozenset(seqs_of(progress.next_seq, progress.closed or b""))
-        self._seen = frozenset(seqs_of(progress.next_seq, progress.seen or b"")) | self._closed
-        self._num_closed = len(self._closed & self._issued)
-        self._num_only_seen = len(self._seen - self._closed - self._issued)
-
-    @property
-    def undecided(self) -> int:
-        """Seqs that are in the log and are neither trained nor dropped."""
-        progress = self._progress
-        if progress is not None and progress.closed is None:
-            # An older learner tells how many it has decided, and not which.
-            return max(0, len(self._issued) - max(0, progress.groups_trained + progress.groups_dropped - progress.next_seq))
-        return len(self._issued) - self._num_closed + self._num_only_seen
-
-    @property
-    def seen(self) -> frozenset[int]:
-        """The seqs, not below the floor, of which the learner has seen a record, or that it has decided."""
-        return self._seen
-
-    def is_answered(self, seq: int) -> bool:
-        """Whether the learner has decided `seq`, or seen a record of it."""
-        return seq in self._seen or (self._progress is not None and seq < self._progress.next_seq)
-
-    def is_missed(self, seq: int) -> bool:
-        """Whether `seq` was issued, and the learner has neither decided it nor seen a record of it."""
-        return seq in self._issued and seq not in self._seen
-
-
-class OpenRequests:
-    """The newest request of each open seq, and which of them are lost.
-
-    Lost is a request that a worker has committed and of which the learner, which has read on since, has seen no record; or one that no
-    living worker holds. A request that waits, is generated, or whose group waits for rewards or for its batch is not lost, however long.
-    """
-
-    def __init__(self, seqs: OpenSeqs) -> None:
-        self._seqs = seqs
-        self._asked: dict[int, _Asked] = {}
-        self._waiting: dict[int, deque[tuple[int, _Asked]]] = {}
-        self._progress: Progress | None = None
-
-    def issued(self, seq: int, partition: int, ordinal: int, now_s: float, *, resends: int = 0, is_ours: bool = True) -> None:
-        """A request for `seq` is number `ordinal` of `partition`. `is_ours`: written now, and not found in the log."""
-        asked = _Asked(seq, partition, now_s, resends, is_ours)
-        self._waiting.setdefault(partition, deque()).append((ordinal, asked))
-        self._asked[seq] = asked
-        self._seqs.issued(seq)
-
-    def finished(self, partition: int, num_done: int, now_s: float) -> list[float]:
-        """The first `num_done` requests of `partition` are committed; how long those of ours took that were not known to be."""
-        waiting, took_s = self._waiting.get(partition), []
-        while waiting and waiting[0][0] < num_done:
-            asked = waiting.popleft()[1]
-            asked.is_done, asked.done_at = True, self._moment()
-            if asked.is_ours:
-                took_s.append(now_s - asked.asked_s)
-        return took_s
-
-    def hear(self, progress: Progress) -> None:
-        """The learner's newest word."""
-        self._seqs.hear(progress)
-        self._progress = progress
-
-    def lost(self, now_s: float, patience_s: float | None, active_s: Mapping[int, float], *, alone: bool = False) -> list[Lost]:
-        """The open seqs whose newest request is lost, in the order of their issue.
-
-        `patience_s`: how long a request may take, None while nothing was measured. `active_s`: when the living worker that holds a
-        partition last finished something. `alone`: there is one worker, and nobody else could do what it holds.
+        Raises UserError when another feeder has taken the run over, TransportError when the cluster does not let it go on.
         """
-        progress = self._progress
-        if progress is not None:
-            self._asked = {seq: asked for seq, asked in self._asked.items() if seq >= progress.next_seq}
-        found = []
-        for asked in self._asked.values():
-            if not self._seqs.is_missed(asked.seq):
-                continue
-            if asked.is_done:
-                why = "a worker has committed it, and no record of it came" if self._is_read_past(asked) else None
-            elif patience_s is None or not active_s or now_s - asked.asked_s <= patience_s:
-                why = None
-            elif asked.partition not in active_s:
-                why = "no living worker holds it"
-            else:
-                idle_s = now_s - max(asked.asked_s, active_s[asked.partition])
-                why = f"the worker that holds it has finished nothing for {idle_s:.0f} s" if idle_s > patience_s and not alone else None
-            if why is not None:
-                found.append(Lost(asked.seq, asked.resends, why))
-        return found
+        stop.on_set(self._wake.set)
+        while not stop.is_set() and self._run_state() is not RunState.STOPPING:
+            started_s = self._parts.clock.monotonic_s()
+            hold = self.advance()
+            now_s = self._parts.clock.monotonic_s()
+            self._parts.places.add(Place.REQUEST, Use.BUSY, now_s - started_s)
+            self._say(hold)
+            if hold is not None:
+                self._wait(hold)
+                use = Use.EMPTY if hold in {Hold.UNPUBLISHED, Hold.PAUSED} else Use.BLOCKED
+                self._parts.places.add(Place.REQUEST, use, self._parts.clock.monotonic_s() - now_s)
+        logger.info("The feeder of %s ends before seq %d", self._run_id, self._next_seq)
 
-    def _moment(self) -> Moment | None:
-        progress = self._progress
-        return None if progress is None or progress.clock_s is None else Moment(progress.session, progress.clock_s)
+    def advance(self) -> Hold | None:
+        """One round, without waiting: take over, and from then on write what may be written now. Returns what holds the rest back.
 
-    def _is_read_past(self, asked: _Asked) -> bool:
-        """Whether the learner has read everything that was in the log when the request was seen committed."""
-        progress = self._progress
-        if asked.done_at is None or progress is None or asked.done_at.session != progress.session:
-            # A successor's clock is another one.
-            asked.done_at = self._moment()
+        For whoever waits itself; `run` is this and the waiting. Raises as `run`.
+        """
+        if not self._resumed:
+            self._resumed = self._take_over()
+            return None if self._resumed else Hold.UNPUBLISHED
+        return self._issue()
+
+    def _take_over(self) -> bool:
+        """Fence any predecessor, then learn from the log what it issued. False while no version is published, so nothing may be issued."""
+        manifest = self._parts.weights.get(weights_key(self._run_id, None))
+        if manifest is None:
             return False
-        return progress.read_s is not None and progress.read_s >= asked.done_at.clock_s + _READ_BEHIND_S
+        self._parts.writer.start()
+        progress = self._parts.progress.get(self._run_id)
+        floor = max(manifest.next_seq, 0 if progress is None else progress.next_seq)
+        if progress is not None:
+            self._requests.hear(progress)
+        shown: dict[int, tuple[int, int, int]] = {}
+        for request in self._read_issued(manifest, floor):
+            ordinal = self._ledger.written(request.partition, request.offset)
+            self._chooser.observe({request.partition: PartitionWork(first_open=0, end=ordinal + 1)})
+            if request.purpose is Purpose.PROBE:
+                self._last_probe = max(self._last_probe, request.seq)
+            elif request.purpose is Purpose.TRAIN:
+                # The newest of a seq counts; partitions are read in no order.
+                shown[request.seq] = max(shown.get(request.seq, (0, 0, 0)), (request.resends, ordinal, request.partition))
+        resume = plan_resume(floor, shown.keys() | self._open.seen)
+        now_s = self._parts.clock.monotonic_s()
+        for seq, (resends, ordinal, partition) in sorted(shown.items(), key=lambda item: item[1][1]):
+            if floor <= seq < resume.next_seq:
+                self._requests.issued(seq, partition, ordinal, now_s, resends=resends, is_ours=False)
+        self._missing.extend(_Issue(Purpose.TRAIN, seq, resends=1) for seq in resume.missing)
+        self._parts.metrics.reissued.labels(Why.MISSING.value).inc(len(resume.missing))
+        self._next_seq = resume.next_seq
+        self._observe()
+        logger.info("Issuing from seq %d; %d below it are written again", resume.next_seq, len(resume.missing))
+        return True
+
+    def _read_issued(self, manifest: WeightManifest, floor: int) -> list[IssuedRequest]:
+        """What `requests` shows of the run, from where it can matter. The first snapshot of a run says when it began."""
+        is_first = manifest.parent is None or manifest.parent_run is not None
+        with closing(self._parts.bus.look([REQUESTS])) as reader:
+            return read_issued(
+                reader,
+                floor=floor,
+                committed=self._parts.observer.committed(self._num_partitions),
+                since_ms=manifest.created_ms if is_first else None,
+                patience=Deadline.after(_READ_S, self._parts.clock),
+            )
+
+    def _issue(self) -> Hold | None:
+        """Write what may be written now, in one transaction. Returns what holds it back where nothing was."""
+        if self._run_state() is RunState.PAUSED:
+            return Hold.PAUSED
+        progress = self._parts.progress.get(self._run_id)
+        if progress is not None:
+            self._requests.hear(progress)
+            self._steps.saw(progress.version, self._parts.clock.monotonic_s())
+        self._plan_lost()
+        self._plan_probe(progress)
+        if not self._has_work(standing_of(progress, self._open.undecided)):
+            return Hold.PACE
+        self._observe()
+        self._share()
+        batch, hold = self._choose(progress)
+        if batch:
+            self._full_wait_s = _FULL_LEAST_S
+            self._write(batch)
+        return hold
+
+    def _choose(self, progress: Progress | None) -> tuple[list[tuple[_Issue, int, RolloutRequest]], Hold | None]:
+        """The next requests with their partitions, at most a batch; and what stopped it short of one."""
+        batch: list[tuple[_Issue, int, RolloutRequest]] = []
+        num_new = 0
+        while len(batch) < _MAX_BATCH:
+            standing = standing_of(progress, self._open.undecided + num_new)
+            if not self._has_work(standing):
+                return batch, Hold.PACE
+            partition = self._chooser.choose()
+            if partition is None:
+                return batch, Hold.WINDOW
+            issue = self._next_issue(standing)
+            num_new += issue.purpose is Purpose.TRAIN and not issue.why
+            batch.append((issue, partition, self._request(issue, standing)))
+        return batch, None
+
+    def _has_work(self, standing: Standing) -> bool:
+        """Whether there is anything that may be written now."""
+        while self._lost and not self._open.is_missed(self._lost[0].seq):
+            self._lost.popleft()
+        return bool(self._probes or self._lost) or may_issue(standing, self._parts.policy)
+
+    def _next_issue(self, standing: Standing) -> _Issue:
+        """Probes, then what was never written, then what was lost: once pace lets nothing new in, the batch waits for that."""
+        if self._probes:
+            return self._probes.popleft()
+        if self._lost and (self._num_new >= _NEW_PER_LOST or not may_issue(standing, self._parts.policy)):
+            self._num_new = 0
+            return self._lost.popleft()
+        self._num_new += 1
+        while self._missing:
+            issue = self._missing.popleft()
+            # The learner may have read of it since, from before a request of it was forgotten.
+            if not self._open.is_answered(issue.seq):
+                return issue
+        self._next_seq += 1
+        return _Issue(Purpose.TRAIN, self._next_seq - 1)
+
+    def _write(self, batch: list[tuple[_Issue, int, RolloutRequest]]) -> None:
+        """All of `batch` or nothing of it. Raises UserError if another feeder has taken over."""
+        metrics = self._parts.metrics
+        try:
+            with self._parts.writer.transaction() as transaction:
+                receipts = [transaction.publish(REQUESTS, request, partition=partition) for _, partition, request in batch]
+        except ProducerFenced as exc:
+            raise UserError(
+                f"Another feeder has taken over the seqs of run {self._run_id!r} (or a transaction of this one timed out); this one ends.",
+                hint="Run one feeder per run. If no other runs, start this one again: it goes on where the log ends.",
+            ) from exc
+        except TransactionAborted as exc:
+            logger.warning("%d requests were rolled back and are written again: %s", len(batch), exc)
+            metrics.aborted.inc()
+            for issue, partition, _ in reversed(batch):
+                self._chooser.failed(partition)
+                where = self._probes if issue.purpose is Purpose.PROBE else self._lost if issue.why else self._missing
+                where.appendleft(issue)
+            return
+        now_s = self._parts.clock.monotonic_s()
+        for (issue, partition, _), receipt in zip(batch, receipts, strict=True):
+            if receipt.where is None:
+                raise ClusterUnreachable(f"A committed request of seq {issue.seq} has no coordinates.")
+            ordinal = self._ledger.written(partition, receipt.where.offset)
+            self._chooser.acknowledged(partition, ordinal)
+            metrics.issued.labels(issue.purpose.value).inc()
+            if issue.purpose is Purpose.TRAIN:
+                self._requests.issued(issue.seq, partition, ordinal, now_s, resends=issue.resends)
+            if issue.why:
+                logger.warning("The request for seq %d was lost (%s); it is issued again", issue.seq, issue.why)
+                metrics.reissued.labels(Why.LOST.value).inc()
+        metrics.next_seq.set(self._next_seq)
+
+    def _request(self, issue: _Issue, standing: Standing) -> RolloutRequest:
+        settings, now_ms = self._parts.settings, self._parts.clock.time_ms()
+        rollout, is_probe = settings.rollout, issue.purpose is Purpose.PROBE
+        patience_s = self._patience.limit_s(self._steps.step_s)
+        prompt = self._parts.task.prompt(settings.run.seed, issue.seq)
+        return RolloutRequest(
+            run_id=self._run_id,
+            group_id=group_id_of(self._run_id, issue.seq, issue.purpose),
+            seq=issue.seq,
+            purpose=issue.purpose,
+            task=self._parts.task.name,
+            messages=prompt.messages,
+            prompt_token_ids=pack_tokens(self._parts.prompts.encode(prompt.text)) if prompt.text else b"",
+            entry=json.dumps(dict(prompt.entry), ensure_ascii=False),
+            group_size=rollout.probe_size if is_probe else rollout.group_size,
+            sampling=Sampling(
+                max_new_tokens=rollout.max_new_tokens,
+                temperature=rollout.temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
+                min_p=rollout.min_p,
+                stop=rollout.stop,
+            ),
+            required_version=issue.seq if is_probe else required_version(standing, self._parts.policy),
+            exact=is_probe,
+            learner_version=standing.version,
+            issued_ms=now_ms,
+            deadline_ms=None if patience_s is None else now_ms + int(patience_s * 1000),
+            resends=issue.resends,
+        )
+
+    def _plan_probe(self, progress: Progress | None) -> None:
+        """One probe of the newest published version; versions that were published and passed meanwhile have none."""
+        published = 0 if progress is None else progress.published
+        if self._parts.settings.rollout.probe_size and published > self._last_probe:
+            self._last_probe = published
+            self._probes.append(_Issue(Purpose.PROBE, published))
+
+    def _plan_lost(self) -> None:
+        """Now and then look which requests are lost."""
+        now_s = self._parts.clock.monotonic_s()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        self._observe()
+        alone = self._roster.shares(now_s).alone
+        found = self._requests.lost(now_s, self._patience.limit_s(self._steps.step_s), self._roster.active_s(now_s), alone=alone)
+        self._lost = deque(_Issue(Purpose.TRAIN, seq, resends=resends + 1, why=why) for seq, resends, why in found)
+
+    def _share(self) -> None:
+        """Work goes to those who do it, by what each does."""
+        shares = self._roster.shares(self._parts.clock.monotonic_s())
+        horizon_s = horizon_of(self._parts.policy.budget, self._steps.step_s)
+        self._chooser.share(shares.owners, horizon_s=horizon_s, alone=shares.alone)
+
+    def _observe(self) -> None:
+        """What the workers have committed. An answer that does not come leaves the window as it was."""
+        try:
+            committed = self._parts.observer.committed(self._num_partitions)
+        except ClusterUnreachable as exc:
+            logger.warning("The workers' offsets are not known at the moment: %s", exc)
+            return
+        now_s = self._parts.clock.monotonic_s()
+        done = {partition: self._ledger.finish_below(partition, offset) for partition, offset in committed.items()}
+        for partition, num_done in done.items():
+            for took_s in self._requests.finished(partition, num_done, now_s):
+                self._patience.finished(took_s)
+        self._chooser.observe(
+            {partition: PartitionWork(first_open=num_done, end=self._ledger.num_written(partition)) for partition, num_done in done.items()}
+        )
+        self._parts.metrics.outstanding.set(self._chooser.outstanding)
+
+    def _say(self, hold: Hold | None) -> None:
+        """Tell what stands still and only the feeder sees. Pace is no standstill while somebody works on what there is."""
+        now_s, outstanding = self._parts.clock.monotonic_s(), self._chooser.outstanding
+        if now_s - self._said_s < _LOOK_S:
+            return
+        self._said_s = now_s
+        match hold:
+            case Hold.UNPUBLISHED:
+                self._standstill.stands("No request was issued", lambda: "No version is published yet. Look at the learner's log.")
+            case Hold.PAUSED:
+                self._standstill.stands("No request was issued", lambda: "The run is paused by an order.")
+            case Hold.PACE | Hold.WINDOW if outstanding and not self._roster.shares(now_s).owners:
+                self._standstill.stands(
+                    "No worker was ready", lambda: f"{outstanding} requests wait for one. Look at the workers' logs, or start some."
+                )
+            case _:
+                self._standstill.moves()
+
+    def _wait(self, hold: Hold) -> None:
+        """Until something has changed that may end `hold`, or for a moment."""
+        if hold is Hold.WINDOW:
+            self._wake.wait(self._full_wait_s)
+            most_s = max(_FULL_MOST_S, min(_FULL_LONGEST_S, (self._steps.step_s or 0.0) / _LOOKS_A_STEP))
+            self._full_wait_s = min(most_s, self._full_wait_s * 1.5)
+        else:
+            self._wake.wait(_IDLE_S)
+        self._wake.clear()
+
+    def _run_state(self) -> RunState:
+        order = self._parts.control.get(f"{self._run_id}/run")
+        return RunState.RUNNING if order is None or order.run is None else order.run.state

@@ -19,13 +19,13 @@ from echo_bus.clock import Clock
 from echo_bus.errors import TransportError
 from echo_rollout.engines.engine import AnswerUnusable
 from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, Sample, UnfitGeneration
-from echo_rollout.heartbeat import GenerationTime, Heartbeat
+from echo_rollout.heartbeat import GenerationTime, WorkerHeartbeat
 from echo_rollout.holding import Holding
 from echo_rollout.in_hand_notes import InHandNotes
 from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.older_snapshots import VersionNotKept
-from echo_rollout.publishing import Ending, Failure, FinishedGroup, Outcome, TrajectoryPublisher
+from echo_rollout.publishing import Ending, FinishedGroup, GroupEnd, GroupFailure, TrajectoryPublisher
 from echo_rollout.receipts import Receipts
 from echo_rollout.refusing import Refusals
 from echo_rollout.undelivered import Undelivered
@@ -33,11 +33,11 @@ from echo_schemas.errors import EchoError
 
 logger = logging.getLogger(__name__)
 
-_FAILURES: dict[type[EchoError], Failure] = {
-    EmptyGeneration: Failure.EMPTY,
-    EnvironmentFailed: Failure.ENVIRONMENT,
-    UnfitGeneration: Failure.INVALID,
-    AnswerUnusable: Failure.UNUSABLE,
+_FAILURES: dict[type[EchoError], GroupFailure] = {
+    EmptyGeneration: GroupFailure.EMPTY,
+    EnvironmentFailed: GroupFailure.ENVIRONMENT,
+    UnfitGeneration: GroupFailure.INVALID,
+    AnswerUnusable: GroupFailure.UNUSABLE,
 }
 
 
@@ -54,7 +54,7 @@ class Stations:
     refusals: Refusals
     undelivered: Undelivered
     generation: GenerationTime
-    heartbeat: Heartbeat
+    heartbeat: WorkerHeartbeat
     metrics: WorkerMetrics
     clock: Clock
 
@@ -154,12 +154,12 @@ class GroupWork:
                 samples = await stations.sample(work)
         except VersionNotKept as exc:
             logger.warning("Group %s is not evaluated: %s", request.group_id, exc)
-            return Ending(outcome=Outcome.SUPERSEDED, detail=exc.message)
+            return Ending(outcome=GroupEnd.SUPERSEDED, detail=exc.message)
         except (EmptyGeneration, EnvironmentFailed, UnfitGeneration, AnswerUnusable) as exc:
-            return Ending(outcome=Outcome.FAILED, failure=_FAILURES[type(exc)], detail=exc.message)
+            return Ending(outcome=GroupEnd.FAILED, failure=_FAILURES[type(exc)], detail=exc.message)
         stations.metrics.group_seconds.observe(stations.clock.monotonic_s() - started_s)
         if request.exact and any(span.version != request.required_version for sample in samples for span in sample.version_spans):
-            return Ending(outcome=Outcome.SUPERSEDED, detail="Other weights were installed while it was generated.")
+            return Ending(outcome=GroupEnd.SUPERSEDED, detail="Other weights were installed while it was generated.")
         return FinishedGroup(
             request=request, prompt=work.text, samples=samples, started_ms=started_ms, finished_ms=stations.clock.time_ms()
         )  # fmt: skip
@@ -169,7 +169,7 @@ class GroupWork:
         stations, samples = self._stations, group.samples
         with self._counted_as_undelivered(work):
             ending = await stations.publishing.publish(group)
-        if ending.outcome is Outcome.PUBLISHED:
+        if ending.outcome is GroupEnd.PUBLISHED:
             tokens = sum(len(sample.logprobs) for sample in samples)
             stations.metrics.trajectories.inc(len(samples))
             stations.metrics.tokens.inc(tokens)
@@ -180,7 +180,7 @@ class GroupWork:
         if work.asked is not None:
             self._stations.receipts.abandon(work.asked)
         self._stations.intake.handed_back(work, blamed=self._stations.notes.blames)
-        self._count(Ending(outcome=Outcome.ABANDONED))
+        self._count(Ending(outcome=GroupEnd.ABANDONED))
 
     def _count(self, ending: Ending) -> None:
         metrics = self._stations.metrics

@@ -98,7 +98,7 @@ class GenerationTime:
         self._places.add(Place.GENERATION, use, elapsed_s)
 
 
-class Heartbeat:
+class WorkerHeartbeat:
     """Publishes WorkerStatus. `start` it; `close` says GONE."""
 
     def __init__(self, publisher: Publisher, first: WorkerStatus, generation: GenerationTime, clock: Clock, *, every_s: float) -> None:

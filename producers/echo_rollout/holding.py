@@ -17,7 +17,7 @@ from echo_bus.clock import Clock
 from echo_rollout.askers_time import AskersTime
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.metrics import WorkerMetrics
-from echo_rollout.publishing import Ending, Outcome
+from echo_rollout.publishing import Ending, GroupEnd
 from echo_schemas.records import Purpose, RolloutRequest
 
 # Of each four groups that the engine works on, one more waits inside it: a place is free as soon as one sample of a group has ended.
@@ -85,11 +85,11 @@ class Holding:
             await self._room.acquire()
             if self._left_s(request) <= 0:
                 self._room.release()
-                return Ending(outcome=Outcome.EXPIRED, detail="There was no room in the engine before the deadline.")
+                return Ending(outcome=GroupEnd.EXPIRED, detail="There was no room in the engine before the deadline.")
             if request.purpose is Purpose.TRAIN and request.seq < self._floor():
                 # It came with a partition of another worker, which has done it meanwhile.
                 self._room.release()
-                return Ending(outcome=Outcome.SUPERSEDED, detail=f"Seq {request.seq} is trained or dropped already.")
+                return Ending(outcome=GroupEnd.SUPERSEDED, detail=f"Seq {request.seq} is trained or dropped already.")
             return None
         finally:
             self._waiting.discard(task)
@@ -115,7 +115,7 @@ class Holding:
         """A newer installed version satisfies the request, unless it is `exact`; an evaluation is answered under an older one too."""
         required, left_s, came_s = request.required_version, self._left_s(request), self._clock.monotonic_s()
         if left_s <= 0:
-            return Ending(outcome=Outcome.EXPIRED, detail="It came after its deadline.")
+            return Ending(outcome=GroupEnd.EXPIRED, detail="It came after its deadline.")
         answer_before_s = min(_ANSWER_BEFORE_S, _ANSWER_BEFORE_SHARE * left_s)
         self._metrics.waiting.inc()
         try:
@@ -123,17 +123,19 @@ class Holding:
                 ref = self._installed()
                 if ref is not None and ref.version >= required:
                     if request.exact and ref.version != required and request.purpose is not Purpose.EVAL:
-                        return Ending(outcome=Outcome.SUPERSEDED, detail=f"Version {ref.version} is installed, {required} was asked for.")
+                        return Ending(outcome=GroupEnd.SUPERSEDED, detail=f"Version {ref.version} is installed, {required} was asked for.")
                     return None
                 have = "none" if ref is None else ref.version
                 left_s = self._left_s(request) - answer_before_s
                 if left_s <= 0:
-                    return Ending(outcome=Outcome.NOT_READY, detail=f"Version {required} did not come before the deadline; here is {have}.")
+                    return Ending(
+                        outcome=GroupEnd.NOT_READY, detail=f"Version {required} did not come before the deadline; here is {have}."
+                    )
                 if self._is_early(request, task):
                     left_s = min(left_s, came_s + self._early_s - self._clock.monotonic_s())
                     if left_s <= 0 or task in self._outbid:
                         why = f"and {MOST_EARLY} other requests wait for such" if left_s > 0 else f"nor was for {self._early_s:g} s"
-                        return Ending(outcome=Outcome.NOT_READY, detail=f"Version {required} is not published, {why}; here is {have}.")
+                        return Ending(outcome=GroupEnd.NOT_READY, detail=f"Version {required} is not published, {why}; here is {have}.")
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), left_s if left_s < math.inf else None)
         finally:

@@ -20,7 +20,7 @@ from echo_rollout.engines.engine import EngineError, check_prompt
 from echo_rollout.generation import GroupPrompt
 from echo_rollout.journal import ALONE_FROM, MAX_DEATHS
 from echo_rollout.prompts import ChatCodec
-from echo_rollout.receipts import Asked, Receipts
+from echo_rollout.receipts import AwaitedRequest, Receipts
 from echo_schemas.columns import view_tokens
 from echo_schemas.entry import parse_entry
 from echo_schemas.errors import InvalidReason, InvalidRecord
@@ -47,7 +47,7 @@ class Work:
     prompt: GroupPrompt
     text: str
     completion: Completion
-    asked: Asked | None = None
+    asked: AwaitedRequest | None = None
     # Deliveries of the same record while it was in hand: they are done when it is.
     repeats: list[Completion] = field(default_factory=list)
 
@@ -134,7 +134,7 @@ class RequestIntake:
             self._receipts.abandon(asked)
         return outcome
 
-    def _take_in_hand(self, request: RolloutRequest, where: Coordinates, asked: Asked | None) -> Outcome:
+    def _take_in_hand(self, request: RolloutRequest, where: Coordinates, asked: AwaitedRequest | None) -> Outcome:
         """Taken, put off or refused."""
         if (repeated := self._repeat(request, where)) is not None:
             return repeated

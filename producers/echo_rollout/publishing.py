@@ -38,7 +38,7 @@ def trajectory_profile(settings: Settings) -> profiles.Properties:
     return {**speed, **profiles.FOR_EVER}
 
 
-class Outcome(StrEnum):
+class GroupEnd(StrEnum):
     """How a group ended at a worker."""
 
     PUBLISHED = "published"
@@ -49,7 +49,7 @@ class Outcome(StrEnum):
     ABANDONED = "abandoned"
 
 
-class Failure(StrEnum):
+class GroupFailure(StrEnum):
     """Why a group yielded no complete set of trajectories."""
 
     EMPTY = "empty"
@@ -63,8 +63,8 @@ class Failure(StrEnum):
 class Ending:
     """How a group ended, and of one that was published what and where: `where` in the order of offsets."""
 
-    outcome: Outcome
-    failure: Failure | None = None
+    outcome: GroupEnd
+    failure: GroupFailure | None = None
     detail: str = ""
     attempt: str = ""
     weights: SnapshotRef | None = None
@@ -155,9 +155,9 @@ class TrajectoryPublisher:
             for record in sorted(records, key=_own_bytes, reverse=True):
                 self._publisher.publish(TRAJECTORIES, record).on_done(acknowledged)
         except RecordTooLarge as exc:
-            ended.settle(Ending(outcome=Outcome.FAILED, failure=Failure.OVERSIZED, detail=exc.message))
+            ended.settle(Ending(outcome=GroupEnd.FAILED, failure=GroupFailure.OVERSIZED, detail=exc.message))
         except InvalidRecord as exc:
-            ended.settle(Ending(outcome=Outcome.FAILED, failure=Failure.INVALID, detail=exc.message))
+            ended.settle(Ending(outcome=GroupEnd.FAILED, failure=GroupFailure.INVALID, detail=exc.message))
 
 
 def _own_bytes(record: Trajectory) -> int:
@@ -187,7 +187,7 @@ class _Acknowledgements:
             first = self._samples[0]
             self._ended.settle(
                 Ending(
-                    outcome=Outcome.PUBLISHED,
+                    outcome=GroupEnd.PUBLISHED,
                     attempt=self._attempt,
                     weights=SnapshotRef(version=first.version_spans[0].version, sha256=first.weights_sha256),
                     where=tuple(sorted(self._where, key=lambda where: (where.partition, where.offset))),

@@ -22,7 +22,7 @@ from echo_bus.message import ACCEPTED, Accepted, Completion, Message
 from echo_bus.requests.request_reply import Begin, ReplyAddress, ReplyServer
 from echo_rollout.awaited import Awaited
 from echo_rollout.engines.engine import SnapshotRef
-from echo_rollout.publishing import Ending, Outcome
+from echo_rollout.publishing import Ending, GroupEnd
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import ReplyOutcome, RolloutReply, RolloutRequest
 
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 # A worker that has passed the version on is as little ready for it as one that has not come to it.
 _REPLIES = {
-    Outcome.PUBLISHED: ReplyOutcome.DONE,
-    Outcome.EXPIRED: ReplyOutcome.EXPIRED,
-    Outcome.NOT_READY: ReplyOutcome.NOT_READY,
-    Outcome.SUPERSEDED: ReplyOutcome.NOT_READY,
-    Outcome.FAILED: ReplyOutcome.FAILED,
+    GroupEnd.PUBLISHED: ReplyOutcome.DONE,
+    GroupEnd.EXPIRED: ReplyOutcome.EXPIRED,
+    GroupEnd.NOT_READY: ReplyOutcome.NOT_READY,
+    GroupEnd.SUPERSEDED: ReplyOutcome.NOT_READY,
+    GroupEnd.FAILED: ReplyOutcome.FAILED,
 }
 _NOTHING = SnapshotRef(version=0, sha256="")
 # Characters of a sentence that says why there is nothing.
@@ -42,7 +42,7 @@ _MOST_SAID = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Asked:
+class AwaitedRequest:
     """A request whose sender waits for a receipt: `answer` it, or `abandon` it so that it may be begun again."""
 
     request: RolloutRequest
@@ -70,7 +70,7 @@ class Receipts:
         self._lock = threading.Lock()
         self._repeats: dict[bytes, list[Completion]] = {}
 
-    def asked(self, message: Message, request: RolloutRequest) -> Asked | None:
+    def asked(self, message: Message, request: RolloutRequest) -> AwaitedRequest | None:
         """None for a request that nobody wants a receipt of. Raises InvalidRecord if its headers contradict themselves or the record."""
         address = self._server.address_of(message)
         if address is None:
@@ -85,9 +85,9 @@ class Receipts:
                 InvalidReason.INCONSISTENT,
                 f"The record's correlation id is {request.correlation!r}, the header's {address.correlation_text!r}.",
             )
-        return Asked(request=request, address=address)
+        return AwaitedRequest(request=request, address=address)
 
-    def begin(self, asked: Asked) -> Accepted | None:
+    def begin(self, asked: AwaitedRequest) -> Accepted | None:
         """None if the request is to be worked on now; else what the consumer loop is told of it."""
         while True:
             begin = self._server.begin(asked.address)
@@ -99,7 +99,7 @@ class Receipts:
                 return ACCEPTED
             completion = Completion()
             if begin is Begin.EXPIRED:
-                expired = Ending(outcome=Outcome.EXPIRED, detail="It came after its deadline.")
+                expired = Ending(outcome=GroupEnd.EXPIRED, detail="It came after its deadline.")
                 self._send(asked, expired, self._unless_failed(completion.done))
                 return Accepted(completion)
             with self._lock:
@@ -109,24 +109,24 @@ class Receipts:
                     return Accepted(completion)
             # It was given up between the two looks.
 
-    async def answer(self, asked: Asked, ending: Ending) -> None:
+    async def answer(self, asked: AwaitedRequest, ending: Ending) -> None:
         """Answer with how it ended; back once the log has the answer. Raises TransportError."""
         answered: Awaited[None] = Awaited()
         self._send(asked, ending, lambda error: answered.settle(None) if error is None else answered.fail(error))
         await answered
         self._through(asked)
 
-    def refuse(self, asked: Asked, why: str) -> None:
+    def refuse(self, asked: AwaitedRequest, why: str) -> None:
         """Answer that nothing will come of it. Waits for nothing."""
-        self._send(asked, Ending(outcome=Outcome.FAILED, detail=why), self._unless_failed(lambda: self._through(asked)))
+        self._send(asked, Ending(outcome=GroupEnd.FAILED, detail=why), self._unless_failed(lambda: self._through(asked)))
 
-    def abandon(self, asked: Asked) -> None:
+    def abandon(self, asked: AwaitedRequest) -> None:
         """The work was given up without an answer; its deliveries are not done."""
         with self._lock:
             self._repeats.pop(asked.address.correlation, None)
         self._server.abandon(asked.address)
 
-    def _through(self, asked: Asked) -> None:
+    def _through(self, asked: AwaitedRequest) -> None:
         """Only now, that the log has it: whoever repeats the question from here on gets the same answer."""
         with self._lock:
             repeats = self._repeats.pop(asked.address.correlation, [])
@@ -136,7 +136,7 @@ class Receipts:
     def _unless_failed(self, then: Callable[[], None]) -> Callable[[TransportError | None], None]:
         return lambda error: then() if error is None else self._on_error(error)
 
-    def _send(self, asked: Asked, ending: Ending, sent: Callable[[TransportError | None], None]) -> None:
+    def _send(self, asked: AwaitedRequest, ending: Ending, sent: Callable[[TransportError | None], None]) -> None:
         """`sent` hears once, on the publisher's poll thread or here, that the log has the answer, or why it has not."""
         try:
             receipt = self._server.answer(asked.address, self._reply(asked, ending))
@@ -149,7 +149,7 @@ class Receipts:
         else:
             receipt.on_done(lambda settled: sent(settled.error))
 
-    def _reply(self, asked: Asked, ending: Ending) -> RolloutReply:
+    def _reply(self, asked: AwaitedRequest, ending: Ending) -> RolloutReply:
         outcome, weights = _REPLIES[ending.outcome], ending.weights or self._installed() or _NOTHING
         return RolloutReply(
             run_id=asked.request.run_id,

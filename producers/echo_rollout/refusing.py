@@ -12,7 +12,7 @@ from __future__ import annotations
 from echo_bus.errors import TooManyDeadLetters
 from echo_bus.message import Invalid
 from echo_rollout.intake import Work
-from echo_rollout.publishing import Ending, Outcome
+from echo_rollout.publishing import Ending, GroupEnd
 from echo_schemas.errors import InvalidReason
 from echo_schemas.records import Purpose
 
@@ -34,13 +34,13 @@ class Refusals:
         request, outcome = work.request, ending.outcome
         if work.asked is not None:
             return None
-        if outcome is Outcome.PUBLISHED:
+        if outcome is GroupEnd.PUBLISHED:
             self._in_a_row = 0
-        elif outcome is Outcome.FAILED:
+        elif outcome is GroupEnd.FAILED:
             why = f"Worker {self._worker_id} can make no group of it: {(ending.failure or outcome).value}: {ending.said}"
             self._in_a_row, self._last = self._in_a_row + 1, why
             return Invalid(InvalidReason.HANDLER_REFUSED, why)
-        elif outcome in {Outcome.EXPIRED, Outcome.NOT_READY} and request.purpose is Purpose.TRAIN and request.resends >= self._resends:
+        elif outcome in {GroupEnd.EXPIRED, GroupEnd.NOT_READY} and request.purpose is Purpose.TRAIN and request.resends >= self._resends:
             why = f"Issued {request.resends + 1} times, the last one to worker {self._worker_id}: {outcome.value}: {ending.said}"
             return Invalid(InvalidReason.RETRIES_EXHAUSTED, why)
         return None

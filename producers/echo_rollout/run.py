@@ -22,7 +22,7 @@ from echo_bus.client.kafka import translate
 from echo_bus.requests.dispatch import WorkObserver
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
-from echo_rollout.feeder_run import Feeder, FeederParts
+from echo_rollout.feeder import Feeder, FeederParts
 from echo_rollout.joining import Namesake
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics

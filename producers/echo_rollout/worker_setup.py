@@ -18,7 +18,7 @@ from echo_rollout.evaluation_sampling import EvaluationSampler
 from echo_rollout.exact_versions import ExactVersions
 from echo_rollout.generation import GroupSampler, Sample
 from echo_rollout.group_work import GroupWork, Stations
-from echo_rollout.heartbeat import GenerationTime, Heartbeat, first_status
+from echo_rollout.heartbeat import GenerationTime, WorkerHeartbeat, first_status
 from echo_rollout.holding import EARLY_ASKED_S, EARLY_S, Holding
 from echo_rollout.in_hand_notes import DeathRecord, InHandNotes
 from echo_rollout.intake import RequestIntake, Work
@@ -47,12 +47,12 @@ class Voice:
     """How a worker is heard: its own status, and short records beside. `generation` counts what the status tells of its speed."""
 
     statuses: Publisher
-    heartbeat: Heartbeat
+    heartbeat: WorkerHeartbeat
     generation: GenerationTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class WorkerCrew:
     """What takes, does and delivers groups."""
 
     intake: RequestIntake
@@ -73,7 +73,7 @@ def open_voice(parts: WorkerParts, stack: ExitStack, statuses: Publisher) -> Voi
         kind=parts.kind,
         capacity=_IN_HAND * rollout.groups_in_flight,
     )
-    heartbeat = Heartbeat(statuses, status, generation, parts.clock, every_s=rollout.heartbeat_s)
+    heartbeat = WorkerHeartbeat(statuses, status, generation, parts.clock, every_s=rollout.heartbeat_s)
     return Voice(statuses=statuses, heartbeat=stack.enter_context(closing(heartbeat)), generation=generation)
 
 
@@ -85,7 +85,7 @@ def open_crew(
     engine: ExactVersions,
     undelivered: Undelivered,
     failing: Failing,
-) -> Crew:
+) -> WorkerCrew:
     """On the asyncio loop; nothing is taken yet. `stack` closes what is opened."""
     settings, key = parts.settings, weights_key(parts.settings.run.name, None)
     publisher = stack.enter_context(closing(parts.bus.publisher(trajectory_profile(settings))))
@@ -133,7 +133,7 @@ def open_crew(
     )
     groups = GroupWork(stations, on_error=failing.note)
     membership = _open_membership(parts, intake, notes, holding, voice.heartbeat, publisher, failing)
-    return Crew(intake=intake, holding=holding, notes=notes, groups=groups, membership=membership)
+    return WorkerCrew(intake=intake, holding=holding, notes=notes, groups=groups, membership=membership)
 
 
 def _open_membership(
@@ -141,7 +141,7 @@ def _open_membership(
     intake: RequestIntake,
     notes: InHandNotes,
     holding: Holding,
-    heartbeat: Heartbeat,
+    heartbeat: WorkerHeartbeat,
     publisher: Publisher,
     failing: Failing,
 ) -> Membership:

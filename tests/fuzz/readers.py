@@ -34,9 +34,9 @@ from echo_learner.training.config import assembly_limits
 from echo_learner.trust import WorkerTrust
 from echo_memory.message import MemoryMessage
 from echo_rollout.askers_time import AskersTime
-from echo_rollout.feeder import Ledger, OpenRequests, OpenSeqs, standing_of
 from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.joining import ready_others
+from echo_rollout.open_seqs import Ledger, OpenRequests, OpenSeqs, standing_of
 from echo_rollout.receipts import Receipts
 from echo_schemas.codec import Codec
 from echo_schemas.projection import Projection

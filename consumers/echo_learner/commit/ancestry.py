@@ -23,7 +23,7 @@ class Relation(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Node(Protocol):
+class Checkpointed(Protocol):
     """What is looked at of a checkpoint."""
 
     @property
@@ -32,7 +32,7 @@ class Node(Protocol):
     def version(self) -> int: ...
 
 
-def comes_from(node: Node, root: str | None, nodes: Mapping[str, Node]) -> bool:
+def comes_from(node: Checkpointed, root: str | None, nodes: Mapping[str, Checkpointed]) -> bool:
     """Whether the parents of `node` lead to `root`; None: to the very start."""
     parent = node.parent
     while parent != root:
@@ -42,7 +42,7 @@ def comes_from(node: Node, root: str | None, nodes: Mapping[str, Node]) -> bool:
     return True
 
 
-def relations(nodes: Mapping[str, Node], tip: str) -> dict[str, Relation]:
+def relations(nodes: Mapping[str, Checkpointed], tip: str) -> dict[str, Relation]:
     """Of each checkpoint of a run, by its id. OLDER: an ancestor, or below the tip's version and of unknown descent."""
     if tip not in nodes:
         return dict.fromkeys(nodes, Relation.UNKNOWN)
@@ -51,7 +51,7 @@ def relations(nodes: Mapping[str, Node], tip: str) -> dict[str, Relation]:
     return {name: _relation(name, tip, nodes, ancestors, end) for name in nodes}
 
 
-def _relation(name: str, tip: str, nodes: Mapping[str, Node], ancestors: set[str], end: str | None) -> Relation:
+def _relation(name: str, tip: str, nodes: Mapping[str, Checkpointed], ancestors: set[str], end: str | None) -> Relation:
     if name == tip:
         return Relation.TIP
     if name in ancestors:
@@ -65,7 +65,7 @@ def _relation(name: str, tip: str, nodes: Mapping[str, Node], ancestors: set[str
     return Relation.OLDER if nodes[name].version < nodes[tip].version else Relation.UNKNOWN
 
 
-def _chain(name: str, nodes: Mapping[str, Node]) -> list[str]:
+def _chain(name: str, nodes: Mapping[str, Checkpointed]) -> list[str]:
     """The checkpoint and its ancestors, as far as they are there."""
     chain: list[str] = []
     here: str | None = name
@@ -75,6 +75,6 @@ def _chain(name: str, nodes: Mapping[str, Node]) -> list[str]:
     return chain
 
 
-def _end_of(name: str, nodes: Mapping[str, Node]) -> str | None:
+def _end_of(name: str, nodes: Mapping[str, Checkpointed]) -> str | None:
     """The parent at which the chain ends: one that is not there, or None at the very start."""
     return nodes[_chain(name, nodes)[-1]].parent

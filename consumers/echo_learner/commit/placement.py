@@ -35,7 +35,7 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _HEADER_LENGTH = struct.Struct("<Q")
 
 
-class Placement:
+class SnapshotPlacement:
     """Chooses for each snapshot by its size. Not thread-safe but for `store_for`."""
 
     def __init__(self, bus: Bus, settings: Settings) -> None:
@@ -98,7 +98,7 @@ class Placement:
 
 def check_start(bus: Bus, settings: Settings) -> None:
     """Raise UserError if the run's snapshots could not be written where they would go, as far as their size is known before training."""
-    Placement(bus, settings).check(expected_bytes(settings))
+    SnapshotPlacement(bus, settings).check(expected_bytes(settings))
 
 
 def expected_bytes(settings: Settings) -> int:

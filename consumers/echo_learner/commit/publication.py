@@ -18,7 +18,7 @@ from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Clock
 from echo_core.bottleneck import Place, Use
 from echo_learner.commit.checkpoint import Outbox
-from echo_learner.commit.placement import Placement
+from echo_learner.commit.placement import SnapshotPlacement
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.metrics import LearnerMetrics
 from echo_runtime.places import PlaceTimes
@@ -49,7 +49,7 @@ class Publication:
 class SnapshotWriter:
     """Brings bytes to where manifests and reports can name them: onto the log, or into the store. Used from the publication thread."""
 
-    def __init__(self, run_id: str, *, blobs: BlobWriter, placement: Placement, codec: Codec, clock: Clock) -> None:
+    def __init__(self, run_id: str, *, blobs: BlobWriter, placement: SnapshotPlacement, codec: Codec, clock: Clock) -> None:
         self._run_id = run_id
         self._blobs = blobs
         self._placement = placement

@@ -69,7 +69,7 @@ class Closing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Ruling:
     """What a reply means. `seq` None: of no request of this step. `closing`: its seq is given up."""
 
     fate: ReplyFate
@@ -200,38 +200,38 @@ class RequestLedger:
         self._open[ask.seq].sent = ask
         self._seq_of[ask.correlation] = ask.seq
 
-    def take(self, correlation: str, reply: RolloutReply, *, is_holder: bool = True) -> Verdict:
+    def take(self, correlation: str, reply: RolloutReply, *, is_holder: bool = True) -> Ruling:
         """What the reply to `correlation` means. `is_holder`: its sender may have had the request in hand.
 
         A receipt that says anything but what was expected makes a seq be sent again or given up, so it counts from a holder only, and not
         against what the log holds.
         """
         if (past := self._over.get(correlation)) is not None:
-            return Verdict(fate=past.fate_of(reply, self._group_size))
+            return Ruling(fate=past.fate_of(reply, self._group_size))
         seq = self._seq_of.get(correlation)
         if seq is None:
-            return Verdict(fate=ReplyFate.UNKNOWN)
+            return Ruling(fate=ReplyFate.UNKNOWN)
         each = self._open[seq]
         if correlation in self._taken or each.answered:
-            return Verdict(fate=ReplyFate.DUPLICATE, seq=seq)
+            return Ruling(fate=ReplyFate.DUPLICATE, seq=seq)
         fault = _fault_of(reply, self._version, self._sha256, self._group_size) if reply.outcome is ReplyOutcome.DONE else None
         is_expected = reply.outcome is ReplyOutcome.DONE and fault is None
         if not is_expected and not is_holder:
-            return Verdict(fate=ReplyFate.FOREIGN, seq=seq)
+            return Ruling(fate=ReplyFate.FOREIGN, seq=seq)
         self._taken.add(correlation)
         if is_expected:
             each.answered = True
-            return Verdict(fate=ReplyFate.ACCEPTED, seq=seq)
+            return Ruling(fate=ReplyFate.ACCEPTED, seq=seq)
         if fault is not None:
             if each.whole:
-                return Verdict(fate=ReplyFate.REFUSED, seq=seq)
+                return Ruling(fate=ReplyFate.REFUSED, seq=seq)
             self._give_up(seq)
-            return Verdict(fate=ReplyFate.REFUSED, seq=seq, closing=Closing(seq=seq, why=fault[0], detail=fault[1]))
+            return Ruling(fate=ReplyFate.REFUSED, seq=seq, closing=Closing(seq=seq, why=fault[0], detail=fault[1]))
         if each.whole or each.sent is None or each.sent.correlation != correlation:
             # An earlier request's regret: a later one is on its way, or what came before it is enough.
-            return Verdict(fate=ReplyFate.UNFULFILLED, seq=seq)
+            return Ruling(fate=ReplyFate.UNFULFILLED, seq=seq)
         said = f"{reply.worker_id}: {reply.error or reply.outcome.value}"
-        return Verdict(fate=ReplyFate.UNFULFILLED, seq=seq, closing=self._again(seq, _UNFULFILLED[reply.outcome], said))
+        return Ruling(fate=ReplyFate.UNFULFILLED, seq=seq, closing=self._again(seq, _UNFULFILLED[reply.outcome], said))
 
     def look(self, seq: int, state: SeqState, now_ms: int) -> float | None:
         """What the log holds of an open seq now. One that was closed without training is replaced.

@@ -23,7 +23,7 @@ MicroBatch = tuple[int, ...]
 """Sample indices that go through the model together. Empty: a rank without work in a round, which runs a dummy of weight zero."""
 
 
-class Layout(StrEnum):
+class BatchLayout(StrEnum):
     """How a micro-batch lies in memory, which decides what it costs.
 
     PADDED  rows of the longest sample's length: rows · longest (attention over full rows; right on CPUs)
@@ -67,7 +67,7 @@ def plan_micro_batches(
     *,
     num_updates: int,
     max_tokens: int,
-    layout: Layout = Layout.PADDED,
+    layout: BatchLayout = BatchLayout.PADDED,
 ) -> MicroBatchPlan:
     """Cut a batch, whose samples lie group after group, into updates and micro-batches.
 
@@ -81,7 +81,7 @@ def plan_micro_batches(
         raise ValueError("A sample without tokens cannot be trained.")
     if max_tokens < 1:
         raise ValueError(f"The budget of a micro-batch is {max_tokens} tokens; it must be at least 1.")
-    cut = _cut_padded if layout is Layout.PADDED else _cut_packed
+    cut = _cut_padded if layout is BatchLayout.PADDED else _cut_packed
     starts = [0, *itertools.accumulate(group_sizes)]
     updates = []
     for groups in split_groups(len(group_sizes), num_updates):

@@ -32,7 +32,7 @@ _KIND = {0: 0, 1: 1, 2: 1, 3: 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ShardLayout:
     """How a trainer's state is spread: over how many ranks, under which ZeRO stage."""
 
     ranks: int
@@ -43,16 +43,16 @@ class Layout:
         (folder / _LAYOUT).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @staticmethod
-    def read(folder: Path) -> Layout:
+    def read(folder: Path) -> ShardLayout:
         """Of the state in `folder`. Raises UserError if it is not there or not whole."""
         try:
-            return Layout(**json.loads((folder / _LAYOUT).read_text(encoding="utf-8")))
+            return ShardLayout(**json.loads((folder / _LAYOUT).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as exc:
             raise UserError(
                 f"How the trainer state in {folder} is spread over ranks cannot be read: {exc}.", hint="Bring the folder back as it was."
             ) from exc
 
-    def needs_converting(self, ours: Layout) -> bool:
+    def needs_converting(self, ours: ShardLayout) -> bool:
         """Whether ranks of the layout `ours` cannot read it as it is. Raises UserError where converting would not help either."""
         if _KIND[self.stage] != _KIND[ours.stage]:
             raise UserError(

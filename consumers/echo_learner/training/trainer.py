@@ -34,7 +34,7 @@ from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.deepspeed_setup import OptimizerConfig, RankPlace, engine_settings, start_engine
 from echo_learner.training.microbatches import MicroBatch, deal_to_ranks, restore_plan
 from echo_learner.training.policy_model import PolicyConfig, PolicyModel, load_policy, snapshot_config, snapshot_names
-from echo_learner.training.resharding import Layout, universal_form
+from echo_learner.training.resharding import ShardLayout, universal_form
 from echo_learner.training.weight_file import Slot, in_file_order, open_tensors, write_snapshot
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
@@ -87,7 +87,7 @@ class DeepSpeedTrainer:
         self._loss = build_loss(parse_loss(config.loss, config.loss_options), reference_kl)
         settings = engine_settings(config.optimizer, config.policy.dtype)
         self._stage = int(settings["zero_optimization"].get("stage", 0))
-        self._layout = Layout(ranks=place.world_size, stage=self._stage)
+        self._layout = ShardLayout(ranks=place.world_size, stage=self._stage)
         self._model: PolicyModel = load_policy(config.policy)
         self._names = snapshot_names(self._model, config.policy.kind)
         self._shapes = {self._names[name]: tuple(self._model.get_parameter(name).shape) for name in self._names}
@@ -191,7 +191,7 @@ class DeepSpeedTrainer:
         """Go on from what `save` wrote, on whatever number of ranks. Raises UserError if it cannot be read."""
         if not (folder / _TAG).is_dir():
             raise UserError(f"There is no trainer state in {folder}.", hint="The checkpoint is not whole: bring its folder back as it was.")
-        if not Layout.read(folder).needs_converting(self._layout):
+        if not ShardLayout.read(folder).needs_converting(self._layout):
             self._load(folder)
             return
         with universal_form(folder, _TAG, self._place, self._engine.device) as converted:

@@ -26,8 +26,8 @@ from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits, DeadLetters
 from echo_bus.errors import DeadlineExceeded, TopicMissing
 from echo_bus.group.notes import NoteKeeper, Notes
-from echo_bus.group.state import Batch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, Room, TopicCounters
-from echo_bus.group.worker import Action, Worker
+from echo_bus.group.state import FetchedBatch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, Room, TopicCounters
+from echo_bus.group.worker import Action, LoopWorker
 from echo_bus.message import Handler
 from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder
@@ -92,7 +92,7 @@ class ConsumerLoop:
         self._on_assignment: Callable[[frozenset[PartitionKey]], None] = lambda keys: None
         self._decoder = Decoder(codec, namespace, topics, run_id=run_id)
         self._handover = Handover(max_messages=self._limits.max_queued_messages, max_bytes=self._limits.max_queued_bytes)
-        self._worker = Worker(
+        self._worker = LoopWorker(
             handler=handler,
             decoder=self._decoder,
             dead_letters=dead_letters,
@@ -196,7 +196,7 @@ class ConsumerLoop:
             else:
                 check_error(error, raw, self._group)
         if messages:
-            self._handover.give(Batch(self._assignment, messages, self._count(messages)))
+            self._handover.give(FetchedBatch(self._assignment, messages, self._count(messages)))
 
     def _count(self, messages: list[RawMessage]) -> int:
         """Count what was read by topic; returns its bytes."""

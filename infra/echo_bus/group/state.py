@@ -1,6 +1,6 @@
 """What the poll thread and the worker thread of a consumer loop share: partitions, batches handed over, work in flight.
 
-    poll thread ──Batch, Reopened──▶ Handover ──▶ worker thread ──handler──▶ in flight ──Completion.done──▶ tracker
+    poll thread ──FetchedBatch, Reopened──▶ Handover ──▶ worker thread ──handler──▶ in flight ──Completion.done──▶ tracker
          ▲──────────────Pause, Resume requests────────────┘                              ▲ any thread
 
 Who writes what: the poll thread creates and closes partitions and counts what it handed over; the worker counts what it took and decides
@@ -113,7 +113,7 @@ Assignment = Mapping[PartitionKey, PartitionState]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FetchedBatch:
     """Messages as the client returned them, with the assignment under which it did."""
 
     assignment: Assignment
@@ -142,7 +142,7 @@ class Handover:
     """The queue between the threads, bounded by messages and bytes: the poll thread asks `room` before it fetches."""
 
     def __init__(self, *, max_messages: int, max_bytes: int) -> None:
-        self._queue: queue.SimpleQueue[Batch | Reopened | Room | Stop] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[FetchedBatch | Reopened | Room | Stop] = queue.SimpleQueue()
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._given = self._given_bytes = 0
@@ -177,21 +177,21 @@ class Handover:
             finally:
                 self._waiting = False
 
-    def give(self, item: Batch | Reopened | Room | Stop) -> None:
+    def give(self, item: FetchedBatch | Reopened | Room | Stop) -> None:
         """Poll thread: hand over; `Room` comes from any. Never blocks."""
-        if isinstance(item, Batch):
+        if isinstance(item, FetchedBatch):
             self._given += len(item.messages)
             self._given_bytes += item.num_bytes
         self._queue.put(item)
 
-    def take(self, timeout_s: float | None) -> Batch | Reopened | Room | Stop | None:
+    def take(self, timeout_s: float | None) -> FetchedBatch | Reopened | Room | Stop | None:
         """Worker: the next item; None at the time-out. `finished` must follow for a batch."""
         try:
             return self._queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
-    def finished(self, batch: Batch) -> None:
+    def finished(self, batch: FetchedBatch) -> None:
         """Worker: every message of the batch was worked through or passed by."""
         self._taken += len(batch.messages)
         self._taken_bytes += batch.num_bytes

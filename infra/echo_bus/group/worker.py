@@ -21,7 +21,7 @@ from echo_bus.client.cluster import RawMessage
 from echo_bus.client.publisher import Receipt
 from echo_bus.clock import Clock
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetters
-from echo_bus.group.state import Assignment, Batch, Handover, InFlight, LoopLimits, PartitionState, Reopened, Room, Stop
+from echo_bus.group.state import Assignment, FetchedBatch, Handover, InFlight, LoopLimits, PartitionState, Reopened, Room, Stop
 from echo_bus.message import ACCEPTED, Accepted, Busy, Handler, Invalid, Outcome
 from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder, IgnoredReason
@@ -51,7 +51,7 @@ class Request:
     seek_to: int = -1
 
 
-class Worker:
+class LoopWorker:
     """Runs on its own thread between `start` and `stop`; `error` says why it ended early."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Worker:
         try:
             while not self._stopping:
                 item = self._handover.take(self._wait_s())
-                if isinstance(item, Batch):
+                if isinstance(item, FetchedBatch):
                     self._work(item.assignment, item.messages)
                     self._handover.finished(item)
                 elif isinstance(item, Reopened):

@@ -13,7 +13,7 @@ from pathlib import Path
 from echo_ops.cli.output import out
 from echo_ops.cli.up import Options, execute
 from echo_ops.supervisor.broker import given_bootstrap
-from echo_ops.supervisor.supervisor import Outcome
+from echo_ops.supervisor.supervisor import RunEnd
 from echo_schemas.errors import UserError
 
 # Nats. Two correct implementations of the demo's model in fp32 differ by 1e-5; a wrong adapter or weight shows as 1e-2 and more.
@@ -90,6 +90,6 @@ def _begin(name: str, begun: Begun) -> Path:
 
 def _has_finished(folder: Path) -> bool:
     try:
-        return bool(json.loads((folder / _SUMMARY).read_text(encoding="utf-8"))["outcome"] == Outcome.FINISHED)
+        return bool(json.loads((folder / _SUMMARY).read_text(encoding="utf-8"))["outcome"] == RunEnd.FINISHED)
     except (OSError, ValueError, KeyError):
         return False

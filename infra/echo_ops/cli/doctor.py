@@ -36,7 +36,7 @@ _MIN_FREE_BYTES = 5 << 30
 _MIN_MEMORY_BYTES = 4 << 30
 
 
-class Verdict(Enum):
+class Health(Enum):
     """How a finding is shown."""
 
     FINE = "[green]✓[/]"
@@ -45,10 +45,10 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One line: what was looked at, what was found, and how to mend it."""
 
-    verdict: Verdict
+    verdict: Health
     what: str
     found: str
     mend: str = ""
@@ -62,74 +62,74 @@ def doctor(config: Path | None) -> None:
         findings.append(finding)
         mend = f"\n    [dim]→ {escape(finding.mend)}[/]" if finding.mend else ""
         out.print(f"{finding.verdict.value} {finding.what}: {escape(finding.found)}{mend}")
-    if any(finding.verdict is Verdict.BROKEN for finding in findings):
+    if any(finding.verdict is Health.BROKEN for finding in findings):
         sys.exit(ExitCode.FAILED)
 
 
-def _installed() -> Iterator[Finding]:
+def _installed() -> Iterator[Diagnosis]:
     version = metadata.version("confluent-kafka")
     recent = tuple(int(part) for part in version.split(".")[:2]) >= _MIN_CLIENT
-    yield Finding(
-        Verdict.FINE if recent else Verdict.BROKEN, "confluent-kafka", version, "" if recent else "pip install -U 'confluent-kafka>=2.15'"
+    yield Diagnosis(
+        Health.FINE if recent else Health.BROKEN, "confluent-kafka", version, "" if recent else "pip install -U 'confluent-kafka>=2.15'"
     )
     for what, (module, extra) in _ROLES.items():
         if util.find_spec(module) is not None:
-            yield Finding(Verdict.FINE, what, f"{module} is installed")
+            yield Diagnosis(Health.FINE, what, f"{module} is installed")
         else:
-            yield Finding(Verdict.NOTE, what, f"{module} is not installed", f"pip install 'echoswarm[{extra}]' where this role runs")
+            yield Diagnosis(Health.NOTE, what, f"{module} is not installed", f"pip install 'echoswarm[{extra}]' where this role runs")
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):
-        yield Finding(
-            Verdict.NOTE, "byte code", "PYTHONDONTWRITEBYTECODE is set", "unset it: heavy libraries take three times as long to import"
+        yield Diagnosis(
+            Health.NOTE, "byte code", "PYTHONDONTWRITEBYTECODE is set", "unset it: heavy libraries take three times as long to import"
         )
 
 
-def _machine(settings: Settings) -> Iterator[Finding]:
+def _machine(settings: Settings) -> Iterator[Diagnosis]:
     folder = Path(settings.checkpoint.folder)
     existing = existing_part(folder)
     free = shutil.disk_usage(existing).free
     if not os.access(existing, os.W_OK):
-        yield Finding(Verdict.BROKEN, f"disk of {folder}", "not writable", "choose another [checkpoint] folder")
+        yield Diagnosis(Health.BROKEN, f"disk of {folder}", "not writable", "choose another [checkpoint] folder")
     elif free < _MIN_FREE_BYTES:
-        yield Finding(Verdict.NOTE, f"disk of {folder}", f"{free >> 30} GiB free", "checkpoints and logs want 5 GiB")
+        yield Diagnosis(Health.NOTE, f"disk of {folder}", f"{free >> 30} GiB free", "checkpoints and logs want 5 GiB")
     else:
-        yield Finding(Verdict.FINE, f"disk of {folder}", f"{free >> 30} GiB free")
+        yield Diagnosis(Health.FINE, f"disk of {folder}", f"{free >> 30} GiB free")
     memory = memory_bytes()
     found = f"{memory / (1 << 30):.0f} GiB, {os.cpu_count()} cores"
     if memory < _MIN_MEMORY_BYTES:
-        yield Finding(Verdict.NOTE, "memory", found, "the demo wants 4 GiB")
+        yield Diagnosis(Health.NOTE, "memory", found, "the demo wants 4 GiB")
     else:
-        yield Finding(Verdict.FINE, "memory", found)
+        yield Diagnosis(Health.FINE, "memory", found)
 
 
-def _cluster(settings: Settings) -> Iterator[Finding]:
+def _cluster(settings: Settings) -> Iterator[Diagnosis]:
     try:
         cluster = open_cluster(settings)
         brokers = cluster.check()
-        yield Finding(Verdict.FINE, "Kafka", f"{brokers} broker{'s' if brokers > 1 else ''} at {cluster.bootstrap}")
+        yield Diagnosis(Health.FINE, "Kafka", f"{brokers} broker{'s' if brokers > 1 else ''} at {cluster.bootstrap}")
         admin = TopicAdmin(cluster, Namespace(settings.kafka.namespace), replicas=settings.kafka.replicas)
         plan, num_short = admin.plan(), admin.short_of_replicas()
     except EchoError as exc:
-        yield Finding(Verdict.BROKEN, "Kafka", exc.message, exc.hint)
+        yield Diagnosis(Health.BROKEN, "Kafka", exc.message, exc.hint)
         return
     if num_short:
         mend = "start the broker that is away; topics need no change, and a run goes on meanwhile as long as they have leaders"
-        yield Finding(Verdict.BROKEN, "replicas", f"{num_short} partitions are short of a replica", mend)
+        yield Diagnosis(Health.BROKEN, "replicas", f"{num_short} partitions are short of a replica", mend)
     if plan.is_empty:
-        yield Finding(Verdict.FINE, "topics", f"all {len(plan.specs)} are as the files say")
+        yield Diagnosis(Health.FINE, "topics", f"all {len(plan.specs)} are as the files say")
     else:
         found = ", ".join(f"{count} {kind}" for kind, count in summarise(plan).items())
-        yield Finding(Verdict.BROKEN, "topics", f"drifted: {found}", "echoswarm topics plan, then echoswarm topics apply")
+        yield Diagnosis(Health.BROKEN, "topics", f"drifted: {found}", "echoswarm topics plan, then echoswarm topics apply")
     if brokers < 3:
-        yield Finding(Verdict.NOTE, "replication", "fewer than three brokers: a lost disk loses records", "use a cluster of three or more")
+        yield Diagnosis(Health.NOTE, "replication", "fewer than three brokers: a lost disk loses records", "use a cluster of three or more")
 
 
-def _registry(settings: Settings) -> Iterator[Finding]:
+def _registry(settings: Settings) -> Iterator[Diagnosis]:
     if not settings.registry.url:
-        yield Finding(Verdict.FINE, "schema ids", "from registry.lock.json; no registry is needed")
+        yield Diagnosis(Health.FINE, "schema ids", "from registry.lock.json; no registry is needed")
         return
     try:
         ask_registry(settings)
     except (EchoError, TransportError) as exc:
-        yield Finding(Verdict.BROKEN, "registry", exc.message, exc.hint)
+        yield Diagnosis(Health.BROKEN, "registry", exc.message, exc.hint)
         return
-    yield Finding(Verdict.FINE, "registry", f"{settings.registry.url} knows our schemas")
+    yield Diagnosis(Health.FINE, "registry", f"{settings.registry.url} knows our schemas")

@@ -53,7 +53,7 @@ _GROUPS = {Role.WORKER: ("worker",), Role.REWARD: ("reward", "main")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class EvaluationWish:
     """What the command line says. `versions` empty: the newest. The numbers describe an evaluation that the file does not have."""
 
     versions: tuple[int, ...]
@@ -65,7 +65,7 @@ class Asked:
     timeout_s: float = 3600.0
 
 
-def evaluate(config: Path | None, asked: Asked) -> None:
+def evaluate(config: Path | None, asked: EvaluationWish) -> None:
     """Evaluate and print one line a version. Raises UserError for a version that is not kept, an unknown section, task or reward."""
     settings = read_settings(config)
     reach_cluster(settings)
@@ -90,7 +90,7 @@ def evaluate(config: Path | None, asked: Asked) -> None:
         _evaluate_here(settings, bus, planned, missing, check, Deadline.after(asked.timeout_s))
 
 
-def choose_section(settings: Settings, asked: Asked) -> EvalSettings:
+def choose_section(settings: Settings, asked: EvaluationWish) -> EvalSettings:
     """The file's section of that name, its only one, or one made of the options. Raises UserError."""
     given = {
         name: value

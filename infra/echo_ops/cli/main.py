@@ -320,7 +320,7 @@ def evaluate(
     from echo_ops.cli import evaluate as commands
 
     with user_errors():
-        asked = commands.Asked(
+        asked = commands.EvaluationWish(
             versions=tuple(version or ()),
             name=name,
             prompts=prompts,

@@ -38,7 +38,7 @@ from echo_ops.supervisor.folder_lock import folder_lock
 from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_ops.supervisor.registration import make_topics, refuse_if_owned
-from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
+from echo_ops.supervisor.supervisor import RunEnd, Stages, Supervisor
 from echo_runtime.opening import open_bus, open_cluster
 from echo_runtime.ownership import START_VARIABLE
 from echo_schemas.errors import EchoError
@@ -163,7 +163,7 @@ class _Run:
                 )
         finally:
             self._close(outcome)
-        if outcome == Outcome.INTERRUPTED:
+        if outcome == RunEnd.INTERRUPTED:
             sys.exit(130)
         limit = self._options.agreement
         if limit is not None and self._difference is not None and self._difference > limit:

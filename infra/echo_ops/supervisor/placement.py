@@ -31,7 +31,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Seat:
     """Where one process runs: additions to its environment, and the cores it is bound to (none: wherever the scheduler likes)."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Seating:
     """A place for each worker in order, for the learner, and for everybody else."""
 
-    workers: tuple[Place, ...]
-    learner: Place
-    others: Place
+    workers: tuple[Seat, ...]
+    learner: Seat
+    others: Seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class WorkerNeed:
     is_elsewhere: bool = False
 
 
-def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1) -> Placement:
+def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1) -> Seating:
     """Share the machine out. With GPUs: the learner's ranks first, then each worker's own, if there are enough; else all see all.
 
     Cores go to those who generate on them in equal parts; a worker whose engine is elsewhere is placed as everybody else is.
@@ -63,7 +63,7 @@ def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1
     local = [need for need in workers if not need.is_elsewhere]
     found = _on_gpus(machine, local, ranks) if machine.gpus else _on_cores(machine.cores, len(local))
     if not machine.binds:
-        found = Placement(tuple(map(_unbound, found.workers)), _unbound(found.learner), found.others)
+        found = Seating(tuple(map(_unbound, found.workers)), _unbound(found.learner), found.others)
     places = iter(found.workers)
     return replace(found, workers=tuple(found.others if need.is_elsewhere else next(places) for need in workers))
 
@@ -81,20 +81,20 @@ def this_machine() -> Machine:
     return Machine(tuple(cores), tuple(present), binds=os.environ.get(_BIND) != "nobind")
 
 
-def _unbound(place: Place) -> Place:
-    return Place({name: value for name, value in place.environ.items() if name != _BIND})
+def _unbound(place: Seat) -> Seat:
+    return Seat({name: value for name, value in place.environ.items() if name != _BIND})
 
 
-def _on_cores(cores: Sequence[int], workers: int) -> Placement:
+def _on_cores(cores: Sequence[int], workers: int) -> Seating:
     single = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "DS_ACCELERATOR": "cpu"}
-    others = Place(single)
+    others = Seat(single)
     usable = len(cores) - (1 if len(cores) >= _SPARE_FROM else 0)
     if usable < workers + 1 or workers == 0:
-        return Placement((others,) * workers, Place({**single, **_KEEP_MEMORY}), others)
+        return Seating((others,) * workers, Seat({**single, **_KEEP_MEMORY}), others)
     for_learner = max(1, usable // 2) if workers <= usable - usable // 2 else 1
     each = (usable - for_learner) // workers
     bound = tuple(
-        Place(
+        Seat(
             {
                 **single,
                 "OMP_NUM_THREADS": str(each),
@@ -104,19 +104,19 @@ def _on_cores(cores: Sequence[int], workers: int) -> Placement:
         for index in range(workers)
     )
     learner_cores = tuple(cores[usable - for_learner : usable])
-    return Placement(bound, Place({**single, **_KEEP_MEMORY, "OMP_NUM_THREADS": str(for_learner)}, learner_cores), others)
+    return Seating(bound, Seat({**single, **_KEEP_MEMORY, "OMP_NUM_THREADS": str(for_learner)}, learner_cores), others)
 
 
-def _on_gpus(machine: Machine, workers: Sequence[WorkerNeed], ranks: int) -> Placement:
-    others = Place({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+def _on_gpus(machine: Machine, workers: Sequence[WorkerNeed], ranks: int) -> Seating:
+    others = Seat({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
     # A worker without a GPU beside others computes with what cores they leave.
-    on_cores = Place({"CUDA_VISIBLE_DEVICES": ""})
+    on_cores = Seat({"CUDA_VISIBLE_DEVICES": ""})
     if len(machine.gpus) < ranks + sum(need.gpus for need in workers):
-        return Placement(tuple(Place() if need.gpus else on_cores for need in workers), Place(), others)
+        return Seating(tuple(Seat() if need.gpus else on_cores for need in workers), Seat(), others)
     left = iter(machine.gpus)
 
-    def devices(count: int) -> Place:
-        return Place({"CUDA_VISIBLE_DEVICES": ",".join(islice(left, count))}) if count else on_cores
+    def devices(count: int) -> Seat:
+        return Seat({"CUDA_VISIBLE_DEVICES": ",".join(islice(left, count))}) if count else on_cores
 
     learner = devices(ranks)
-    return Placement(tuple(devices(need.gpus) for need in workers), learner, others)
+    return Seating(tuple(devices(need.gpus) for need in workers), learner, others)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echo_ops.roles import ROLES, Role
-from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement
+from echo_ops.supervisor.placement import Machine, Seat, WorkerNeed, placement
 from echo_settings import Settings
 from echo_settings.kinds import kinds_of
 
@@ -59,12 +59,12 @@ class _Wanted:
     """One process to start: its name, its place, and its kind among the workers of a pool."""
 
     name: str
-    place: Place
+    place: Seat
     kind: str = ""
     is_numbered: bool = False
 
 
-def _numbered(role: Role, kinds: Iterable[tuple[str, Place]]) -> list[_Wanted]:
+def _numbered(role: Role, kinds: Iterable[tuple[str, Seat]]) -> list[_Wanted]:
     """Named by role and number, and where there are kinds by kind, each of which counts from 0."""
     counts: Counter[str] = Counter()
     found = []

@@ -30,7 +30,7 @@ _TICK_S = 0.1
 _GRACE_S = 1.0
 
 
-class Outcome(StrEnum):
+class RunEnd(StrEnum):
     """How a run ended; a role that died is an exception."""
 
     FINISHED = "finished"
@@ -85,7 +85,7 @@ class Supervisor:
         self._preparation_error: BaseException | None = None
         self._prepared = threading.Event()
 
-    def run(self, plans: Sequence[ChildPlan]) -> Outcome:
+    def run(self, plans: Sequence[ChildPlan]) -> RunEnd:
         """Start, watch, end. Raises RoleDied, or what `prepare` and the broker's start raise; everything is ended by then."""
         preparation = threading.Thread(target=self._prepare, name="broker", daemon=True)
         with self._own_signals():
@@ -95,7 +95,7 @@ class Supervisor:
                 outcome = self._watch()
                 self._drain(outcome)
             except SecondSignal:
-                outcome = Outcome.INTERRUPTED
+                outcome = RunEnd.INTERRUPTED
             finally:
                 # After a clean drain there is nobody left; after anything else nobody may be.
                 self._end_at_once()
@@ -108,23 +108,23 @@ class Supervisor:
         self._signals += 1
         self._woken.set()
 
-    def _watch(self) -> Outcome:
+    def _watch(self) -> RunEnd:
         while True:
             if self._preparation_error is not None:
                 raise self._preparation_error
             if self._signals:
-                return Outcome.INTERRUPTED
+                return RunEnd.INTERRUPTED
             is_finished = self._crew.check()
             for plan, exit_code in self._crew.take_lost():
                 self._watcher.say(f"{plan.name} {how_ended(exit_code)}; the run goes on with the other workers. Its log: {plan.log}")
             if is_finished:
-                return Outcome.FINISHED
+                return RunEnd.FINISHED
             self._tick()
 
-    def _drain(self, outcome: Outcome) -> None:
+    def _drain(self, outcome: RunEnd) -> None:
         """All at once: what one made for another who is gone already stays in the log, for whoever goes on with the run."""
         seen = self._signals
-        if outcome is Outcome.INTERRUPTED:
+        if outcome is RunEnd.INTERRUPTED:
             self._watcher.say("Draining")
 
         def tick() -> None:

@@ -38,7 +38,7 @@ class Dialect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SentRequest:
     """What a request asked for. `model`: the name it was asked of; `label`: what the server calls the weights in force, None if it is not
     told; `logprobs`: whether the server gives them."""
 
@@ -51,7 +51,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AnsweredChoice:
     """One checked choice: token ids, one log-probability each (none if the server gives none), and why it ended."""
 
     tokens: list[int]
@@ -68,7 +68,7 @@ def check_stops(dialect: Dialect, sampling: Sampling) -> None:
         )
 
 
-def request_body(dialect: Dialect, asked: Asked) -> dict[str, Any]:
+def request_body(dialect: Dialect, asked: SentRequest) -> dict[str, Any]:
     """The request's JSON. Every sampling field is said, because a server fills in the model's own where one is missing."""
     sampling = asked.sampling
     drawn: dict[str, Any] = {
@@ -96,7 +96,7 @@ def request_body(dialect: Dialect, asked: Asked) -> dict[str, Any]:
     return {"model": asked.model, "prompt": list(asked.prompt), "return_token_ids": True, **told, **drawn}
 
 
-def read_choices(dialect: Dialect, asked: Asked, answer: Any) -> list[Choice]:
+def read_choices(dialect: Dialect, asked: SentRequest, answer: Any) -> list[AnsweredChoice]:
     """The checked choices, in order of index. Raises AnswerUnusable."""
     if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
         raise AnswerUnusable("The server's answer has no choices.")
@@ -108,7 +108,7 @@ def read_choices(dialect: Dialect, asked: Asked, answer: Any) -> list[Choice]:
     return [_choice(dialect, asked, choices[index]) for index in range(asked.num_choices)]
 
 
-def generations_of(choices: Sequence[Choice], texts: Sequence[str], sampling: Sampling, ref: SnapshotRef) -> list[Generation]:
+def generations_of(choices: Sequence[AnsweredChoice], texts: Sequence[str], sampling: Sampling, ref: SnapshotRef) -> list[Generation]:
     """As generations under `ref`. `texts`: of all tokens; cut here at the first stop text. Without log-probabilities they are zeros."""
     return [
         Generation(
@@ -124,7 +124,7 @@ def generations_of(choices: Sequence[Choice], texts: Sequence[str], sampling: Sa
     ]
 
 
-def _choice(dialect: Dialect, asked: Asked, choice: dict[str, Any]) -> Choice:
+def _choice(dialect: Dialect, asked: SentRequest, choice: dict[str, Any]) -> AnsweredChoice:
     tokens = choice.get("token_ids")
     if not isinstance(tokens, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
         raise AnswerUnusable("The server's answer has no token ids.")
@@ -138,10 +138,10 @@ def _choice(dialect: Dialect, asked: Asked, choice: dict[str, Any]) -> Choice:
     if finish_reason is None:
         raise AnswerUnusable(f"The server stopped in the middle of an answer ({choice.get('finish_reason')}).")
     logprobs = _logprobs(dialect, tokens, choice.get("logprobs")) if asked.logprobs else []
-    return Choice(tokens=tokens, logprobs=logprobs, finish_reason=finish_reason)
+    return AnsweredChoice(tokens=tokens, logprobs=logprobs, finish_reason=finish_reason)
 
 
-def _check_label(asked: Asked, choice: dict[str, Any]) -> None:
+def _check_label(asked: SentRequest, choice: dict[str, Any]) -> None:
     """Where the server says under which weights each token was made, all of them are the ones in force when it was asked."""
     spans = choice.get("weight_versions")
     if asked.label is None or not isinstance(spans, list):

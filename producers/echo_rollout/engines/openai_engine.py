@@ -36,7 +36,7 @@ from echo_rollout.engines.engine import (
     check_prompt,
 )
 from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
-from echo_rollout.engines.openai_answers import Asked, Choice, check_stops, generations_of, read_choices, request_body
+from echo_rollout.engines.openai_answers import AnsweredChoice, SentRequest, check_stops, generations_of, read_choices, request_body
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused, ServerUnreachable
 from echo_rollout.engines.openai_options import parse_options
 from echo_rollout.engines.openai_probe import ServerTraits, look_at_server
@@ -221,7 +221,7 @@ class OpenAIEngine:
             try:
                 if ref is None:
                     raise EngineError("No version is installed yet.")
-                asked = Asked(
+                asked = SentRequest(
                     prompt=prompt,
                     # At temperature 0 a group has one member many times, and vLLM takes only one.
                     num_choices=1 if sampling.temperature == 0 else n,
@@ -238,7 +238,7 @@ class OpenAIEngine:
         found = generations_of(choices, self._decode([choice.tokens for choice in choices]), sampling, ref)
         return found * n if sampling.temperature == 0 else found
 
-    def _counted(self, read: Callable[[], list[Choice]]) -> list[Choice]:
+    def _counted(self, read: Callable[[], list[AnsweredChoice]]) -> list[AnsweredChoice]:
         """What `read` returns. Raises AnswerUnusable, and EngineError when there were too many of them without a good one between."""
         try:
             found = read()

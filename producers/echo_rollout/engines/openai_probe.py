@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from echo_rollout.engines.engine import AnswerUnusable, EngineConfig, EngineError
-from echo_rollout.engines.openai_answers import Asked, Dialect, read_choices, request_body
+from echo_rollout.engines.openai_answers import Dialect, SentRequest, read_choices, request_body
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused
 from echo_rollout.engines.openai_options import ServerOptions
 from echo_schemas.errors import UserError
@@ -78,7 +78,9 @@ async def _dialect(client: ServerClient, model: str, prompt: list[int]) -> tuple
     """The first route that returns token ids, and whether it gives log-probabilities with them."""
     for dialect in Dialect:
         for logprobs in (True, False):
-            asked = Asked(prompt=prompt, num_choices=2, sampling=Sampling(max_new_tokens=2), model=model, label=None, logprobs=logprobs)
+            asked = SentRequest(
+                prompt=prompt, num_choices=2, sampling=Sampling(max_new_tokens=2), model=model, label=None, logprobs=logprobs
+            )
             try:
                 answer = await client.post(dialect, request_body(dialect, asked))
                 read_choices(dialect, asked, answer)

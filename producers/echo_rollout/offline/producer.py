@@ -29,9 +29,9 @@ from echo_bus.reading.view import CompactedView
 from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import may_issue
 from echo_core.policy import Admission, StalenessPolicy
-from echo_rollout.feeder import OpenSeqs, standing_of
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.rendering import RenderedEpisode
+from echo_rollout.open_seqs import OpenSeqs, standing_of
 from echo_runtime.process import StopSignal
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_tasks.poker.episode import Said, Verdict
+from echo_tasks.poker.episode import AnswerKind, Said
 from echo_tasks.poker.opponents import CALL, FOLD, View
 
 
@@ -36,22 +36,22 @@ class Seats:
         )
 
 
-def meant(said: Said, view: View, street_start: int) -> tuple[int, Verdict]:
+def meant(said: Said, view: View, street_start: int) -> tuple[int, AnswerKind]:
     """The legal action nearest to what was said. `street_start`: what the player had put in before this round of betting."""
     if said.verb == "fold":
-        return (FOLD, Verdict.FINE) if view.to_call else (CALL, Verdict.ADJUSTED)
+        return (FOLD, AnswerKind.FINE) if view.to_call else (CALL, AnswerKind.ADJUSTED)
     if said.verb == "check":
-        return (FOLD, Verdict.ILLEGAL) if view.to_call else (CALL, Verdict.FINE)
+        return (FOLD, AnswerKind.ILLEGAL) if view.to_call else (CALL, AnswerKind.FINE)
     if said.verb == "call":
-        return CALL, Verdict.FINE if view.to_call else Verdict.ADJUSTED
+        return CALL, AnswerKind.FINE if view.to_call else AnswerKind.ADJUSTED
     if not view.least:
-        return CALL, Verdict.FINE if said.verb == "all-in" else Verdict.ADJUSTED
+        return CALL, AnswerKind.FINE if said.verb == "all-in" else AnswerKind.ADJUSTED
     if said.verb == "all-in":
-        return view.most, Verdict.FINE
+        return view.most, AnswerKind.FINE
     to = _size(said.amount, view, street_start)
     fitting = min(view.most, max(view.least, to))
     is_as_said = bool(said.amount) and (fitting == to or not said.amount.isdigit())
-    return fitting, Verdict.FINE if is_as_said else Verdict.ADJUSTED
+    return fitting, AnswerKind.FINE if is_as_said else AnswerKind.ADJUSTED
 
 
 def _size(amount: str, view: View, street_start: int) -> int:

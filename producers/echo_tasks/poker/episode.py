@@ -22,7 +22,7 @@ _MAX_ACTION = 64
 _ACTION = re.compile(r"(fold|check|call|bet|raise|all[- ]?in)(?:\s+(?:to\s+)?([0-9]{1,9}|min|half[- ]pot|pot|max))?[.!]?")
 
 
-class Verdict(StrEnum):
+class AnswerKind(StrEnum):
     """What an answer was, beside the action it led to."""
 
     FINE = "fine"
@@ -34,7 +34,7 @@ class Verdict(StrEnum):
     UNKNOWN_ACTION = "unknown_action"
 
 
-PENALISED = frozenset({Verdict.ILLEGAL, Verdict.NO_ANSWER, Verdict.UNKNOWN_ACTION})
+PENALISED = frozenset({AnswerKind.ILLEGAL, AnswerKind.NO_ANSWER, AnswerKind.UNKNOWN_ACTION})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,11 @@ class Hand(Protocol):
     def shown(self) -> str:
         """The state in words, as far as the player may see it."""
 
-    def play(self, answer: str) -> tuple[str, Verdict]:
+    def play(self, answer: str) -> tuple[str, AnswerKind]:
         """Do what `answer` says, let the others act, and say what was done and what the answer was."""
 
 
-def read_answer(text: str) -> Said | Verdict:
+def read_answer(text: str) -> Said | AnswerKind:
     """The action in the last `<answer>…</answer>` of `text`, upper or lower case. Time is linear in the text.
 
     Without its tags NO_ANSWER, with anything but an action between them UNKNOWN_ACTION. Tags within tags: the innermost answer counts.
@@ -71,11 +71,11 @@ def read_answer(text: str) -> Said | Verdict:
     closing = text.rfind(CLOSING)
     opening = text.rfind(OPENING, 0, closing) if closing >= 0 else -1
     if opening < 0:
-        return Verdict.NO_ANSWER
+        return AnswerKind.NO_ANSWER
     content = text[opening + len(OPENING) : text.index(CLOSING, opening)].strip().lower()
     found = _ACTION.fullmatch(content) if len(content) <= _MAX_ACTION else None
     if found is None:
-        return Verdict.UNKNOWN_ACTION
+        return AnswerKind.UNKNOWN_ACTION
     verb, amount = found[1].replace(" ", "-"), (found[2] or "").replace(" ", "-")
     verb = {"bet": "raise", "allin": "all-in"}.get(verb, verb)
     return Said(verb=verb, amount=amount)

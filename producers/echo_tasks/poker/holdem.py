@@ -15,7 +15,7 @@ from typing import Any
 from echo_schemas.records import ChatMessage
 from echo_tasks.poker.betting import Seats, meant
 from echo_tasks.poker.cards import NUM_CARDS, card_name
-from echo_tasks.poker.episode import HandEpisode, Verdict, amount, choice, names, read_answer, turn_text, whole
+from echo_tasks.poker.episode import AnswerKind, HandEpisode, amount, choice, names, read_answer, turn_text, whole
 from echo_tasks.poker.opponents import CALL, FOLD, OPPONENTS, View
 from echo_tasks.task import AllTokens, Entry, Prompt
 
@@ -145,9 +145,9 @@ class HoldemHand:
             f"Legal: {stay}{raises}"
         )
 
-    def play(self, answer: str) -> tuple[str, Verdict]:
+    def play(self, answer: str) -> tuple[str, AnswerKind]:
         view, said = self._view(self._seat), read_answer(answer)
-        if isinstance(said, Verdict):
+        if isinstance(said, AnswerKind):
             action, verdict = (FOLD if view.to_call else CALL), said
         else:
             action, verdict = meant(said, view, self._street_start[self._seat])

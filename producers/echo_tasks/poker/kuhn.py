@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from echo_schemas.records import ChatMessage
-from echo_tasks.poker.episode import HandEpisode, Said, Verdict, amount, choice, names, read_answer, turn_text
+from echo_tasks.poker.episode import AnswerKind, HandEpisode, Said, amount, choice, names, read_answer, turn_text
 from echo_tasks.task import AllTokens, Entry, Prompt
 
 _CARDS = ("Jack", "Queen", "King")
@@ -122,19 +122,19 @@ class KuhnHand:
             f"Betting: {', '.join(mine) or 'none yet'}\nLegal: {legal}"
         )
 
-    def play(self, answer: str) -> tuple[str, Verdict]:
+    def play(self, answer: str) -> tuple[str, AnswerKind]:
         action, verdict = self._read(answer)
         done = _word(self._actions, action)
         self._apply(action)
         self._let_opponent_act()
         return done, verdict
 
-    def _read(self, answer: str) -> tuple[int, Verdict]:
+    def _read(self, answer: str) -> tuple[int, AnswerKind]:
         if not self._is_chat:
             first = answer.strip()[:1]
-            return (int(first), Verdict.FINE) if first in {"0", "1"} else (PASS, Verdict.UNKNOWN_ACTION)
+            return (int(first), AnswerKind.FINE) if first in {"0", "1"} else (PASS, AnswerKind.UNKNOWN_ACTION)
         said = read_answer(answer)
-        if isinstance(said, Verdict):
+        if isinstance(said, AnswerKind):
             return PASS, said
         return _meant(said, faces_bet=self._actions[-1:] == [BET])
 
@@ -149,15 +149,15 @@ class KuhnHand:
         self._actions.append(action)
 
 
-def _meant(said: Said, *, faces_bet: bool) -> tuple[int, Verdict]:
+def _meant(said: Said, *, faces_bet: bool) -> tuple[int, AnswerKind]:
     """The action that words mean here."""
     if said.verb in {"raise", "all-in"}:
-        return BET, Verdict.ADJUSTED if faces_bet else Verdict.FINE
+        return BET, AnswerKind.ADJUSTED if faces_bet else AnswerKind.FINE
     if said.verb == "call":
-        return (BET, Verdict.FINE) if faces_bet else (PASS, Verdict.ADJUSTED)
+        return (BET, AnswerKind.FINE) if faces_bet else (PASS, AnswerKind.ADJUSTED)
     if said.verb == "check":
-        return PASS, Verdict.ILLEGAL if faces_bet else Verdict.FINE
-    return PASS, Verdict.FINE if faces_bet else Verdict.ADJUSTED
+        return PASS, AnswerKind.ILLEGAL if faces_bet else AnswerKind.FINE
+    return PASS, AnswerKind.FINE if faces_bet else AnswerKind.ADJUSTED
 
 
 def _word(before: Sequence[int], action: int) -> str:

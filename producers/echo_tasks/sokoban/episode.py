@@ -20,7 +20,7 @@ _AS_WRITTEN = {f"{before}{move}{behind}": move for move in Move for before in ("
 _MAX_NAME = 64
 
 
-class Verdict(StrEnum):
+class AnswerFault(StrEnum):
     """What an answer was, beside its moves."""
 
     FINE = "fine"
@@ -51,7 +51,7 @@ SUCCESS = Payoff(move=0.0, on_target=0.0, off_target=0.0, solved=1.0, malformed=
 """Only whether it was solved: the return is ECHO's success rate."""
 
 
-def read_answer(text: str, limit: int) -> tuple[list[Move], Verdict]:
+def read_answer(text: str, limit: int) -> tuple[list[Move], AnswerFault]:
     """The first `limit` actions of the last `<answer>…</answer>` in `text`, upper or lower case, and what was wrong with it.
 
     Tags within tags: the innermost answer counts. Time is linear in the text, and parsing stops after `limit` actions.
@@ -59,12 +59,12 @@ def read_answer(text: str, limit: int) -> tuple[list[Move], Verdict]:
     closing = text.rfind(CLOSING)
     opening = text.rfind(OPENING, 0, closing) if closing >= 0 else -1
     if opening < 0:
-        return [], Verdict.NO_ANSWER
+        return [], AnswerFault.NO_ANSWER
     content = text[opening + len(OPENING) : text.index(CLOSING, opening)]
     names = content.split(SEPARATOR, limit)
-    verdict = Verdict.FINE
+    verdict = AnswerFault.FINE
     if len(names) > limit:
-        verdict = Verdict.TOO_MANY
+        verdict = AnswerFault.TOO_MANY
         names.pop()
     moves = []
     for name in names:
@@ -72,7 +72,7 @@ def read_answer(text: str, limit: int) -> tuple[list[Move], Verdict]:
         if move is None and len(name) <= _MAX_NAME:
             move = _BY_NAME.get(name.strip().lower())
         if move is None:
-            verdict = Verdict.UNKNOWN_ACTION
+            verdict = AnswerFault.UNKNOWN_ACTION
         else:
             moves.append(move)
     return moves, verdict
@@ -103,7 +103,7 @@ class SokobanEpisode:
         """Do what the answer says. Moves into walls are spent; once the board is solved nothing more is done."""
         room, payoff, state = self._room, self._payoff, self._state
         moves, verdict = read_answer(action, self._actions_per_round)
-        reward = payoff.malformed if verdict in (Verdict.NO_ANSWER, Verdict.UNKNOWN_ACTION) else 0.0
+        reward = payoff.malformed if verdict in (AnswerFault.NO_ANSWER, AnswerFault.UNKNOWN_ACTION) else 0.0
         done = 0
         for move in moves:
             if self.is_solved:

@@ -15,7 +15,7 @@ from echo_bus.metrics import BusMetrics
 from echo_core.bottleneck import Bottleneck, Place, describe
 from echo_learner.metrics import LearnerMetrics
 from echo_rollout.metrics import FeederMetrics, OfflineMetrics, WorkerMetrics
-from echo_rollout.publishing import Failure, Outcome
+from echo_rollout.publishing import GroupEnd, GroupFailure
 from echo_rollout.weights import InstallOutcome
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import DropReason
@@ -91,15 +91,15 @@ def test_the_sentence_that_is_shown_is_one_that_is_made() -> None:
     ("title", "reasons"),
     [
         ("Why something is dropped", DropReason),
-        ("Why a group fails", Failure),
+        ("Why a group fails", GroupFailure),
         ("Why weights are not installed", InstallOutcome),
     ],
 )
-def test_every_reason_stands_in_its_table(title: str, reasons: type[DropReason] | type[Failure] | type[InstallOutcome]) -> None:
+def test_every_reason_stands_in_its_table(title: str, reasons: type[DropReason] | type[GroupFailure] | type[InstallOutcome]) -> None:
     named = [name for row in _rows(title) for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(named) == sorted(reason.value for reason in reasons)
 
 
 def test_every_outcome_of_a_group_is_explained() -> None:
     text = _section("Why a group fails")
-    assert all(f"`{outcome.value}`" in text for outcome in Outcome)
+    assert all(f"`{outcome.value}`" in text for outcome in GroupEnd)

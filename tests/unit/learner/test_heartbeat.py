@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Deadline, ManualClock
 from echo_bus.errors import NotAuthorized
-from echo_learner.heartbeat import Heartbeat
+from echo_learner.heartbeat import ProgressHeartbeat
 from echo_schemas.records import Progress
 from echo_schemas.topics import PROGRESS
 from tests.unit.learner.pipeline import WAIT_S, Pipeline
@@ -33,14 +33,14 @@ def versions(pipeline: Pipeline) -> list[tuple[int, int]]:
     return [(progress.version, progress.published) for progress in pipeline.read(PROGRESS, Progress)]
 
 
-def update_until(heartbeat: Heartbeat, deadline: Deadline) -> None:
+def update_until(heartbeat: ProgressHeartbeat, deadline: Deadline) -> None:
     while not deadline.expired():
         heartbeat.update(next_seq=1)
 
 
 def test_each_change_is_told_at_once_with_its_time(pipeline: Pipeline, publisher: Publisher) -> None:
     clock = ManualClock()
-    heartbeat = Heartbeat(publisher, FIRST, clock)
+    heartbeat = ProgressHeartbeat(publisher, FIRST, clock)
     heartbeat.update(groups_trained=2)
     clock.advance(3.0)
     heartbeat.update(version=1, next_seq=7)
@@ -51,7 +51,7 @@ def test_each_change_is_told_at_once_with_its_time(pipeline: Pipeline, publisher
 
 def test_whoever_speaks_first_neither_number_goes_back(pipeline: Pipeline, publisher: Publisher) -> None:
     """Version 2 is public before the learner's own thread says that it is trained; then the learner is ahead."""
-    heartbeat = Heartbeat(publisher, FIRST, ManualClock())
+    heartbeat = ProgressHeartbeat(publisher, FIRST, ManualClock())
     heartbeat.published(2)
     heartbeat.update(version=1)
     heartbeat.update(version=5)
@@ -60,7 +60,7 @@ def test_whoever_speaks_first_neither_number_goes_back(pipeline: Pipeline, publi
 
 
 def test_a_heartbeat_that_was_not_delivered_is_known_at_the_next_change(pipeline: Pipeline, publisher: Publisher) -> None:
-    heartbeat = Heartbeat(publisher, FIRST, ManualClock())
+    heartbeat = ProgressHeartbeat(publisher, FIRST, ManualClock())
     pipeline.cluster.faults.fail_next_produce(pipeline.namespace.topic(PROGRESS), KafkaError.TOPIC_AUTHORIZATION_FAILED)
     heartbeat.update(version=1)
     with pytest.raises(NotAuthorized, match="progress"):
@@ -73,7 +73,7 @@ def test_an_error_of_its_own_thread_is_raised_where_somebody_looks(
     pipeline: Pipeline, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("echo_learner.heartbeat._EVERY_S", 0.003)
-    heartbeat = Heartbeat(publisher, FIRST, ManualClock())
+    heartbeat = ProgressHeartbeat(publisher, FIRST, ManualClock())
     heartbeat.start()
     try:
         pipeline.cluster.faults.fail_next_produce(pipeline.namespace.topic(PROGRESS), KafkaError.TOPIC_AUTHORIZATION_FAILED)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from echo_ops.cli.evaluate import Asked, choose_section, choose_versions
+from echo_ops.cli.evaluate import EvaluationWish, choose_section, choose_versions
 from echo_schemas.errors import UserError
 from echo_settings import Settings
 
@@ -15,8 +15,8 @@ def settings(*sections: dict[str, Any]) -> Settings:
     return Settings.model_validate({"eval": list(sections)})
 
 
-def asked(**options: Any) -> Asked:
-    return Asked(versions=(), **options)
+def asked(**options: Any) -> EvaluationWish:
+    return EvaluationWish(versions=(), **options)
 
 
 HELD_OUT: dict[str, Any] = {"name": "held-out", "prompts": 32, "samples": 4}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echo_ops.roles import Role
-from echo_ops.supervisor.placement import Machine, Place, WorkerNeed, placement, this_machine
+from echo_ops.supervisor.placement import Machine, Seat, WorkerNeed, placement, this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_settings import Settings
 from echo_settings.offline import OfflineSettings
@@ -16,7 +16,7 @@ from echo_settings.pool import PoolSettings
 from echo_settings.sections import LearnerSettings, RolloutSettings, RunSettings, ScoringSettings
 
 
-def bound_cores(place: Place) -> list[int]:
+def bound_cores(place: Seat) -> list[int]:
     return [int(core) for core in place.environ["VLLM_CPU_OMP_THREADS_BIND"].split(",")]
 
 
@@ -82,8 +82,8 @@ def test_gpus_go_to_the_learners_ranks_first_and_then_to_each_worker() -> None:
 
 def test_too_few_gpus_are_shared_by_all() -> None:
     found = placement(Machine((0, 1), ("0",)), [WorkerNeed()])
-    assert found.workers == (Place(),)
-    assert found.learner == Place()
+    assert found.workers == (Seat(),)
+    assert found.learner == Seat()
 
 
 def test_a_run_has_its_processes_in_the_order_of_their_start_up_times(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from echo_embedded.out_of_memory import OutOfMemoryWatch
 from echo_ops.roles import Role
 from echo_ops.supervisor.child import Crew, RoleDied
 from echo_ops.supervisor.plan import ChildPlan
-from echo_ops.supervisor.supervisor import Outcome, Stages, Supervisor
+from echo_ops.supervisor.supervisor import RunEnd, Stages, Supervisor
 from echo_schemas.errors import UserError
 
 
@@ -90,7 +90,7 @@ class Scene:
     def say(self, line: str) -> None:
         self.said.append(line)
 
-    def run(self) -> Outcome:
+    def run(self) -> RunEnd:
         names: dict[Role, tuple[str, ...]] = {Role.WORKER: ("worker-0", "worker-1"), Role.LEARNER: ("learner",), Role.REWARD: ("reward-0",)}
         names[self._allocator] = (self._allocator.value,)
         return self.supervisor.run([self._plan(role, name) for role, found in names.items() for name in found])
@@ -110,7 +110,7 @@ class Scene:
 def test_a_run_ends_when_its_learner_has_finished_and_all_others_are_drained_at_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.at[3] = scene.ends("learner", 0)
-    assert scene.run() is Outcome.FINISHED
+    assert scene.run() is RunEnd.FINISHED
     assert sorted(scene.story[:4]) == ["term feeder", "term reward-0", "term worker-0", "term worker-1"]
     assert scene.story[4:] == ["conclude", "kafka down"]
 
@@ -118,7 +118,7 @@ def test_a_run_ends_when_its_learner_has_finished_and_all_others_are_drained_at_
 def test_an_interrupt_drains_all_at_once_and_kafka_goes_last(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.at[2] = scene.supervisor.interrupt
-    assert scene.run() is Outcome.INTERRUPTED
+    assert scene.run() is RunEnd.INTERRUPTED
     assert sorted(scene.story[:5]) == ["term feeder", "term learner", "term reward-0", "term worker-0", "term worker-1"]
     assert scene.story[5:] == ["conclude", "kafka down"]
     assert scene.said == ["Draining"]
@@ -127,7 +127,7 @@ def test_an_interrupt_drains_all_at_once_and_kafka_goes_last(tmp_path: Path) -> 
 def test_a_role_that_does_not_end_itself_in_time_is_killed(tmp_path: Path) -> None:
     scene = Scene(tmp_path, stubborn="worker-1")
     scene.at[2] = scene.supervisor.interrupt
-    assert scene.run() is Outcome.INTERRUPTED
+    assert scene.run() is RunEnd.INTERRUPTED
     assert [line for line in scene.story if line.startswith("kill")] == ["kill worker-1"]
     assert any(line.startswith("worker-1 did not drain in time") and "worker-1.log" in line for line in scene.said)
 
@@ -136,7 +136,7 @@ def test_a_second_interrupt_ends_everything_at_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path, stubborn="worker-0")
     scene.at[2] = scene.supervisor.interrupt
     scene.at[4] = scene.supervisor.interrupt
-    assert scene.run() is Outcome.INTERRUPTED
+    assert scene.run() is RunEnd.INTERRUPTED
     assert "kill worker-0" in scene.story
     assert scene.said == ["Draining"], "it waited for the drain"
     assert scene.story[-1] == "kafka down"
@@ -146,7 +146,7 @@ def test_a_signal_of_the_operating_system_interrupts_and_the_handlers_come_back(
     before = signal.getsignal(signal.SIGTERM)
     scene = Scene(tmp_path)
     scene.at[2] = lambda: signal.raise_signal(signal.SIGTERM)
-    assert scene.run() is Outcome.INTERRUPTED
+    assert scene.run() is RunEnd.INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -154,7 +154,7 @@ def test_logged_episodes_may_be_in_the_log_long_before_the_last_step(tmp_path: P
     scene = Scene(tmp_path, allocator=Role.OFFLINE)
     scene.at[2] = scene.ends("offline", 0)
     scene.at[6] = scene.ends("learner", 0)
-    assert scene.run() is Outcome.FINISHED
+    assert scene.run() is RunEnd.FINISHED
     failing = Scene(tmp_path, allocator=Role.OFFLINE)
     failing.at[2] = failing.ends("offline", 1)
     with pytest.raises(RoleDied, match="The offline ended with exit code 1"):
@@ -165,7 +165,7 @@ def test_a_run_goes_on_without_a_worker_as_long_as_another_works(tmp_path: Path)
     scene = Scene(tmp_path)
     scene.at[3] = scene.ends("worker-1", 1)
     scene.at[9] = scene.ends("learner", 0)
-    assert scene.run() is Outcome.FINISHED
+    assert scene.run() is RunEnd.FINISHED
     (said,) = scene.said
     assert said.startswith("worker-1 ended with exit code 1; the run goes on with the other workers")
     assert "worker-1.log" in said

@@ -24,7 +24,7 @@ from echo_bus.requests.dispatch import WorkObserver
 from echo_core.policy import Admission, StalenessPolicy
 from echo_rollout.engines.engine import Generation
 from echo_rollout.engines.scripted import ScriptedEngine
-from echo_rollout.feeder_run import Feeder, FeederParts
+from echo_rollout.feeder import Feeder, FeederParts
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
 from echo_rollout.weights import LogSource

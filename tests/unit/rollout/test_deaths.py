@@ -109,7 +109,7 @@ def test_a_worker_killed_at_any_call_loses_nothing(make_swarm: MakeSwarm, cluste
 def test_a_feeder_killed_at_any_call_issues_every_seq_once(
     make_swarm: MakeSwarm, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr("echo_rollout.feeder_run._MAX_BATCH", 3)
+    monkeypatch.setattr("echo_rollout.feeder._MAX_BATCH", 3)
     swarm = make_swarm()
     swarm.publish_version(0)
     cluster.faults.before = kill = Kill(number)

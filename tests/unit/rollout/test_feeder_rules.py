@@ -13,7 +13,7 @@ from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import may_issue
 from echo_core.patience import Patience
 from echo_core.policy import StalenessPolicy
-from echo_rollout.feeder import Ledger, Lost, OpenRequests, OpenSeqs, standing_of
+from echo_rollout.open_seqs import Ledger, Lost, OpenRequests, OpenSeqs, standing_of
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Progress
 

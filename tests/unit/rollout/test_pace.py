@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import may_issue, required_version
 from echo_core.policy import StalenessPolicy
-from echo_rollout.feeder import OpenSeqs, standing_of
+from echo_rollout.open_seqs import OpenSeqs, standing_of
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Progress
 from tests.thorough import examples

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_schemas.errors import UserError
-from echo_tasks.poker.episode import PENALISED, HandEpisode, Verdict, read_answer
+from echo_tasks.poker.episode import PENALISED, AnswerKind, HandEpisode, read_answer
 from echo_tasks.poker.kuhn import OPPONENTS, KuhnPoker
 from echo_tasks.task import Turn
 
@@ -61,17 +61,17 @@ def test_a_hand_ends_as_the_rules_say_and_each_turn_earns_its_change_of_chips(
 @pytest.mark.parametrize(
     ("said", "done", "verdict", "cost"),
     [
-        ("<answer>Check</answer>", "fold", Verdict.ILLEGAL, 1.0),
-        ("<answer>Raise 5</answer>", "call", Verdict.ADJUSTED, 0.0),
-        ("<answer>Stand up</answer>", "fold", Verdict.UNKNOWN_ACTION, 1.0),
-        ("I call.", "fold", Verdict.NO_ANSWER, 1.0),
-        ("", "fold", Verdict.NO_ANSWER, 1.0),
-        ("</answer><answer>call", "fold", Verdict.NO_ANSWER, 1.0),
-        ("<answer>fold</answer> no, <answer>CALL.</answer>", "call", Verdict.FINE, 0.0),
-        ("<answer>" * 10_000 + "call</answer>", "call", Verdict.FINE, 0.0),
+        ("<answer>Check</answer>", "fold", AnswerKind.ILLEGAL, 1.0),
+        ("<answer>Raise 5</answer>", "call", AnswerKind.ADJUSTED, 0.0),
+        ("<answer>Stand up</answer>", "fold", AnswerKind.UNKNOWN_ACTION, 1.0),
+        ("I call.", "fold", AnswerKind.NO_ANSWER, 1.0),
+        ("", "fold", AnswerKind.NO_ANSWER, 1.0),
+        ("</answer><answer>call", "fold", AnswerKind.NO_ANSWER, 1.0),
+        ("<answer>fold</answer> no, <answer>CALL.</answer>", "call", AnswerKind.FINE, 0.0),
+        ("<answer>" * 10_000 + "call</answer>", "call", AnswerKind.FINE, 0.0),
     ],
 )
-def test_facing_a_bet_every_answer_has_an_outcome(said: str, done: str, verdict: Verdict, cost: float) -> None:
+def test_facing_a_bet_every_answer_has_an_outcome(said: str, done: str, verdict: AnswerKind, cost: float) -> None:
     # The opponent is first, holds the King and has bet.
     turn = KuhnPoker().environment(entry((2, 0), 1, "tight")).step(said)
     assert (turn.info["action"], turn.info["verdict"], turn.done) == (done, verdict.value, True)
@@ -208,4 +208,4 @@ def test_an_entry_that_is_no_hand_is_refused(broken: dict[str, object]) -> None:
 @given(st.text(max_size=80))
 def test_any_text_is_read_as_something(text: str) -> None:
     said = read_answer(text)
-    assert isinstance(said, Verdict) or said.verb in {"fold", "check", "call", "raise", "all-in"}
+    assert isinstance(said, AnswerKind) or said.verb in {"fold", "check", "call", "raise", "all-in"}

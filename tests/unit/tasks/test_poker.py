@@ -14,7 +14,7 @@ from echo_schemas.errors import UserError
 from echo_tasks.poker import Poker
 from echo_tasks.poker.betting import meant
 from echo_tasks.poker.cards import NUM_CARDS, RANKS, SUITS, card_name
-from echo_tasks.poker.episode import PENALISED, HandEpisode, Said, Verdict, read_answer
+from echo_tasks.poker.episode import PENALISED, AnswerKind, HandEpisode, Said, read_answer
 from echo_tasks.poker.opponents import CALL, FOLD, OPPONENTS, View, play_randomly, play_tightly
 from echo_tasks.task import Turn
 from tests.thorough import examples
@@ -79,19 +79,19 @@ def test_a_state_tells_cards_pot_stacks_betting_and_what_is_legal() -> None:
 @pytest.mark.parametrize(
     ("words", "action", "verdict", "cost"),
     [
-        ("<answer>Check</answer>", "fold", Verdict.ILLEGAL, 20),
-        ("<answer>Raise -5</answer>", "fold", Verdict.UNKNOWN_ACTION, 20),
-        ("<answer>Raise NaN</answer>", "fold", Verdict.UNKNOWN_ACTION, 20),
-        ("<answer>Raise 1e9</answer>", "fold", Verdict.UNKNOWN_ACTION, 20),
-        ("<answer>" + "Raise 9" + "9" * 5000 + "</answer>", "fold", Verdict.UNKNOWN_ACTION, 20),
-        ("all-in", "fold", Verdict.NO_ANSWER, 20),
-        ("<answer>Raise 1</answer>", "raise to", Verdict.ADJUSTED, 0),
-        ("<answer>Raise 5000</answer>", "raise to 1000", Verdict.ADJUSTED, 0),
-        ("<answer>ALL IN!</answer>", "raise to 1000", Verdict.FINE, 0),
-        ("<answer>Call 7</answer>", "call", Verdict.FINE, 0),
+        ("<answer>Check</answer>", "fold", AnswerKind.ILLEGAL, 20),
+        ("<answer>Raise -5</answer>", "fold", AnswerKind.UNKNOWN_ACTION, 20),
+        ("<answer>Raise NaN</answer>", "fold", AnswerKind.UNKNOWN_ACTION, 20),
+        ("<answer>Raise 1e9</answer>", "fold", AnswerKind.UNKNOWN_ACTION, 20),
+        ("<answer>" + "Raise 9" + "9" * 5000 + "</answer>", "fold", AnswerKind.UNKNOWN_ACTION, 20),
+        ("all-in", "fold", AnswerKind.NO_ANSWER, 20),
+        ("<answer>Raise 1</answer>", "raise to", AnswerKind.ADJUSTED, 0),
+        ("<answer>Raise 5000</answer>", "raise to 1000", AnswerKind.ADJUSTED, 0),
+        ("<answer>ALL IN!</answer>", "raise to 1000", AnswerKind.FINE, 0),
+        ("<answer>Call 7</answer>", "call", AnswerKind.FINE, 0),
     ],
 )
-def test_facing_a_bet_every_answer_has_an_outcome(words: str, action: str, verdict: Verdict, cost: float) -> None:
+def test_facing_a_bet_every_answer_has_an_outcome(words: str, action: str, verdict: AnswerKind, cost: float) -> None:
     turn = heads_up("3s 4s", "Ah Ad", DRY, opponent="tight").step(words)
     assert turn.info["action"].startswith(action)
     assert turn.info["verdict"] == verdict.value
@@ -110,27 +110,27 @@ VIEW = View(hole=cards("Ah Ad"), board=cards("2c 7d 9h"), pot=100, to_call=50, p
 @pytest.mark.parametrize(
     ("verb", "size", "expected"),
     [
-        ("raise", "200", (220, Verdict.FINE)),
-        ("raise", "min", (160, Verdict.FINE)),
-        ("raise", "", (160, Verdict.ADJUSTED)),
-        ("raise", "139", (160, Verdict.ADJUSTED)),
-        ("raise", "max", (900, Verdict.FINE)),
-        ("raise", "half-pot", (160, Verdict.FINE)),
-        ("raise", "pot", (230, Verdict.FINE)),
-        ("all-in", "", (900, Verdict.FINE)),
-        ("call", "", (CALL, Verdict.FINE)),
-        ("fold", "", (FOLD, Verdict.FINE)),
+        ("raise", "200", (220, AnswerKind.FINE)),
+        ("raise", "min", (160, AnswerKind.FINE)),
+        ("raise", "", (160, AnswerKind.ADJUSTED)),
+        ("raise", "139", (160, AnswerKind.ADJUSTED)),
+        ("raise", "max", (900, AnswerKind.FINE)),
+        ("raise", "half-pot", (160, AnswerKind.FINE)),
+        ("raise", "pot", (230, AnswerKind.FINE)),
+        ("all-in", "", (900, AnswerKind.FINE)),
+        ("call", "", (CALL, AnswerKind.FINE)),
+        ("fold", "", (FOLD, AnswerKind.FINE)),
     ],
 )
-def test_sizes_are_bets_of_this_round(verb: str, size: str, expected: tuple[int, Verdict]) -> None:
+def test_sizes_are_bets_of_this_round(verb: str, size: str, expected: tuple[int, AnswerKind]) -> None:
     # 20 chips went in before this round, 10 in it; 50 are to be called, so a raise of the pot is to 30 + 50 + 150.
     assert meant(Said(verb=verb, amount=size), VIEW, 20) == expected
 
 
 def test_where_no_raise_is_legal_it_is_a_call() -> None:
     closed = View(hole=VIEW.hole, board=VIEW.board, pot=100, to_call=50, put_in=30, least=0, most=0)
-    assert meant(Said(verb="raise", amount="200"), closed, 20) == (CALL, Verdict.ADJUSTED)
-    assert meant(Said(verb="all-in"), closed, 20) == (CALL, Verdict.FINE)
+    assert meant(Said(verb="raise", amount="200"), closed, 20) == (CALL, AnswerKind.ADJUSTED)
+    assert meant(Said(verb="all-in"), closed, 20) == (CALL, AnswerKind.FINE)
 
 
 @settings(max_examples=examples(40))
@@ -270,10 +270,10 @@ def test_an_entry_that_is_no_hand_of_this_table_is_refused(broken: dict[str, obj
         ("<answer>\nCALL\n</answer> trailing", Said(verb="call")),
         ("<answer>allin</answer>", Said(verb="all-in")),
         ("<answer>call</answer><answer>", Said(verb="call")),
-        ("<answer>raise 20 40</answer>", Verdict.UNKNOWN_ACTION),
-        ("<answer></answer>", Verdict.UNKNOWN_ACTION),
-        ("<answer>raise \u0664\u0660</answer>", Verdict.UNKNOWN_ACTION),
+        ("<answer>raise 20 40</answer>", AnswerKind.UNKNOWN_ACTION),
+        ("<answer></answer>", AnswerKind.UNKNOWN_ACTION),
+        ("<answer>raise \u0664\u0660</answer>", AnswerKind.UNKNOWN_ACTION),
     ],
 )
-def test_answers_are_read(text: str, expected: Said | Verdict) -> None:
+def test_answers_are_read(text: str, expected: Said | AnswerKind) -> None:
     assert read_answer(text) == expected

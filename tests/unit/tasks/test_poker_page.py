@@ -12,7 +12,7 @@ import pytest
 from echo_settings import load_settings
 from echo_tasks.catalogue import load_rewards, load_task
 from echo_tasks.poker import KuhnPoker, Poker, kuhn, opponents
-from echo_tasks.poker.episode import FORM, Verdict, turn_text
+from echo_tasks.poker.episode import FORM, AnswerKind, turn_text
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "tasks" / "poker.md").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def test_every_option_has_a_row(task: type[Any], title: str) -> None:
 def test_every_opponent_and_every_verdict_is_explained() -> None:
     for name in (*kuhn.OPPONENTS, *opponents.OPPONENTS):
         assert f"`{name}`" in PAGE
-    assert {f"`{verdict.value}`" for verdict in Verdict if verdict is not Verdict.FINE} <= set(re.findall(r"`\w+`", PAGE))
+    assert {f"`{verdict.value}`" for verdict in AnswerKind if verdict is not AnswerKind.FINE} <= set(re.findall(r"`\w+`", PAGE))
 
 
 def test_the_state_that_is_shown_is_one() -> None:

@@ -14,7 +14,7 @@ from echo_schemas.errors import UserError
 from echo_tasks.catalogue import load_task
 from echo_tasks.sokoban import Sokoban
 from echo_tasks.sokoban.board import Move, Room, State, drawn, moved, read_board
-from echo_tasks.sokoban.episode import SHAPED, SUCCESS, Verdict, read_answer
+from echo_tasks.sokoban.episode import SHAPED, SUCCESS, AnswerFault, read_answer
 from echo_tasks.sokoban.generator import Recipe, make_level, search_back, solution
 from tests.thorough import examples
 
@@ -147,34 +147,34 @@ def test_small_boards_for_a_tiny_model() -> None:
 @pytest.mark.parametrize(
     ("text", "moves", "verdict"),
     [
-        ("<answer>Right || Up</answer>", "Right Up", Verdict.FINE),
-        ("I push it.\n<answer> down||LEFT </answer> Done.", "Down Left", Verdict.FINE),
-        ("", "", Verdict.NO_ANSWER),
-        ("Right || Up", "", Verdict.NO_ANSWER),
-        ("<answer>Right", "", Verdict.NO_ANSWER),
-        ("Right</answer>", "", Verdict.NO_ANSWER),
-        ("</answer>Up<answer>", "", Verdict.NO_ANSWER),
-        ("<Answer>Up</Answer>", "", Verdict.NO_ANSWER),
-        ("<answer></answer>", "", Verdict.UNKNOWN_ACTION),
-        ("<answer>Up, Down</answer>", "", Verdict.UNKNOWN_ACTION),
-        ("<answer>Up || Jump || Down</answer>", "Up Down", Verdict.UNKNOWN_ACTION),
-        ("<answer>Up | Down</answer>", "", Verdict.UNKNOWN_ACTION),
-        ("<answer>Up ||</answer>", "Up", Verdict.UNKNOWN_ACTION),
-        ("<answer>Up</answer> no: <answer>Down</answer>", "Down", Verdict.FINE),
-        ("<answer>Up</answer> and <answer>Down", "Up", Verdict.FINE),
-        ("<answer><answer>Up</answer></answer>", "Up", Verdict.FINE),
-        ("<answer>Left<answer>Up</answer>", "Up", Verdict.FINE),
-        ("<answer>Ｕｐ || ↑ || Up\u200b || 上</answer>", "", Verdict.UNKNOWN_ACTION),
-        ("<answer>Up\u00a0||\u2003Down\t||\nLeft</answer>", "Up Down Left", Verdict.FINE),
-        ("<answer>Up\0</answer>", "", Verdict.UNKNOWN_ACTION),
-        ("<answer>" + "Up || " * 24 + "Up</answer>", " ".join(["Up"] * 25), Verdict.FINE),
-        ("<answer>" + "Up || " * 25 + "Up</answer>", " ".join(["Up"] * 25), Verdict.TOO_MANY),
-        ("<answer>" + "Up || " * 5_000 + "Jump</answer>", " ".join(["Up"] * 25), Verdict.TOO_MANY),
-        ("<answer>Up" + " " * 100_000 + "|| Down</answer>", "Down", Verdict.UNKNOWN_ACTION),
-        ("<answer>" * 50_000 + "Up" + "</answer>" * 50_000, "Up", Verdict.FINE),
+        ("<answer>Right || Up</answer>", "Right Up", AnswerFault.FINE),
+        ("I push it.\n<answer> down||LEFT </answer> Done.", "Down Left", AnswerFault.FINE),
+        ("", "", AnswerFault.NO_ANSWER),
+        ("Right || Up", "", AnswerFault.NO_ANSWER),
+        ("<answer>Right", "", AnswerFault.NO_ANSWER),
+        ("Right</answer>", "", AnswerFault.NO_ANSWER),
+        ("</answer>Up<answer>", "", AnswerFault.NO_ANSWER),
+        ("<Answer>Up</Answer>", "", AnswerFault.NO_ANSWER),
+        ("<answer></answer>", "", AnswerFault.UNKNOWN_ACTION),
+        ("<answer>Up, Down</answer>", "", AnswerFault.UNKNOWN_ACTION),
+        ("<answer>Up || Jump || Down</answer>", "Up Down", AnswerFault.UNKNOWN_ACTION),
+        ("<answer>Up | Down</answer>", "", AnswerFault.UNKNOWN_ACTION),
+        ("<answer>Up ||</answer>", "Up", AnswerFault.UNKNOWN_ACTION),
+        ("<answer>Up</answer> no: <answer>Down</answer>", "Down", AnswerFault.FINE),
+        ("<answer>Up</answer> and <answer>Down", "Up", AnswerFault.FINE),
+        ("<answer><answer>Up</answer></answer>", "Up", AnswerFault.FINE),
+        ("<answer>Left<answer>Up</answer>", "Up", AnswerFault.FINE),
+        ("<answer>Ｕｐ || ↑ || Up\u200b || 上</answer>", "", AnswerFault.UNKNOWN_ACTION),
+        ("<answer>Up\u00a0||\u2003Down\t||\nLeft</answer>", "Up Down Left", AnswerFault.FINE),
+        ("<answer>Up\0</answer>", "", AnswerFault.UNKNOWN_ACTION),
+        ("<answer>" + "Up || " * 24 + "Up</answer>", " ".join(["Up"] * 25), AnswerFault.FINE),
+        ("<answer>" + "Up || " * 25 + "Up</answer>", " ".join(["Up"] * 25), AnswerFault.TOO_MANY),
+        ("<answer>" + "Up || " * 5_000 + "Jump</answer>", " ".join(["Up"] * 25), AnswerFault.TOO_MANY),
+        ("<answer>Up" + " " * 100_000 + "|| Down</answer>", "Down", AnswerFault.UNKNOWN_ACTION),
+        ("<answer>" * 50_000 + "Up" + "</answer>" * 50_000, "Up", AnswerFault.FINE),
     ],
 )
-def test_every_text_is_an_answer_with_an_outcome(text: str, moves: str, verdict: Verdict) -> None:
+def test_every_text_is_an_answer_with_an_outcome(text: str, moves: str, verdict: AnswerFault) -> None:
     found, why = read_answer(text, 25)
     assert (" ".join(found), why) == (moves, verdict)
 
@@ -201,7 +201,7 @@ def test_turns_earn_what_they_did() -> None:
     away = episode.step("<answer>Right</answer>")
     assert away.reward == pytest.approx(SHAPED.move + SHAPED.off_target)
     nothing = episode.step("I give up.")
-    assert (nothing.reward, nothing.info["verdict"]) == (SHAPED.malformed, Verdict.NO_ANSWER)
+    assert (nothing.reward, nothing.info["verdict"]) == (SHAPED.malformed, AnswerFault.NO_ANSWER)
     assert nothing.observation.startswith("Turn 4 of 4:")
     last = episode.step("<answer>Fly || Left</answer>")
     assert last.reward == pytest.approx(SHAPED.malformed + SHAPED.move)

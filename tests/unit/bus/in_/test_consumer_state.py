@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from echo_bus.group.state import Batch, Handover, InFlight, LoopLimits
+from echo_bus.group.state import FetchedBatch, Handover, InFlight, LoopLimits
 from echo_schemas.errors import UserError
 
 RAW: Any = object()
 
 
-def batch(num_messages: int, num_bytes: int) -> Batch:
-    return Batch({}, [RAW] * num_messages, num_bytes)
+def batch(num_messages: int, num_bytes: int) -> FetchedBatch:
+    return FetchedBatch({}, [RAW] * num_messages, num_bytes)
 
 
 def test_room_shrinks_with_what_is_handed_over_and_grows_with_what_is_worked_through() -> None:
@@ -24,7 +24,7 @@ def test_room_shrinks_with_what_is_handed_over_and_grows_with_what_is_worked_thr
     assert (handover.room(), handover.num_messages, handover.num_bytes) == (4, 6, 60)
     assert not handover.is_half_empty()
     taken = handover.take(0)
-    assert isinstance(taken, Batch)
+    assert isinstance(taken, FetchedBatch)
     assert handover.room() == 4, "taken is not worked through"
     handover.finished(taken)
     assert handover.room() == 10
@@ -50,7 +50,7 @@ def test_waiting_for_room_ends_when_the_worker_has_caught_up() -> None:
     waiter = threading.Thread(target=lambda: found.append(handover.wait_for_room(60)))
     waiter.start()
     taken = handover.take(1)
-    assert isinstance(taken, Batch)
+    assert isinstance(taken, FetchedBatch)
     handover.finished(taken)
     waiter.join(60)
     assert found == [True]
