@@ -82,7 +82,7 @@ class Learner:
     def _next_batch(self, stop: StopSignal) -> tuple[ChosenGroup, ...] | None:
         parts = self._parts
         if not parts.publication.is_busy:
-            # Nobody samples a version that did not get out, or that somebody else has followed: no batch would ever come.
+            # After a failed publication, or with a successor at work, no batch can come: look at both before waiting for one.
             parts.publication.wait()
             parts.rivals.check()
         started_s = parts.clock.monotonic_s()

@@ -1,7 +1,8 @@
-"""What time it is for whoever asked: deadlines are moments of the asker's clock, and this machine's may be far from it.
+"""Estimate of the requester's clock: deadlines are moments of the asker's clock, and this machine's may be far from it.
 
-A request comes after it was issued, and some come at once. So the latest of what the newest few requests say the time is, each carried on
-by a clock that nobody sets, is the asker's time or a little before it; a step of either machine's clock is forgotten after a few requests.
+Each request says when it was issued, by the requester's clock, and arrives a little later. The estimate of the newest few requests, each
+moved forward by our monotonic clock since it arrived, is therefore never ahead; the latest of them is taken. After a few requests the
+estimate has also followed a step of either machine's clock.
 """
 
 from __future__ import annotations

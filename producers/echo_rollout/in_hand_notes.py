@@ -81,7 +81,7 @@ class InHandNotes:
             state.deaths = {each: count for each, count in state.deaths.items() if each >= offset}
             deaths = dict(sorted(state.deaths.items()))
         while (note := _written(self._session, in_hand, deaths)) and len(note) > MAX_NOTE_LENGTH:
-            # The newest are the least suspect: they come after whatever has killed before.
+            # Over the limit, forget the newest offsets first: a request that killed before is among the older ones.
             del in_hand[len(in_hand) // 2 :]
             deaths = dict(list(deaths.items())[: len(in_hand)])
         return note

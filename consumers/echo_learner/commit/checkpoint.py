@@ -216,7 +216,7 @@ class CheckpointStore:
                 hint="Mend the disk, or set [checkpoint] folder to one that can be written.",
             ) from exc
         for folder in self._folder.parents:
-            # Who may not open a folder did not make it either; and not every file system lets its root be synced.
+            # Skip parent folders that we may not open: we did not create them. Not every file system lets its root be synced.
             with suppress(OSError):
                 sync(folder)
 

@@ -228,7 +228,7 @@ class RequestLedger:
             self._give_up(seq)
             return Ruling(fate=ReplyFate.REFUSED, seq=seq, closing=Closing(seq=seq, why=fault[0], detail=fault[1]))
         if each.whole or each.sent is None or each.sent.correlation != correlation:
-            # An earlier request's regret: a later one is on its way, or what came before it is enough.
+            # Refusal of an attempt that was already resent, or whose group is whole: ignored.
             return Ruling(fate=ReplyFate.UNFULFILLED, seq=seq)
         said = f"{reply.worker_id}: {reply.error or reply.outcome.value}"
         return Ruling(fate=ReplyFate.UNFULFILLED, seq=seq, closing=self._again(seq, _UNFULFILLED[reply.outcome], said))

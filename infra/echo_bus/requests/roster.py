@@ -17,8 +17,8 @@ from echo_bus.reading.view import CompactedView
 from echo_bus.requests.dispatch import PartitionOwner
 from echo_schemas.records import WorkerState, WorkerStatus
 
-# A worker that misses so many of its words, and at least so many seconds of them, has died without a farewell: what is handed to it now
-# would wait for the consumer group to notice.
+# A worker of which no heartbeat came for so many intervals, and for at least so many seconds, is presumed dead: a request for it would wait
+# until the consumer group notices.
 _MISSED_WORDS = 5
 _LEAST_PATIENCE_S = 5.0
 

@@ -141,7 +141,7 @@ def test_a_group_that_is_whole_is_waited_for_however_long_its_rewards_take() -> 
     assert [each.seq for each in send_all(requests)] == [1]
 
 
-def test_an_answer_to_an_earlier_request_of_the_seq_counts_and_its_regret_does_not() -> None:
+def test_an_answer_to_an_earlier_request_of_the_seq_counts_and_its_late_refusal_does_not() -> None:
     requests = ledger(1, max_resends=2)
     (first,) = send_all(requests)
     expire(requests, 1001, 1.0)

@@ -1,4 +1,4 @@
-"""Who gets work, by the workers' own words: who is ready, who died without a farewell, whose partitions are whose; and how fast each is."""
+"""Who gets work, by the workers' own words: who is ready, who is presumed dead, whose partitions are whose; and how fast each is."""
 
 from __future__ import annotations
 
