@@ -1,0 +1,94 @@
+"""The pool while a run goes on: short for long, activate the cheapest; far above for longer, release the dearest, one at a time. Pure.
+
+    rate < target, `short_ticks` ticks in a row
+        activate by rising c/mu until the target is reached
+    rate without the dearest ≥ target · (1 + margin), `surplus_ticks` ticks in a row
+        release the dearest, by c/mu
+    anything between
+        nothing
+
+ECHO-2 §4.3 says that it is so, and gives no numbers; those below are ours. A release leaves the pool above target · (1 + margin), so what
+was released comes back only if rates or target move by more than the margin: the pool does not flap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from echo_core.capacity.activation import Candidate, by_unit_price, reaches, total_rate
+from echo_schemas.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizingPolicy:
+    """How long and how far the rate must be off. Raises UserError for one that would flap or never act."""
+
+    margin: float = 0.15
+    """What must be left above the target after a release, as a share of it. The mean rate of a whole pool varies by less."""
+    short_ticks: int = 2
+    """One tick in which a worker is not heard, or loads new weights, is no shortage."""
+    surplus_ticks: int = 5
+    """Longer than a shortage: what is too much costs money, what is too little costs the learner's money."""
+
+    def __post_init__(self) -> None:
+        if self.margin < 0 or min(self.short_ticks, self.surplus_ticks) < 1:
+            raise UserError("The margin of a sizing policy must not be negative, and its ticks must be at least 1.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resizing:
+    """What one tick asks for. At most one of the two is not empty."""
+
+    activate: tuple[str, ...] = ()
+    release: tuple[str, ...] = ()
+
+
+class PoolSizer:
+    """The state of the rule: who is active, and for how long the rate has been off."""
+
+    def __init__(self, policy: SizingPolicy, active: Iterable[str] = ()) -> None:
+        self._policy = policy
+        self._active = set(active)
+        self._num_short = 0
+        self._num_surplus = 0
+
+    @property
+    def active(self) -> frozenset[str]:
+        """Who shall work."""
+        return frozenset(self._active)
+
+    def tick(self, available: Iterable[Candidate], target: float) -> Resizing:
+        """One look, at even intervals. `available`: everybody that answers, active or not, with its rate; others leave the active set.
+
+        Somebody who was just activated counts with the rate it is expected to have, so that nobody is activated in its place.
+
+        Target 2.0, active a and b of rate 1.2 each, c of rate 0.5 waits; b dies: 1.2 < 2.0 in the first tick, nothing happens;
+        1.2 < 2.0 in the second: activate c (1.7, the target is not reached and nobody is left);
+        b is back: 1.7 < 2.0 once more, then activate b: 2.9. Without c 2.4 ≥ 2.0 · 1.15, so c is released five ticks later.
+        """
+        known = by_unit_price(available)
+        self._active &= {each.worker_id for each in known}
+        active = [each for each in known if each.worker_id in self._active]
+        is_short = not reaches(total_rate(active), target)
+        can_spare = bool(active) and total_rate(active[:-1]) >= target * (1 + self._policy.margin)
+        self._num_short = self._num_short + 1 if is_short else 0
+        self._num_surplus = self._num_surplus + 1 if can_spare else 0
+        if self._num_short >= self._policy.short_ticks:
+            return self._activate(active, known, target)
+        if self._num_surplus >= self._policy.surplus_ticks:
+            self._num_surplus = 0
+            self._active.discard(active[-1].worker_id)
+            return Resizing(release=(active[-1].worker_id,))
+        return Resizing()
+
+    def _activate(self, active: list[Candidate], known: list[Candidate], target: float) -> Resizing:
+        chosen: list[Candidate] = []
+        for each in known:
+            if reaches(total_rate([*active, *chosen]), target):
+                break
+            if each.worker_id not in self._active and each.rate > 0:
+                chosen.append(each)
+        self._active.update(each.worker_id for each in chosen)
+        self._num_short = 0
+        return Resizing(activate=tuple(each.worker_id for each in chosen))
