@@ -1,12 +1,12 @@
-"""How a snapshot's bytes could go from the learner to many workers: striped chains (ECHO-2 §4.2), and the star they are compared with. Pure.
+"""How a snapshot could go from the learner to many workers: striped chains (ECHO-2 §4.2), and the star as their baseline. Pure.
 
     star       learner → a, learner → b, learner → c              the learner's line is shared by all
     chains     stripe 0: learner → a → b → c                      N stripes of 1/N of the bytes, each through every worker;
                stripe 1: learner → b → c → a                      each in another order; a worker hands a stripe on to one
                stripe 2: learner → c → a → b                      other at most, chunk by chunk, as the chunks arrive
 
-The paper does not say how a worker whose chain carries one stripe gets the others; here every stripe passes every worker. These are plans and
-predictions: nothing in EchoSwarm transports weights this way yet.
+The paper does not say how a worker whose chain carries one stripe gets the others; here every stripe passes every worker. These are plans
+and predictions: nothing here transports anything.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Relink:
 
 @dataclass(frozen=True, slots=True)
 class StripedChains:
-    """For each stripe the workers in the order in which it passes them. Raises UserError unless each chain has the same workers, each once."""
+    """For each stripe the workers in the order in which it passes them. Raises UserError unless all have the same workers, each once."""
 
     chains: tuple[tuple[str, ...], ...]
     _members: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -122,8 +122,8 @@ def plan_chains(workers: Sequence[str], num_stripes: int) -> StripedChains:
 def chains_s(plan: StripedChains, lines: Lines, num_bytes: int, num_chunks: int) -> float:
     """Seconds until the last worker has all stripes, each cut into `num_chunks` chunks of G / (N·n) bytes.
 
-    A hop's speed is the least of what sender and receiver give each of N stripes (their lines divided evenly) and of one flow. Chunks of equal
-    size pass stations of fixed speed in Σ_h t_h + (n − 1)·max_h t_h, t_h being a chunk's time on hop h; each hop adds the latency once.
+    A hop's speed is the least of what sender and receiver give each of N stripes (their lines divided evenly) and of one flow. Chunks of
+    equal size pass hops of fixed speed in Σ_h t_h + (n − 1)·max_h t_h, t_h being a chunk's time on hop h; each hop adds the latency once.
 
     16.4 GB, nine workers of 12.5 MB/s both ways, a learner of 125 MB/s, one stripe of 164 chunks: a chunk takes 100 MB / 12.5 MB/s = 8 s;
     nine hops: 9 · 8 + 163 · 8 = 1376 s. Twice the workers: 1448 s. The paper measured 1437 s, the loading of the weights included.

@@ -197,6 +197,40 @@ def check(config: Config = None) -> None:
         commands.check(config)
 
 
+@app.command("plan")
+def plan(
+    from_run: Annotated[
+        Path | None, typer.Option("--from-run", metavar="FOLDER", help="Take the numbers that a run has measured from its summary.json.")
+    ] = None,
+    train_s: Annotated[float | None, typer.Option("--train-s", help="Seconds of a training step, without waiting.")] = None,
+    broadcast_s: Annotated[
+        float | None, typer.Option("--broadcast-s", help="Seconds from a published snapshot until workers generate with it.")
+    ] = None,
+    rollouts: Annotated[int | None, typer.Option(help="Rollouts of a step: groups per step times group size.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            metavar="NAME:rate=R,price=P,count=N",
+            help="Workers of one kind: rollouts per second and price per hour of each, and how many there are. Repeatable.",
+        ),
+    ] = None,
+    budget: Annotated[str, typer.Option(metavar="S,S,…", help="Staleness budgets to plan for.")] = "3",
+    kappa: Annotated[str, typer.Option(metavar="N|auto", help="Steps between publications; auto: what needs the cheapest pool.")] = "auto",
+    gamma: Annotated[float, typer.Option(help="Safety factor on the rate that is needed.")] = 1.1,
+    learner_price: Annotated[float, typer.Option("--learner-price", help="Of the learner's machines together, per hour.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Say how many workers a run needs, which ones, and what a step then costs; exit 1 if no plan works. Starts nothing."""
+    from echo_ops.cli import plan as commands
+
+    with user_errors():
+        given = commands.Given(
+            train_s=train_s, broadcast_s=broadcast_s, rollouts=rollouts, kinds=tuple(kind or ()), budgets=budget, kappa=kappa
+        )
+        commands.plan(from_run, given, gamma=gamma, learner_price=learner_price, as_json=as_json)
+
+
 @app.command("run")
 def run(
     role: Annotated[Role, typer.Argument(help="Which role this process is.")],

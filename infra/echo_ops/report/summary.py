@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -41,6 +41,8 @@ def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mappi
         "trajectories_published": view.trajectories_published,
         "trajectories_trained": sum(step.samples for step in view.steps),
         "bubble_ratio": view.bubble_ratio(),
+        "t_train_p50_s": _median([step.training_s for step in view.steps[1:] or view.steps]),
+        "rollouts_per_step": _median([step.samples for step in view.steps]),
         "t_bcast_p50_s": _broadcast_p50_s(view),
         "seconds_to_070": seconds_to(view, GOAL),
         "learner_outside_compute": _outside_compute(view),
@@ -93,7 +95,7 @@ def _broadcast_p50_s(view: RunView) -> float | None:
             measured.append(value)
     if not measured:
         measured = [max(b.installed_s.values()) - b.created_s for b in view.broadcasts() if b.version > 0 and b.installed_s]
-    return statistics.median(measured) if measured else None
+    return _median(measured)
 
 
 def _outside_compute(view: RunView) -> float | None:
@@ -107,6 +109,10 @@ def _logprob_difference(view: RunView) -> float | None:
     """Between learner and worker on the probe groups; None if none was compared."""
     compared = [step.metrics["probe_logprob_diff_max"] for step in view.steps if step.metrics.get("probe_samples", 0) > 0]
     return max(compared) if compared else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _mean(values: list[float]) -> float | None:

@@ -158,6 +158,8 @@ def test_the_summary_has_the_promised_keys_and_their_values() -> None:
     assert found["trajectories_trained"] == 300
     assert found["bubble_ratio"] == pytest.approx(0.2)
     assert found["t_bcast_p50_s"] == pytest.approx(0.06)
+    assert found["t_train_p50_s"] == pytest.approx(0.4)
+    assert found["rollouts_per_step"] == 10
     assert found["seconds_to_070"] == pytest.approx(10 + 0.5 * 28)
     assert found["learner_outside_compute"] == pytest.approx(0.08)
     assert found["logprob_max_diff"] == 2e-5

@@ -1,0 +1,204 @@
+"""`echoswarm plan`: how many workers a run needs, which ones, and what a step then costs. Starts nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echo_core.capacity.activation import Candidate, total_rate
+from echo_core.capacity.overlap import Demand
+from echo_core.capacity.provisioning import Limits, Provision, advice, provision
+from echo_ops.cli.output import ExitCode, out
+from echo_ops.measured_run import MeasuredRun, read_measured_run
+from echo_schemas.errors import UserError
+
+_AUTO = "auto"
+_KIND = "NAME:rate=R,price=P,count=N"
+# More would only be a slip of the finger, and would take long to plan.
+_MOST_WORKERS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the command line says; None: not said."""
+
+    train_s: float | None = None
+    broadcast_s: float | None = None
+    rollouts: int | None = None
+    kinds: tuple[str, ...] = ()
+    budgets: str = "3"
+    kappa: str = _AUTO
+
+
+def plan(from_run: Path | None, given: Given, *, gamma: float, learner_price: float, as_json: bool) -> None:
+    """Print a plan for each budget; exits 1 if none works."""
+    measured = None if from_run is None else read_measured_run(from_run)
+    demand, candidates = _demand(given, measured), _candidates(given, measured)
+    period = _period(given.kappa)
+    plans = [
+        provision(demand, candidates, Limits(budget=each, publication_period=period, gamma=gamma, learner_price_per_hour=learner_price))
+        for each in _budgets(given.budgets)
+    ]
+    if as_json:
+        sys.stdout.write(json.dumps(as_plain(demand, candidates, plans), indent=1, ensure_ascii=False) + "\n")
+    else:
+        for line in _lines(demand, candidates, plans, measured):
+            out.print(line, markup=False)
+    if not any(each.is_feasible for each in plans):
+        sys.exit(ExitCode.FAILED)
+
+
+# What was given
+
+
+def _demand(given: Given, measured: MeasuredRun | None) -> Demand:
+    train_s = _known("--train-s", given.train_s, None if measured is None else measured.train_s, measured)
+    broadcast_s = _known("--broadcast-s", given.broadcast_s, None if measured is None else measured.broadcast_s, measured)
+    rollouts = _known("--rollouts", given.rollouts, None if measured is None else measured.rollouts, measured)
+    return Demand(train_s=train_s, broadcast_s=broadcast_s, rollouts=int(rollouts))
+
+
+def _known(option: str, given: float | None, found: float | None, measured: MeasuredRun | None) -> float:
+    if given is not None:
+        return given
+    if found is not None:
+        return found
+    if measured is not None:
+        raise UserError(f"The run {measured.run!r} has not measured what {option} says.", hint=f"Give {option} beside --from-run.")
+    raise UserError(f"{option} is missing.", hint=f"Give {option}, or --from-run with the folder of a run that measured it.")
+
+
+def _candidates(given: Given, measured: MeasuredRun | None) -> list[Candidate]:
+    found = [] if measured is None else list(measured.workers)
+    for text in given.kinds:
+        found += parse_kind(text)
+    if not found:
+        raise UserError("No workers were named.", hint=f"Give --kind {_KIND}, or --from-run with the folder of a run that had some.")
+    if len(found) > _MOST_WORKERS:
+        raise UserError(f"{len(found)} workers are too many to plan for.", hint=f"Give at most {_MOST_WORKERS}.")
+    return found
+
+
+def parse_kind(text: str) -> list[Candidate]:
+    """`h100:rate=0.5,price=2.5,count=8` as eight workers. Without a price they cost nothing, without a count there is one."""
+    name, colon, rest = text.partition(":")
+    parts = [part.partition("=") for part in rest.split(",")] if colon else []
+    numbers: dict[str, float] = {}
+    for key, equals, value in parts:
+        if key.strip() not in ("rate", "price", "count") or not equals or key.strip() in numbers:
+            raise UserError(f"--kind {text}: {key.strip()!r} is not one rate, price or count.", hint=f"Write {_KIND}.")
+        try:
+            numbers[key.strip()] = float(value)
+        except ValueError as exc:
+            raise UserError(f"--kind {text}: {value!r} is not a number.", hint=f"Write {_KIND}.") from exc
+    if not name.strip() or "rate" not in numbers:
+        raise UserError(f"--kind {text} lacks a {'rate' if name.strip() else 'name'}.", hint=f"Write {_KIND}.")
+    count = numbers.get("count", 1.0)
+    if not (count.is_integer() and 1 <= count <= _MOST_WORKERS):
+        raise UserError(f"--kind {text}: there cannot be {count:g} workers.", hint=f"Give a whole number from 1 to {_MOST_WORKERS}.")
+    return [
+        Candidate(worker_id=f"{name.strip()}-{number}", kind=name.strip(), rate=numbers["rate"], price_per_hour=numbers.get("price", 0.0))
+        for number in range(int(count))
+    ]
+
+
+def _budgets(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as exc:
+        raise UserError(
+            f"--budget {text} is not a list of whole numbers.", hint="Write one budget or several, such as 3 or 3,4,6."
+        ) from exc
+
+
+def _period(text: str) -> int | None:
+    if text == _AUTO:
+        return None
+    try:
+        return int(text)
+    except ValueError as exc:
+        raise UserError(f"--kappa {text} is neither a whole number nor {_AUTO}.", hint="Write --kappa 2, or leave it out.") from exc
+
+
+# What is shown
+
+
+def as_plain(demand: Demand, candidates: Sequence[Candidate], plans: Sequence[Provision]) -> dict[str, Any]:
+    """Everything as JSON has it; what is infinite is null."""
+    return {
+        "train_s": demand.train_s,
+        "broadcast_s": demand.broadcast_s,
+        "rollouts_per_step": demand.rollouts,
+        "available_rate": total_rate(candidates),
+        "plans": [
+            {
+                "budget": each.limits.budget,
+                "publication_period": each.publication_period,
+                "gamma": each.limits.gamma,
+                "is_feasible": each.is_feasible,
+                "needed_rate": _finite(each.target),
+                "workers": dict(_counts(each)),
+                "worker_ids": [worker.worker_id for worker in each.workers],
+                "rate": each.rate,
+                "wait_s": _finite(each.wait_s),
+                "bubble_ratio": each.bubble_share,
+                "staleness_bound": _finite(each.staleness_bound),
+                "price_per_hour": each.price_per_hour,
+                "cost_per_step": _finite(each.cost_per_step),
+                "optimum_price_per_hour": each.optimum_price_per_hour,
+                "advice": advice(each, demand),
+            }
+            for each in plans
+        ],
+    }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _counts(each: Provision) -> Counter[str]:
+    return Counter(worker.kind for worker in each.workers)
+
+
+_HEADS = ("S", "kappa", "workers", "needed/s", "made/s", "bubble", "staleness", "price/h", "cheapest/h", "per step")
+
+
+def _lines(demand: Demand, candidates: Sequence[Candidate], plans: Sequence[Provision], measured: MeasuredRun | None) -> list[str]:
+    source = "" if measured is None else f"As the run {measured.run!r} measured: "
+    head = (
+        f"{source}T_train {demand.train_s:.4g} s, T_bcast {demand.broadcast_s:.4g} s, {demand.rollouts} rollouts a step; "
+        f"{len(candidates)} workers make up to {total_rate(candidates):.4g} rollouts/s."
+    )
+    rows = [_HEADS, *(_row(each) for each in plans)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    words = [f"S = {each.limits.budget}: {advice(each, demand)}" for each in plans if not each.is_feasible]
+    return [head, "", *table, *(["", *words] if words else [])]
+
+
+def _row(each: Provision) -> tuple[str, ...]:
+    chosen = ", ".join(f"{count} {kind}" for kind, count in sorted(_counts(each).items()))
+    optimum = each.optimum_price_per_hour
+    return (
+        str(each.limits.budget),
+        str(each.publication_period),
+        chosen if each.is_feasible else f"{chosen or 'none'}: too few",
+        _number(each.target),
+        _number(each.rate),
+        f"{each.bubble_share:.1%}",
+        f"≤ {each.staleness_bound:g}" if math.isfinite(each.staleness_bound) else "–",
+        f"{each.price_per_hour:.2f}",
+        "–" if optimum is None else f"{optimum:.2f}",
+        _number(each.cost_per_step),
+    )
+
+
+def _number(number: float) -> str:
+    return f"{number:.4g}" if math.isfinite(number) else "∞"
