@@ -18,8 +18,9 @@ from echo_schemas.errors import UserError
 
 # Rates are sums of measured numbers: a target that is missed by rounding alone counts as reached.
 _ROUNDING = 1e-9
-# About a second of branch and bound.
-_MOST_NODES = 200_000
+# About a second of branch and bound, and how deep it goes.
+_MOST_NODES = 100_000
+_MOST_KINDS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +79,12 @@ def cheapest_first(candidates: Iterable[Candidate], target: float) -> list[Candi
     could be rented, the same list with a part of the last one would be the optimum.
     """
     chosen: list[Candidate] = []
+    rate = 0.0
     for each in by_unit_price(candidates):
-        if reaches(total_rate(chosen), target) or each.rate == 0:
+        if reaches(rate, target) or each.rate == 0:
             break
         chosen.append(each)
+        rate += each.rate
     return chosen
 
 
@@ -98,28 +101,30 @@ def choose_workers(candidates: Iterable[Candidate], target: float) -> list[Candi
     c(P) + c_j ≤ 2·c(O). If no worker of O were put aside, P would hold all of O, but P never reaches the target. Leaving out who is not
     needed only lowers the cost.
     """
-    ordered = [each for each in by_unit_price(candidates) if each.rate > 0]
+    if target <= 0:
+        return []
     prefix: list[Candidate] = []
-    prefix_rate = 0.0
-    best: list[Candidate] | None = [] if target <= 0 else None
-    for each in ordered if best is None else ():
-        if reaches(prefix_rate + each.rate, target):
-            tried = _without_idle([*prefix, each], target)
-            if best is None or total_price(tried) < total_price(best):
-                best = tried
+    rate = price = 0.0
+    best: tuple[float, list[Candidate], Candidate] | None = None
+    for each in by_unit_price(each for each in candidates if each.rate > 0):
+        if reaches(rate + each.rate, target):
+            if best is None or price + each.price_per_hour < best[0]:
+                best = price + each.price_per_hour, prefix[:], each
         else:
             prefix.append(each)
-            prefix_rate = total_rate(prefix)
-    return prefix if best is None else best
+            rate, price = rate + each.rate, price + each.price_per_hour
+    return prefix if best is None else _without_idle([*best[1], best[2]], target)
 
 
 def _without_idle(chosen: Sequence[Candidate], target: float) -> list[Candidate]:
     """Without those that the target does not need, the dearest per hour first."""
-    kept = list(chosen)
+    rate = total_rate(chosen)
+    kept = []
     for each in sorted(chosen, key=lambda one: -one.price_per_hour):
-        rest = [other for other in kept if other is not each]
-        if reaches(total_rate(rest), target):
-            kept = rest
+        if reaches(rate - each.rate, target):
+            rate -= each.rate
+        else:
+            kept.append(each)
     return by_unit_price(kept)
 
 
@@ -134,6 +139,8 @@ def choose_optimum(candidates: Iterable[Candidate], target: float) -> list[Candi
     if not reaches(total_rate(ordered), target):
         return None
     kinds = [list(same) for _, same in groupby(ordered, key=lambda each: (each.unit_price, each.rate))]
+    if len(kinds) > _MOST_KINDS:
+        return None
     search = _Search(kinds, target, choose_workers(ordered, target))
     search.look(0, (), 0.0, 0.0)
     if search.num_nodes > _MOST_NODES:

@@ -78,7 +78,7 @@ class Provision:
     bubble_share: float
     staleness_bound: float
     cost_per_step: float
-    optimum_price_per_hour: float | None
+    optimum_price_per_hour: float | None = None
     """Of the cheapest workers that would do; None where there are none, or finding them would take too long."""
     remedies: Remedies = Remedies()
 
@@ -105,7 +105,9 @@ def provision(demand: Demand, candidates: Sequence[Candidate], limits: Limits) -
     feasible = [plan for plan in plans if plan.is_feasible]
     if feasible:
         cheapest = min(plan.price_per_hour for plan in feasible)
-        return next(plan for plan in feasible if plan.price_per_hour <= cheapest * (1 + _SAME_PRICE))
+        chosen = next(plan for plan in feasible if plan.price_per_hour <= cheapest * (1 + _SAME_PRICE))
+        optimum = choose_optimum(candidates, chosen.target)
+        return replace(chosen, optimum_price_per_hour=None if optimum is None else total_price(optimum))
     # The period that asks for the least is the nearest to feasible; where none can work, the paper's.
     nearest = min(plans, key=lambda plan: (plan.target, abs(plan.publication_period - (limits.budget - 1))))
     return replace(nearest, remedies=remedies(demand, candidates, limits, nearest.publication_period))
@@ -115,7 +117,6 @@ def _plan(demand: Demand, candidates: Sequence[Candidate], limits: Limits, perio
     target = needed_rate(demand, period, limits.budget, limits.gamma)
     is_feasible = math.isfinite(target) and reaches(total_rate(candidates), target)
     workers = choose_workers(candidates, target) if is_feasible else by_unit_price(each for each in candidates if each.rate > 0)
-    optimum = choose_optimum(candidates, target) if is_feasible else None
     rate, price = total_rate(workers), total_price(workers) + limits.learner_price_per_hour
     return Provision(
         limits=limits,
@@ -127,7 +128,6 @@ def _plan(demand: Demand, candidates: Sequence[Candidate], limits: Limits, perio
         bubble_share=bubble_share(demand, period, rate),
         staleness_bound=staleness_bound(demand, period, rate),
         cost_per_step=cost_per_step(demand, period, rate, price),
-        optimum_price_per_hour=None if optimum is None else total_price(optimum),
     )
 
 

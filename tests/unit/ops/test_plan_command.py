@@ -1,0 +1,91 @@
+"""`echoswarm plan`: from numbers and from a run; a table, JSON, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from echo_ops.cli.main import app
+from echo_ops.cli.plan import parse_kind
+from echo_ops.measured_run import measured_run
+from echo_schemas.errors import UserError
+from tests.unit.ops.test_run_view import summary_of
+from tests.unit.ops.views import learning_view
+
+NUMBERS = ["plan", "--train-s", "1600", "--broadcast-s", "120", "--rollouts", "1024"]
+KINDS = ["--kind", "h100:rate=0.5,price=2.5,count=8", "--kind", "4090:rate=0.2,price=0.4,count=30"]
+
+
+def test_a_plan_for_each_budget() -> None:
+    found = CliRunner().invoke(app, [*NUMBERS, *KINDS, "--budget", "1,3", "--json"])
+    assert found.exit_code == 0
+    plans = json.loads(found.stdout)["plans"]
+    assert [each["budget"] for each in plans] == [1, 3]
+    assert plans[0]["workers"] == {"4090": 4}
+    assert plans[0]["price_per_hour"] == pytest.approx(1.6)
+    assert plans[0]["cost_per_step"] == pytest.approx(1.6 * 1600 / 3600)
+
+
+def test_the_table_has_a_row_a_budget() -> None:
+    found = CliRunner().invoke(app, [*NUMBERS, *KINDS, "--budget", "3,4,6"])
+    assert found.exit_code == 0
+    assert [line.split()[0] for line in found.stdout.splitlines()[3:]] == ["3", "4", "6"]
+
+
+def test_where_no_plan_works_the_command_says_what_would_and_ends_with_1() -> None:
+    found = CliRunner().invoke(app, [*NUMBERS, "--kind", "4090:rate=0.2,count=3"])
+    assert found.exit_code == 1
+    assert "add 1 worker of kind 4090" in found.stdout
+
+
+def test_a_run_that_has_ended_is_the_source(tmp_path: Path) -> None:
+    summary = summary_of(learning_view(30))
+    (tmp_path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    measured = measured_run(summary)
+    assert (measured.train_s, measured.broadcast_s, measured.rollouts) == (pytest.approx(0.4), pytest.approx(0.06), 10)
+    found = CliRunner().invoke(app, ["plan", "--from-run", str(tmp_path), "--kind", "more:rate=100", "--json"])
+    assert json.loads(found.stdout)["rollouts_per_step"] == 10
+
+
+def test_a_summary_without_the_seconds_of_a_step_has_them_from_pace_and_waiting() -> None:
+    summary = summary_of(learning_view(30))
+    del summary["t_train_p50_s"], summary["rollouts_per_step"]
+    measured = measured_run(summary)
+    assert (measured.train_s, measured.rollouts) == (pytest.approx(0.4), 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["plan", "--from-run", "/nowhere"], "There is no summary"),
+        ([*NUMBERS[:-2], *KINDS], "--rollouts is missing"),
+        (NUMBERS, "No workers were named"),
+        ([*NUMBERS, *KINDS, "--budget", "three"], "not a list of whole numbers"),
+        ([*NUMBERS, *KINDS, "--budget", "0"], "lets nothing overlap"),
+        ([*NUMBERS, *KINDS, "--kappa", "often"], "neither a whole number nor auto"),
+        ([*NUMBERS, *KINDS, "--kappa", "9"], "does not fit a budget of 3"),
+        ([*NUMBERS, *KINDS, "--gamma", "0.5"], "below 1"),
+        ([*NUMBERS, "--kind", "a:rate=-1"], "cannot make -1"),
+    ],
+)
+def test_each_mistake_is_one_sentence_with_a_hint(arguments: list[str], sentence: str) -> None:
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 2
+    assert sentence in found.stderr
+    assert "hint:" in found.stderr
+
+
+@pytest.mark.parametrize("text", ["", "a", ":rate=1", "a:price=1", "a:rate=x", "a:rate=1,rate=2", "a:rate=1,count=0", "a:rate=1,count=1.5"])
+def test_a_kind_that_cannot_be_read_says_how_one_is_written(text: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_kind(text)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"steps": 3}'])
+def test_a_file_that_is_no_summary_is_a_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(text, encoding="utf-8")
+    assert CliRunner().invoke(app, ["plan", "--from-run", str(tmp_path)]).exit_code == 2
