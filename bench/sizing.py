@@ -1,0 +1,111 @@
+"""What each way of sizing a pool costs, in simulated time: everybody, a fixed choice, the cheapest anew at each look, and hysteresis.
+
+    python bench/sizing.py [--steps 100] [--seeds 3] [--json FILE]
+
+Forty machines, of which thirty are taken away every six hours for an hour (exponential); T_train 1600 s, T_bcast 120 s, 1024 rollouts a
+step, S = 3, kappa = 2, a look every five minutes, rates within ± 5 %. First random pools: the greedy choices against the optimum. Needs no
+Kafka.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from echo_core.capacity.activation import Candidate, cheapest_first, choose_optimum, choose_workers, total_price, total_rate
+from echo_core.capacity.overlap import Demand
+from echo_core.capacity.simulation import AllOn, ChosenAnew, FixedPool, Hysteresis, Machine, Scenario, SizingRule, simulate
+from echo_core.capacity.sizing import PoolSizer, SizingPolicy
+from echo_core.policy import StalenessPolicy
+
+_HOUR_S = 3600.0
+_LEARNER_PRICE = 4 * 3.06
+RULES: dict[str, Callable[[], SizingRule]] = {
+    "all on": AllOn,
+    "fixed": FixedPool,
+    "chosen anew": ChosenAnew,
+    "hysteresis": lambda: Hysteresis(PoolSizer(SizingPolicy())),
+}
+
+
+def fleet(steps: int, seed: int) -> Scenario:
+    """The scenario of the module's head."""
+    steady = [Candidate(worker_id=f"h100-{index}", rate=0.5, price_per_hour=2.5) for index in range(10)]
+    spot = [Candidate(worker_id=f"4090-{index}", rate=0.2, price_per_hour=0.4) for index in range(30)]
+    return Scenario(
+        demand=Demand(train_s=1600.0, broadcast_s=120.0, rollouts=1024),
+        policy=StalenessPolicy(budget=3, publication_period=2, groups_per_step=64, group_size=16),
+        machines=[
+            *(Machine(worker=each) for each in steady),
+            *(Machine(worker=each, mean_up_s=6 * _HOUR_S, mean_down_s=_HOUR_S) for each in spot),
+        ],
+        steps=steps,
+        tick_s=300.0,
+        spread=0.05,
+        learner_price_per_hour=_LEARNER_PRICE,
+        seed=seed,
+    )
+
+
+def compare_rules(steps: int, seeds: int) -> dict[str, dict[str, float]]:
+    """Means over the seeds."""
+    found = {}
+    for name, rule in RULES.items():
+        outcomes = [simulate(fleet(steps, seed), rule()) for seed in range(seeds)]
+        ages = [sum(age * count for age, count in enumerate(each.staleness)) / sum(each.staleness) for each in outcomes]
+        found[name] = {
+            "cost_per_step": round(statistics.mean(each.cost_per_step for each in outcomes), 2),
+            "bubble_ratio": round(statistics.mean(each.bubble_ratio for each in outcomes), 3),
+            "staleness_mean": round(statistics.mean(ages), 2),
+            "staleness_max": max(len(each.staleness) - 1 for each in outcomes),
+            "workers": round(statistics.mean(each.mean_active for each in outcomes), 1),
+            "activated": round(statistics.mean(each.num_activated for each in outcomes)),
+        }
+        print(f"{name:12}" + "  ".join(f"{key} {value:<8g}" for key, value in found[name].items()), flush=True)
+    return found
+
+
+def compare_choices(pools: int, size: int) -> dict[str, float]:
+    """Price of each greedy choice by the optimum's, for pools of random workers (rates and prices log-uniform over a factor of 20)."""
+    drawn = random.Random(0)
+    plain, tried = [], []
+    for _ in range(pools):
+        workers = [
+            Candidate(worker_id=str(index), rate=20 ** drawn.random() / 20, price_per_hour=20 ** drawn.random() / 5)
+            for index in range(size)
+        ]
+        target = drawn.uniform(0.1, 0.9) * total_rate(workers)
+        optimum = choose_optimum(workers, target)
+        if optimum is not None:
+            plain.append(total_price(cheapest_first(workers, target)) / total_price(optimum))
+            tried.append(total_price(choose_workers(workers, target)) / total_price(optimum))
+    found = {
+        "pools": len(plain),
+        "cheapest_first_mean": round(statistics.mean(plain), 3),
+        "cheapest_first_worst": round(max(plain), 2),
+        "choose_workers_mean": round(statistics.mean(tried), 3),
+        "choose_workers_worst": round(max(tried), 2),
+    }
+    print("by the optimum: " + "  ".join(f"{key} {value:g}" for key, value in found.items()), flush=True)
+    return found
+
+
+def main() -> None:
+    """Simulate, compare, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pools", type=int, default=1000, help="random pools of twelve workers")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    found = {"choices": compare_choices(options.pools, 12), "rules": compare_rules(options.steps, options.seeds)}
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
