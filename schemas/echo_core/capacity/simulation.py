@@ -123,7 +123,7 @@ class Hysteresis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of it, from the first batch on. `staleness`: entry i counts the groups that were trained i versions old."""
+    """What came of it, from the first batch on. `staleness`: entry i counts the groups that were i versions old in their batch."""
 
     steps: int
     seconds: float
@@ -224,7 +224,7 @@ class _Fleet:
         if math.isinf(seconds):
             return
         self.num_events += 1
-        life = self.machines[index].life
+        life = self.machines[index].life if self.machines else 0
         heapq.heappush(self.events, (self.now_s + seconds, what, self.num_events, index, life, version))
 
     def _happened(self, what: _What, index: int, version: int) -> None:
@@ -303,6 +303,8 @@ class _Fleet:
         if self.ready.total() < lacking:
             return
         for version in sorted(self.ready, reverse=self.scenario.order is BatchOrder.NEWEST_FIRST):
+            if not lacking:
+                break
             taken = min(lacking, self.ready[version])
             self.ready[version] -= taken
             self.trained[learner.version - version] += taken
