@@ -100,8 +100,7 @@ def provision(demand: Demand, candidates: Sequence[Candidate], limits: Limits) -
     kappa = 2: needed 1.1 · 2048 / 3080 = 0.7314 rollouts/s; rho = 5.0 and 2.0, so the second kind first;
     four of it make 0.8 for $1.6 an hour. Of 0.7314 the learner never waits, and no sample is more than 3 versions old.
     """
-    periods = [limits.publication_period] if limits.publication_period is not None else range(1, limits.budget + 1)
-    plans = [_plan(demand, candidates, limits, period) for period in periods]
+    plans = [_plan(demand, candidates, limits, period) for period in _periods(limits)]
     feasible = [plan for plan in plans if plan.is_feasible]
     if feasible:
         cheapest = min(plan.price_per_hour for plan in feasible)
@@ -133,9 +132,8 @@ def _plan(demand: Demand, candidates: Sequence[Candidate], limits: Limits, perio
 
 def is_feasible(demand: Demand, candidates: Sequence[Candidate], limits: Limits) -> bool:
     """Whether some period that the limits allow has a rate that all candidates together reach."""
-    periods = [limits.publication_period] if limits.publication_period is not None else range(1, limits.budget + 1)
     rate = total_rate(candidates)
-    needs = [needed_rate(demand, period, limits.budget, limits.gamma) for period in periods]
+    needs = [needed_rate(demand, period, limits.budget, limits.gamma) for period in _periods(limits)]
     return any(math.isfinite(need) and reaches(rate, need) for need in needs)
 
 
@@ -158,7 +156,7 @@ def remedies(demand: Demand, candidates: Sequence[Candidate], limits: Limits, pe
         budget=budget,
         publication_period=other,
         more=_more_workers(demand, candidates, limits, period),
-        broadcast_s=_shorter_broadcast(demand, candidates, limits, period),
+        broadcast_s=_shorter_broadcast(demand, candidates, limits),
     )
 
 
@@ -174,15 +172,20 @@ def _more_workers(demand: Demand, candidates: Sequence[Candidate], limits: Limit
     return None if cheapest is None or count > _MOST_MORE else (cheapest.kind or cheapest.worker_id, count)
 
 
-def _shorter_broadcast(demand: Demand, candidates: Sequence[Candidate], limits: Limits, period: int) -> float | None:
-    """The longest T_bcast with which all workers would do; from eq. 2 and 7, solved for it."""
+def _shorter_broadcast(demand: Demand, candidates: Sequence[Candidate], limits: Limits) -> float | None:
+    """The longest T_bcast with which all workers would do, under any period allowed; from eq. 2 and 7, solved for it."""
     rate = total_rate(candidates) / limits.gamma
     if rate <= 0:
         return None
-    late_s = (limits.budget - period + 1) * demand.train_s - demand.rollouts / rate
-    overlap_s = period * (demand.train_s - demand.rollouts / rate)
-    longest = min(late_s, overlap_s)
+    making_s = demand.rollouts / rate
+    longest = max(
+        min((limits.budget - period + 1) * demand.train_s - making_s, period * (demand.train_s - making_s)) for period in _periods(limits)
+    )
     return longest if longest > 0 else None
+
+
+def _periods(limits: Limits) -> Sequence[int]:
+    return [limits.publication_period] if limits.publication_period is not None else range(1, limits.budget + 1)
 
 
 def advice(plan: Provision, demand: Demand) -> str:
