@@ -24,7 +24,7 @@ from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost
 from echo_bus.message import LazyHeaders, Message
 from echo_bus.reading.reader import Isolation, LogReader
 from echo_replay.raw_log import RawLog
-from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
+from echo_schemas.columns import LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.headers import number_of
 from echo_schemas.records import (
@@ -43,6 +43,10 @@ from echo_schemas.records import (
 from echo_schemas.topics import DROPS, REPLIES, REQUESTS, RUNS, STEPS, TRAJECTORIES, WEIGHTS, Topic, weights_key
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+Goal = dict[tuple[str, int], int]
+"""Up to where to read, by (logical topic, partition)."""
 
 READ_S = 600.0
 # Longer than any transaction may stay open.
@@ -69,6 +73,7 @@ class Step:
     indices: Ints
     groups: Ints
     attempts: Ints
+    advantages: Floats
     tokens: tuple[str, ...]
     missing: str = ""
     corrupt: bool = False
@@ -143,35 +148,34 @@ class RunLog:
 
 def read_steps(bus: Bus, log: RunLog) -> None:
     """The reports and claims, to where `steps` ends now. Raises DeadlineExceeded, TransportError."""
-    with closing(_reader(bus, [STEPS], log)) as reader:
-        ends = reader.start()
-        _note_lows(log, reader)
-        for message in _messages(reader, ends, bus):
-            if isinstance(message.record, StepReport):
-                log.steps.append(_step(bus, message.record, message.offset))
-            elif isinstance(message.record, SessionClaim):
-                log.claims.append((message.offset, message.record))
+    with closing(StepsFollower(bus, log)) as follower:
+        follower.read()
 
 
 def read_rest(bus: Bus, log: RunLog) -> DropsFollower:
     """Everything else but trajectories. The follower, to be closed, goes on where the drops ended."""
-    goal = _high_watermarks(bus, [DROPS, WEIGHTS])
+    goal = high_watermarks(bus, [DROPS, WEIGHTS])
     follower = DropsFollower(bus, log)
     try:
         log.drops = follower.read(goal)
-        with closing(_reader(bus, [WEIGHTS], log)) as reader:
-            reader.start()
-            _note_lows(log, reader)
-            current = weights_key(log.run_id, None)
-            for message in _settled(reader, goal, bus):
-                if isinstance(message.record, WeightManifest):
-                    log.manifests.append((message.offset, message.key == current, message.record))
+        read_manifests(bus, log, goal)
         _read_asked(bus, log)
-        _read_dead_letters(bus, log)
+        read_dead_letters(bus, log)
     except BaseException:  # whatever ends the reading: the client must not outlive it
         follower.close()
         raise
     return follower
+
+
+def read_manifests(bus: Bus, log: RunLog, goal: Goal, settle_s: float | None = None) -> None:
+    """What was published, up to `goal`. Raises DeadlineExceeded if a transaction stays open for `settle_s`."""
+    with closing(_reader(bus, [WEIGHTS], log)) as reader:
+        reader.start()
+        _note_lows(log, reader)
+        current = weights_key(log.run_id, None)
+        for message in _settled(reader, goal, bus, settle_s):
+            if isinstance(message.record, WeightManifest):
+                log.manifests.append((message.offset, message.key == current, message.record))
 
 
 def read_ancestors(bus: Bus, log: RunLog) -> None:
@@ -203,6 +207,32 @@ def read_ancestors(bus: Bus, log: RunLog) -> None:
     )
 
 
+class StepsFollower:
+    """Reads the reports and claims into a `RunLog`, and again what has come since. `close` it."""
+
+    def __init__(self, bus: Bus, log: RunLog) -> None:
+        self._bus, self._log = bus, log
+        self._reader = _reader(bus, [STEPS], log)
+        self._ends: Goal | None = self._reader.start()
+        _note_lows(log, self._reader)
+
+    def read(self) -> list[Step]:
+        """Up to where `steps` ends now; the steps that are new. Raises DeadlineExceeded, TransportError."""
+        # The first time, where it ended when the partitions' beginnings were noted.
+        ends, self._ends = self._ends or self._reader.end_offsets(), None
+        num_known = len(self._log.steps)
+        for message in _messages(self._reader, ends, self._bus):
+            if isinstance(message.record, StepReport):
+                self._log.steps.append(_step(self._bus, message.record, message.offset))
+            elif isinstance(message.record, SessionClaim):
+                self._log.claims.append((message.offset, message.record))
+        return self._log.steps[num_known:]
+
+    def close(self) -> None:
+        """Close the client."""
+        self._reader.close()
+
+
 class DropsFollower:
     """Reads `drops`, and again what has come since. `close` it."""
 
@@ -212,10 +242,18 @@ class DropsFollower:
         self._reader.start()
         _note_lows(log, self._reader)
 
-    def read(self, goal: dict[tuple[str, int], int] | None = None) -> list[Drop]:
+    def read(self, goal: Goal | None = None) -> list[Drop]:
         """Up to `goal`, or to where the topic ends now, every open transaction decided."""
-        wanted = goal or _high_watermarks(self._bus, [DROPS])
-        return [message.record for message in _settled(self._reader, wanted, self._bus) if isinstance(message.record, Drop)]
+        return list(self.each(goal))
+
+    def each(self, goal: Goal | None = None, settle_s: float | None = None) -> Iterator[Drop]:
+        """The same one by one, for whoever keeps less than the records. Raises DeadlineExceeded if a transaction stays open for
+        `settle_s`.
+        """
+        wanted = goal or high_watermarks(self._bus, [DROPS])
+        for message in _settled(self._reader, wanted, self._bus, settle_s):
+            if isinstance(message.record, Drop):
+                yield message.record
 
     def close(self) -> None:
         """Close the client."""
@@ -267,6 +305,7 @@ def _filled_step(report: StepReport, offset: int, batch: Batch) -> Step:
         indices=np.frombuffer(batch.indices, TOKEN_DTYPE).astype(np.int64),
         groups=groups,
         attempts=keys[groups],
+        advantages=np.frombuffer(batch.advantages, LOGPROB_DTYPE),
         tokens=batch.attempts,
     )
 
@@ -282,6 +321,7 @@ def _empty_step(report: StepReport, offset: int, missing: str, *, corrupt: bool 
         indices=none,
         groups=none,
         attempts=none,
+        advantages=np.zeros(0, np.float32),
         tokens=(),
         missing=missing,
         corrupt=corrupt,
@@ -306,7 +346,7 @@ def _read_asked(bus: Bus, log: RunLog) -> None:
                 log.runs.append(record)
 
 
-def _read_dead_letters(bus: Bus, log: RunLog) -> None:
+def read_dead_letters(bus: Bus, log: RunLog) -> None:
     """Copies of trajectories that the learner could not read; those of other readers are no terminal state."""
     physical = bus.namespace.topic(TRAJECTORIES)
     learner = bus.namespace.client_id("learner")
@@ -344,24 +384,25 @@ def _messages(reader: LogReader, ends: dict[tuple[str, int], int], bus: Bus) -> 
                 yield message
 
 
-def _settled(reader: LogReader, goal: dict[tuple[str, int], int], bus: Bus) -> Iterator[Message]:
+def _settled(reader: LogReader, goal: Goal, bus: Bus, settle_s: float | None) -> Iterator[Message]:
     """Everything below `goal`, the ends of a log with transactions that may still be open: waits until they are decided."""
+    settle_s = _SETTLE_S if settle_s is None else settle_s
     places = [place for place in reader.places if place in goal]
     deadline = Deadline.after(READ_S, bus.clock)
-    quiet = Deadline.after(_SETTLE_S, bus.clock)
+    quiet = Deadline.after(settle_s, bus.clock)
     while any(reader.positions[place] < goal[place] for place in places):
         messages = reader.read(_READ_AT_ONCE, timeout_s=0.5)
         if messages:
-            quiet = Deadline.after(_SETTLE_S, bus.clock)
+            quiet = Deadline.after(settle_s, bus.clock)
         if quiet.expired() or deadline.expired():
             raise DeadlineExceeded(
-                f"A transaction on {', '.join(sorted({place[0] for place in places}))} has stayed open for {_SETTLE_S:g} s.",
+                f"A transaction on {', '.join(sorted({place[0] for place in places}))} has stayed open for {settle_s:g} s.",
                 hint="A learner that was killed leaves one, which the cluster rolls back after a minute: audit again.",
             )
         yield from messages
 
 
-def _high_watermarks(bus: Bus, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
+def high_watermarks(bus: Bus, topics: Sequence[Topic]) -> Goal:
     """Where the topics end, open transactions included."""
     with closing(bus.look(topics, isolation=Isolation.UNCOMMITTED)) as reader:
         return {place: end for place, (_, end) in reader.bounds().items()}

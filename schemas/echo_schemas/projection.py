@@ -23,6 +23,7 @@ Extract = Callable[[bytes, int], tuple[Any, ...]]
 
 _PREFIX = struct.Struct(">bI")
 _START = _PREFIX.size
+_DOUBLE = struct.Struct("<d")
 _FIXED = {"float": 4, "double": 8, "boolean": 1}
 _CONTINUED = 0x7F
 _TOO_LARGE = 1 << 64
@@ -32,8 +33,8 @@ class Projection:
     """The same fields of one kind of record, whatever version of its schema wrote it. Not thread-safe."""
 
     def __init__(self, record: type[Record], fields: Sequence[str], ids: SchemaIds) -> None:
-        """`fields` are numbers, texts, bytes or enumerations of the newest schema; those that an older writer does not know have its
-        default.
+        """`fields` are numbers, texts, bytes or enumerations of the newest schema, or one of them or null; `of.partition` is a field of
+        the record in the field `of`. Those that an older writer does not know have the newest schema's default.
         """
         self._record = record
         self._fields = tuple(fields)
@@ -68,7 +69,7 @@ def compile_extract(writer: AvroSchema, fields: Sequence[str], reader: AvroSchem
     """A function that reads `fields` out of a record of `writer`; those it does not know have their default in `reader`."""
     known = {field["name"]: field["type"] for field in writer.parsed["fields"]}
     defaults = {field["name"]: field["default"] for field in reader.parsed["fields"] if "default" in field}
-    wanted = {name for name in fields if name in known}
+    wanted = {name for name in fields if name.partition(".")[0] in known}
     lines = ["def generated(d, p):"]
     symbols: dict[str, Any] = {}
     left = set(wanted)
@@ -76,18 +77,29 @@ def compile_extract(writer: AvroSchema, fields: Sequence[str], reader: AvroSchem
     for name, kind in known.items():
         if not left:
             break
+        inner = {field for field in left if field.startswith(f"{name}.")}
         if name in left:
             left.remove(name)
-            lines += [f"    {line}" for line in _read(f"v_{name}", name, kind, symbols)]
+            lines += [f"    {line}" for line in _read(_variable(name), name, kind, symbols)]
+        elif inner:
+            left -= inner
+            for field in named.get(kind, kind)["fields"] if isinstance(kind, str) else kind["fields"]:
+                path = f"{name}.{field['name']}"
+                does = _read(_variable(path), path, field["type"], symbols) if path in inner else _skip(field["type"], named)
+                lines += [f"    {line}" for line in does]
         else:
             lines += [f"    {line}" for line in _skip(kind, named)]
-    lines += [f"    v_{name} = {_default(defaults[name])!r}" for name in fields if name not in wanted]
+    lines += [f"    {_variable(name)} = {_default(defaults[name])!r}" for name in fields if name not in wanted]
     # What was stepped over may reach beyond the end, which no index has noticed.
-    lines += ["    if p > len(d): raise IndexError(p)", f"    return ({', '.join(f'v_{name}' for name in fields)},)"]
-    scope: dict[str, Any] = {"tail": _tail, **symbols}
+    lines += ["    if p > len(d): raise IndexError(p)", f"    return ({', '.join(_variable(name) for name in fields)},)"]
+    scope: dict[str, Any] = {"tail": _tail, "double": _DOUBLE.unpack_from, **symbols}
     exec("\n".join(lines), scope)  # noqa: S102  the source is made above, of field names of our own schemas only
     generated: Extract = scope["generated"]
     return generated
+
+
+def _variable(name: str) -> str:
+    return f"v_{name.replace('.', '_')}"
 
 
 def _default(value: Any) -> Any:
@@ -114,12 +126,19 @@ _NUMBER = ["n = d[p]; p += 1", f"if n > {_CONTINUED}: n, p = tail(d, p, n)"]
 def _read(target: str, name: str, kind: Any, scope: dict[str, Any]) -> list[str]:
     """Lines that set `target` to the value at `p` and move `p` behind it."""
     if isinstance(kind, dict) and kind["type"] == "enum":
-        scope[f"symbols_{name}"] = tuple(symbol.encode() for symbol in kind["symbols"])
-        return [*_NUMBER, f"{target} = symbols_{name}[n >> 1]"]
+        symbols = f"symbols{target}"
+        scope[symbols] = tuple(symbol.encode() for symbol in kind["symbols"])
+        return [*_NUMBER, f"{target} = {symbols}[n >> 1]"]
     if kind in ("int", "long"):
         return [*_NUMBER, f"{target} = (n >> 1) ^ -(n & 1)"]
     if kind in ("string", "bytes"):
         return [*_NUMBER, f"{target} = d[p:p + (n >> 1)]; p += n >> 1"]
+    if kind == "double":
+        return [f"{target} = double(d, p)[0]; p += 8"]
+    if isinstance(kind, list) and len(kind) == 2 and "null" in kind:
+        null = kind.index("null")
+        does = _read(target, name, kind[1 - null], scope)
+        return [*_NUMBER, f"if n == {2 * null}: {target} = None", f"elif n == {2 - 2 * null}:", *(f"    {line}" for line in does), "else: raise ValueError(n)"]
     message = f"The field {name} of type {kind} is not one that a projection reads."
     raise TypeError(message)
 

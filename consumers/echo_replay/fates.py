@@ -1,0 +1,175 @@
+"""What became of each trajectory record of a run, by its coordinates: looked up, not judged (the audit judges). Pure.
+
+    batches of the reports ─▶ trained: step, advantage
+    records of `drops`     ─▶ dropped: why, when                   one lookup: fate_of(partition, offset, purpose)
+    dead letters           ─▶ dead
+
+About forty bytes a record that has a fate, whatever it weighs itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from echo_replay.books import made_anew, samples_of
+from echo_replay.run_log import Ints, Step
+from echo_replay.selection import Fate
+from echo_schemas.records import Coordinates, Drop, DropReason, Purpose
+
+# An offset needs fewer bits than this.
+_OFFSET_BITS = 44
+_REASONS = tuple(DropReason)
+_REASON_CODES = {reason: code for code, reason in enumerate(_REASONS)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Why a record was never trained. `learner_version`: the learner's at that time. `of_group`: its whole seq was dropped."""
+
+    why: DropReason
+    learner_version: int
+    time_ms: int
+    detail: str = ""
+    of_group: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A record's fate; `step` and `advantage` if it was trained, `drop` if it was dropped."""
+
+    fate: Fate
+    step: int | None = None
+    advantage: float | None = None
+    drop: Dropped | None = None
+
+
+_OPEN = Outcome(fate=Fate.OPEN)
+_DEAD = Outcome(fate=Fate.DEAD)
+_NOT_TRAINED = {Purpose.EVAL: Outcome(fate=Fate.EVALUATED), Purpose.PROBE: Outcome(fate=Fate.PROBED)}
+
+
+class _Drops:
+    """Drops in columns, in the order of the log; of equal keys the first counts."""
+
+    def __init__(self) -> None:
+        self._keys, self._reasons, self._versions, self._times, self._details = (array(kind) for kind in "qbiqi")
+        self._texts: dict[str, int] = {"": 0}
+        self._by_text: list[str] = [""]
+        self._order: Ints | None = None
+        self._sorted: Ints = np.zeros(0, np.int64)
+
+    def add(self, key: int, drop: Drop) -> None:
+        text = drop.detail or ""
+        if text not in self._texts:
+            self._texts[text] = len(self._by_text)
+            self._by_text.append(text)
+        self._keys.append(key)
+        self._reasons.append(_REASON_CODES[drop.why])
+        self._versions.append(drop.learner_version)
+        self._times.append(drop.time_ms)
+        self._details.append(self._texts[text])
+        self._order = None
+
+    def keys(self) -> Ints:
+        return np.array(self._keys, np.int64)
+
+    def find(self, key: int, *, of_group: bool) -> Dropped | None:
+        if self._order is None:
+            keys = self.keys()
+            self._order = np.argsort(keys, kind="stable")
+            self._sorted = keys[self._order]
+        place = int(np.searchsorted(self._sorted, key))
+        if place == len(self._sorted) or self._sorted[place] != key:
+            return None
+        at = int(self._order[place])
+        return Dropped(
+            why=_REASONS[self._reasons[at]],
+            learner_version=self._versions[at],
+            time_ms=self._times[at],
+            detail=self._by_text[self._details[at]],
+            of_group=of_group,
+        )
+
+
+class Fates:
+    """The books of one run. `add_*` as they are read; lookups any time. One thread."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+        self._codes: Ints = np.zeros(0, np.int64)
+        self._versions: Ints = np.zeros(0, np.int64)
+        self._seqs: Ints = np.zeros(0, np.int64)
+        self._advantages = np.zeros(0, np.float32)
+        self._since: dict[int, int] = {}
+        self._records, self._groups = _Drops(), _Drops()
+        self._record_seqs = array("q")
+        self._dead: set[int] = set()
+
+    def add_steps(self, steps: Sequence[Step]) -> None:
+        """Steps behind those that were added before."""
+        self._steps += steps
+        samples = samples_of(self._steps)
+        codes = _codes(samples.partitions, samples.offsets)
+        order = np.argsort(codes, kind="stable")
+        self._codes, self._versions, self._seqs = codes[order], samples.versions[order], samples.seqs[order]
+        advantages = [step.advantages for step in self._steps]
+        self._advantages = (np.concatenate(advantages) if advantages else np.zeros(0, np.float32))[order]
+        self._since = made_anew(self._steps)
+
+    def add_drops(self, drops: Iterable[Drop]) -> None:
+        """Drops in the order of the log, after the steps."""
+        for drop in drops:
+            if drop.what is None:
+                self._groups.add(drop.seq, drop)
+            elif drop.learner_version >= self._since.get(drop.what.partition, 0):
+                self._records.add(_code(drop.what.partition, drop.what.offset), drop)
+                self._record_seqs.append(drop.seq)
+
+    def add_dead(self, places: Iterable[Coordinates]) -> None:
+        """Records of which the learner put a copy among the dead letters."""
+        self._dead.update(_code(place.partition, place.offset) for place in places)
+
+    def of(self, partition: int, offset: int, purpose: Purpose | None, seq: int | None = None) -> Outcome:
+        """The fate of the record at (partition, offset); `purpose` and `seq` are what it says itself, None if nobody can read it."""
+        code = _code(partition, offset)
+        at = int(np.searchsorted(self._codes, code))
+        if at < len(self._codes) and self._codes[at] == code:
+            return Outcome(fate=Fate.TRAINED, step=int(self._versions[at]), advantage=float(self._advantages[at]))
+        if (drop := self._records.find(code, of_group=False)) is not None:
+            return Outcome(fate=Fate.DROPPED, drop=drop)
+        if code in self._dead:
+            return _DEAD
+        if purpose is not None and purpose in _NOT_TRAINED:
+            return _NOT_TRAINED[purpose]
+        if purpose is Purpose.TRAIN and seq is not None and (drop := self._groups.find(seq, of_group=True)) is not None:
+            return Outcome(fate=Fate.DROPPED, drop=drop)
+        return _OPEN
+
+    def drop_of_group(self, seq: int) -> Dropped | None:
+        """The drop of a whole seq, if there is one."""
+        return self._groups.find(seq, of_group=True)
+
+    def places_of_seq(self, seq: int) -> list[tuple[int, int]]:
+        """(partition, offset) of every record of a seq that has a fate, in ascending order."""
+        dropped = self._records.keys()[np.array(self._record_seqs, np.int64) == seq]
+        found = np.unique(np.concatenate([self._codes[self._seqs == seq], dropped]))
+        return [(int(code >> _OFFSET_BITS), int(code & ((1 << _OFFSET_BITS) - 1))) for code in found.tolist() if code >= 0]
+
+    def places_of_steps(self, first: int, last: int) -> dict[int, Ints]:
+        """The offsets, ascending, of every sample of the steps that made the versions `first` to `last`, by partition."""
+        codes = self._codes[(self._versions >= first) & (self._versions <= last) & (self._codes >= 0)]
+        partitions, offsets = codes >> _OFFSET_BITS, codes & ((1 << _OFFSET_BITS) - 1)
+        return {int(number): offsets[partitions == number] for number in np.unique(partitions).tolist()}
+
+
+def _code(partition: int, offset: int) -> int:
+    return partition << _OFFSET_BITS | offset
+
+
+def _codes(partitions: Ints, offsets: Ints) -> Ints:
+    """-1 for coordinates in a topic that was made anew since."""
+    return np.where(offsets < 0, -1, partitions << _OFFSET_BITS | offsets)

@@ -1,0 +1,266 @@
+"""The past of one run: each trajectory with its rewards by name and its fate, for a range of the log.
+
+    steps, drops, weights, dead letters ─▶ books ──┐
+    selection ─▶ ranges of offsets ─▶ trajectories ─┼─▶ Told: where, trajectory, rewards, fate
+                                      rewards ──────┘
+
+    with open_history(bus, "demo") as history:
+        for told in history.read(Selection(range=Versions(100, 140))):
+            print(told.where, told.fate, told.rewards)
+
+Reads committed records only, writes nothing, joins no group: a going run is not disturbed. Memory: the books (some forty bytes a sample and
+drop), the rewards of one range of one partition, and what the client has fetched ahead. One thread, the caller's.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+
+from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.cluster import RawMessage
+from echo_bus.clock import MAX_CLOCK_ERROR_MS, Deadline
+from echo_bus.errors import DeadlineExceeded
+from echo_replay.fates import Dropped, Fates, Outcome
+from echo_replay.ranges import Piece, Plan, plan_ranges
+from echo_replay.raw_log import WHOLE, RawLog
+from echo_replay.reward_columns import RewardColumns, RewardJoin
+from echo_replay.run_log import DropsFollower, RunLog, StepsFollower, high_watermarks, read_dead_letters, read_manifests
+from echo_replay.selection import Fate, Groups, Selection
+from echo_replay.sieve import Sieve
+from echo_schemas.errors import UserError
+from echo_schemas.records import Coordinates, Drop, Run, Trajectory
+from echo_schemas.topics import DROPS, REWARDS, RUNS, TRAJECTORIES, WEIGHTS
+
+# How long an open transaction is waited for; what it holds is not in the past yet.
+_SETTLE_S = 3.0
+# Messages of one partition that wait for those of another while they are merged by time.
+_MOST_WAITING = 4_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One trajectory record of the past. `raw`: the message as it lies on the log. `time_ms`: the message's own timestamp.
+
+    `trajectory` is None where nobody can read the record. `rewards`: those that have a value, by name.
+    """
+
+    where: Coordinates
+    time_ms: int
+    raw: RawMessage
+    trajectory: Trajectory | None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    outcome: Outcome
+
+    @property
+    def fate(self) -> Fate:
+        """What became of it."""
+        return self.outcome.fate
+
+    @property
+    def step(self) -> int | None:
+        """The version that was made of it, if it was trained."""
+        return self.outcome.step
+
+    @property
+    def drop(self) -> Dropped | None:
+        """Why it was not trained, if it was dropped."""
+        return self.outcome.drop
+
+
+class History:
+    """Made by `open_history`. A context manager: its clients are closed at the end."""
+
+    def __init__(self, bus: Bus, run_id: str) -> None:
+        """Raises UserError if the log knows no such run; DeadlineExceeded, TransportError."""
+        self.bus = replace(bus, run_id=run_id)
+        self.run_id = run_id
+        self.log = RunLog(run_id)
+        self.fates = Fates()
+        self.notes: list[str] = []
+        """What the books do not know: fates may be missing for it."""
+        self.missing: list[str] = []
+        """What `read` was asked for and retention has removed, a sentence each."""
+        self._steps = StepsFollower(self.bus, self.log)
+        try:
+            self._drops = DropsFollower(self.bus, self.log)
+        except BaseException:  # whatever ends it: the client must not outlive it
+            self._steps.close()
+            raise
+        try:
+            self._read_books()
+        except BaseException:  # see above
+            self.close()
+            raise
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the clients."""
+        self._steps.close()
+        self._drops.close()
+
+    def refresh(self) -> bool:
+        """Read what the learner has said since; whether it has said anything. Raises DeadlineExceeded, TransportError."""
+        steps = self._steps.read()
+        self.fates.add_steps(steps)
+        drops = list(self._settled_drops())
+        self.fates.add_drops(drops)
+        return bool(steps or drops)
+
+    def read(self, selection: Selection = Selection(), *, rewards: bool = True, by_time: bool = False) -> Iterator[Told]:  # noqa: B008  frozen
+        """What the log holds of `selection` now, partition after partition in the order of each, or (`by_time`) merged by timestamp.
+
+        What retention has removed of it is in `missing` before the first one comes. Raises UserError for a range that is not there;
+        DeadlineExceeded, TransportError, RegistryError.
+        """
+        self.missing.clear()
+        with RawLog(self.bus, self.bus.namespace.topic(TRAJECTORIES), self._profile(selection)) as trajectories:
+            plan = plan_ranges(selection.range, self.log, self.fates, trajectories)
+            self.missing += plan.missing
+            yield from self._read(plan, selection, trajectories, rewards=rewards, by_time=by_time)
+
+    def _read(
+        self, plan: Plan, selection: Selection, trajectories: RawLog, *, rewards: bool, by_time: bool
+    ) -> Iterator[Told]:  # fmt: skip
+        sieve = Sieve(self.run_id, selection, self.fates, self.bus.codec)
+        keys = selection.range.group_ids if isinstance(selection.range, Groups) else frozenset()
+        join = _Rewards(self.bus, self.run_id, frozenset(key.encode() for key in keys), self._profile(selection)) if rewards else None
+        try:
+            for pieces in [plan.pieces] if by_time else [[piece] for piece in plan.pieces]:
+                messages = _merged(trajectories, pieces) if by_time else _in_order(trajectories, pieces[0])
+                first = next(messages, None)
+                if first is None:
+                    continue
+                columns = {} if join is None else join.columns(pieces, first.timestamp()[1])
+                for raw in itertools.chain([first], messages):
+                    partition, offset = raw.partition() or 0, raw.offset() or 0
+                    if not plan.wants(partition, offset) or (passed := sieve.look(raw)) is None:
+                        continue
+                    yield Told(
+                        where=Coordinates(partition=partition, offset=offset),
+                        time_ms=raw.timestamp()[1],
+                        raw=raw,
+                        trajectory=passed[0],
+                        rewards=columns[partition].of(offset) if partition in columns else {},
+                        outcome=passed[1],
+                    )
+        finally:
+            if join is not None:
+                join.close()
+
+    def _read_books(self) -> None:
+        self._steps.read()
+        goal = high_watermarks(self.bus, [DROPS, WEIGHTS])
+        self.fates.add_steps(self.log.steps)
+        self.fates.add_drops(self._settled_drops(goal))
+        try:
+            read_manifests(self.bus, self.log, goal, _SETTLE_S)
+        except DeadlineExceeded:
+            self.notes.append("a publication is going on: the newest version may be missing")
+        self.log.runs += self.bus.newest(RUNS, Run, only=self.run_id).values()
+        if not self.log.has_begun:
+            raise UserError(
+                f"The namespace {self.bus.namespace.name!r} knows no run {self.run_id!r}.",
+                hint="`echoswarm tail runs --all-runs` shows its runs.",
+            )
+        read_dead_letters(self.bus, self.log)
+        self.fates.add_dead([*self.log.dead, *self.log.refused])
+        self._note_gaps()
+
+    def _settled_drops(self, goal: dict[tuple[str, int], int] | None = None) -> Iterator[Drop]:
+        try:
+            yield from self._drops.each(goal, _SETTLE_S)
+        except DeadlineExceeded:
+            self.notes.append("a transaction on drops is open: what it drops is shown as open")
+
+    def _note_gaps(self) -> None:
+        if not self.log.has_whole_history:
+            self.notes.append(f"retention has removed the reports before version {self.log.steps[0].version}")
+        for step in self.log.steps:
+            if step.missing:
+                self.notes.append(f"the batch of version {step.version} cannot be read ({step.missing})")
+        if any(self.log.lows.get(DROPS.name, {}).values()):
+            self.notes.append("retention has removed drops")
+
+    @staticmethod
+    def _profile(selection: Selection) -> profiles.Properties:
+        # Of a few groups little is wanted, and what is fetched ahead is fetched for nothing.
+        return profiles.LOOK if isinstance(selection.range, Groups) else WHOLE
+
+
+def open_history(bus: Bus, run_id: str) -> History:
+    """The past of one run, its books read to where they end now. Raises UserError if the log knows no such run; DeadlineExceeded,
+    TransportError.
+    """
+    return History(bus, run_id)
+
+
+class _Rewards:
+    """Rewards of pieces of `trajectories`, read from the time of the first record on to the end: one may be attached long afterwards."""
+
+    def __init__(self, bus: Bus, run_id: str, keys: frozenset[bytes], profile: profiles.Properties) -> None:
+        """`keys`: of the groups that are wanted; empty: all."""
+        self._ids, self._run_id, self._keys = bus.codec.ids, run_id, keys
+        self._log = RawLog(bus, bus.namespace.topic(REWARDS), profile)
+
+    def columns(self, pieces: list[Piece], first_ms: int) -> dict[int, RewardColumns]:
+        """By partition, for records of `pieces`, of which the oldest was written at `first_ms`."""
+        starts = self._log.offsets_at(max(0, first_ms - MAX_CLOCK_ERROR_MS))
+        joins: dict[int, RewardJoin] = {}
+        for number in {piece.partition for piece in pieces if piece.partition in starts}:
+            mine = [piece for piece in pieces if piece.partition == number]
+            span = min(piece.first for piece in mine), max(piece.end for piece in mine)
+            joins[number] = RewardJoin(self._run_id, self._ids, number, *span)
+        for batch in self._log.within({number: (starts[number], self._log.ends[number]) for number in joins}):
+            by_partition: dict[int, list[RawMessage]] = {}
+            for raw in batch:
+                if not self._keys or raw.key() in self._keys:
+                    by_partition.setdefault(raw.partition() or 0, []).append(raw)
+            for number, messages in by_partition.items():
+                joins[number].add(messages)
+        return {number: join.columns() for number, join in joins.items()}
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def _in_order(log: RawLog, piece: Piece) -> Iterator[RawMessage]:
+    for batch in log.within({piece.partition: (piece.first, piece.end)}):
+        yield from batch
+
+
+def _merged(log: RawLog, pieces: list[Piece]) -> Iterator[RawMessage]:
+    """By timestamp; equal ones by partition. Of each partition only so much is kept as the slowest one makes necessary."""
+    ranges = {piece.partition: (piece.first, piece.end) for piece in pieces if piece.first < piece.end}
+    waiting: dict[int, deque[RawMessage]] = {number: deque() for number in ranges}
+    paused: set[int] = set()
+    heads: list[tuple[int, int]] = []
+    for batch in log.stretches(ranges):
+        for raw in batch.messages:
+            number = raw.partition() or 0
+            if not waiting[number]:
+                heapq.heappush(heads, (raw.timestamp()[1], number))
+            waiting[number].append(raw)
+        for number in sorted(set(waiting) - paused):
+            if len(waiting[number]) > _MOST_WAITING and number in batch.left:
+                log.pause(number)
+                paused.add(number)
+        # The oldest may go as soon as no partition can have an older one.
+        while heads and all(waiting[number] or number not in batch.left for number in waiting):
+            _, number = heapq.heappop(heads)
+            yield waiting[number].popleft()
+            if waiting[number]:
+                heapq.heappush(heads, (waiting[number][0].timestamp()[1], number))
+            if number in paused and len(waiting[number]) < _MOST_WAITING // 2:
+                log.resume(number)
+                paused.discard(number)

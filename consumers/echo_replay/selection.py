@@ -1,0 +1,89 @@
+"""Which trajectories are asked for: one range of a run's past, and filters on what lies in it. Pure.
+
+    Selection(range=Versions(100, 140), worker="w-3", fates={Fate.DROPPED})
+
+A range says where to look, a filter what to keep of it. Both ends of a range are included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from echo_schemas.records import Purpose
+
+
+class Fate(StrEnum):
+    """What became of a trajectory record."""
+
+    TRAINED = "trained"
+    DROPPED = "dropped"
+    DEAD = "dead"
+    """The learner could not read it, or nobody had asked for it: a copy of it is among the dead letters."""
+    EVALUATED = "evaluated"
+    PROBED = "probed"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """All that the log holds of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Offsets by partition of `trajectories`: partition → (first, last)."""
+
+    ranges: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Records written from `since_ms` to `until_ms`, by the records' own timestamps (Unix, ms); None: open at that side."""
+
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Trajectories of which a token was generated under one of these versions."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Trajectories that were trained in the steps that made these versions."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """All trajectories of some groups, of every attempt."""
+
+    group_ids: frozenset[str]
+
+
+Where = Everything | Offsets | Times | Versions | Steps | Groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A range, and what of it is wanted; an empty filter lets everything through. `sample`: its index in the group."""
+
+    range: Where = Everything()
+    worker: str = ""
+    task: str = ""
+    purposes: frozenset[Purpose] = frozenset()
+    fates: frozenset[Fate] = frozenset()
+    sample: int | None = None
+
+    @property
+    def wants_unreadable(self) -> bool:
+        """Whether a record that nobody can read may be part of it: nothing is known of such a one but where it lies, and its fate."""
+        return not (self.worker or self.task or self.purposes or self.sample is not None) and not isinstance(self.range, Versions)

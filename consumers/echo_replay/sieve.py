@@ -1,0 +1,78 @@
+"""Which messages of `trajectories` a selection lets through. Pure, but for the codec's schemas.
+
+What can be told from a few fields is told before the record is decoded: a filter that keeps little reads fifty thousand messages a second.
+"""
+
+from __future__ import annotations
+
+from echo_bus.client.cluster import RawMessage
+from echo_bus.message import raw_headers
+from echo_replay.fates import Fates, Outcome
+from echo_replay.selection import Groups, Selection, Times, Versions
+from echo_schemas.codec import Codec
+from echo_schemas.errors import InvalidRecord
+from echo_schemas.headers import run_of
+from echo_schemas.projection import Projection
+from echo_schemas.records import Purpose, Trajectory
+
+_FIELDS = ("run_id", "seq", "index", "purpose", "task", "min_version", "max_version", "worker_id")
+Passed = tuple[Trajectory | None, Outcome]
+
+
+class Sieve:
+    """For one run and one selection. `fates` may grow meanwhile."""
+
+    def __init__(self, run_id: str, selection: Selection, fates: Fates, codec: Codec) -> None:
+        self._run_id, self._selection, self._fates, self._codec = run_id, selection, fates, codec
+        self._prefix, self._run = f"{run_id}/".encode(), run_id.encode()
+        self._read = Projection(Trajectory, _FIELDS, codec.ids).read
+        where = selection.range
+        self._keys = frozenset(group.encode() for group in where.group_ids) if isinstance(where, Groups) else None
+        self._times = where if isinstance(where, Times) else None
+        self._versions = (where.first, where.last) if isinstance(where, Versions) else None
+        self._worker, self._task = selection.worker.encode(), selection.task.encode()
+        self._purposes = frozenset(purpose.value.encode() for purpose in selection.purposes)
+
+    def look(self, raw: RawMessage) -> Passed | None:
+        """The trajectory (None: nobody can read it) and its fate; None if the message is not wanted. Raises RegistryError."""
+        if not self._may_be_ours(raw):
+            return None
+        partition, offset = raw.partition() or 0, raw.offset() or 0
+        try:
+            run, seq, index, purpose, task, oldest, newest, worker = self._read(raw.value())
+            if run != self._run:
+                return None
+            if not self._admits(index, purpose, task, oldest, newest, worker):
+                return None
+            outcome = self._fates.of(partition, offset, Purpose(purpose.decode()), seq)
+            if not self._wants(outcome):
+                return None
+            record = self._codec.decode(raw.value())
+        except (InvalidRecord, ValueError):
+            outcome = self._fates.of(partition, offset, None)
+            return (None, outcome) if self._selection.wants_unreadable and self._wants(outcome) else None
+        return (record, outcome) if isinstance(record, Trajectory) else None
+
+    def _wants(self, outcome: Outcome) -> bool:
+        return not self._selection.fates or outcome.fate in self._selection.fates
+
+    def _may_be_ours(self, raw: RawMessage) -> bool:
+        key = raw.key()
+        if self._keys is not None:
+            return key in self._keys
+        if self._times is not None:
+            time_ms = raw.timestamp()[1]
+            if (self._times.since_ms or 0) > time_ms or (self._times.until_ms is not None and time_ms > self._times.until_ms):
+                return False
+        # A key that begins with the run is probably ours: the body decides. Any other is looked at more closely.
+        return (key is not None and key.startswith(self._prefix)) or (run_of(raw_headers(raw)) or self._run_id) == self._run_id
+
+    def _admits(self, index: int, purpose: bytes, task: bytes, oldest: int, newest: int, worker: bytes) -> bool:
+        if self._versions is not None and (newest < self._versions[0] or oldest > self._versions[1]):
+            return False
+        return (
+            (not self._worker or worker == self._worker)
+            and (not self._task or task == self._task)
+            and (not self._purposes or purpose in self._purposes)
+            and (self._selection.sample is None or index == self._selection.sample)
+        )

@@ -1,0 +1,125 @@
+"""The one history: every trajectory of a run with its rewards and its fate, in any range, and what retention has removed is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
+
+from confluent_kafka import TopicPartition
+
+from echo_bus.clock import Deadline
+from echo_replay.history import History, Told, open_history
+from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
+from echo_schemas.errors import UserError
+from echo_schemas.records import DropReason, Purpose
+from echo_schemas.topics import TRAJECTORIES
+from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, NUM_PARTITIONS, Pipeline
+from tests.unit.replay.forged import STEPS_TRAINED, SoundRun
+
+DEMO = "demo"
+
+
+def told(pipeline: Pipeline, where: Where = Everything(), **filters: object) -> list[Told]:  # noqa: B008  frozen
+    with open_history(pipeline.bus, DEMO) as history:
+        return list(history.read(Selection(range=where, **filters)))  # type: ignore[arg-type]  # of the fields' own types
+
+
+def names(found: list[Told]) -> list[str]:
+    return sorted(each.trajectory.name for each in found if each.trajectory is not None)
+
+
+def test_each_record_is_told_once_with_the_fate_that_the_audit_counts(sound: SoundRun) -> None:
+    found = told(sound.pipeline)
+    fates = Counter(each.fate for each in found)
+    counts = sound.audit().counts
+    assert len({(each.where.partition, each.where.offset) for each in found}) == len(found)
+    assert fates[Fate.TRAINED] == counts["trained"] == STEPS_TRAINED * GROUPS_PER_STEP * GROUP_SIZE
+    assert fates[Fate.DROPPED] == counts["dropped"] > 0
+    assert fates[Fate.DEAD] == counts["dead-lettered"] > 0
+    assert fates[Fate.OPEN] == counts["open"] > 0
+    assert fates[Fate.EVALUATED] + fates[Fate.PROBED] == counts["not_for_training"] > 0
+    assert all(each.trajectory.run_id == DEMO for each in found if each.trajectory is not None), "another run's record was told"
+
+
+def test_trained_samples_have_their_step_advantage_and_rewards(sound: SoundRun) -> None:
+    found = [each for each in told(sound.pipeline) if each.fate is Fate.TRAINED]
+    assert {each.step for each in found} == set(range(1, STEPS_TRAINED + 1))
+    for each in found:
+        assert each.trajectory is not None
+        assert each.rewards == {"exact": float(each.trajectory.index)}
+        assert each.outcome.advantage is not None
+        assert (each.outcome.advantage > 0) == (each.rewards["exact"] > 0.5)
+
+
+def test_a_drop_says_why(sound: SoundRun) -> None:
+    found = told(sound.pipeline, fates=frozenset({Fate.DROPPED}))
+    reasons = {each.drop.why for each in found if each.drop is not None}
+    assert {DropReason.STALE} <= reasons
+    assert len(found) == sum(each.drop is not None for each in found)
+
+
+def test_ranges_and_filters_are_cuts_of_the_whole(sound: SoundRun) -> None:
+    whole = told(sound.pipeline)
+    readable = [(each, each.trajectory) for each in whole if each.trajectory is not None]
+    assert names(told(sound.pipeline, Steps(2, 3))) == names([each for each in whole if each.step in (2, 3)])
+    in_versions = names([each for each, trajectory in readable if trajectory.min_version <= 2 <= trajectory.max_version])
+    assert names(told(sound.pipeline, Versions(2, 2))) == in_versions
+    assert names(told(sound.pipeline, Groups(frozenset({"demo/1"})))) == names([e for e, t in readable if t.group_id == "demo/1"])
+    assert names(told(sound.pipeline, Groups(frozenset({"demo/eval-0"})))) == ["demo/eval-0/a/0"]
+    assert names(told(sound.pipeline, purposes=frozenset({Purpose.PROBE}))) == names([e for e in whole if e.fate is Fate.PROBED])
+    offsets = [each.where.offset for each in whole if each.where.partition == 1]
+    some = told(sound.pipeline, Offsets({1: (offsets[2], offsets[5])}))
+    assert [each.where.offset for each in some] == offsets[2:6]
+    assert told(sound.pipeline, worker="nobody") == []
+    middle = sorted(each.time_ms for each in whole)[len(whole) // 2]
+    early, late = told(sound.pipeline, Times(None, middle)), told(sound.pipeline, Times(middle + 1, None))
+    assert len(early) + len(late) == len(whole)
+
+
+def test_by_time_is_the_same_in_another_order(sound: SoundRun) -> None:
+    with open_history(sound.pipeline.bus, DEMO) as history:
+        plain, by_time = list(history.read()), list(history.read(by_time=True))
+    assert [each.time_ms for each in by_time] == sorted(each.time_ms for each in plain)
+    assert {(each.where, each.fate) for each in by_time} == {(each.where, each.fate) for each in plain}
+    for number in range(NUM_PARTITIONS):
+        order = [each.where.offset for each in by_time if each.where.partition == number]
+        assert order == sorted(order), "a partition's own order is kept where its times do not go back"
+
+
+def test_what_retention_has_removed_is_named(sound: SoundRun, tmp_path: Path) -> None:
+    copy = sound.forge(tmp_path)
+    copy.cluster.truncate(copy.namespace.topic(TRAJECTORIES), 0, 5)
+    with open_history(copy.bus, DEMO) as history:
+        found = list(history.read())
+        assert history.missing == ["Retention has removed offsets 0 to 4 of partition 0 of trajectories."]
+        assert min(each.where.offset for each in found if each.where.partition == 0) == 5
+        list(history.read(Selection(range=Steps(1, 1))))
+        assert any("samples of partition 0" in each for each in history.missing)
+        with pytest.raises(UserError, match="removed offsets 0 to 3 of partition 0"):
+            list(history.read(Selection(range=Offsets({0: (0, 3)}))))
+        with pytest.raises(UserError, match="everything that was written up to"):
+            list(history.read(Selection(range=Times(None, 1))))
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        (Versions(90, 99), "Version 90 to 99 was never published"),
+        (Steps(90, 90), "no report of step 90"),
+        (Offsets({7: (0, 1)}), "no partition 7"),
+        (Offsets({0: (10_000, 10_001)}), "no offset 10000"),
+    ],
+)
+def test_a_range_that_is_not_there(sound: SoundRun, where: Where, says: str) -> None:
+    with pytest.raises(UserError, match=says) as refused:
+        told(sound.pipeline, where)
+    assert refused.value.hint
+
+
+def test_a_run_that_is_not_there(sound: SoundRun) -> None:
+    with pytest.raises(UserError, match="knows no run 'nobodys'"):
+        open_history(sound.pipeline.bus, "nobodys")
