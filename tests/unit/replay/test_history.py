@@ -11,13 +11,12 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 
 from confluent_kafka import TopicPartition
 
-from echo_bus.clock import Deadline
-from echo_replay.history import History, Told, open_history
+from echo_replay.history import Told, open_history
 from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
 from echo_schemas.errors import UserError
 from echo_schemas.records import DropReason, Purpose
 from echo_schemas.topics import TRAJECTORIES
-from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, NUM_PARTITIONS, Pipeline
+from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, NUM_PARTITIONS, WAIT_S, Pipeline
 from tests.unit.replay.forged import STEPS_TRAINED, SoundRun
 
 DEMO = "demo"
@@ -92,7 +91,9 @@ def test_by_time_is_the_same_in_another_order(sound: SoundRun) -> None:
 
 def test_what_retention_has_removed_is_named(sound: SoundRun, tmp_path: Path) -> None:
     copy = sound.forge(tmp_path)
-    copy.cluster.truncate(copy.namespace.topic(TRAJECTORIES), 0, 5)
+    gone = TopicPartition(copy.namespace.topic(TRAJECTORIES), 0, 5)
+    for future in copy.cluster.admin().delete_records([gone]).values():
+        future.result(WAIT_S)
     with open_history(copy.bus, DEMO) as history:
         found = list(history.read())
         assert history.missing == ["Retention has removed offsets 0 to 4 of partition 0 of trajectories."]

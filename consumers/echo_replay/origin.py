@@ -1,0 +1,130 @@
+"""What made a version's weights, and what became of the samples that it made: counted from the history."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from echo_replay.history import History, Told
+from echo_replay.ranges import published
+from echo_replay.selection import Fate, Selection, Steps, Versions
+from echo_schemas.errors import UserError
+from echo_schemas.records import StepReport, WeightManifest
+
+
+@dataclass(slots=True, kw_only=True)
+class Moments:
+    """Count, mean, standard deviation, least and most of some values, as they come (Welford)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
+
+    def add(self, value: float) -> None:
+        """One value more."""
+        self.count += 1
+        distance = value - self.mean
+        self.mean += distance / self.count
+        self.squares += distance * (value - self.mean)
+        self.least, self.most = min(self.least, value), max(self.most, value)
+
+    @property
+    def std(self) -> float:
+        """Of the values as a whole, not of a sample of them."""
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupMade:
+    """A group of a step: its samples, and their rewards and advantages."""
+
+    group_id: str
+    num_samples: int = 0
+    rewards: dict[str, Moments] = field(default_factory=dict)
+    advantages: list[float] = field(default_factory=list)
+    versions: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, kw_only=True)
+class Origin:
+    """Where the weights of `version` come from. `report` is None for the version that a run begins with, `manifest` for one that was not
+    published. `sampled_by`: samples by the oldest version that made a token of each. `became`: samples of this version by what became of
+    them.
+    """
+
+    version: int
+    report: StepReport | None = None
+    manifest: WeightManifest | None = None
+    groups: dict[str, GroupMade] = field(default_factory=dict)
+    workers: Counter[str] = field(default_factory=Counter)
+    sampled_by: Counter[int] = field(default_factory=Counter)
+    rewards: dict[str, Moments] = field(default_factory=dict)
+    became: Counter[str] = field(default_factory=Counter)
+    missing: list[str] = field(default_factory=list)
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON can show it."""
+        return {
+            "version": self.version,
+            "checkpoint": None if self.report is None else self.report.checkpoint,
+            "parent": None if self.report is None else self.report.parent,
+            "session": None if self.report is None else self.report.session,
+            "sha256": None if self.manifest is None else self.manifest.sha256,
+            "groups": [group.group_id for group in self.groups.values()],
+            "workers": dict(self.workers),
+            "sampled_by": dict(sorted(self.sampled_by.items())),
+            "rewards": {name: asdict(moments) | {"std": moments.std} for name, moments in self.rewards.items()},
+            "became": dict(self.became),
+            "missing": self.missing,
+        }
+
+
+def origin_of(history: History, version: int, *, with_samples: bool = True) -> Origin:
+    """Of one version; `with_samples`: also what became of the samples that it made, which reads the log from its publication on.
+
+    Raises UserError for a version that is neither published nor trained.
+    """
+    reports = {step.version: step.report for step in history.log.steps}
+    manifests = {manifest.version: manifest for _, is_current, manifest in history.log.manifests if not is_current}
+    if version not in reports and version not in manifests:
+        known = sorted({*reports, *manifests})
+        hint = f"{history.run_id} has {known[0]} to {known[-1]}." if known else f"{history.run_id} has published none yet."
+        raise UserError(f"There is no version {version} of {history.run_id}.", hint=hint)
+    origin = Origin(version=version, report=reports.get(version), manifest=manifests.get(version))
+    if version in reports:
+        _enter(origin, history.read(Selection(range=Steps(version, version))))
+        origin.missing += history.missing
+    if with_samples and version in published(history.log):
+        for told in history.read(Selection(range=Versions(version, version)), rewards=False):
+            origin.became[became(told)] += 1
+        origin.missing += history.missing
+    return origin
+
+
+def became(told: Told) -> str:
+    """A fate in words: `trained in v121`, `dropped: stale`, `open`."""
+    if told.fate is Fate.TRAINED:
+        return f"trained in v{told.step}"
+    return told.fate.value if told.drop is None else f"dropped: {told.drop.why.value}"
+
+
+def _enter(origin: Origin, samples: Iterable[Told]) -> None:
+    for told in samples:
+        trajectory = told.trajectory
+        if trajectory is None:
+            continue
+        group = origin.groups.setdefault(trajectory.group_id, GroupMade(group_id=trajectory.group_id))
+        group.num_samples += 1
+        group.versions.update(span.version for span in trajectory.version_spans)
+        if told.outcome.advantage is not None:
+            group.advantages.append(told.outcome.advantage)
+        for name, value in told.rewards.items():
+            group.rewards.setdefault(name, Moments()).add(value)
+            origin.rewards.setdefault(name, Moments()).add(value)
+        origin.workers[trajectory.worker_id] += 1
+        origin.sampled_by[trajectory.min_version] += 1

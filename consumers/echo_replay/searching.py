@@ -1,0 +1,75 @@
+"""Which trajectories hold a text or a row of tokens, and where. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from echo_schemas.columns import TOKEN_BYTES, pack_tokens
+from echo_schemas.errors import UserError
+from echo_schemas.headers import number_of
+from echo_schemas.records import Trajectory
+
+# Token ids are int32.
+_MOST_TOKEN = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Where something was found: characters [start, end) of `text`, or (in `tokens`) positions of `token_ids`."""
+
+    where: str
+    text: str
+    start: int
+    end: int
+
+
+class TextMatcher:
+    """A regular expression in the prompt, the completion or both."""
+
+    def __init__(self, pattern: str, *, ignore_case: bool = False, within: Sequence[str] = ("prompt", "completion")) -> None:
+        """Raises UserError for a broken expression."""
+        try:
+            self._pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+        except re.error as exc:
+            at = "" if exc.pos is None else f" at character {exc.pos + 1}"
+            raise UserError(
+                f"The regular expression {pattern!r} is broken{at}: {exc.msg}.", hint="Put a backslash before ( [ { . * + ? to search for one."
+            ) from exc
+        self._within = tuple(within)
+
+    def find(self, trajectory: Trajectory) -> Hit | None:
+        """The first place, prompt before completion."""
+        for name in self._within:
+            text = trajectory.prompt if name == "prompt" else trajectory.completion
+            if (match := self._pattern.search(text)) is not None:
+                return Hit(name, text, match.start(), match.end())
+        return None
+
+
+class TokenMatcher:
+    """A row of token ids, one after another, anywhere in the episode."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._wanted = pack_tokens(tokens)
+
+    def find(self, trajectory: Trajectory) -> Hit | None:
+        """The first place."""
+        at = trajectory.token_ids.find(self._wanted)
+        while at >= 0 and at % TOKEN_BYTES:
+            # Found across the border of two numbers, which is chance.
+            at = trajectory.token_ids.find(self._wanted, at + 1)
+        if at < 0:
+            return None
+        return Hit("tokens", "", at // TOKEN_BYTES, (at + len(self._wanted)) // TOKEN_BYTES)
+
+
+def parse_tokens(text: str) -> list[int]:
+    """`17,4,9`. Raises UserError."""
+    words = [word.strip() for word in text.split(",")]
+    numbers = [number_of(word) for word in words]
+    found = [number for number in numbers if number is not None and number <= _MOST_TOKEN]
+    if len(found) < len(words):
+        raise UserError(f"--tokens {text!r} is no list of token ids.", hint="Write 17,4,9.")
+    return found

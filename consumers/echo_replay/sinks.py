@@ -1,0 +1,280 @@
+"""Where trajectories of the past are written again: a topic, a file of JSON lines, a folder of them, or a stream.
+
+Into a topic go the very bytes of value and key, the headers and the timestamp, and one header more that says where they come from. In a
+line stand the same bytes in base64, and beside them what can be read of them. Files and folders appear by one rename when all is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from confluent_kafka import KafkaError, KafkaException
+
+from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.cluster import RawMessage
+from echo_bus.client.kafka import translate
+from echo_bus.clock import Deadline
+from echo_bus.errors import DeadlineExceeded, DeliveryFailed
+from echo_bus.message import raw_headers
+from echo_replay.history import Told
+from echo_schemas.errors import UserError
+from echo_schemas.naming import DEAD_LETTER_SUFFIX
+from echo_schemas.records import Trajectory
+from echo_schemas.topics import BY_NAME, RUNS
+
+REPLAYED_FROM = "echo-replayed-from"
+"""The header that a replayed record has more: `<topic>/<partition>/<offset>`."""
+STREAM = "-"
+_LINES = ".jsonl"
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_ASK_S = 10.0
+_DELIVERED_S = 150.0
+_FULL_BUFFER_S = 0.1
+
+
+class Sink(Protocol):
+    """Takes what is told, one after another. Exactly one of `finish` and `abandon` ends it."""
+
+    def write(self, told: Told) -> None:
+        """Blocks while the sink is full. Raises TransportError, OSError."""
+
+    def finish(self) -> None:
+        """Everything is where it belongs when this returns. Raises as `write`."""
+
+    def abandon(self) -> None:
+        """Leave nothing half-written behind, as far as the sink can take back what it was given."""
+
+
+def open_sink(bus: Bus, target: str, stream: IO[str], about: dict[str, Any]) -> Sink:
+    """`-`: `stream`. A name with `.jsonl` behind it: a file. A name with a slash, or a folder that is there: a folder. Else a topic.
+
+    `about`: what is asked for, for a folder's manifest. Raises UserError if it cannot be written to.
+    """
+    if target == STREAM:
+        return StreamSink(stream)
+    if target.endswith(_LINES):
+        return FileSink(_free(Path(target)))
+    if "/" in target or Path(target).is_dir():
+        return FolderSink(_free(Path(target)), about)
+    return TopicSink(bus, target)
+
+
+class StreamSink:
+    """JSON lines to standard output."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, told: Told) -> None:
+        self._stream.write(line_of(told))
+
+    def finish(self) -> None:
+        self._stream.flush()
+
+    def abandon(self) -> None:
+        self.finish()
+
+
+class FileSink:
+    """One file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        self._staged = Path(name)
+        self._file = os.fdopen(descriptor, "w", encoding="utf-8")
+
+    def write(self, told: Told) -> None:
+        self._file.write(line_of(told))
+
+    def finish(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._staged.rename(self._path)
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._staged.unlink(missing_ok=True)
+
+
+class FolderSink:
+    """A file of JSON lines for each partition, and `manifest.json`: what was asked for, and each file's records and checksum."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self._path, self._about = path, about
+        self._staged = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        self._files: dict[int, tuple[IO[bytes], Any]] = {}
+        self._counts: dict[int, int] = {}
+
+    def write(self, told: Told) -> None:
+        number = told.where.partition
+        if number not in self._files:
+            self._files[number] = (self._staged / _file_of(number)).open("wb"), hashlib.sha256()
+        file, digest = self._files[number]
+        line = line_of(told).encode()
+        file.write(line)
+        digest.update(line)
+        self._counts[number] = self._counts.get(number, 0) + 1
+
+    def finish(self) -> None:
+        files = {}
+        for number, (file, digest) in sorted(self._files.items()):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            files[_file_of(number)] = {"partition": number, "records": self._counts[number], "sha256": digest.hexdigest()}
+        content = json.dumps({**self._about, "files": files}, indent=1, ensure_ascii=False)
+        (self._staged / "manifest.json").write_text(content + "\n", encoding="utf-8")
+        # A temporary folder is its maker's alone; this one is for whoever may read its parent.
+        self._staged.chmod(self._path.parent.stat().st_mode & 0o755)
+        self._staged.rename(self._path)
+
+    def abandon(self) -> None:
+        for file, _ in self._files.values():
+            file.close()
+        shutil.rmtree(self._staged, ignore_errors=True)
+
+
+class TopicSink:
+    """A topic that is there and belongs to no pipeline. What it was given before something failed stays in it: a log takes nothing back."""
+
+    def __init__(self, bus: Bus, topic: str) -> None:
+        self._topic, self._clock = topic, bus.clock
+        _refuse_own(bus, topic)
+        self._producer = bus.cluster.producer({**profiles.PRODUCER_THROUGHPUT, "client.id": bus.client_id})
+        found = self._producer.list_topics(timeout=_ASK_S).topics
+        if topic not in found:
+            raise UserError(
+                f"There is no topic {topic}.", hint="Create it first (its partitions are yours to choose), or name a file ending in .jsonl."
+            )
+        namespace, _, logical = topic.rpartition(".")
+        if logical in BY_NAME and f"{namespace}.{RUNS.name}" in found:
+            raise UserError(f"{topic} belongs to the pipeline in the namespace {namespace!r}.", hint="Name a topic of your own.")
+        self._problem: KafkaError | None = None
+
+    def write(self, told: Told) -> None:
+        origin = f"{told.raw.topic()}/{told.where.partition}/{told.where.offset}".encode()
+        headers = [*raw_headers(told.raw), (REPLAYED_FROM, origin)]
+        while True:
+            self._raise_problem()
+            try:
+                self._producer.produce(
+                    self._topic, told.raw.value(), told.raw.key(), on_delivery=self._delivered, timestamp=told.time_ms, headers=headers
+                )
+                break
+            except BufferError:
+                self._producer.poll(_FULL_BUFFER_S)
+            except KafkaException as exc:
+                raise translate(exc, self._topic) from exc
+        self._producer.poll(0)
+
+    def finish(self) -> None:
+        deadline = Deadline.after(_DELIVERED_S, self._clock)
+        while self._producer.flush(1.0):
+            self._raise_problem()
+            if deadline.expired():
+                raise DeadlineExceeded(f"Not all records were acknowledged on {self._topic} within {_DELIVERED_S:g} s.")
+        self._raise_problem()
+
+    def abandon(self) -> None:
+        self._producer.purge()
+        self._producer.flush(1.0)
+
+    def _delivered(self, error: KafkaError | None, _message: RawMessage) -> None:
+        if error is not None and self._problem is None:
+            self._problem = error
+
+    def _raise_problem(self) -> None:
+        if self._problem is not None:
+            raise DeliveryFailed(
+                f"A record was not taken by {self._topic}: {self._problem.str()}.", hint="Those before it are there; begin again behind them."
+            )
+
+
+def line_of(told: Told) -> str:
+    """One line of JSON: the bytes in base64 under `raw`, and what they say."""
+    raw = told.raw
+    content = {
+        "from": {"topic": raw.topic(), "partition": told.where.partition, "offset": told.where.offset},
+        "time_ms": told.time_ms,
+        **spoken(told),
+        "raw": {
+            "key": _text(raw.key()),
+            "value": _text(raw.value()),
+            "headers": [[name, _text(value)] for name, value in raw_headers(raw)],
+        },
+    }
+    return json.dumps(content, ensure_ascii=False) + "\n"
+
+
+def spoken(told: Told) -> dict[str, Any]:
+    """What is known of a trajectory, as JSON can show it."""
+    drop = told.drop
+    return {
+        "fate": told.fate.value,
+        "step": told.step,
+        "advantage": told.outcome.advantage,
+        "drop": None if drop is None else {"why": drop.why.value, "learner_version": drop.learner_version, "detail": drop.detail},
+        "rewards": dict(told.rewards),
+        "trajectory": None if told.trajectory is None else _plain(told.trajectory),
+    }
+
+
+def _plain(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "name": trajectory.name,
+        "group_id": trajectory.group_id,
+        "seq": trajectory.seq,
+        "index": trajectory.index,
+        "purpose": trajectory.purpose.value,
+        "task": trajectory.task,
+        "worker_id": trajectory.worker_id,
+        "versions": [[span.start, span.end, span.version] for span in trajectory.version_spans],
+        "generated": [[span.start, span.end] for span in trajectory.generated],
+        "finish_reason": trajectory.finish_reason.value,
+        "prompt": trajectory.prompt,
+        "completion": trajectory.completion,
+        "token_ids": trajectory.tokens.tolist(),
+        "logprobs": trajectory.logprob_values.tolist(),
+        "turn_rewards": list(trajectory.turn_rewards),
+        "metadata": dict(trajectory.metadata),
+    }
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def _file_of(partition: int) -> str:
+    return f"trajectories-{partition:05}{_LINES}"
+
+
+def _free(path: Path) -> Path:
+    """`path`, known to be free and to have a parent. Raises UserError."""
+    if path.exists():
+        raise UserError(f"{path} is there already.", hint="Name another one, or remove it.")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"There is no folder {path.absolute().parent}.", hint="Make it first.")
+    return path
+
+
+def _refuse_own(bus: Bus, topic: str) -> None:
+    if not _TOPIC.fullmatch(topic):
+        raise UserError(
+            f"{topic!r} is no name of a topic.", hint="A topic's name has letters, digits, '.', '_' and '-'; a file's ends in .jsonl."
+        )
+    logical = topic.removesuffix(DEAD_LETTER_SUFFIX)
+    if logical in BY_NAME or bus.namespace.logical(logical) is not None:
+        raise UserError(
+            f"{topic} is one of the pipeline's own topics: what is replayed into it would be taken for new.", hint="Name a topic of your own."
+        )
