@@ -24,7 +24,7 @@ from types import TracebackType
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawMessage
-from echo_bus.clock import MAX_CLOCK_ERROR_MS, Deadline
+from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_bus.errors import DeadlineExceeded
 from echo_replay.fates import Dropped, Fates, Outcome
 from echo_replay.ranges import Piece, Plan, plan_ranges

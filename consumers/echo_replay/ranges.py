@@ -1,9 +1,9 @@
 """From what is asked for to offsets: which pieces of which partitions are read, and what of them retention has removed.
 
-    Versions  the time at which the first of them was published, by the cluster's time index
-    Steps     the coordinates in the reports
-    Groups    the key's partition; there the coordinates in the books, and behind what the learner has read
-    Times     the cluster's time index
+Versions  the time at which the first of them was published, by the cluster's time index
+Steps     the coordinates in the reports
+Groups    the key's partition; there the coordinates in the books, and behind what the learner has read
+Times     the cluster's time index
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A topic as the client returns it, from its beginning to where it ended when it was opened: undecoded, in large batches.
 
-Whole (`messages`), ranges of partitions (`within`), a few offsets (`between`), or without an end (`follow`). The caller's thread does everything. Records of transactions that did not commit are never seen.
+Whole (`messages`), ranges of partitions (`within`), a few offsets (`between`), or without an end (`follow`). The caller's thread does
+everything. Records of transactions that did not commit are never seen.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ _GATHER_S = 0.02
 # Nothing at all for so long is no slowness.
 _SILENCE_S = 60.0
 # Large fetches, and enough of them ahead of the reader that it never waits for one.
-WHOLE: Properties = {**profiles.LOOK, "fetch.max.bytes": 33_554_432, "max.partition.fetch.bytes": 8_388_608, "queued.max.messages.kbytes": 131_072}
+WHOLE: Properties = {
+    **profiles.LOOK,
+    "fetch.max.bytes": 33_554_432,
+    "max.partition.fetch.bytes": 8_388_608,
+    "queued.max.messages.kbytes": 131_072,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ class TextMatcher:
         except re.error as exc:
             at = "" if exc.pos is None else f" at character {exc.pos + 1}"
             raise UserError(
-                f"The regular expression {pattern!r} is broken{at}: {exc.msg}.", hint="Put a backslash before ( [ { . * + ? to search for one."
+                f"The regular expression {pattern!r} is broken{at}: {exc.msg}.",
+                hint="Put a backslash before ( [ { . * + ? to search for one.",
             ) from exc
         self._within = tuple(within)
 

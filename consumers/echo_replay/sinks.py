@@ -197,7 +197,8 @@ class TopicSink:
     def _raise_problem(self) -> None:
         if self._problem is not None:
             raise DeliveryFailed(
-                f"A record was not taken by {self._topic}: {self._problem.str()}.", hint="Those before it are there; begin again behind them."
+                f"A record was not taken by {self._topic}: {self._problem.str()}.",
+                hint="Those before it are there; begin again behind them.",
             )
 
 
@@ -276,5 +277,6 @@ def _refuse_own(bus: Bus, topic: str) -> None:
     logical = topic.removesuffix(DEAD_LETTER_SUFFIX)
     if logical in BY_NAME or bus.namespace.logical(logical) is not None:
         raise UserError(
-            f"{topic} is one of the pipeline's own topics: what is replayed into it would be taken for new.", hint="Name a topic of your own."
+            f"{topic} is one of the pipeline's own topics: what is replayed into it would be taken for new.",
+            hint="Name a topic of your own.",
         )

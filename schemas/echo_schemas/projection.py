@@ -138,7 +138,13 @@ def _read(target: str, name: str, kind: Any, scope: dict[str, Any]) -> list[str]
     if isinstance(kind, list) and len(kind) == 2 and "null" in kind:
         null = kind.index("null")
         does = _read(target, name, kind[1 - null], scope)
-        return [*_NUMBER, f"if n == {2 * null}: {target} = None", f"elif n == {2 - 2 * null}:", *(f"    {line}" for line in does), "else: raise ValueError(n)"]
+        return [
+            *_NUMBER,
+            f"if n == {2 * null}: {target} = None",
+            f"elif n == {2 - 2 * null}:",
+            *(f"    {line}" for line in does),
+            "else: raise ValueError(n)",
+        ]
     message = f"The field {name} of type {kind} is not one that a projection reads."
     raise TypeError(message)
 

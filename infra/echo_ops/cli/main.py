@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from echo_ops.cli.history import commands as history
 from echo_ops.cli.output import user_errors
 from echo_ops.roles import Flags, Role
 
@@ -21,6 +22,8 @@ app.add_typer(topics, name="topics")
 app.add_typer(schemas, name="schemas")
 app.add_typer(acls, name="acls")
 app.add_typer(checkpoints, name="checkpoints")
+# Without a name its commands are the application's own.
+app.add_typer(history)
 
 Config = Annotated[
     Path | None,

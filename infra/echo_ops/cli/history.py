@@ -1,0 +1,138 @@
+"""The commands that read a run's past: show, lineage, search, replay. Each body imports what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from echo_ops.cli.output import user_errors
+
+commands = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="Configuration file. Without it run.toml, if there is one, else defaults and environment."),
+]
+RunName = Annotated[str, typer.Option("--run", metavar="NAME", help="Another run of the namespace than the configured one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of a screen for people.")]
+VersionRange = Annotated[str, typer.Option("--version", metavar="A..B", help="Trajectories of which one of these versions made a token.")]
+StepRange = Annotated[str, typer.Option("--step", metavar="A..B", help="Trajectories that were trained in these steps.")]
+OffsetRange = Annotated[
+    list[str] | None, typer.Option("--offsets", metavar="P:A..B", help="Offsets of a partition of trajectories; repeatable.")
+]
+Since = Annotated[str, typer.Option("--since", metavar="TIME", help="Written at this time or later: 2026-11-22T17:05:00, or 2h ago.")]
+Until = Annotated[str, typer.Option("--until", metavar="TIME", help="Written at this time or before.")]
+GroupNames = Annotated[list[str] | None, typer.Option("--group", metavar="GROUP", help="A group, such as demo/17 or 17; repeatable.")]
+Worker = Annotated[str, typer.Option(metavar="NAME", help="Only what this worker sampled.")]
+Task = Annotated[str, typer.Option(metavar="NAME", help="Only of this task.")]
+PurposeName = Annotated[Literal["", "train", "eval", "probe"], typer.Option("--purpose", help="Only what was sampled for this.")]
+FateName = Annotated[
+    Literal["", "trained", "dropped", "dead", "evaluated", "probed", "open"], typer.Option("--fate", help="Only what became this.")
+]
+SampleIndex = Annotated[int | None, typer.Option("--sample", min=0, help="Only this member of each group.")]
+
+
+@commands.command("show")
+def show(
+    target: Annotated[str, typer.Argument(help="A group (demo/17 or 17), a record (3:1234, partition and offset) or a step (v120).")],
+    config: Config = None,
+    run: RunName = "",
+    colour: Annotated[
+        Literal["logprob", "advantage", "version", "none"], typer.Option("--color", help="What the colour of a token says.")
+    ] = "logprob",
+    as_json: AsJson = False,
+) -> None:
+    """Read a group, a record or a step: text by token, versions, turns, rewards by name, and what became of it."""
+    from echo_ops.cli import show as body
+    from echo_ops.cli.painting import Colour
+
+    with user_errors():
+        body.show(config, target, run=run, colour=Colour(colour), as_json=as_json)
+
+
+@commands.command("lineage")
+def lineage(
+    version: Annotated[str, typer.Argument(help="A version, such as v120.")],
+    config: Config = None,
+    run: RunName = "",
+    as_json: AsJson = False,
+) -> None:
+    """Say what made the weights of a version (groups, workers, rewards, checkpoint), and what became of its samples."""
+    from echo_ops.cli import lineage as body
+
+    with user_errors():
+        body.lineage(config, version, run=run, as_json=as_json)
+
+
+@commands.command("search")
+def search(
+    pattern: Annotated[str | None, typer.Argument(help="A regular expression (Python's), in prompts and answers.")] = None,
+    config: Config = None,
+    run: RunName = "",
+    tokens: Annotated[str, typer.Option(metavar="17,4,9", help="Token ids that follow one another, instead of a text.")] = "",
+    within: Annotated[Literal["prompt", "answer", "both"], typer.Option("--in", help="Where to look for a text.")] = "both",
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Capital letters are as small ones.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Stop after so many; 0: find all.")] = 100,
+    version: VersionRange = "",
+    step: StepRange = "",
+    offsets: OffsetRange = None,
+    since: Since = "",
+    until: Until = "",
+    group: GroupNames = None,
+    worker: Worker = "",
+    task: Task = "",
+    purpose: PurposeName = "",
+    fate: FateName = "",
+    sample: SampleIndex = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find trajectories by their text or their tokens, in one range of the past or in all of it."""
+    from echo_ops.cli import search as body
+    from echo_ops.cli.ranges import RangeOptions
+
+    with user_errors():
+        options = RangeOptions(
+            version=version, step=step, offsets=tuple(offsets or ()), since=since, until=until, groups=tuple(group or ()),
+            worker=worker, task=task, purpose=purpose, fate=fate, sample=sample,
+        )  # fmt: skip
+        body.search(
+            config, pattern, options, run=run, tokens=tokens, within=within, ignore_case=ignore_case, limit=limit, as_json=as_json
+        )  # fmt: skip
+
+
+@commands.command("replay")
+def replay(
+    into: Annotated[
+        str,
+        typer.Option(
+            "--into", metavar="TARGET", help="A topic, a FILE.jsonl, a folder (with a slash in its name), or - for standard output."
+        ),
+    ],
+    config: Config = None,
+    run: RunName = "",
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Records a second at most.")] = None,
+    pace: Annotated[Literal["full", "original"], typer.Option(help="As fast as it goes, or with the gaps they once had.")] = "full",
+    version: VersionRange = "",
+    step: StepRange = "",
+    offsets: OffsetRange = None,
+    since: Since = "",
+    until: Until = "",
+    group: GroupNames = None,
+    worker: Worker = "",
+    task: Task = "",
+    purpose: PurposeName = "",
+    fate: FateName = "",
+    sample: SampleIndex = None,
+) -> None:
+    """Write trajectories of the past again, byte for byte, each with where it comes from."""
+    from echo_ops.cli import replay as body
+    from echo_ops.cli.ranges import RangeOptions
+
+    with user_errors():
+        options = RangeOptions(
+            version=version, step=step, offsets=tuple(offsets or ()), since=since, until=until, groups=tuple(group or ()),
+            worker=worker, task=task, purpose=purpose, fate=fate, sample=sample,
+        )  # fmt: skip
+        body.replay(config, options, into, run=run, rate=rate, pace=pace)

@@ -1,0 +1,111 @@
+"""`echoswarm lineage`: what made a version's weights, and what became of its samples."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.text import Text
+
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.harmless import harmless
+from echo_ops.cli.output import err, out
+from echo_ops.cli.ranges import history_of
+from echo_replay.history import History
+from echo_replay.origin import Origin, origin_of
+from echo_schemas.errors import UserError
+
+_VERSION = re.compile(r"v?(\d{1,18})")
+# Groups that are named one by one; the rest are counted.
+_NAMED = 12
+
+
+def lineage(config: Path | None, version: str, *, run: str, as_json: bool) -> None:
+    """Print it."""
+    match = _VERSION.fullmatch(version.strip())
+    if match is None:
+        raise UserError(f"{version!r} is no version.", hint="Write v120 or 120.")
+    settings = read_settings(config)
+    with history_of(reach_bus(settings), run or settings.run.name) as history:
+        origin = origin_of(history, int(match[1]))
+        if as_json:
+            sys.stdout.write(json.dumps(origin.to_plain(), ensure_ascii=False) + "\n")
+            return
+        _show_made(history, origin)
+        _show_groups(origin, _NAMED)
+        if origin.manifest is None:
+            _line("samples", f"none: v{origin.version} was not published")
+        else:
+            _line("samples", f"of v{origin.version}: {_counted(origin.became) or 'none'}")
+        _notes(history, origin)
+
+
+def show_step(history: History, origin: Origin, *, as_json: bool) -> None:
+    """What `echoswarm show v120` prints: the step with every group of it."""
+    if as_json:
+        sys.stdout.write(json.dumps(origin.to_plain(), ensure_ascii=False) + "\n")
+        return
+    _show_made(history, origin)
+    _show_groups(origin, len(origin.groups))
+    _notes(history, origin)
+
+
+def _show_made(history: History, origin: Origin) -> None:
+    out.print(Text.assemble((f"{history.run_id} v{origin.version}", "bold"), f"  {_published(origin)}"))
+    report = origin.report
+    if report is None:
+        parent = origin.manifest and origin.manifest.parent_run
+        begun = f"forked from {parent} v{origin.manifest.parent}" if origin.manifest and parent else "what the run began with"
+        _line("made of", f"{begun}; no step made it")
+        return
+    _line("made", f"{_time(report.time_ms)} by session {report.session}, in {report.training_s:.1f} s on {report.world_size} rank(s)")
+    _line("made of", f"checkpoint {report.parent or 'of the base model'}, now {report.checkpoint}")
+    num_samples = sum(origin.workers.values())
+    _line("batch", f"{len(origin.groups)} groups, {num_samples} samples")
+    _line("workers", _counted(origin.workers))
+    _line("sampler", _counted({f"v{version}": count for version, count in sorted(origin.sampled_by.items())}))
+    for name, moments in sorted(origin.rewards.items()):
+        _line("reward", f"{name}: mean {moments.mean:.4g}, std {moments.std:.4g}, {moments.least:.4g} to {moments.most:.4g}")
+    if report.policy is not None:
+        _line("policy", f"budget {report.policy.budget}, older ones {report.policy.over_budget}")
+
+
+def _show_groups(origin: Origin, most: int) -> None:
+    for group in list(origin.groups.values())[:most]:
+        rewards = "  ".join(f"{harmless(name)} {moments.mean:.3g}" for name, moments in sorted(group.rewards.items()))
+        advantages = f"{min(group.advantages):+.2f} to {max(group.advantages):+.2f}" if group.advantages else "-"
+        versions = ", ".join(f"v{version}" for version in sorted(group.versions))
+        text = f"{group.group_id:<20} {group.num_samples:>3} samples  {rewards:<20}  advantages {advantages:<16} by {versions}"
+        _line("group", text)
+    if len(origin.groups) > most:
+        _line("", f"… and {len(origin.groups) - most} groups more: `echoswarm show v{origin.version}`")
+
+
+def _published(origin: Origin) -> str:
+    manifest = origin.manifest
+    if manifest is None:
+        return "not published"
+    return f"{manifest.kind.value}, {manifest.num_bytes:,} bytes, sha256 {manifest.sha256[:12]}, published {_time(manifest.created_ms)}"
+
+
+def _notes(history: History, origin: Origin) -> None:
+    for sentence in origin.missing:
+        err.print(f"missing: {sentence}", markup=False)
+    for note in history.notes:
+        err.print(f"note: {note}", markup=False)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def _time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _line(title: str, text: str) -> None:
+    out.print(Text.assemble((f"  {title:<9}", "dim"), harmless(text)))

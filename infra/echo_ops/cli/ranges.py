@@ -1,0 +1,135 @@
+"""What a command line says of a range of the past, as a selection: one range, and filters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from echo_bus.bus import Bus
+from echo_replay.history import History, open_history
+from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
+from echo_schemas.errors import UserError
+from echo_schemas.headers import number_of
+from echo_schemas.records import Purpose
+from echo_settings.section import part_of_key
+
+_SPAN = re.compile(r"v?(\d{1,18})(?:\.\.v?(\d{1,18}))?")
+_OFFSETS = re.compile(r"(\d{1,9})[:@](\d{1,18})(?:\.\.(\d{1,18}))?")
+_AGO = re.compile(r"(\d{1,9}(?:\.\d+)?)(s|m|h|d)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_GROUP = re.compile(r"(?:(?P<run>[A-Za-z0-9][A-Za-z0-9._-]*)/)?(?P<group>(?:eval-|probe-)?\d{1,18})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeOptions:
+    """The options as they were typed; empty where none was given."""
+
+    version: str = ""
+    step: str = ""
+    offsets: Sequence[str] = ()
+    since: str = ""
+    until: str = ""
+    groups: Sequence[str] = ()
+    worker: str = ""
+    task: str = ""
+    purpose: str = ""
+    fate: str = ""
+    sample: int | None = None
+
+
+def history_of(bus: Bus, run_id: str) -> History:
+    """The past of a run that somebody named. Raises UserError for what is no run's name, or no run of the namespace."""
+    try:
+        part_of_key(run_id)
+    except ValueError:
+        raise UserError(
+            f"{run_id!r} is no name of a run.", hint="A run's name has letters, digits, '.', '_' and '-', and no slash; a group is demo/17."
+        ) from None
+    return open_history(bus, run_id)
+
+
+def selection_of(options: RangeOptions, run_id: str, now_ms: int) -> Selection:
+    """Raises UserError where a range is written wrongly, or two are given."""
+    given = {
+        "--version": options.version,
+        "--step": options.step,
+        "--offsets": options.offsets,
+        "--since and --until": options.since or options.until,
+        "--group": options.groups,
+    }
+    named = [name for name, value in given.items() if value]
+    if len(named) > 1:
+        raise UserError(f"{' and '.join(named[:2])} are two ranges; one is meant.", hint="Run the command once for each.")
+    return Selection(
+        range=_range_of(options, run_id, now_ms),
+        worker=options.worker,
+        task=options.task,
+        purposes=frozenset({Purpose(options.purpose)}) if options.purpose else frozenset(),
+        fates=frozenset({Fate(options.fate)}) if options.fate else frozenset(),
+        sample=options.sample,
+    )
+
+
+def parse_span(text: str, option: str) -> tuple[int, int]:
+    """`a..b`, both included, or one number. Raises UserError."""
+    match = _SPAN.fullmatch(text.strip())
+    first = int(match[1]) if match else 0
+    last = int(match[2] or first) if match else -1
+    if last < first:
+        raise UserError(f"{option} {text!r} names no range.", hint="Write 100..140, from the lower to the higher, or a single number.")
+    return first, last
+
+
+def parse_group(text: str, run_id: str) -> str:
+    """The group id of `17`, `eval-3` or `demo/17`. Raises UserError."""
+    match = _GROUP.fullmatch(text.strip())
+    if match is None:
+        raise UserError(f"{text!r} is no group.", hint=f"Write {run_id}/17 or 17; {run_id}/eval-3 for one of an evaluation.")
+    if match["run"] not in (None, run_id):
+        raise UserError(f"The group {text!r} is not of the run {run_id!r}.", hint=f"Add --run {match['run']}.")
+    return f"{run_id}/{_digits(match['group'])}"
+
+
+def parse_time(text: str, option: str, now_ms: int) -> int:
+    """Unix ms of an ISO 8601 time (UTC where it names no zone), or of so long ago: `90m`, `2h`, `3d`. Raises UserError."""
+    if (ago := _AGO.fullmatch(text.strip())) is not None:
+        return now_ms - int(float(ago[1]) * _SECONDS[ago[2]] * 1000)
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise UserError(f"{option} {text!r} is no time.", hint="Write 2026-11-22T17:05:00, or 90m, 2h or 3d for so long ago.") from None
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _range_of(options: RangeOptions, run_id: str, now_ms: int) -> Where:
+    if options.version:
+        return Versions(*parse_span(options.version, "--version"))
+    if options.step:
+        return Steps(*parse_span(options.step, "--step"))
+    if options.offsets:
+        return Offsets(dict(_offsets(text) for text in options.offsets))
+    if options.groups:
+        return Groups(frozenset(parse_group(text, run_id) for text in options.groups))
+    if options.since or options.until:
+        since = parse_time(options.since, "--since", now_ms) if options.since else None
+        until = parse_time(options.until, "--until", now_ms) if options.until else None
+        if since is not None and until is not None and until < since:
+            raise UserError(f"--until {options.until} lies before --since {options.since}.", hint="Exchange them.")
+        return Times(since, until)
+    return Everything()
+
+
+def _offsets(text: str) -> tuple[int, tuple[int, int]]:
+    match = _OFFSETS.fullmatch(text.strip())
+    first, last = (int(match[2]), int(match[3] or match[2])) if match else (0, -1)
+    if match is None or last < first:
+        raise UserError(f"--offsets {text!r} is no range of a partition.", hint="Write 3:100..200: partition, first and last offset.")
+    return int(match[1]), (first, last)
+
+
+def _digits(group: str) -> str:
+    """Without leading zeros, which no group id has."""
+    purpose, dash, seq = group.rpartition("-")
+    return f"{purpose}{dash}{number_of(seq)}"

@@ -1,0 +1,107 @@
+"""`echoswarm search`: which trajectories hold a text or a row of tokens."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Literal
+
+from rich.text import Text
+
+from echo_bus.clock import SystemClock
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.harmless import harmless
+from echo_ops.cli.output import err, out
+from echo_ops.cli.ranges import RangeOptions, history_of, selection_of
+from echo_replay.history import Told
+from echo_replay.origin import became
+from echo_replay.searching import Hit, TextMatcher, TokenMatcher, parse_tokens
+from echo_replay.sinks import spoken
+from echo_schemas.errors import UserError
+from echo_schemas.records import Trajectory
+
+Within = Literal["prompt", "answer", "both"]
+_FIELDS = {"prompt": ("prompt",), "answer": ("completion",), "both": ("prompt", "completion")}
+# Characters and tokens that are shown before and after what was found.
+_AROUND, _TOKENS_AROUND = 40, 4
+
+
+def search(
+    config: Path | None,
+    pattern: str | None,
+    options: RangeOptions,
+    *,
+    run: str,
+    tokens: str,
+    within: Within,
+    ignore_case: bool,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Print each hit as it is found, and at the end how many there are."""
+    if (pattern is None) == (not tokens):
+        raise UserError("Search for a text or for tokens.", hint="Write echoswarm search 'regex', or echoswarm search --tokens 17,4,9.")
+    matcher = (
+        TextMatcher(pattern, ignore_case=ignore_case, within=_FIELDS[within]) if pattern is not None else TokenMatcher(parse_tokens(tokens))
+    )
+    settings = read_settings(config)
+    run_id = run or settings.run.name
+    selection = selection_of(options, run_id, SystemClock().time_ms())
+    num_looked_at = num_found = 0
+    with history_of(reach_bus(settings), run_id) as history:
+        for told in history.read(selection):
+            if told.trajectory is None:
+                continue
+            num_looked_at += 1
+            if (hit := matcher.find(told.trajectory)) is None:
+                continue
+            num_found += 1
+            _show(told, told.trajectory, hit, as_json=as_json)
+            if num_found == limit:
+                break
+        for sentence in history.missing:
+            err.print(f"missing: {sentence}", markup=False)
+    more = f"; stopped at --limit {limit}" if num_found == limit else ""
+    err.print(f"{num_found:,} found in {num_looked_at:,} trajectories of {run_id}{more}", markup=False)
+
+
+def _show(told: Told, trajectory: Trajectory, hit: Hit, *, as_json: bool) -> None:
+    if as_json:
+        content = {
+            "at": [told.where.partition, told.where.offset],
+            "found": {"in": hit.where, "start": hit.start, "end": hit.end},
+            **spoken(told),
+        }
+        sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
+        return
+    rewards = " ".join(f"{harmless(name)} {value:.3g}" for name, value in sorted(told.rewards.items()))
+    place = f"{told.where.partition}:{told.where.offset}"
+    title = Text.assemble(
+        (f"{place:<9}", "bold cyan"), f" {harmless(trajectory.group_id)}/{trajectory.index}  ", (became(told), "dim"), f"  {rewards}  "
+    )
+    out.print(title + _snippet(trajectory, hit))
+
+
+def _snippet(trajectory: Trajectory, hit: Hit) -> Text:
+    if hit.where == "tokens":
+        tokens = trajectory.tokens.tolist()
+        before, inside, after = (
+            " ".join(map(str, part))
+            for part in (
+                tokens[max(0, hit.start - _TOKENS_AROUND) : hit.start],
+                tokens[hit.start : hit.end],
+                tokens[hit.end : hit.end + _TOKENS_AROUND],
+            )
+        )
+        return Text.assemble((f"tokens at {hit.start}: ", "dim"), f"{before} ", (inside, "bold reverse"), f" {after}")
+    before, inside, after = (
+        harmless(part)
+        for part in (
+            hit.text[max(0, hit.start - _AROUND) : hit.start],
+            hit.text[hit.start : hit.end],
+            hit.text[hit.end : hit.end + _AROUND],
+        )
+    )
+    name = "prompt" if hit.where == "prompt" else "answer"
+    return Text.assemble((f"{name}: ", "dim"), before, (inside, "bold reverse"), after)

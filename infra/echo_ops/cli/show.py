@@ -1,0 +1,196 @@
+"""`echoswarm show`: a group, one record or a step on the screen."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.text import Text
+
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.harmless import harmless
+from echo_ops.cli.lineage import show_step
+from echo_ops.cli.output import err, out
+from echo_ops.cli.painting import LEGENDS, Colour, Pieces, generated_places, paint, tokenizer_of, turns_of
+from echo_ops.cli.ranges import history_of, parse_group
+from echo_replay.history import History, Told
+from echo_replay.origin import became, origin_of
+from echo_replay.selection import Fate, Groups, Offsets, Selection
+from echo_replay.sinks import spoken
+from echo_schemas.errors import UserError
+from echo_schemas.headers import number_of
+from echo_schemas.records import Trajectory
+
+_VERSION = re.compile(r"v(\d{1,18})")
+_COORDINATES = re.compile(r"(?:trajectories)?\[?(\d{1,9})\]?\s?[:@]\s?(\d{1,18})")
+_MEMBER = re.compile(r"(?P<run>[^/]+)/(?P<group>(?:eval-|probe-)?\d{1,18})(?:/(?P<attempt>[^/]+)(?:/(?P<index>\d{1,9}))?)?")
+_FATE_STYLES = {Fate.TRAINED: "green", Fate.DROPPED: "yellow", Fate.DEAD: "red"}
+# Tokens that are named as the least likely ones.
+_UNLIKELY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be shown: a version, coordinates, or a group of `run` and perhaps one attempt or member of it."""
+
+    version: int | None = None
+    coordinates: tuple[int, int] | None = None
+    group: str = ""
+    run: str = ""
+    attempt: str = ""
+    index: int | None = None
+
+
+def parse_target(text: str, run_id: str) -> Target:
+    """Raises UserError for what is none of them."""
+    if (match := _VERSION.fullmatch(text)) is not None:
+        return Target(version=int(match[1]))
+    if (match := _COORDINATES.fullmatch(text)) is not None:
+        return Target(coordinates=(int(match[1]), int(match[2])))
+    if (match := _MEMBER.fullmatch(text)) is not None:
+        group = parse_group(match["group"], match["run"])
+        return Target(group=group, run=match["run"], attempt=match["attempt"] or "", index=number_of(match["index"]))
+    if "/" not in text and not any(mark in text for mark in ":@"):
+        try:
+            return Target(group=parse_group(text, run_id), run=run_id)
+        except UserError:
+            pass
+    raise UserError(
+        f"{text!r} is no group, no coordinates and no version.",
+        hint=f"Write {run_id}/17 (a group; a run's name has no slash), 3:1234 (partition and offset of trajectories) or v120 (a version).",
+    )
+
+
+def show(config: Path | None, target: str, *, run: str, colour: Colour, as_json: bool) -> None:
+    """Show what `target` names."""
+    settings = read_settings(config)
+    wanted = parse_target(target.strip(), run or settings.run.name)
+    run_id = run or wanted.run or settings.run.name
+    if wanted.run and wanted.run != run_id:
+        raise UserError(f"{target!r} is not of the run {run_id!r}.", hint=f"Leave --run out, or write --run {wanted.run}.")
+    with history_of(reach_bus(settings), run_id) as history:
+        if wanted.version is not None:
+            show_step(history, origin_of(history, wanted.version, with_samples=False), as_json=as_json)
+            return
+        found = list(history.read(_selection(wanted)))
+        for sentence in history.missing:
+            err.print(f"[yellow]missing:[/] {sentence}", soft_wrap=True)
+        found = [each for each in found if _is_wanted(each, wanted)]
+        if not found:
+            raise _nothing(history, target, wanted)
+        if as_json:
+            for each in found:
+                sys.stdout.write(json.dumps({"at": [each.where.partition, each.where.offset], **spoken(each)}, ensure_ascii=False) + "\n")
+            return
+        base = history.log.runs[-1].model if history.log.runs else settings.policy.base
+        _show_all(history, found, tokenizer_of(base), colour)
+
+
+def _selection(wanted: Target) -> Selection:
+    if wanted.coordinates is not None:
+        partition, offset = wanted.coordinates
+        return Selection(range=Offsets({partition: (offset, offset)}))
+    return Selection(range=Groups(frozenset({wanted.group})))
+
+
+def _is_wanted(told: Told, wanted: Target) -> bool:
+    if told.trajectory is None:
+        return not wanted.attempt
+    return (not wanted.attempt or told.trajectory.attempt == wanted.attempt) and wanted.index in (None, told.trajectory.index)
+
+
+def _nothing(history: History, target: str, wanted: Target) -> UserError:
+    if wanted.coordinates is not None:
+        return UserError(
+            f"At {target} lies no trajectory of {history.run_id}.",
+            hint="Another run's record may lie there, or a transaction's mark: `echoswarm tail trajectories --all-runs` shows all.",
+        )
+    seq = number_of(wanted.group.rpartition("/")[2])
+    drop = None if seq is None else history.fates.drop_of_group(seq)
+    if drop is not None:
+        return UserError(
+            f"{wanted.group} has no trajectory: its seq was dropped at version {drop.learner_version}, {drop.why.value}.",
+            hint=harmless(drop.detail) or "`echoswarm tail drops` shows drops.",
+        )
+    if wanted.attempt:
+        return UserError(f"The log holds no trajectory {target}.", hint=f"`echoswarm show {wanted.group}` shows all of the group.")
+    newest = max((int(step.seqs.max()) for step in history.log.steps if len(step.seqs)), default=None)
+    hint = "Nothing was trained yet." if newest is None else f"The highest seq that was trained is {newest}."
+    return UserError(
+        f"There is no group {wanted.group} in the log.", hint=f"{hint} Groups of an evaluation are named {history.run_id}/eval-3."
+    )
+
+
+def _show_all(history: History, found: Sequence[Told], pieces: Pieces | None, colour: Colour) -> None:
+    groups = {each.trajectory.group_id for each in found if each.trajectory is not None}
+    attempts = {each.trajectory.attempt for each in found if each.trajectory is not None}
+    what = ", ".join(sorted(groups)) or "a record that nobody can read"
+    tries = "" if len(attempts) < 2 else f" of {len(attempts)} attempts"
+    out.print(Text.assemble((harmless(what), "bold"), f": {len(found)} {'sample' if len(found) == 1 else 'samples'}{tries}"))
+    if pieces is None:
+        out.print(Text("The tokenizer is not on this machine: token ids stand for text.", "dim"))
+    if colour is not Colour.NONE and out.is_terminal:
+        out.print(LEGENDS[colour])
+    for each in found:
+        _show_one(each, pieces, colour)
+    for note in history.notes:
+        err.print(f"note: {note}", markup=False)
+
+
+def _show_one(told: Told, pieces: Pieces | None, colour: Colour) -> None:
+    trajectory = told.trajectory
+    where = f"{told.where.partition}:{told.where.offset}"
+    time = datetime.fromtimestamp(told.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    name = "unreadable" if trajectory is None else f"attempt {trajectory.attempt}, sample {trajectory.index}"
+    out.print()
+    out.print(Text.assemble((where, "bold cyan"), f"  {harmless(name)}  ", (_fate_line(told), _FATE_STYLES.get(told.fate, "blue"))))
+    if trajectory is None:
+        out.print(Text(f"  written {time}; the bytes are no record: `echoswarm tail trajectories.dlq` shows the copy and why."))
+        return
+    rewards = "  ".join(f"{harmless(reward)} {value:.4g}" for reward, value in sorted(told.rewards.items())) or "none"
+    turn_rewards = f"   by turn {', '.join(f'{value:.4g}' for value in trajectory.turn_rewards)}" if trajectory.turn_rewards else ""
+    _line("rewards", f"{rewards}{turn_rewards}")
+    _line("versions", ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in trajectory.version_spans))
+    _line("sampled", f"{trajectory.worker_id}, {trajectory.engine}, ended by {trajectory.finish_reason.value}, written {time}")
+    _line("tokens", _tokens_line(trajectory, pieces))
+    for turn in turns_of(trajectory):
+        title = "policy" if turn.is_generated else "given"
+        out.print(
+            Text.assemble((f"  {title:<9}", "dim"), (f"[{turn.start}, {turn.end})  ", "dim"), paint(told, trajectory, turn, pieces, colour))
+        )
+    if pieces is None:
+        _line("prompt", trajectory.prompt)
+        _line("answer", trajectory.completion)
+
+
+def _fate_line(told: Told) -> str:
+    if told.fate is Fate.TRAINED:
+        return f"{became(told)}, advantage {told.outcome.advantage:+.4f}"
+    if told.drop is None:
+        return told.fate.value
+    detail = f" ({harmless(told.drop.detail)})" if told.drop.detail else ""
+    whole = ", with its seq" if told.drop.of_group else ""
+    return f"{became(told)}{whole}, learner at v{told.drop.learner_version}{detail}"
+
+
+def _tokens_line(trajectory: Trajectory, pieces: Pieces | None) -> str:
+    values, places = trajectory.logprob_values, generated_places(trajectory)
+    order = sorted(range(len(places)), key=lambda at: float(values[at]))[:_UNLIKELY]
+    tokens = trajectory.tokens
+    named = []
+    for at in order:
+        token = int(tokens[places[at]])
+        text = repr(pieces([token])[0]) if pieces is not None else str(token)
+        named.append(f"{text} at {places[at]} ({float(values[at]):.2f})")
+    return (
+        f"{len(tokens)}, of them {len(places)} generated; mean log-probability {float(values.mean()):.3f}; least likely {', '.join(named)}"
+    )
+
+
+def _line(title: str, text: str) -> None:
+    out.print(Text.assemble((f"  {title:<9}", "dim"), harmless(text)))
