@@ -86,6 +86,8 @@ class History:
         """What the books do not know: fates may be missing for it."""
         self.missing: list[str] = []
         """What `read` was asked for and retention has removed, a sentence each."""
+        self.read_to: dict[int, int] = {}
+        """Where each partition of `trajectories` ended for the last `read`: from there on the history is followed (`following.follow`)."""
         self._steps = StepsFollower(self.bus, self.log)
         try:
             self._drops = DropsFollower(self.bus, self.log)
@@ -127,6 +129,7 @@ class History:
         with RawLog(self.bus, self.bus.namespace.topic(TRAJECTORIES), self._profile(selection)) as trajectories:
             plan = plan_ranges(selection.range, self.log, self.fates, trajectories)
             self.missing += plan.missing
+            self.read_to = dict(trajectories.ends)
             yield from self._read(plan, selection, trajectories, rewards=rewards, by_time=by_time)
 
     def _read(

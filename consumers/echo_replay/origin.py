@@ -99,6 +99,7 @@ def origin_of(history: History, version: int, *, with_samples: bool = True) -> O
     if version in reports:
         _enter(origin, history.read(Selection(range=Steps(version, version))))
         origin.missing += history.missing
+        origin.groups = dict(sorted(origin.groups.items(), key=lambda item: (len(item[0]), item[0])))
     if with_samples and version in published(history.log):
         for told in history.read(Selection(range=Versions(version, version)), rewards=False):
             origin.became[became(told)] += 1

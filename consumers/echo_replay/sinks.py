@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -68,6 +67,11 @@ def open_sink(bus: Bus, target: str, stream: IO[str], about: dict[str, Any]) -> 
     return TopicSink(bus, target)
 
 
+def is_whole(target: str) -> bool:
+    """Whether the target is there only when all is written: a file or a folder."""
+    return target != STREAM and (target.endswith(_LINES) or "/" in target or Path(target).is_dir())
+
+
 class StreamSink:
     """JSON lines to standard output."""
 
@@ -89,9 +93,8 @@ class FileSink:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        self._staged = Path(name)
-        self._file = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._staged = path.with_name(f".{path.name}.{os.getpid()}")
+        self._file = self._staged.open("w", encoding="utf-8")
 
     def write(self, told: Told) -> None:
         self._file.write(line_of(told))
@@ -112,7 +115,8 @@ class FolderSink:
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self._path, self._about = path, about
-        self._staged = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        self._staged = path.with_name(f".{path.name}.{os.getpid()}")
+        self._staged.mkdir()
         self._files: dict[int, tuple[IO[bytes], Any]] = {}
         self._counts: dict[int, int] = {}
 
@@ -135,8 +139,6 @@ class FolderSink:
             files[_file_of(number)] = {"partition": number, "records": self._counts[number], "sha256": digest.hexdigest()}
         content = json.dumps({**self._about, "files": files}, indent=1, ensure_ascii=False)
         (self._staged / "manifest.json").write_text(content + "\n", encoding="utf-8")
-        # A temporary folder is its maker's alone; this one is for whoever may read its parent.
-        self._staged.chmod(self._path.parent.stat().st_mode & 0o755)
         self._staged.rename(self._path)
 
     def abandon(self) -> None:

@@ -33,6 +33,8 @@ FateName = Annotated[
 ]
 SampleIndex = Annotated[int | None, typer.Option("--sample", min=0, help="Only this member of each group.")]
 
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come, each when its fate is known or after a minute.")]
+
 
 @commands.command("show")
 def show(
@@ -86,6 +88,7 @@ def search(
     purpose: PurposeName = "",
     fate: FateName = "",
     sample: SampleIndex = None,
+    follow: Follow = False,
     as_json: AsJson = False,
 ) -> None:
     """Find trajectories by their text or their tokens, in one range of the past or in all of it."""
@@ -98,7 +101,7 @@ def search(
             worker=worker, task=task, purpose=purpose, fate=fate, sample=sample,
         )  # fmt: skip
         body.search(
-            config, pattern, options, run=run, tokens=tokens, within=within, ignore_case=ignore_case, limit=limit, as_json=as_json
+            config, pattern, options, run=run, tokens=tokens, within=within, ignore_case=ignore_case, limit=limit, follow=follow, as_json=as_json
         )  # fmt: skip
 
 
@@ -125,6 +128,7 @@ def replay(
     purpose: PurposeName = "",
     fate: FateName = "",
     sample: SampleIndex = None,
+    follow: Follow = False,
 ) -> None:
     """Write trajectories of the past again, byte for byte, each with where it comes from."""
     from echo_ops.cli import replay as body
@@ -135,4 +139,4 @@ def replay(
             version=version, step=step, offsets=tuple(offsets or ()), since=since, until=until, groups=tuple(group or ()),
             worker=worker, task=task, purpose=purpose, fate=fate, sample=sample,
         )  # fmt: skip
-        body.replay(config, options, into, run=run, rate=rate, pace=pace)
+        body.replay(config, options, into, run=run, rate=rate, pace=pace, follow=follow)

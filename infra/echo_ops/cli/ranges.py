@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from echo_bus.bus import Bus
-from echo_replay.history import History, open_history
+from echo_replay.following import follow
+from echo_replay.history import History, Told, open_history
 from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
 from echo_schemas.errors import UserError
 from echo_schemas.headers import number_of
 from echo_schemas.records import Purpose
 from echo_settings.section import part_of_key
 
+# Longer than a batch takes to be trained is not waited: whoever follows wants to see something.
+_HOLD_S = 60.0
 _SPAN = re.compile(r"v?(\d{1,18})(?:\.\.v?(\d{1,18}))?")
 _OFFSETS = re.compile(r"(\d{1,9})[:@](\d{1,18})(?:\.\.(\d{1,18}))?")
 _AGO = re.compile(r"(\d{1,9}(?:\.\d+)?)(s|m|h|d)")
@@ -48,6 +51,12 @@ def history_of(bus: Bus, run_id: str) -> History:
             f"{run_id!r} is no name of a run.", hint="A run's name has letters, digits, '.', '_' and '-', and no slash; a group is demo/17."
         ) from None
     return open_history(bus, run_id)
+
+
+def going_on(history: History, selection: Selection, *, by_time: bool = False) -> Iterator[Told]:
+    """The past, and then what comes, each new record when its fate is known or after `_HOLD_S`."""
+    yield from history.read(selection, by_time=by_time)
+    yield from follow(history, selection, history.read_to, hold_s=_HOLD_S)
 
 
 def selection_of(options: RangeOptions, run_id: str, now_ms: int) -> Selection:

@@ -12,28 +12,31 @@ from typing import Literal
 from echo_bus.clock import SystemClock
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.output import err
-from echo_ops.cli.ranges import RangeOptions, history_of, selection_of
+from echo_ops.cli.ranges import RangeOptions, going_on, history_of, selection_of
 from echo_replay.history import Told
 from echo_replay.replaying import at_original_pace, at_rate
 from echo_replay.replaying import replay as write_again
-from echo_replay.sinks import STREAM, open_sink
+from echo_replay.sinks import STREAM, is_whole, open_sink
 from echo_schemas.errors import UserError
 
 Pace = Literal["full", "original"]
 
 
-def replay(config: Path | None, options: RangeOptions, into: str, *, run: str, rate: float | None, pace: Pace) -> None:
+def replay(config: Path | None, options: RangeOptions, into: str, *, run: str, rate: float | None, pace: Pace, follow: bool) -> None:
     """Write what is selected again, and say how many records that were."""
     if rate is not None and pace == "original":
         raise UserError("--rate and --pace original contradict each other.", hint="Leave one of them out.")
+    if follow and is_whole(into):
+        raise UserError(f"{into} would never be finished: what is followed has no end.", hint="Follow into a topic, or into -.")
     clock = SystemClock()
     settings = read_settings(config)
     run_id = run or settings.run.name
     selection = selection_of(options, run_id, clock.time_ms())
     bus = reach_bus(settings)
     with history_of(bus, run_id) as history:
-        # What a topic gets is the bytes alone; a line also says what became of them.
-        told: Iterator[Told] = history.read(selection, by_time=pace == "original")
+        told: Iterator[Told] = (
+            going_on(history, selection, by_time=pace == "original") if follow else history.read(selection, by_time=pace == "original")
+        )
         first = next(told, None)
         for sentence in history.missing:
             err.print(f"missing: {sentence}", markup=False)

@@ -13,7 +13,7 @@ from echo_bus.clock import SystemClock
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.harmless import harmless
 from echo_ops.cli.output import err, out
-from echo_ops.cli.ranges import RangeOptions, history_of, selection_of
+from echo_ops.cli.ranges import RangeOptions, going_on, history_of, selection_of
 from echo_replay.history import Told
 from echo_replay.origin import became
 from echo_replay.searching import Hit, TextMatcher, TokenMatcher, parse_tokens
@@ -25,6 +25,8 @@ Within = Literal["prompt", "answer", "both"]
 _FIELDS = {"prompt": ("prompt",), "answer": ("completion",), "both": ("prompt", "completion")}
 # Characters and tokens that are shown before and after what was found.
 _AROUND, _TOKENS_AROUND = 40, 4
+# Where there are no colours, these stand around what was found.
+_MARKS = ("«", "»")
 
 
 def search(
@@ -37,6 +39,7 @@ def search(
     within: Within,
     ignore_case: bool,
     limit: int,
+    follow: bool,
     as_json: bool,
 ) -> None:
     """Print each hit as it is found, and at the end how many there are."""
@@ -50,7 +53,7 @@ def search(
     selection = selection_of(options, run_id, SystemClock().time_ms())
     num_looked_at = num_found = 0
     with history_of(reach_bus(settings), run_id) as history:
-        for told in history.read(selection):
+        for told in going_on(history, selection) if follow else history.read(selection):
             if told.trajectory is None:
                 continue
             num_looked_at += 1
@@ -94,7 +97,7 @@ def _snippet(trajectory: Trajectory, hit: Hit) -> Text:
                 tokens[hit.end : hit.end + _TOKENS_AROUND],
             )
         )
-        return Text.assemble((f"tokens at {hit.start}: ", "dim"), f"{before} ", (inside, "bold reverse"), f" {after}")
+        return Text.assemble((f"tokens at {hit.start}: ", "dim"), f"{before} ", (_marked(inside), "bold reverse"), f" {after}")
     before, inside, after = (
         harmless(part)
         for part in (
@@ -104,4 +107,8 @@ def _snippet(trajectory: Trajectory, hit: Hit) -> Text:
         )
     )
     name = "prompt" if hit.where == "prompt" else "answer"
-    return Text.assemble((f"{name}: ", "dim"), before, (inside, "bold reverse"), after)
+    return Text.assemble((f"{name}: ", "dim"), before, (_marked(inside), "bold reverse"), after)
+
+
+def _marked(text: str) -> str:
+    return text if out.is_terminal else text.join(_MARKS)

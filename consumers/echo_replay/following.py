@@ -1,0 +1,123 @@
+"""The history as it goes on: what comes to the log behind a range that was read, each record told once.
+
+    new trajectory ─▶ held ─▶ told as soon as it has a fate, or when it was held for `hold_s`
+    new reward     ─▶ to the one that is held
+    steps, drops   ─▶ the books, looked at again every second while something is held
+
+At most `_MOST_HELD` records are held; beyond that the oldest is told as it is. One thread, the caller's, and it never ends by itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from echo_bus.client import profiles
+from echo_bus.client.cluster import RawMessage
+from echo_replay.fates import Outcome
+from echo_replay.history import History, Told
+from echo_replay.raw_log import RawLog
+from echo_replay.selection import Fate, Offsets, Selection, Steps
+from echo_replay.sieve import Sieve
+from echo_schemas.errors import InvalidRecord, UserError
+from echo_schemas.projection import Projection
+from echo_schemas.records import Coordinates, Purpose, Reward, Trajectory
+from echo_schemas.topics import REWARDS, TRAJECTORIES
+
+_MOST_HELD = 10_000
+_LOOK_AGAIN_S = 1.0
+_REWARD = ("of.partition", "of.offset", "name", "value")
+Place = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Held:
+    """A record that waits for its fate until `until_s`."""
+
+    raw: RawMessage
+    trajectory: Trajectory | None
+    until_s: float
+    rewards: dict[str, float] = field(default_factory=dict)
+
+
+def follow(history: History, selection: Selection, positions: Mapping[int, int], *, hold_s: float) -> Iterator[Told]:
+    """What of `selection` comes to `trajectories` from `positions` (partition → offset) on, for ever.
+
+    Raises UserError for a selection that is a cut of the past: of steps or of offsets; TransportError, RegistryError.
+    """
+    if isinstance(selection.range, Offsets | Steps):
+        raise UserError("Offsets and steps are in the past: nothing of them is to come.", hint="Follow versions, a group, or everything.")
+    with ExitStack() as stack:
+        open_log = [
+            stack.enter_context(RawLog(history.bus, history.bus.namespace.topic(topic), profiles.LOOK)) for topic in (TRAJECTORIES, REWARDS)
+        ]
+        trajectories, rewards = open_log
+        yield from _Following(history, selection, hold_s).told(trajectories.follow(positions), rewards.follow(rewards.ends))
+
+
+class _Following:
+    def __init__(self, history: History, selection: Selection, hold_s: float) -> None:
+        self._history, self._clock, self._hold_s = history, history.bus.clock, hold_s
+        # The fate is not known yet when a record comes: it is compared when the record is told.
+        self._sieve = Sieve(history.run_id, replace(selection, fates=frozenset()), history.fates, history.bus.codec)
+        self._fates = selection.fates
+        self._read_reward = Projection(Reward, _REWARD, history.bus.codec.ids).read
+        self._held: OrderedDict[Place, _Held] = OrderedDict()
+        self._early: OrderedDict[Place, dict[str, float]] = OrderedDict()
+        self._look_s = 0.0
+
+    def told(self, trajectories: Iterator[list[RawMessage]], rewards: Iterator[list[RawMessage]]) -> Iterator[Told]:
+        for messages, judged in zip(trajectories, rewards, strict=False):
+            for raw in messages:
+                self._hold(raw)
+            for raw in judged:
+                self._judge(raw)
+            now_s = self._clock.monotonic_s()
+            if self._held and now_s >= self._look_s:
+                self._history.refresh()
+                self._look_s = now_s + _LOOK_AGAIN_S
+            yield from self._ready(now_s)
+
+    def _hold(self, raw: RawMessage) -> None:
+        if (passed := self._sieve.look(raw)) is not None:
+            place = (raw.partition() or 0, raw.offset() or 0)
+            until_s = self._clock.monotonic_s() + self._hold_s
+            self._held[place] = _Held(raw, passed[0], until_s, self._early.pop(place, {}))
+
+    def _judge(self, raw: RawMessage) -> None:
+        try:
+            partition, offset, name, value = self._read_reward(raw.value())
+        except InvalidRecord:
+            return
+        if value is None:
+            return
+        place = (partition, offset)
+        found = self._held[place].rewards if place in self._held else self._early.setdefault(place, {})
+        found.setdefault(name.decode(errors="replace"), value)
+        if len(self._early) > _MOST_HELD:
+            self._early.popitem(last=False)
+
+    def _ready(self, now_s: float) -> Iterator[Told]:
+        """Those that have a fate, or have waited long enough; from the oldest on."""
+        for place, held in list(self._held.items()):
+            purpose, seq = (None, None) if held.trajectory is None else (held.trajectory.purpose, held.trajectory.seq)
+            outcome = self._history.fates.of(*place, purpose, seq)
+            waits = outcome.fate is Fate.OPEN or (purpose not in (None, Purpose.TRAIN) and not held.rewards)
+            if waits and now_s < held.until_s and len(self._held) <= _MOST_HELD:
+                continue
+            del self._held[place]
+            if not self._fates or outcome.fate in self._fates:
+                yield _told(place, held, outcome)
+
+
+def _told(place: Place, held: _Held, outcome: Outcome) -> Told:
+    return Told(
+        where=Coordinates(partition=place[0], offset=place[1]),
+        time_ms=held.raw.timestamp()[1],
+        raw=held.raw,
+        trajectory=held.trajectory,
+        rewards=held.rewards,
+        outcome=outcome,
+    )
