@@ -101,8 +101,17 @@ def search(
             worker=worker, task=task, purpose=purpose, fate=fate, sample=sample,
         )  # fmt: skip
         body.search(
-            config, pattern, options, run=run, tokens=tokens, within=within, ignore_case=ignore_case, limit=limit, follow=follow, as_json=as_json
-        )  # fmt: skip
+            config,
+            pattern,
+            options,
+            run=run,
+            tokens=tokens,
+            within=within,
+            ignore_case=ignore_case,
+            limit=limit,
+            follow=follow,
+            as_json=as_json,
+        )
 
 
 @commands.command("replay")

@@ -158,14 +158,16 @@ def _show_one(told: Told, pieces: Pieces | None, colour: Colour) -> None:
     _line("versions", ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in trajectory.version_spans))
     _line("sampled", f"{trajectory.worker_id}, {trajectory.engine}, ended by {trajectory.finish_reason.value}, written {time}")
     _line("tokens", _tokens_line(trajectory, pieces))
+    said = ""
     for turn in turns_of(trajectory):
         title = "policy" if turn.is_generated else "given"
-        out.print(
-            Text.assemble((f"  {title:<9}", "dim"), (f"[{turn.start}, {turn.end})  ", "dim"), paint(told, trajectory, turn, pieces, colour))
-        )
-    if pieces is None:
-        _line("prompt", trajectory.prompt)
-        _line("answer", trajectory.completion)
+        painted = paint(told, trajectory, turn, pieces, colour)
+        said += painted.plain
+        out.print(Text.assemble((f"  {title:<9}", "dim"), (f"[{turn.start}, {turn.end})  ", "dim"), painted))
+    # The record's own words: where no tokenizer says them, and where they are others than those of its tokens.
+    for title, text in (("prompt", trajectory.prompt), ("answer", trajectory.completion)):
+        if pieces is None or harmless(text, keep_lines=True) not in said:
+            _line(title, text)
 
 
 def _fate_line(told: Told) -> str:
