@@ -10,8 +10,7 @@ At most `_MOST_HELD` records are held; beyond that the oldest is told as it is. 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from echo_bus.client import profiles
@@ -42,19 +41,22 @@ class _Held:
     rewards: dict[str, float] = field(default_factory=dict)
 
 
-def follow(history: History, selection: Selection, positions: Mapping[int, int], *, hold_s: float) -> Iterator[Told]:
-    """What of `selection` comes to `trajectories` from `positions` (partition → offset) on, for ever.
+def follow(history: History, selection: Selection, *, hold_s: float) -> Iterator[Told]:
+    """What of `selection` comes to `trajectories` from where the last `history.read` ended on, for ever.
 
     Raises UserError for a selection that is a cut of the past: of steps or of offsets; TransportError, RegistryError.
     """
     if isinstance(selection.range, Offsets | Steps):
         raise UserError("Offsets and steps are in the past: nothing of them is to come.", hint="Follow versions, a group, or everything.")
-    with ExitStack() as stack:
-        open_log = [
-            stack.enter_context(RawLog(history.bus, history.bus.namespace.topic(topic), profiles.LOOK)) for topic in (TRAJECTORIES, REWARDS)
-        ]
-        trajectories, rewards = open_log
-        yield from _Following(history, selection, hold_s).told(trajectories.follow(positions), rewards.follow(rewards.ends))
+    namespace = history.bus.namespace
+    with (
+        RawLog(history.bus, namespace.topic(TRAJECTORIES), profiles.READER) as trajectories,
+        RawLog(history.bus, namespace.topic(REWARDS), profiles.READER) as rewards,
+    ):
+        judged_from = history.rewards_to or rewards.ends
+        yield from _Following(history, selection, hold_s).told(
+            trajectories.follow(history.read_to or trajectories.ends), rewards.follow(judged_from)
+        )
 
 
 class _Following:

@@ -18,6 +18,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
@@ -88,6 +89,8 @@ class History:
         """What `read` was asked for and retention has removed, a sentence each."""
         self.read_to: dict[int, int] = {}
         """Where each partition of `trajectories` ended for the last `read`: from there on the history is followed (`following.follow`)."""
+        self.rewards_to: dict[int, int] = {}
+        """The same of `rewards`, looked at a little earlier: what judges a later trajectory lies behind it."""
         self._steps = StepsFollower(self.bus, self.log)
         try:
             self._drops = DropsFollower(self.bus, self.log)
@@ -114,7 +117,8 @@ class History:
     def refresh(self) -> bool:
         """Read what the learner has said since; whether it has said anything. Raises DeadlineExceeded, TransportError."""
         steps = self._steps.read()
-        self.fates.add_steps(steps)
+        if steps:
+            self.fates.add_steps(steps)
         drops = list(self._settled_drops())
         self.fates.add_drops(drops)
         return bool(steps or drops)
@@ -126,40 +130,19 @@ class History:
         DeadlineExceeded, TransportError, RegistryError.
         """
         self.missing.clear()
-        with RawLog(self.bus, self.bus.namespace.topic(TRAJECTORIES), self._profile(selection)) as trajectories:
+        profile = self._profile(selection)
+        with ExitStack() as stack:
+            join = stack.enter_context(closing(_Rewards(self.bus, self.run_id, selection, profile))) if rewards else None
+            if join is not None:
+                self.rewards_to = dict(join.ends)
+            trajectories = stack.enter_context(RawLog(self.bus, self.bus.namespace.topic(TRAJECTORIES), profile))
             plan = plan_ranges(selection.range, self.log, self.fates, trajectories)
             self.missing += plan.missing
             self.read_to = dict(trajectories.ends)
-            yield from self._read(plan, selection, trajectories, rewards=rewards, by_time=by_time)
-
-    def _read(
-        self, plan: Plan, selection: Selection, trajectories: RawLog, *, rewards: bool, by_time: bool
-    ) -> Iterator[Told]:  # fmt: skip
-        sieve = Sieve(self.run_id, selection, self.fates, self.bus.codec)
-        keys = selection.range.group_ids if isinstance(selection.range, Groups) else frozenset()
-        join = _Rewards(self.bus, self.run_id, frozenset(key.encode() for key in keys), self._profile(selection)) if rewards else None
-        try:
+            sieve = Sieve(self.run_id, selection, self.fates, self.bus.codec)
             for pieces in [plan.pieces] if by_time else [[piece] for piece in plan.pieces]:
                 messages = _merged(trajectories, pieces) if by_time else _in_order(trajectories, pieces[0])
-                first = next(messages, None)
-                if first is None:
-                    continue
-                columns = {} if join is None else join.columns(pieces, first.timestamp()[1])
-                for raw in itertools.chain([first], messages):
-                    partition, offset = raw.partition() or 0, raw.offset() or 0
-                    if not plan.wants(partition, offset) or (passed := sieve.look(raw)) is None:
-                        continue
-                    yield Told(
-                        where=Coordinates(partition=partition, offset=offset),
-                        time_ms=raw.timestamp()[1],
-                        raw=raw,
-                        trajectory=passed[0],
-                        rewards=columns[partition].of(offset) if partition in columns else {},
-                        outcome=passed[1],
-                    )
-        finally:
-            if join is not None:
-                join.close()
+                yield from _told(plan, pieces, messages, sieve, join)
 
     def _read_books(self) -> None:
         self._steps.read()
@@ -184,7 +167,8 @@ class History:
         try:
             yield from self._drops.each(goal, _SETTLE_S)
         except DeadlineExceeded:
-            self.notes.append("a transaction on drops is open: what it drops is shown as open")
+            note = "a transaction on drops is open: what it drops is shown as open"
+            self.notes += [] if note in self.notes else [note]
 
     def _note_gaps(self) -> None:
         if not self.log.has_whole_history:
@@ -211,10 +195,17 @@ def open_history(bus: Bus, run_id: str) -> History:
 class _Rewards:
     """Rewards of pieces of `trajectories`, read from the time of the first record on to the end: one may be attached long afterwards."""
 
-    def __init__(self, bus: Bus, run_id: str, keys: frozenset[bytes], profile: profiles.Properties) -> None:
-        """`keys`: of the groups that are wanted; empty: all."""
-        self._ids, self._run_id, self._keys = bus.codec.ids, run_id, keys
+    def __init__(self, bus: Bus, run_id: str, selection: Selection, profile: profiles.Properties) -> None:
+        self._ids, self._run_id = bus.codec.ids, run_id
+        groups = selection.range.group_ids if isinstance(selection.range, Groups) else frozenset()
+        # Of the groups that are wanted; empty: of all.
+        self._keys = frozenset(group.encode() for group in groups)
         self._log = RawLog(bus, bus.namespace.topic(REWARDS), profile)
+
+    @property
+    def ends(self) -> Mapping[int, int]:
+        """Where each partition of `rewards` ended when it was opened."""
+        return self._log.ends
 
     def columns(self, pieces: list[Piece], first_ms: int) -> dict[int, RewardColumns]:
         """By partition, for records of `pieces`, of which the oldest was written at `first_ms`."""
@@ -235,6 +226,28 @@ class _Rewards:
 
     def close(self) -> None:
         self._log.close()
+
+
+def _told(
+    plan: Plan, pieces: list[Piece], messages: Iterator[RawMessage], sieve: Sieve, join: _Rewards | None
+) -> Iterator[Told]:  # fmt: skip
+    """The messages of some pieces that are wanted, with their rewards."""
+    first = next(messages, None)
+    if first is None:
+        return
+    columns = {} if join is None else join.columns(pieces, first.timestamp()[1])
+    for raw in itertools.chain([first], messages):
+        partition, offset = raw.partition() or 0, raw.offset() or 0
+        if not plan.wants(partition, offset) or (passed := sieve.look(raw)) is None:
+            continue
+        yield Told(
+            where=Coordinates(partition=partition, offset=offset),
+            time_ms=raw.timestamp()[1],
+            raw=raw,
+            trajectory=passed[0],
+            rewards=columns[partition].of(offset) if partition in columns else {},
+            outcome=passed[1],
+        )
 
 
 def _in_order(log: RawLog, piece: Piece) -> Iterator[RawMessage]:

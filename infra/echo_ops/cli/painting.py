@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import numpy as np
 from rich.text import Text
 
 from echo_ops.cli.harmless import harmless
@@ -114,7 +113,7 @@ def style_of_logprob(value: float) -> str:
 
 def generated_places(trajectory: Trajectory) -> list[int]:
     """Positions of the generated tokens, in the order of `logprobs`."""
-    return np.concatenate([np.arange(span.start, span.end) for span in trajectory.generated]).tolist()
+    return [place for span in trajectory.generated for place in range(span.start, span.end)]
 
 
 LEGENDS = {

@@ -56,7 +56,7 @@ def history_of(bus: Bus, run_id: str) -> History:
 def going_on(history: History, selection: Selection, *, by_time: bool = False) -> Iterator[Told]:
     """The past, and then what comes, each new record when its fate is known or after `_HOLD_S`."""
     yield from history.read(selection, by_time=by_time)
-    yield from follow(history, selection, history.read_to, hold_s=_HOLD_S)
+    yield from follow(history, selection, hold_s=_HOLD_S)
 
 
 def selection_of(options: RangeOptions, run_id: str, now_ms: int) -> Selection:

@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 
 from confluent_kafka import TopicPartition
 
+from echo_replay.following import follow
 from echo_replay.history import Told, open_history
 from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
 from echo_schemas.errors import UserError
@@ -124,3 +125,29 @@ def test_a_range_that_is_not_there(sound: SoundRun, where: Where, says: str) -> 
 def test_a_run_that_is_not_there(sound: SoundRun) -> None:
     with pytest.raises(UserError, match="knows no run 'nobodys'"):
         open_history(sound.pipeline.bus, "nobodys")
+
+
+def test_what_comes_is_told_once_with_its_reward(sound: SoundRun, tmp_path: Path) -> None:
+    copy = sound.forge(tmp_path)
+    with open_history(copy.bus, DEMO) as history:
+        num_read = len(list(history.read()))
+        coming = follow(history, Selection(), hold_s=WAIT_S)
+        judged = copy.sample(50, 0, purpose=Purpose.EVAL)
+        # Before anything is followed the generator has not begun: its readers stand at the ends as they are at the first `next`.
+        (where,) = copy.write(TRAJECTORIES, judged)
+        copy.write_reward(judged, where, 0.75, name="exact")
+        first = next(coming)
+        assert (first.where, first.fate) == (where, Fate.EVALUATED)
+        coming.close()
+        assert len(list(history.read())) == num_read + 1
+
+
+def test_what_is_followed_is_told_after_a_while_even_without_a_fate(sound: SoundRun, tmp_path: Path) -> None:
+    copy = sound.forge(tmp_path)
+    with open_history(copy.bus, DEMO) as history:
+        list(history.read())
+        (where,) = copy.write(TRAJECTORIES, copy.sample(50, 0))
+        first = next(follow(history, Selection(), hold_s=0.0))
+        assert (first.where, first.fate) == (where, Fate.OPEN)
+        with pytest.raises(UserError, match="are in the past"):
+            next(follow(history, Selection(range=Steps(1, 2)), hold_s=0.0))
