@@ -205,7 +205,7 @@ class TopicSink:
 
 
 def line_of(told: Told) -> str:
-    """One line of JSON: the bytes in base64 under `raw`, and what they say."""
+    """One line of JSON, all ASCII (so nothing in it moves a terminal): the bytes in base64 under `raw`, and what they say."""
     raw = told.raw
     content = {
         "from": {"topic": raw.topic(), "partition": told.where.partition, "offset": told.where.offset},
@@ -217,7 +217,7 @@ def line_of(told: Told) -> str:
             "headers": [[name, _text(value)] for name, value in raw_headers(raw)],
         },
     }
-    return json.dumps(content, ensure_ascii=False) + "\n"
+    return json.dumps(content) + "\n"
 
 
 def spoken(told: Told) -> dict[str, Any]:

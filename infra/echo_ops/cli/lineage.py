@@ -33,7 +33,7 @@ def lineage(config: Path | None, version: str, *, run: str, as_json: bool) -> No
     with history_of(reach_bus(settings), run or settings.run.name) as history:
         origin = origin_of(history, int(match[1]))
         if as_json:
-            sys.stdout.write(json.dumps(origin.to_plain(), ensure_ascii=False) + "\n")
+            sys.stdout.write(json.dumps(origin.to_plain()) + "\n")
             return
         _show_made(history, origin)
         _show_groups(origin, _NAMED)
@@ -47,7 +47,7 @@ def lineage(config: Path | None, version: str, *, run: str, as_json: bool) -> No
 def show_step(history: History, origin: Origin, *, as_json: bool) -> None:
     """What `echoswarm show v120` prints: the step with every group of it."""
     if as_json:
-        sys.stdout.write(json.dumps(origin.to_plain(), ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(origin.to_plain()) + "\n")
         return
     _show_made(history, origin)
     _show_groups(origin, len(origin.groups))

@@ -76,7 +76,7 @@ def _show(told: Told, trajectory: Trajectory, hit: Hit, *, as_json: bool) -> Non
             "found": {"in": hit.where, "start": hit.start, "end": hit.end},
             **spoken(told),
         }
-        sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(content) + "\n")
         return
     rewards = " ".join(f"{harmless(name)} {value:.3g}" for name, value in sorted(told.rewards.items()))
     place = f"{told.where.partition}:{told.where.offset}"

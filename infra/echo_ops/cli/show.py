@@ -28,7 +28,9 @@ from echo_schemas.records import Trajectory
 
 _VERSION = re.compile(r"v(\d{1,18})")
 _COORDINATES = re.compile(r"(?:trajectories)?\[?(\d{1,9})\]?\s?[:@]\s?(\d{1,18})")
-_MEMBER = re.compile(r"(?P<run>[^/]+)/(?P<group>(?:eval-|probe-)?\d{1,18})(?:/(?P<attempt>[^/]+)(?:/(?P<index>\d{1,9}))?)?")
+_REST = r"(?P<group>(?:eval-|probe-)?\d{1,18})(?:/(?P<attempt>[^/]+)(?:/(?P<index>\d{1,9}))?)?"
+_MEMBER = re.compile(_REST)
+_MEMBER_OF_RUN = re.compile(rf"(?P<run>[^/]+)/{_REST}")
 _FATE_STYLES = {Fate.TRAINED: "green", Fate.DROPPED: "yellow", Fate.DEAD: "red"}
 # Tokens that are named as the least likely ones.
 _UNLIKELY = 3
@@ -52,14 +54,11 @@ def parse_target(text: str, run_id: str) -> Target:
         return Target(version=int(match[1]))
     if (match := _COORDINATES.fullmatch(text)) is not None:
         return Target(coordinates=(int(match[1]), int(match[2])))
-    if (match := _MEMBER.fullmatch(text)) is not None:
-        group = parse_group(match["group"], match["run"])
-        return Target(group=group, run=match["run"], attempt=match["attempt"] or "", index=number_of(match["index"]))
-    if "/" not in text and not any(mark in text for mark in ":@"):
-        try:
-            return Target(group=parse_group(text, run_id), run=run_id)
-        except UserError:
-            pass
+    # A run may be called 17, too: then it is named by --run.
+    if (match := _MEMBER.fullmatch(text) or _MEMBER_OF_RUN.fullmatch(text)) is not None:
+        run = match.groupdict().get("run") or run_id
+        group = parse_group(match["group"], run)
+        return Target(group=group, run=run, attempt=match["attempt"] or "", index=number_of(match["index"]))
     raise UserError(
         f"{text!r} is no group, no coordinates and no version.",
         hint=f"Write {run_id}/17 (a group; a run's name has no slash), 3:1234 (partition and offset of trajectories) or v120 (a version).",
@@ -79,13 +78,13 @@ def show(config: Path | None, target: str, *, run: str, colour: Colour, as_json:
             return
         found = list(history.read(_selection(wanted)))
         for sentence in history.missing:
-            err.print(f"[yellow]missing:[/] {sentence}", soft_wrap=True)
+            err.print(f"missing: {sentence}", markup=False)
         found = [each for each in found if _is_wanted(each, wanted)]
         if not found:
             raise _nothing(history, target, wanted)
         if as_json:
             for each in found:
-                sys.stdout.write(json.dumps({"at": [each.where.partition, each.where.offset], **spoken(each)}, ensure_ascii=False) + "\n")
+                sys.stdout.write(json.dumps({"at": [each.where.partition, each.where.offset], **spoken(each)}) + "\n")
             return
         base = history.log.runs[-1].model if history.log.runs else settings.policy.base
         _show_all(history, found, tokenizer_of(base), colour)
@@ -101,7 +100,10 @@ def _selection(wanted: Target) -> Selection:
 def _is_wanted(told: Told, wanted: Target) -> bool:
     if told.trajectory is None:
         return not wanted.attempt
-    return (not wanted.attempt or told.trajectory.attempt == wanted.attempt) and wanted.index in (None, told.trajectory.index)
+    # `demo/17/3`, as a search prints it, is sample 3 of every attempt.
+    is_sample = wanted.index is None and number_of(wanted.attempt) == told.trajectory.index
+    is_attempt = not wanted.attempt or told.trajectory.attempt == wanted.attempt
+    return is_sample or (is_attempt and wanted.index in (None, told.trajectory.index))
 
 
 def _nothing(history: History, target: str, wanted: Target) -> UserError:

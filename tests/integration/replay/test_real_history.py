@@ -65,7 +65,9 @@ def test_the_past_of_a_real_log(trained: Pipeline, tmp_path: Path) -> None:
         early, late = (list(history.read(Selection(range=cut))) for cut in (Times(None, middle), Times(middle + 1, None)))
         assert len(early) + len(late) == len(whole)
 
-        for future in bus.cluster.admin().create_topics([NewTopic(f"{trained.namespace.name}-mine", 3, 1)]).values():
+        # Kept until it has answered: the answer comes from a thread of its own.
+        admin = bus.cluster.admin()
+        for future in admin.create_topics([NewTopic(f"{trained.namespace.name}-mine", 3, 1)]).values():
             future.result(WAIT_S)
         assert replay(iter(step), open_sink(bus, f"{trained.namespace.name}-mine", cast("None", None), {})) == len(step)  # type: ignore[arg-type]  # no stream is written to
         expected = {(each.where.partition, each.where.offset): (each.raw.key(), each.raw.value(), each.time_ms) for each in step}
@@ -76,7 +78,7 @@ def test_the_past_of_a_real_log(trained: Pipeline, tmp_path: Path) -> None:
         assert [json.loads(line)["step"] for line in file.read_text(encoding="utf-8").splitlines()] == [2] * len(step)
 
         gone = TopicPartition(trained.namespace.topic(TRAJECTORIES), whole[0].where.partition, whole[0].where.offset + 1)
-        for removed in bus.cluster.admin().delete_records([gone]).values():
+        for removed in admin.delete_records([gone]).values():
             removed.result(WAIT_S)
         assert len(list(history.read(Selection(range=Everything())))) == len(whole) - 1
         assert len(history.missing) == 1

@@ -106,6 +106,8 @@ def test_a_record_an_attempt_and_a_step_are_shown(used: Pipeline, capsys: pytest
     show("demo/1/again/0", as_json=True)
     (record,) = lines(capsys.readouterr().out)
     assert record["trajectory"]["name"] == "demo/1/again/0"
+    show("1/1", as_json=True)
+    assert {record["trajectory"]["name"] for record in lines(capsys.readouterr().out)} == {"demo/1/a/1", "demo/1/again/1"}
     show("v3")
     printed = capsys.readouterr().out
     assert f"{GROUPS_PER_STEP} groups, {GROUPS_PER_STEP * GROUP_SIZE} samples" in printed
