@@ -82,7 +82,7 @@ class _Drops:
             keys = self.keys()
             self._order = np.argsort(keys, kind="stable")
             self._sorted = keys[self._order]
-        place = int(np.searchsorted(self._sorted, key))
+        place = int(self._sorted.searchsorted(key))
         if place == len(self._sorted) or self._sorted[place] != key:
             return None
         at = int(self._order[place])
@@ -136,7 +136,7 @@ class Fates:
     def of(self, partition: int, offset: int, purpose: Purpose | None, seq: int | None = None) -> Outcome:
         """The fate of the record at (partition, offset); `purpose` and `seq` are what it says itself, None if nobody can read it."""
         code = _code(partition, offset)
-        at = int(np.searchsorted(self._codes, code))
+        at = int(self._codes.searchsorted(code))
         if at < len(self._codes) and self._codes[at] == code:
             return Outcome(fate=Fate.TRAINED, step=int(self._versions[at]), advantage=float(self._advantages[at]))
         if (drop := self._records.find(code, of_group=False)) is not None:

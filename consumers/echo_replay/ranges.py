@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
-import numpy as np
-
 from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_replay.fates import Fates
 from echo_replay.run_log import Ints, RunLog
@@ -51,7 +49,7 @@ class Plan:
         offsets = self.places.get(partition)
         if offsets is None:
             return False
-        at = int(np.searchsorted(offsets, offset))
+        at = int(offsets.searchsorted(offset))
         return at < len(offsets) and int(offsets[at]) == offset
 
 

@@ -56,7 +56,11 @@ def history_of(bus: Bus, run_id: str) -> History:
 def going_on(history: History, selection: Selection, *, by_time: bool = False) -> Iterator[Told]:
     """The past, and then what comes, each new record when its fate is known or after `_HOLD_S`."""
     yield from history.read(selection, by_time=by_time)
-    yield from follow(history, selection, hold_s=_HOLD_S)
+    try:
+        yield from follow(history, selection, hold_s=_HOLD_S)
+    except KeyboardInterrupt:
+        # Ctrl-C is how following ends: what was told until now is finished in good order.
+        return
 
 
 def selection_of(options: RangeOptions, run_id: str, now_ms: int) -> Selection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from dataclasses import replace
@@ -69,12 +70,12 @@ def test_the_past_of_a_real_log(trained: Pipeline, tmp_path: Path) -> None:
         admin = bus.cluster.admin()
         for future in admin.create_topics([NewTopic(f"{trained.namespace.name}-mine", 3, 1)]).values():
             future.result(WAIT_S)
-        assert replay(iter(step), open_sink(bus, f"{trained.namespace.name}-mine", cast("None", None), {})) == len(step)  # type: ignore[arg-type]  # no stream is written to
+        assert replay(iter(step), open_sink(bus, f"{trained.namespace.name}-mine", io.StringIO(), {})) == len(step)
         expected = {(each.where.partition, each.where.offset): (each.raw.key(), each.raw.value(), each.time_ms) for each in step}
         assert replayed(trained, f"{trained.namespace.name}-mine", len(step)) == expected
 
         file = tmp_path / "step.jsonl"
-        replay(iter(step), open_sink(bus, str(file), cast("None", None), {}))  # type: ignore[arg-type]  # see above
+        replay(iter(step), open_sink(bus, str(file), io.StringIO(), {}))
         assert [json.loads(line)["step"] for line in file.read_text(encoding="utf-8").splitlines()] == [2] * len(step)
 
         gone = TopicPartition(trained.namespace.topic(TRAJECTORIES), whole[0].where.partition, whole[0].where.offset + 1)

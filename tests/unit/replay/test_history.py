@@ -131,14 +131,11 @@ def test_what_comes_is_told_once_with_its_reward(sound: SoundRun, tmp_path: Path
     copy = sound.forge(tmp_path)
     with open_history(copy.bus, DEMO) as history:
         num_read = len(list(history.read()))
-        coming = follow(history, Selection(), hold_s=WAIT_S)
         judged = copy.sample(50, 0, purpose=Purpose.EVAL)
-        # Before anything is followed the generator has not begun: its readers stand at the ends as they are at the first `next`.
         (where,) = copy.write(TRAJECTORIES, judged)
         copy.write_reward(judged, where, 0.75, name="exact")
-        first = next(coming)
-        assert (first.where, first.fate) == (where, Fate.EVALUATED)
-        coming.close()
+        first = next(follow(history, Selection(), hold_s=WAIT_S))
+        assert (first.where, first.fate, first.rewards) == (where, Fate.EVALUATED, {"exact": 0.75})
         assert len(list(history.read())) == num_read + 1
 
 

@@ -54,6 +54,19 @@ def test_every_plain_field_of_every_example(record: Record) -> None:
     assert last == found[-1:]
 
 
+REWARDS_OF_EXAMPLES = {name: record for name, record in EXAMPLES.items() if isinstance(record, Reward)}
+
+
+@pytest.mark.parametrize("record", REWARDS_OF_EXAMPLES.values(), ids=REWARDS_OF_EXAMPLES.keys())
+def test_fields_of_an_inner_record_and_those_that_may_be_null(record: Reward) -> None:
+    read = Projection(Reward, ("of.offset", "value", "error", "of.partition", "name"), IDS).read
+    payload = lock_file_codec().encode(record)
+    assert read(payload) == (record.of.offset, record.value, as_read(record.error), record.of.partition, record.name.encode())
+    for end in range(len(payload) // 2):
+        with pytest.raises(InvalidRecord):
+            read(payload[:end])
+
+
 def test_the_kinds_of_records_cover_every_avro_type_that_is_stepped_over() -> None:
     assert {type(record) for record in EXAMPLES.values()} >= {Trajectory, Reward, Drop, RolloutRequest, WeightManifest, WorkerStatus}
 
