@@ -38,7 +38,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class BookEntry:
     """A record's fate; `step` and `advantage` if it was trained, `drop` if it was dropped."""
 
     fate: Fate
@@ -47,9 +47,9 @@ class Outcome:
     drop: Dropped | None = None
 
 
-_OPEN = Outcome(fate=Fate.OPEN)
-_DEAD = Outcome(fate=Fate.DEAD)
-_NOT_TRAINED = {Purpose.EVAL: Outcome(fate=Fate.EVALUATED), Purpose.PROBE: Outcome(fate=Fate.PROBED)}
+_OPEN = BookEntry(fate=Fate.OPEN)
+_DEAD = BookEntry(fate=Fate.DEAD)
+_NOT_TRAINED = {Purpose.EVAL: BookEntry(fate=Fate.EVALUATED), Purpose.PROBE: BookEntry(fate=Fate.PROBED)}
 
 
 class _Drops:
@@ -133,20 +133,20 @@ class Fates:
         """Records of which the learner put a copy among the dead letters."""
         self._dead.update(_code(place.partition, place.offset) for place in places)
 
-    def of(self, partition: int, offset: int, purpose: Purpose | None, seq: int | None = None) -> Outcome:
+    def of(self, partition: int, offset: int, purpose: Purpose | None, seq: int | None = None) -> BookEntry:
         """The fate of the record at (partition, offset); `purpose` and `seq` are what it says itself, None if nobody can read it."""
         code = _code(partition, offset)
         at = int(self._codes.searchsorted(code))
         if at < len(self._codes) and self._codes[at] == code:
-            return Outcome(fate=Fate.TRAINED, step=int(self._versions[at]), advantage=float(self._advantages[at]))
+            return BookEntry(fate=Fate.TRAINED, step=int(self._versions[at]), advantage=float(self._advantages[at]))
         if (drop := self._records.find(code, of_group=False)) is not None:
-            return Outcome(fate=Fate.DROPPED, drop=drop)
+            return BookEntry(fate=Fate.DROPPED, drop=drop)
         if code in self._dead:
             return _DEAD
         if purpose is not None and purpose in _NOT_TRAINED:
             return _NOT_TRAINED[purpose]
         if purpose is Purpose.TRAIN and seq is not None and (drop := self._groups.find(seq, of_group=True)) is not None:
-            return Outcome(fate=Fate.DROPPED, drop=drop)
+            return BookEntry(fate=Fate.DROPPED, drop=drop)
         return _OPEN
 
     def drop_of_group(self, seq: int) -> Dropped | None:

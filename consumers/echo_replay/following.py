@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawMessage
-from echo_replay.fates import Outcome
+from echo_replay.fates import BookEntry
 from echo_replay.history import History, Told
 from echo_replay.raw_log import RawLog
 from echo_replay.selection import Fate, Offsets, Selection, Steps
@@ -105,21 +105,21 @@ class _Following:
         """Those that have a fate, or have waited long enough; from the oldest on."""
         for place, held in list(self._held.items()):
             purpose, seq = (None, None) if held.trajectory is None else (held.trajectory.purpose, held.trajectory.seq)
-            outcome = self._history.fates.of(*place, purpose, seq)
-            waits = outcome.fate is Fate.OPEN or (purpose not in (None, Purpose.TRAIN) and not held.rewards)
+            entry = self._history.fates.of(*place, purpose, seq)
+            waits = entry.fate is Fate.OPEN or (purpose not in (None, Purpose.TRAIN) and not held.rewards)
             if waits and now_s < held.until_s and len(self._held) <= _MOST_HELD:
                 continue
             del self._held[place]
-            if not self._fates or outcome.fate in self._fates:
-                yield _told(place, held, outcome)
+            if not self._fates or entry.fate in self._fates:
+                yield _told(place, held, entry)
 
 
-def _told(place: Place, held: _Held, outcome: Outcome) -> Told:
+def _told(place: Place, held: _Held, entry: BookEntry) -> Told:
     return Told(
         where=Coordinates(partition=place[0], offset=place[1]),
         time_ms=held.raw.timestamp()[1],
         raw=held.raw,
         trajectory=held.trajectory,
         rewards=held.rewards,
-        outcome=outcome,
+        entry=entry,
     )

@@ -27,8 +27,8 @@ from echo_bus.client import profiles
 from echo_bus.client.cluster import RawMessage
 from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_bus.errors import DeadlineExceeded
-from echo_replay.fates import Dropped, Fates, Outcome
-from echo_replay.ranges import Piece, Plan, plan_ranges
+from echo_replay.fates import BookEntry, Dropped, Fates
+from echo_replay.ranges import Piece, ReadingPlan, plan_ranges
 from echo_replay.raw_log import WHOLE, RawLog
 from echo_replay.reward_columns import RewardColumns, RewardJoin
 from echo_replay.run_log import DropsFollower, RunLog, StepsFollower, high_watermarks, read_dead_letters, read_manifests
@@ -56,22 +56,22 @@ class Told:
     raw: RawMessage
     trajectory: Trajectory | None
     rewards: Mapping[str, float] = field(default_factory=dict)
-    outcome: Outcome
+    entry: BookEntry
 
     @property
     def fate(self) -> Fate:
         """What became of it."""
-        return self.outcome.fate
+        return self.entry.fate
 
     @property
     def step(self) -> int | None:
         """The version that was made of it, if it was trained."""
-        return self.outcome.step
+        return self.entry.step
 
     @property
     def drop(self) -> Dropped | None:
         """Why it was not trained, if it was dropped."""
-        return self.outcome.drop
+        return self.entry.drop
 
 
 class History:
@@ -229,7 +229,7 @@ class _Rewards:
 
 
 def _told(
-    plan: Plan, pieces: list[Piece], messages: Iterator[RawMessage], sieve: Sieve, join: _Rewards | None
+    plan: ReadingPlan, pieces: list[Piece], messages: Iterator[RawMessage], sieve: Sieve, join: _Rewards | None
 ) -> Iterator[Told]:  # fmt: skip
     """The messages of some pieces that are wanted, with their rewards."""
     first = next(messages, None)
@@ -246,7 +246,7 @@ def _told(
             raw=raw,
             trajectory=passed[0],
             rewards=columns[partition].of(offset) if partition in columns else {},
-            outcome=passed[1],
+            entry=passed[1],
         )
 
 

@@ -51,7 +51,7 @@ class GroupMade:
 
 
 @dataclass(slots=True, kw_only=True)
-class Origin:
+class VersionOrigin:
     """Where the weights of `version` come from. `report` is None for the version that a run begins with, `manifest` for one that was not
     published. `sampled_by`: samples by the oldest version that made a token of each. `became`: samples of this version by what became of
     them.
@@ -84,7 +84,7 @@ class Origin:
         }
 
 
-def origin_of(history: History, version: int, *, with_samples: bool = True) -> Origin:
+def origin_of(history: History, version: int, *, with_samples: bool = True) -> VersionOrigin:
     """Of one version; `with_samples`: also what became of the samples that it made, which reads the log from its publication on.
 
     Raises UserError for a version that is neither published nor trained.
@@ -95,7 +95,7 @@ def origin_of(history: History, version: int, *, with_samples: bool = True) -> O
         known = sorted({*reports, *manifests})
         hint = f"{history.run_id} has {known[0]} to {known[-1]}." if known else f"{history.run_id} has published none yet."
         raise UserError(f"There is no version {version} of {history.run_id}.", hint=hint)
-    origin = Origin(version=version, report=reports.get(version), manifest=manifests.get(version))
+    origin = VersionOrigin(version=version, report=reports.get(version), manifest=manifests.get(version))
     if version in reports:
         _enter(origin, history.read(Selection(range=Steps(version, version))))
         origin.missing += history.missing
@@ -114,7 +114,7 @@ def became(told: Told) -> str:
     return told.fate.value if told.drop is None else f"dropped: {told.drop.why.value}"
 
 
-def _enter(origin: Origin, samples: Iterable[Told]) -> None:
+def _enter(origin: VersionOrigin, samples: Iterable[Told]) -> None:
     for told in samples:
         trajectory = told.trajectory
         if trajectory is None:
@@ -122,8 +122,8 @@ def _enter(origin: Origin, samples: Iterable[Told]) -> None:
         group = origin.groups.setdefault(trajectory.group_id, GroupMade(group_id=trajectory.group_id))
         group.num_samples += 1
         group.versions.update(span.version for span in trajectory.version_spans)
-        if told.outcome.advantage is not None:
-            group.advantages.append(told.outcome.advantage)
+        if told.entry.advantage is not None:
+            group.advantages.append(told.entry.advantage)
         for name, value in told.rewards.items():
             group.rewards.setdefault(name, Moments()).add(value)
             origin.rewards.setdefault(name, Moments()).add(value)

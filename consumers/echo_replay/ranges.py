@@ -35,7 +35,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReadingPlan:
     """What to read. `places`: within the pieces only these offsets, ascending, by partition; None: all. `missing`: sentences."""
 
     pieces: list[Piece]
@@ -64,7 +64,7 @@ class Bounds(Protocol):
         """The first offset of every partition whose record is not older than `time_ms`; where all are, its end."""
 
 
-def plan_ranges(where: Where, log: RunLog, fates: Fates, bounds: Bounds) -> Plan:
+def plan_ranges(where: Where, log: RunLog, fates: Fates, bounds: Bounds) -> ReadingPlan:
     """Raises UserError for a range that is not there at all: never published, never trained, removed by retention."""
     match where:
         case Everything():
@@ -86,7 +86,7 @@ def published(log: RunLog) -> dict[int, int]:
     return {manifest.version: manifest.created_ms for _, is_current, manifest in log.manifests if not is_current}
 
 
-def _from(bounds: Bounds, starts: Mapping[int, int], wanted: Mapping[int, int], ends: Mapping[int, int] | None = None) -> Plan:
+def _from(bounds: Bounds, starts: Mapping[int, int], wanted: Mapping[int, int], ends: Mapping[int, int] | None = None) -> ReadingPlan:
     """Every partition from `starts` on; where the log begins above `wanted`, that is missing."""
     missing = [
         f"Retention has removed offsets {wanted[number]} to {low - 1} of partition {number} of trajectories."
@@ -95,10 +95,10 @@ def _from(bounds: Bounds, starts: Mapping[int, int], wanted: Mapping[int, int], 
     ]
     last = ends or bounds.ends
     pieces = [Piece(number, start, last[number]) for number, start in sorted(starts.items()) if start < last[number]]
-    return Plan(pieces=pieces, missing=missing)
+    return ReadingPlan(pieces=pieces, missing=missing)
 
 
-def _of_offsets(where: Offsets, bounds: Bounds) -> Plan:
+def _of_offsets(where: Offsets, bounds: Bounds) -> ReadingPlan:
     for number, (first, _) in where.ranges.items():
         if number not in bounds.ends:
             raise UserError(
@@ -122,7 +122,7 @@ def _of_offsets(where: Offsets, bounds: Bounds) -> Plan:
     return _from(bounds, starts, {number: first for number, (first, _) in where.ranges.items()}, ends)
 
 
-def _of_times(where: Times, bounds: Bounds) -> Plan:
+def _of_times(where: Times, bounds: Bounds) -> ReadingPlan:
     starts = dict(bounds.lows) if where.since_ms is None else dict(bounds.offsets_at(where.since_ms))
     ends = dict(bounds.ends)
     if where.until_ms is not None:
@@ -138,7 +138,7 @@ def _of_times(where: Times, bounds: Bounds) -> Plan:
     return _from(bounds, starts, removed, ends)
 
 
-def _of_versions(where: Versions, log: RunLog, bounds: Bounds) -> Plan:
+def _of_versions(where: Versions, log: RunLog, bounds: Bounds) -> ReadingPlan:
     times = published(log)
     if not any(where.first <= version <= where.last for version in times):
         newest = f"The newest of {log.run_id} is {max(times)}." if times else f"{log.run_id} has published none yet."
@@ -151,7 +151,7 @@ def _of_versions(where: Versions, log: RunLog, bounds: Bounds) -> Plan:
     return _from(bounds, starts, {number: 0 if starts[number] == low else low for number, low in bounds.lows.items()})
 
 
-def _of_steps(where: Steps, log: RunLog, fates: Fates, bounds: Bounds) -> Plan:
+def _of_steps(where: Steps, log: RunLog, fates: Fates, bounds: Bounds) -> ReadingPlan:
     steps = [step for step in log.steps if where.first <= step.version <= where.last]
     if not steps:
         named = f"step {where.first}" if where.first == where.last else f"steps {where.first} to {where.last}"
@@ -166,10 +166,10 @@ def _of_steps(where: Steps, log: RunLog, fates: Fates, bounds: Bounds) -> Plan:
             missing.append(f"Retention has removed {num_gone} samples of partition {number}, at offsets {offsets[0]} to {low - 1}.")
         if int(offsets[-1]) >= low:
             pieces.append(Piece(number, max(low, int(offsets[0])), int(offsets[-1]) + 1))
-    return Plan(pieces=pieces, places=places, missing=missing)
+    return ReadingPlan(pieces=pieces, places=places, missing=missing)
 
 
-def _of_groups(where: Groups, log: RunLog, fates: Fates, bounds: Bounds) -> Plan:
+def _of_groups(where: Groups, log: RunLog, fates: Fates, bounds: Bounds) -> ReadingPlan:
     read_to = {each.partition: each.read_to for each in log.steps[-1].report.positions} if log.steps else {}
     pieces: set[Piece] = set()
     missing = []
@@ -188,7 +188,7 @@ def _of_groups(where: Groups, log: RunLog, fates: Fates, bounds: Bounds) -> Plan
             pieces.add(Piece(number, first, last + 1))
         unread = max(read_to.get(number, low), low, (left[-1] + 1) if left else low)
         pieces.add(Piece(number, min(unread, end), end))
-    return Plan(pieces=sorted(pieces, key=lambda piece: (piece.partition, piece.first)), missing=missing)
+    return ReadingPlan(pieces=sorted(pieces, key=lambda piece: (piece.partition, piece.first)), missing=missing)
 
 
 def _clusters(offsets: list[int]) -> list[tuple[int, int]]:

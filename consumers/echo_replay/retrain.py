@@ -67,7 +67,7 @@ class RetrainedVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class TrainingLog:
     """What the log says of the steps to train again. Reports and manifests by version."""
 
     reports: Mapping[int, StepReport]
@@ -105,7 +105,7 @@ class RetrainParts:
     tolerance: float
 
 
-def read_history(bus: Bus, run_id: str) -> History:
+def read_training_log(bus: Bus, run_id: str) -> TrainingLog:
     """The run's reports and manifests. Raises DeadlineExceeded, TransportError."""
     reports: dict[int, StepReport] = {}
     manifests: dict[int, WeightManifest] = {}
@@ -120,10 +120,10 @@ def read_history(bus: Bus, run_id: str) -> History:
                     manifests[record.version] = record
                 elif isinstance(record, Run):
                     run = record
-    return History(reports=reports, manifests=manifests, run=run)
+    return TrainingLog(reports=reports, manifests=manifests, run=run)
 
 
-def plan_retraining(history: History, store: CheckpointStore, settings: Settings, versions: range, *, from_start: bool) -> Plan:
+def plan_retraining(history: TrainingLog, store: CheckpointStore, settings: Settings, versions: range, *, from_start: bool) -> Plan:
     """Where to begin so that all of `versions` are trained again: the newest kept checkpoint below them, or the base model.
 
     Raises UserError if the log does not hold what that needs, or the settings are not the run's.
@@ -161,7 +161,7 @@ def plan_retraining(history: History, store: CheckpointStore, settings: Settings
     return Plan(first=first, last=last, start=start, state=state)
 
 
-def retrain(parts: RetrainParts, history: History, plan: Plan) -> Iterator[RetrainedVersion]:
+def retrain(parts: RetrainParts, history: TrainingLog, plan: Plan) -> Iterator[RetrainedVersion]:
     """Train the plan's steps again; each published version among those asked for as soon as it is there.
 
     Raises UserError, DeadlineExceeded, TransportError.
@@ -175,7 +175,7 @@ def retrain(parts: RetrainParts, history: History, plan: Plan) -> Iterator[Retra
 
 
 def _trained_again(
-    parts: RetrainParts, history: History, plan: Plan, batches: dict[int, Batch], scratch: Path
+    parts: RetrainParts, history: TrainingLog, plan: Plan, batches: dict[int, Batch], scratch: Path
 ) -> Iterator[RetrainedVersion]:
     trainer, settings = parts.trainer, parts.settings
     start = trainer.snapshot(plan.start, scratch / "start")
@@ -203,7 +203,7 @@ def _trained_again(
                 shutil.rmtree(folder)
 
 
-def _compare(parts: RetrainParts, history: History, retrained: SnapshotFiles, start: SnapshotFiles) -> RetrainedVersion:
+def _compare(parts: RetrainParts, history: TrainingLog, retrained: SnapshotFiles, start: SnapshotFiles) -> RetrainedVersion:
     version = retrained.version
     published, report = history.manifests[version], history.reports.get(version)
     match, distance = Match.IDENTICAL, 0.0
@@ -234,7 +234,7 @@ def _batch(bus: Bus, report: StepReport) -> Batch:
         ) from exc
 
 
-def _newest_below(history: History, store: CheckpointStore, run_id: str, first: int) -> LearnerState | None:
+def _newest_below(history: TrainingLog, store: CheckpointStore, run_id: str, first: int) -> LearnerState | None:
     """The newest kept checkpoint below version `first` that the run's own steps came out of; not one of a session that came to nothing."""
     own = {report.checkpoint for report in history.reports.values()} | {report.parent for report in history.reports.values()}
     own |= {manifest.checkpoint for manifest in history.manifests.values()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.message import raw_headers
-from echo_replay.fates import Fates, Outcome
+from echo_replay.fates import BookEntry, Fates
 from echo_replay.selection import Groups, Selection, Times, Versions
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
@@ -16,7 +16,7 @@ from echo_schemas.projection import Projection
 from echo_schemas.records import Purpose, Trajectory
 
 _FIELDS = ("run_id", "seq", "index", "purpose", "task", "min_version", "max_version", "worker_id")
-Passed = tuple[Trajectory | None, Outcome]
+Passed = tuple[Trajectory | None, BookEntry]
 
 
 class Sieve:
@@ -44,17 +44,17 @@ class Sieve:
                 return None
             if not self._admits(index, purpose, task, oldest, newest, worker):
                 return None
-            outcome = self._fates.of(partition, offset, Purpose(purpose.decode()), seq)
-            if not self._wants(outcome):
+            entry = self._fates.of(partition, offset, Purpose(purpose.decode()), seq)
+            if not self._wants(entry):
                 return None
             record = self._codec.decode(raw.value())
         except (InvalidRecord, ValueError):
-            outcome = self._fates.of(partition, offset, None)
-            return (None, outcome) if self._selection.wants_unreadable and self._wants(outcome) else None
-        return (record, outcome) if isinstance(record, Trajectory) else None
+            entry = self._fates.of(partition, offset, None)
+            return (None, entry) if self._selection.wants_unreadable and self._wants(entry) else None
+        return (record, entry) if isinstance(record, Trajectory) else None
 
-    def _wants(self, outcome: Outcome) -> bool:
-        return not self._selection.fates or outcome.fate in self._selection.fates
+    def _wants(self, entry: BookEntry) -> bool:
+        return not self._selection.fates or entry.fate in self._selection.fates
 
     def _may_be_ours(self, raw: RawMessage) -> bool:
         key = raw.key()

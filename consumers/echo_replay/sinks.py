@@ -226,7 +226,7 @@ def spoken(told: Told) -> dict[str, Any]:
     return {
         "fate": told.fate.value,
         "step": told.step,
-        "advantage": told.outcome.advantage,
+        "advantage": told.entry.advantage,
         "drop": None if drop is None else {"why": drop.why.value, "learner_version": drop.learner_version, "detail": drop.detail},
         "rewards": dict(told.rewards),
         "trajectory": None if told.trajectory is None else _plain(told.trajectory),

@@ -16,7 +16,7 @@ from echo_ops.cli.harmless import harmless
 from echo_ops.cli.output import err, out
 from echo_ops.cli.ranges import history_of
 from echo_replay.history import History
-from echo_replay.origin import Origin, origin_of
+from echo_replay.origin import VersionOrigin, origin_of
 from echo_schemas.errors import UserError
 
 _VERSION = re.compile(r"v?(\d{1,18})")
@@ -44,7 +44,7 @@ def lineage(config: Path | None, version: str, *, run: str, as_json: bool) -> No
         _notes(history, origin)
 
 
-def show_step(history: History, origin: Origin, *, as_json: bool) -> None:
+def show_step(history: History, origin: VersionOrigin, *, as_json: bool) -> None:
     """What `echoswarm show v120` prints: the step with every group of it."""
     if as_json:
         sys.stdout.write(json.dumps(origin.to_plain()) + "\n")
@@ -54,7 +54,7 @@ def show_step(history: History, origin: Origin, *, as_json: bool) -> None:
     _notes(history, origin)
 
 
-def _show_made(history: History, origin: Origin) -> None:
+def _show_made(history: History, origin: VersionOrigin) -> None:
     out.print(Text.assemble((f"{history.run_id} v{origin.version}", "bold"), f"  {_published(origin)}"))
     report = origin.report
     if report is None:
@@ -74,7 +74,7 @@ def _show_made(history: History, origin: Origin) -> None:
         _line("policy", f"budget {report.policy.budget}, older ones {report.policy.over_budget}")
 
 
-def _show_groups(origin: Origin, most: int) -> None:
+def _show_groups(origin: VersionOrigin, most: int) -> None:
     for group in list(origin.groups.values())[:most]:
         rewards = "  ".join(f"{harmless(name)} {moments.mean:.3g}" for name, moments in sorted(group.rewards.items()))
         advantages = f"{min(group.advantages):+.2f} to {max(group.advantages):+.2f}" if group.advantages else "-"
@@ -85,14 +85,14 @@ def _show_groups(origin: Origin, most: int) -> None:
         _line("", f"… and {len(origin.groups) - most} groups more: `echoswarm show v{origin.version}`")
 
 
-def _published(origin: Origin) -> str:
+def _published(origin: VersionOrigin) -> str:
     manifest = origin.manifest
     if manifest is None:
         return "not published"
     return f"{manifest.kind.value}, {manifest.num_bytes:,} bytes, sha256 {manifest.sha256[:12]}, published {_time(manifest.created_ms)}"
 
 
-def _notes(history: History, origin: Origin) -> None:
+def _notes(history: History, origin: VersionOrigin) -> None:
     for sentence in origin.missing:
         err.print(f"missing: {sentence}", markup=False)
     for note in history.notes:

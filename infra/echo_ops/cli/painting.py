@@ -36,7 +36,7 @@ class Colour(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Passage:
     """Tokens [start, end) that the policy generated, or that it was given."""
 
     start: int
@@ -67,25 +67,25 @@ def tokenizer_of(base: str) -> Pieces | None:
     return pieces
 
 
-def turns_of(trajectory: Trajectory) -> Iterator[Turn]:
-    """What was given and what was generated, in order; neighbours of one kind are one turn."""
+def passages_of(trajectory: Trajectory) -> Iterator[Passage]:
+    """What was given and what was generated, in order; each span of the policy for itself."""
     position = 0
     for span in trajectory.generated:
         if span.start > position:
-            yield Turn(position, span.start, is_generated=False)
-        yield Turn(span.start, span.end, is_generated=True)
+            yield Passage(position, span.start, is_generated=False)
+        yield Passage(span.start, span.end, is_generated=True)
         position = span.end
     if position < len(trajectory.tokens):
-        yield Turn(position, len(trajectory.tokens), is_generated=False)
+        yield Passage(position, len(trajectory.tokens), is_generated=False)
 
 
-def paint(told: Told, trajectory: Trajectory, turn: Turn, pieces: Pieces | None, colour: Colour) -> Text:
-    """One turn. Without a tokenizer the ids of the tokens stand for their text."""
-    tokens = trajectory.tokens[turn.start : turn.end].tolist()
+def paint(told: Told, trajectory: Trajectory, passage: Passage, pieces: Pieces | None, colour: Colour) -> Text:
+    """One passage. Without a tokenizer the ids of the tokens stand for their text."""
+    tokens = trajectory.tokens[passage.start : passage.end].tolist()
     texts = pieces(tokens) if pieces is not None else [f"{token} " for token in tokens]
-    styles = styles_of(told, trajectory, colour) if turn.is_generated else [_GIVEN] * len(trajectory.tokens)
+    styles = styles_of(told, trajectory, colour) if passage.is_generated else [_GIVEN] * len(trajectory.tokens)
     painted = Text()
-    for text, style in zip(texts, styles[turn.start : turn.end], strict=True):
+    for text, style in zip(texts, styles[passage.start : passage.end], strict=True):
         painted.append(harmless(text, keep_lines=True), style)
     return painted
 
@@ -96,8 +96,8 @@ def styles_of(told: Told, trajectory: Trajectory, colour: Colour) -> list[str]:
     if colour is Colour.LOGPROB:
         for at, value in zip(generated_places(trajectory), trajectory.logprob_values.tolist(), strict=True):
             styles[at] = style_of_logprob(value)
-    elif colour is Colour.ADVANTAGE and told.outcome.advantage is not None:
-        style = _GOOD if told.outcome.advantage > 0 else _BAD if told.outcome.advantage < 0 else "default"
+    elif colour is Colour.ADVANTAGE and told.entry.advantage is not None:
+        style = _GOOD if told.entry.advantage > 0 else _BAD if told.entry.advantage < 0 else "default"
         styles = [style] * len(styles)
     elif colour is Colour.VERSION:
         for span in trajectory.version_spans:

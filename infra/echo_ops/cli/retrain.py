@@ -34,7 +34,7 @@ def retrain(
         from echo_learner.commit.checkpoint import CheckpointStore
         from echo_learner.training.config import trainer_config
         from echo_learner.training.ranks import open_trainer
-        from echo_replay.retrain import Match, RetrainParts, plan_retraining, read_history
+        from echo_replay.retrain import Match, RetrainParts, plan_retraining, read_training_log
         from echo_replay.retrain import retrain as train_again
         from echo_replay.weight_distance import weight_distance
         from echo_tasks.base_models import resolve_base
@@ -43,7 +43,7 @@ def retrain(
         raise UserError(
             f"Retraining needs the library {exc.name!r}, which is not installed here.", hint="pip install 'echoswarm[learner]'"
         ) from exc
-    history = read_history(bus, settings.run.name)
+    history = read_training_log(bus, settings.run.name)
     store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
     plan = plan_retraining(history, store, settings, wanted, from_start=from_start)
     num_ranks = ranks or settings.learner.ranks

@@ -16,7 +16,7 @@ from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.harmless import harmless
 from echo_ops.cli.lineage import show_step
 from echo_ops.cli.output import err, out
-from echo_ops.cli.painting import LEGENDS, Colour, Pieces, generated_places, paint, tokenizer_of, turns_of
+from echo_ops.cli.painting import LEGENDS, Colour, Pieces, generated_places, paint, passages_of, tokenizer_of
 from echo_ops.cli.ranges import history_of, parse_group
 from echo_replay.history import History, Told
 from echo_replay.origin import became, origin_of
@@ -161,11 +161,11 @@ def _show_one(told: Told, pieces: Pieces | None, colour: Colour) -> None:
     _line("sampled", f"{trajectory.worker_id}, {trajectory.engine}, ended by {trajectory.finish_reason.value}, written {time}")
     _line("tokens", _tokens_line(trajectory, pieces))
     said = ""
-    for turn in turns_of(trajectory):
-        title = "policy" if turn.is_generated else "given"
-        painted = paint(told, trajectory, turn, pieces, colour)
+    for passage in passages_of(trajectory):
+        title = "policy" if passage.is_generated else "given"
+        painted = paint(told, trajectory, passage, pieces, colour)
         said += painted.plain
-        out.print(Text.assemble((f"  {title:<9}", "dim"), (f"[{turn.start}, {turn.end})  ", "dim"), painted))
+        out.print(Text.assemble((f"  {title:<9}", "dim"), (f"[{passage.start}, {passage.end})  ", "dim"), painted))
     # The record's own words: where no tokenizer says them, and where they are others than those of its tokens.
     for title, text in (("prompt", trajectory.prompt), ("answer", trajectory.completion)):
         if pieces is None or harmless(text, keep_lines=True) not in said:
@@ -174,7 +174,7 @@ def _show_one(told: Told, pieces: Pieces | None, colour: Colour) -> None:
 
 def _fate_line(told: Told) -> str:
     if told.fate is Fate.TRAINED:
-        return f"{became(told)}, advantage {told.outcome.advantage:+.4f}"
+        return f"{became(told)}, advantage {told.entry.advantage:+.4f}"
     if told.drop is None:
         return told.fate.value
     detail = f" ({harmless(told.drop.detail)})" if told.drop.detail else ""

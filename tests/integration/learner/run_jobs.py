@@ -22,7 +22,7 @@ from echo_learner.start import Conduct
 from echo_learner.training.config import trainer_config
 from echo_learner.training.ranks import open_trainer
 from echo_ops.cli.retrain import parse_versions
-from echo_replay.retrain import RetrainParts, plan_retraining, read_history, retrain
+from echo_replay.retrain import RetrainParts, plan_retraining, read_training_log, retrain
 from echo_replay.weight_distance import weight_distance
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import UserError
@@ -177,7 +177,7 @@ def retrain_from_file(
     first = Pipeline(Path(folder), options=_with_base(sections, base, STEPS_TO_RETRAIN))
     pipeline = SoundRun(first, kept).forge(Path(folder), into=first)
     settings = pipeline.settings()
-    history = read_history(pipeline.bus, settings.run.name)
+    history = read_training_log(pipeline.bus, settings.run.name)
     plan = plan_retraining(history, pipeline.store, settings, parse_versions(versions), from_start=from_start)
     with closing(open_trainer(trainer_config(settings, Path(base)), ranks)) as trainer:
         parts = RetrainParts(

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.commit.fork import ForkOrder, fork_run
 from echo_replay.audit import audit_run
-from echo_replay.retrain import Match, RetrainParts, plan_retraining, read_history, retrain
+from echo_replay.retrain import Match, RetrainParts, plan_retraining, read_training_log, retrain
 from echo_replay.verdicts import Promise, Verdict
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import OFFSET_DTYPE, pack
@@ -65,7 +65,7 @@ def sections(folder: Path) -> dict[str, Any]:
 def train_again(pipeline: Pipeline, folder: Path, *, from_start: bool = True) -> list[tuple[int, Match]]:
     settings = pipeline.settings(**sections(folder))
     bus, store = replace(pipeline.bus, run_id=FORK), CheckpointStore(folder / FORK / "checkpoints", lock_file_codec())
-    history = read_history(bus, FORK)
+    history = read_training_log(bus, FORK)
     parts = RetrainParts(
         settings=settings,
         bus=bus,

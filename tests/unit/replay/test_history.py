@@ -51,8 +51,8 @@ def test_trained_samples_have_their_step_advantage_and_rewards(sound: SoundRun) 
     for each in found:
         assert each.trajectory is not None
         assert each.rewards == {"exact": float(each.trajectory.index)}
-        assert each.outcome.advantage is not None
-        assert (each.outcome.advantage > 0) == (each.rewards["exact"] > 0.5)
+        assert each.entry.advantage is not None
+        assert (each.entry.advantage > 0) == (each.rewards["exact"] > 0.5)
 
 
 def test_a_drop_says_why(sound: SoundRun) -> None:

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_ops.cli.retrain import parse_versions
-from echo_replay.retrain import Match, RetrainedVersion, RetrainParts, plan_retraining, read_history, retrain
+from echo_replay.retrain import Match, RetrainedVersion, RetrainParts, plan_retraining, read_training_log, retrain
 from echo_schemas.columns import LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, pack
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Record, RewardControl, RewardTerm, StepReport, WeightManifest
@@ -33,7 +33,7 @@ def train_again(
     """Retrain with a fresh trainer. `folder`: whose checkpoints are kept, if not the pipeline's own."""
     settings, trainer = pipeline.settings(**sections), NumpyTrainer()
     store = pipeline.store if folder is None else Pipeline(folder).store
-    history = read_history(pipeline.bus, "demo")
+    history = read_training_log(pipeline.bus, "demo")
     plan = plan_retraining(history, store, settings, parse_versions(versions), from_start=from_start)
     parts = RetrainParts(
         settings=settings,
@@ -57,7 +57,7 @@ def test_a_run_from_its_first_step(sound: SoundRun) -> None:
 
 
 def test_a_run_from_a_checkpoint_that_is_kept(sound: SoundRun) -> None:
-    history = read_history(sound.pipeline.bus, "demo")
+    history = read_training_log(sound.pipeline.bus, "demo")
     plan = plan_retraining(history, sound.pipeline.store, sound.pipeline.settings(), range(6, 7), from_start=False)
     assert plan.start == 5
     assert plan.state is not None
