@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -49,7 +50,14 @@ def replay(config: Path | None, options: RangeOptions, into: str, *, run: str, r
         told = itertools.chain([first], told)
         paced = at_rate(told, rate, clock) if rate else at_original_pace(told, clock) if pace == "original" else told
         begun_s = clock.monotonic_s()
-        count = write_again(paced, sink)
+        try:
+            count = write_again(paced, sink)
+        except BrokenPipeError:
+            # Whoever reads standard output has enough; what Python would still write to it at its end goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
+        except OSError as exc:
+            raise UserError(f"{into} cannot be written: {exc.strerror}.", hint="Nothing of it was left behind.") from exc
         seconds = clock.monotonic_s() - begun_s
     where = "standard output" if into == STREAM else into
     err.print(f"{count:,} trajectories of {run_id} into {where} in {seconds:.1f} s", markup=False)

@@ -254,7 +254,7 @@ def test_a_replay_that_fails_leaves_no_file(used: Pipeline, tmp_path: Path, monk
 
     monkeypatch.setattr("echo_replay.sinks.line_of", fail)
     for target in (f"{tmp_path}/some.jsonl", f"{tmp_path}/cut"):
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(UserError, match="cannot be written: No space"):
             replay(target, step="1")
     assert list(tmp_path.iterdir()) == []
 
