@@ -188,7 +188,18 @@ def _of_groups(where: Groups, log: RunLog, fates: Fates, bounds: Bounds) -> Read
             pieces.add(Piece(number, first, last + 1))
         unread = max(read_to.get(number, low), low, (left[-1] + 1) if left else low)
         pieces.add(Piece(number, min(unread, end), end))
-    return ReadingPlan(pieces=sorted(pieces, key=lambda piece: (piece.partition, piece.first)), missing=missing)
+    return ReadingPlan(pieces=_joined(pieces), missing=missing)
+
+
+def _joined(pieces: set[Piece]) -> list[Piece]:
+    """In order, with those that overlap as one: groups lie among one another, and each record is read once."""
+    found: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: (piece.partition, piece.first)):
+        if found and found[-1].partition == piece.partition and piece.first <= found[-1].end:
+            found[-1] = Piece(piece.partition, found[-1].first, max(found[-1].end, piece.end))
+        elif piece.first < piece.end:
+            found.append(piece)
+    return found
 
 
 def _clusters(offsets: list[int]) -> list[tuple[int, int]]:

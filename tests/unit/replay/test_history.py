@@ -69,6 +69,8 @@ def test_ranges_and_filters_are_cuts_of_the_whole(sound: SoundRun) -> None:
     in_versions = names([each for each, trajectory in readable if trajectory.min_version <= 2 <= trajectory.max_version])
     assert names(told(sound.pipeline, Versions(2, 2))) == in_versions
     assert names(told(sound.pipeline, Groups(frozenset({"demo/1"})))) == names([e for e, t in readable if t.group_id == "demo/1"])
+    several = frozenset({"demo/0", "demo/1", "demo/2", "demo/14", "demo/eval-0"})
+    assert names(told(sound.pipeline, Groups(several))) == names([each for each, t in readable if t.group_id in several])
     assert names(told(sound.pipeline, Groups(frozenset({"demo/eval-0"})))) == ["demo/eval-0/a/0"]
     assert names(told(sound.pipeline, purposes=frozenset({Purpose.PROBE}))) == names([e for e in whole if e.fate is Fate.PROBED])
     offsets = [each.where.offset for each in whole if each.where.partition == 1]
