@@ -77,11 +77,13 @@ def _progress_key(record: Any) -> str:
 
 
 def control_key(control: Control) -> str:
-    """`<run>/worker/<id>`, `<run>/rewards`, `<run>/run` or `<run>/eval/<version>/<name>`."""
+    """`<run>/worker/<id>`, `<run>/rewards`, `<run>/reward/<application>`, `<run>/run` or `<run>/eval/<version>/<name>`."""
     if control.worker is not None:
         return f"{control.run_id}/worker/{control.worker_id}"
     if control.evaluation is not None:
         return f"{control.run_id}/eval/{control.evaluation.version}/{control.evaluation.name}"
+    if control.attachment is not None:
+        return f"{control.run_id}/reward/{control.attachment.application}"
     return f"{control.run_id}/{'rewards' if control.rewards is not None else 'run'}"
 
 
