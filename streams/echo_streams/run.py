@@ -68,7 +68,8 @@ def run_reward(
     `application`: which one this is; processes of the same one share its consumer group, and so the work. None: the run's own. `names`:
     the rewards of another one; None: all of [rewards], and of each [[eval]]. Only for an application beside the run's own: `beginning`,
     where its group begins (`parse_beginning`; empty: where it was, a new one at the beginning of the log); `share`, of the groups, how many
-    it scores; `ends_with_run`, it ends when the run is over. Raises UserError for a reward or topic that is not there, NotAuthorized for a group that is closed to us, TooManyDeadLetters after [dead_letters] stop_after unreadable trajectories in a row.
+    it scores; `ends_with_run`, it ends when the run is over. Raises UserError for a reward or topic that is not there, NotAuthorized for a
+    group that is closed to us, TooManyDeadLetters after [dead_letters] stop_after unreadable trajectories in a row.
     """
     is_own = application in {None, OWN_APPLICATION}
     beside = Beside(beginning=beginning, share=share, ends_with_run=ends_with_run)

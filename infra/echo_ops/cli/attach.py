@@ -1,9 +1,9 @@
 """`echoswarm reward attach`: a reward application beside the run's own, tried before it starts and watched until its first value.
 
-    import ─▶ try on recent trajectories ─▶ say what a backfill costs ─▶ order (`control`) ─▶ `echoswarm run reward --application …` ─▶ first value
+    import ─▶ try on recent trajectories ─▶ say what a backfill costs ─▶ order (`control`) ─▶ `echoswarm run reward` ─▶ first value
 
-The application is a process in the background with the lowest priority; it outlives this command, and ends when it is detached or the run is
-over.
+The application is a process in the background with a low priority; it outlives this command, and ends when it is detached or the run
+is over.
 
 Threads: everything blocks the caller.
 """
@@ -38,8 +38,9 @@ from echo_streams.run import attach as load_attached
 _TRIED = 16
 _FIRST_VALUE_S = 60.0
 _LOOK_S = 0.2
-# Whatever else runs on this machine is part of the run, and goes first.
-_NICE = 19
+# Added to the priority of this command: whatever else runs on this machine is part of the run, and goes first.
+_NICE = 10
+_LOWEST = 19
 _LOG_TAIL = 5
 _LEGAL = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9_-]*[a-zA-Z0-9])?")
 
@@ -171,7 +172,7 @@ def _start(
         process = subprocess.Popen(
             command, env={**os.environ, **environ}, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
         )  # fmt: skip
-    os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+    os.setpriority(os.PRIO_PROCESS, process.pid, min(_LOWEST, os.getpriority(os.PRIO_PROCESS, 0) + _NICE))
     return process
 
 

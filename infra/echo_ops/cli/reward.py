@@ -13,9 +13,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.markup import escape
-from rich.table import Table
-
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.clock import Deadline
@@ -259,32 +256,24 @@ def show_trial(path: str, trial: Trial) -> None:
             flat = sum(len(set(found)) == 1 for found in several)
             out.print(f"  groups   {flat} of {len(several)} give no signal: all their samples are worth the same")
         out.print(f"  seconds  median {statistics.median(seconds):.2g}, slowest {seconds[-1]:.2g} a call", markup=False)
-    table = Table(box=None, header_style="dim")
-    for head in ("", "seconds", "value", "sample"):
-        table.add_column(head, no_wrap=True)
     by_place = {item.at: item for item in trial.items}
 
-    def row(kind: str, reward: Reward) -> None:
-        shown = by_place[reward.of].trajectory.completion
+    def row(kind: str, reward: Reward) -> tuple[str, ...]:
         value = "–" if reward.value is None else f"{reward.value:.4g}"
-        table.add_row(kind, f"{reward.seconds:.2g}", value, escape(_cut(f"{reward.group_id} [{reward.index}] {shown!r}")))
+        sample = f"{reward.group_id} [{reward.index}] {by_place[reward.of].trajectory.completion!r}"
+        return kind, f"{reward.seconds:.2g}", value, _cut(sample)
 
-    for reward in sorted(trial.rewards, key=lambda each: -each.seconds)[:_SHOWN]:
-        row("slowest", reward)
-    for reward in trial.failed[:_SHOWN]:
-        row("failing", reward)
-    out.print(table)
+    slowest = sorted(trial.rewards, key=lambda each: -each.seconds)[:_SHOWN]
+    rows = [row("slowest", each) for each in slowest] + [row("failing", each) for each in trial.failed[:_SHOWN]]
+    _show_rows([("", "seconds", "value", "sample"), *rows])
     for (outcome, error), count in failed.most_common(_SHOWN):
         out.print(f"  {count} {outcome}: {error}", style="red", markup=False)
 
 
 def _show_lines(lines: Sequence[ScorerLine]) -> None:
-    table = Table(box=None, header_style="dim")
-    for head, justify in _HEADS:
-        table.add_column(head, justify="right" if justify else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(
-            escape(line.name),
+    rows = [
+        (
+            line.name,
             line.application,
             f"{line.weight:g}",
             line.state.value if line.share >= 1.0 else f"{line.state.value}, {line.share:.0%} of the groups",
@@ -295,16 +284,23 @@ def _show_lines(lines: Sequence[ScorerLine]) -> None:
             f"{line.num_stale:,}",
             line.policy,
         )
-    out.print(table)
+        for line in lines
+    ]
+    _show_rows([_HEADS, *rows])
     for line in lines:
         if line.num_failed and line.error:
             out.print(f"{line.name}: {line.error}", style="yellow", markup=False)
 
 
-_HEADS = (
-    *(("reward", False), ("application", False), ("weight", True), ("state", False), ("behind", False), ("mean", True)),
-    *(("scored", True), ("failed", True), ("stale", True), ("while it does not come", False)),
-)
+_HEADS = ("reward", "application", "weight", "state", "behind", "mean", "scored", "failed", "stale", "while it does not come")
+
+
+def _show_rows(rows: Sequence[tuple[str, ...]]) -> None:
+    """Columns as wide as they need to be, for a pipe as for a terminal; the first row is dim."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        out.print(f"  {line}", style="" if number else "dim", markup=False)
 
 
 def plain_line(line: ScorerLine) -> dict[str, object]:

@@ -45,7 +45,7 @@ def test_a_shorter_answer_is_worth_more() -> None:
 
 
 def write_template(path: str) -> tuple[Path, Path]:
-    """Write `my_rewards.py:brevity` and `test_my_rewards.py` beside it; both paths. Raises UserError for a bad name or a file that is there."""
+    """Write `my_rewards.py:brevity` and `test_my_rewards.py` beside it; both paths. Raises UserError for a bad name, or a file is there."""
     where, _, name = path.partition(":")
     file = Path(where)
     name = name or "brevity"

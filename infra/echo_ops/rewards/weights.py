@@ -18,8 +18,8 @@ WAIT, WITHOUT = "wait", "without"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """What becomes of a sample whose reward does not come: it waits for `deadline_s`, and is then dropped, or worth `default` where there is
-    one; or, not `required`, nobody waits and it counts 0.
+    """What becomes of a sample whose reward does not come: it waits for `deadline_s`, and is then dropped, or worth `default` where there
+    is one; or, not `required`, nobody waits and it counts 0.
     """
 
     required: bool = True
@@ -57,7 +57,7 @@ def _number(text: str, complaint: str) -> float:
 
 
 def full_name(asked: str, known: Collection[str]) -> str:
-    """The reward that is meant: a whole name, or what follows the colon of one alone. Raises UserError, also for a name that is not known."""
+    """The reward that is meant: a whole name, or what follows the colon of one alone. Raises UserError, also for an unknown name."""
     if asked in known:
         return asked
     found = sorted(name for name in known if name.rpartition(":")[2] == asked)
