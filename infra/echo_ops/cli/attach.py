@@ -38,8 +38,8 @@ from echo_streams.run import attach as load_attached
 _TRIED = 16
 _FIRST_VALUE_S = 60.0
 _LOOK_S = 0.2
-# Added to the priority of this command: whatever else runs on this machine is part of the run, and goes first.
-_NICE = 10
+# Added to the niceness of this command: what else runs on this machine is the run, and goes first; but a reward with weight is waited for.
+_NICE = 5
 _LOWEST = 19
 _LOG_TAIL = 5
 _LEGAL = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9_-]*[a-zA-Z0-9])?")

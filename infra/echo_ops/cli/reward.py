@@ -23,7 +23,7 @@ from echo_ops.cli.output import out
 from echo_ops.groups import has_members
 from echo_ops.rewards.template import write_template
 from echo_ops.rewards.trial import Trial, recent_trajectories, try_reward
-from echo_ops.rewards.watch import OWN_APPLICATION, Heard, ScorerLine, ScorerState, ScorerWatch, behind_words
+from echo_ops.rewards.watch import OWN_APPLICATION, Heard, ScorerLine, ScorerState, ScorerWatch, behind_words, plain_line
 from echo_ops.rewards.weights import (
     Missing,
     full_name,
@@ -131,7 +131,8 @@ def weigh(config: Path | None, text: str, *, from_version: int | None, missing: 
         out.print(f"This replaces the order for version {waiting.rewards.from_version}: {listed(waiting.rewards.terms)}.", markup=False)
     _order(settings, bus, now.order(f"{settings.run.name}/rewards"), rewards=RewardControl(from_version=starts, terms=terms))
     (term,) = (term for term in terms if term.name == name)
-    out.print(f"From version {starts} on the run is trained on {listed(terms)}; for {name} {policy_of(term)}.", markup=False)
+    begun = "" if starts > now.version + 1 else " (from the next, if that step has begun)"
+    out.print(f"From version {starts} on{begun} the run is trained on {listed(terms)}; for {name} {policy_of(term)}.", markup=False)
 
 
 def detach(config: Path | None, asked: str, *, force: bool) -> None:
@@ -301,24 +302,6 @@ def _show_rows(rows: Sequence[tuple[str, ...]]) -> None:
     for number, row in enumerate(rows):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         out.print(f"  {line}", style="" if number else "dim", markup=False)
-
-
-def plain_line(line: ScorerLine) -> dict[str, object]:
-    """A line for --json and the run's summary."""
-    return {
-        "name": line.name,
-        "application": line.application,
-        "weight": line.weight,
-        "state": line.state.value,
-        "share": line.share,
-        "behind": {"samples": line.behind.num, "seconds": line.behind.seconds, "versions": line.behind.versions},
-        "mean": line.mean,
-        "scored": line.num_scored,
-        "failed": line.num_failed,
-        "stale": line.num_stale,
-        "error": line.error,
-        "policy": line.policy,
-    }
 
 
 def _cut(text: str) -> str:

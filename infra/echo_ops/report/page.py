@@ -28,7 +28,7 @@ def report_page(
         body.append(f'<p class="answer alarm">{escape(str(summary["disbelief"]))}</p>')
     body.append(_numbers(summary, exact=view.is_exact))
     body.append('<div class="grid">' + "".join(_cards(view, summary, spans, started_ms) if view.steps else [_no_steps()]))
-    body.append(_workers(summary) + _tables(summary) + "</div>")
+    body.append(_scorers(summary) + _workers(summary) + _tables(summary) + "</div>")
     body.append(_configuration(config))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -120,6 +120,26 @@ def _card(title: str, text: str, svg: str, legend: Sequence[tuple[str, str]] = (
         f'<section class="{css}"><h2>{escape(title)}</h2><p>{escape(text)}</p>'
         + (f'<div class="legend">{keys}</div>' if keys else "")
         + f"{svg}</section>"
+    )
+
+
+def _scorers(summary: Mapping[str, Any]) -> str:
+    """A row for each reward, where another application than the run's own gave one."""
+    heads = ("reward", "application", "weight", "state", "behind, s", "mean", "scored", "failed", "stale", "while it does not come")
+    rows = [
+        (
+            *(line["name"], line["application"], f"{line['weight']:g}", line["state"], f"{line['behind']['seconds']:.1f}"),
+            *(_form(line["mean"], ".3f"), f"{line['scored']:,}", f"{line['failed']:,}", f"{line['stale']:,}", line["policy"]),
+        )
+        for line in summary["scorers"]
+    ]
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    cells = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return (
+        '<section class="card wide"><h2>Rewards</h2><p>As the run ended. Weight 0: a shadow; nothing is trained on it. The counts are of '
+        f'the newest records.</p><div class="scroll"><table class="wide"><tr>{head}</tr>{cells}</table></div></section>'
     )
 
 

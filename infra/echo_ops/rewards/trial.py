@@ -6,6 +6,7 @@ Threads: everything blocks the caller; functions run in a process of their own, 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -72,6 +73,8 @@ def try_reward(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Ju
 
     Raises UserError if a process cannot import it.
     """
+    # What fails is in the result; the notices of it are for the log of a process that runs on.
+    logging.getLogger("echo_runtime.notices").setLevel(logging.ERROR)
     return asyncio.run(_try(settings, bus, entry, items, patient=patient)) if items else Trial()
 
 

@@ -254,3 +254,21 @@ def behind_words(behind: Behind) -> str:
     if not behind.num:
         return "–"
     return f"{behind.num:,}, {behind.seconds:.1f} s, {behind.versions} version{'' if behind.versions == 1 else 's'}"
+
+
+def plain_line(line: ScorerLine) -> dict[str, object]:
+    """A line as JSON: for `echoswarm reward list --json`, and in the run's summary."""
+    return {
+        "name": line.name,
+        "application": line.application,
+        "weight": line.weight,
+        "state": line.state.value,
+        "share": line.share,
+        "behind": {"samples": line.behind.num, "seconds": line.behind.seconds, "versions": line.behind.versions},
+        "mean": line.mean,
+        "scored": line.num_scored,
+        "failed": line.num_failed,
+        "stale": line.num_stale,
+        "error": line.error,
+        "policy": line.policy,
+    }
