@@ -123,7 +123,7 @@ def weigh(config: Path | None, text: str, *, from_version: int | None, missing: 
     name = asked if force and asked not in {each.rpartition(":")[2] for each in known} else full_name(asked, known)
     if weight and not force:
         refuse_unscored(name, heard)
-        _refuse_sampled(name, now, policy)
+        refuse_sampled(name, now, policy)
     terms = with_weight(now.terms, name, weight, policy, wait_s)
     starts = max(from_version or 0, now.version + 1)
     waiting = now.order(f"{settings.run.name}/rewards")
@@ -203,7 +203,8 @@ def refuse_unscored(name: str, heard: Mapping[tuple[str, str], Heard]) -> None:
     )
 
 
-def _refuse_sampled(name: str, now: RunNow, policy: Missing | None) -> None:
+def refuse_sampled(name: str, now: RunNow, policy: Missing | None) -> None:
+    """Raise UserError where groups would wait for a reward that is attached to a share of them."""
     given = [order.attachment for order in now.orders.values() if order.attachment is not None and name in order.attachment.rewards]
     partial = [each for each in given if each.is_attached and each.share < 1.0]
     if partial and (policy is None or (policy.required and policy.default is None)):

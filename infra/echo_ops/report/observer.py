@@ -141,8 +141,8 @@ class Observer:
             self.note(Milestone.TRAJECTORY)
 
     def _look_at_scorers(self) -> list[ScorerLine]:
-        """Who gives which reward, once an application beside the run's own is or was attached."""
-        if self._bus is None:
+        """Who gives which reward, once an application beside the run's own is or was attached. Before a step nobody has said what weighs."""
+        if self._bus is None or self._view.weights is None:
             return []
         if self._orders is None:
             self._orders = self._bus.orders()

@@ -21,7 +21,7 @@ class PlainLines:
         self._milestones: set[Milestone] = set()
         self._steps = 0
         self._evaluations = 0
-        self._scorers: dict[tuple[str, str], tuple[ScorerState, float]] = {}
+        self._scorers: dict[tuple[str, str], tuple[bool, float]] = {}
 
     def news(self, view: RunView) -> Iterator[str]:
         """Lines for what came since the last call."""
@@ -40,7 +40,8 @@ class PlainLines:
             yield f"{(result.time_ms - view.started_ms) / 1000:6.1f} s  {evaluation_line(result)}"
         self._evaluations = len(results)
         for line in view.scorers:
-            now = (line.state, line.weight)
+            # Being behind comes and goes; the screen shows it.
+            now = (line.state is ScorerState.GONE, line.weight)
             if self._scorers.get((line.application, line.name)) != now:
                 self._scorers[line.application, line.name] = now
                 yield scorer_line(line)

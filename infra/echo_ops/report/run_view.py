@@ -201,7 +201,10 @@ class RunView:
         if self.weights is None or self.weights == dict(wanted):
             return ""
         in_force = ", ".join(f"{name} = {weight:g}" for name, weight in self.weights.items()) or "none"
-        return f"The file's [rewards] are not in force: this run is trained with {in_force}, as it began or was told since (`echoswarm reward weight`)."
+        return (
+            f"The file's [rewards] are not in force: this run is trained with {in_force}, as it began or was told since "
+            "(`echoswarm reward weight`). To begin with others, fork it."
+        )
 
     def mean_rewards(self) -> list[float]:
         """For each step the mean reward of it and up to nine before it."""
