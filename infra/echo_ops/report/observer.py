@@ -141,7 +141,7 @@ class Observer:
             self.note(Milestone.TRAJECTORY)
 
     def _look_at_scorers(self) -> list[ScorerLine]:
-        """Who gives which reward, once an application beside the run's own is or was attached. Before a step nobody has said what weighs."""
+        """Who gives which reward, once another application was attached. Before a step nobody has said what weighs."""
         if self._bus is None or self._view.weights is None:
             return []
         if self._orders is None:
