@@ -227,6 +227,20 @@ def reward_list(config: Config = None, as_json: Annotated[bool, typer.Option("--
         commands.list_rewards(config, as_json=as_json)
 
 
+@reward.command("compare")
+def reward_compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A reward of the run.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    config: Config = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the newest records of each partition.")] = 5000,
+) -> None:
+    """Say how far two rewards agree on the same samples, and what training on the one in place of the other would change."""
+    from echo_ops.cli import compare as commands
+
+    with user_errors():
+        commands.compare(config, first, second, last)
+
+
 @reward.command("detach")
 def reward_detach(
     name: Annotated[str, typer.Argument(help="The reward's name, or its application's.")],
