@@ -136,7 +136,10 @@ def weigh(config: Path | None, text: str, *, from_version: int | None, missing: 
 
 
 def detach(config: Path | None, asked: str, *, force: bool) -> None:
-    """End the application of an attached reward and wait until it has. Raises UserError for one that still has weight."""
+    """End the application of an attached reward, take it out of what is trained on, and wait until it has ended.
+
+    Raises UserError for one that still has weight.
+    """
     settings = read_settings(config)
     bus = reach_bus(settings)
     now = run_now(settings, bus)
@@ -155,6 +158,10 @@ def detach(config: Path | None, asked: str, *, force: bool) -> None:
         application=line.application, is_attached=False, rewards=tuple(each.name for each in ended), share=line.share
     )  # fmt: skip
     _order(settings, bus, now.order(attachment_key(settings.run.name, line.application)), attachment=order)
+    left = tuple(term for term in now.terms if term.weight or term.name not in {each.name for each in ended})
+    if left != now.terms and not force:
+        key = f"{settings.run.name}/rewards"
+        _order(settings, bus, now.order(key), rewards=RewardControl(from_version=now.version + 1, terms=left))
     group, deadline = bus.namespace.group("reward", line.application), Deadline.after(_END_S)
     while has_members(bus.cluster, group):
         if deadline.expired():

@@ -21,7 +21,7 @@ from echo_bus.reading.view import CompactedView
 from echo_ops.report.offsets import OffsetWatch
 from echo_ops.report.run_view import Milestone, RunView
 from echo_ops.report.scrape import announced_url, scrape_notices, scrape_places
-from echo_ops.rewards.watch import ScorerLine, ScorerState, ScorerWatch
+from echo_ops.rewards.watch import ScorerLine, ScorerWatch
 from echo_schemas.records import Control
 from echo_schemas.topics import DROPS, EVALS, PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 
@@ -153,7 +153,7 @@ class Observer:
             self._scorers = ScorerWatch(self._bus)
         with self._lock:
             terms, version = self._view.terms, self._view.num_steps
-        return [line for line in self._scorers.look(terms, orders, version) if line.state is not ScorerState.DETACHED]
+        return self._scorers.look(terms, orders, version)
 
     def _scrape(self) -> None:
         for name, announce in self._announced.items():

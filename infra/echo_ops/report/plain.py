@@ -21,7 +21,7 @@ class PlainLines:
         self._milestones: set[Milestone] = set()
         self._steps = 0
         self._evaluations = 0
-        self._scorers: dict[tuple[str, str], tuple[bool, float]] = {}
+        self._scorers: dict[tuple[str, str], tuple[ScorerState, float]] = {}
 
     def news(self, view: RunView) -> Iterator[str]:
         """Lines for what came since the last call."""
@@ -41,7 +41,7 @@ class PlainLines:
         self._evaluations = len(results)
         for line in view.scorers:
             # Being behind comes and goes; the screen shows it.
-            now = (line.state is ScorerState.GONE, line.weight)
+            now = (line.state if line.state in {ScorerState.GONE, ScorerState.DETACHED} else ScorerState.SCORING, line.weight)
             if self._scorers.get((line.application, line.name)) != now:
                 self._scorers[line.application, line.name] = now
                 yield scorer_line(line)

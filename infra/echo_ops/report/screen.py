@@ -140,7 +140,7 @@ def _numbers(view: RunView) -> RenderableType:
     table.add_row("log-prob. difference", _number(last.get("probe_logprob_diff_max"), ".1e"))
     table.add_row("weights installed in", _number(last.get("broadcast_s"), ".3f", " s"))
     parts.append(table)
-    parts += [_scorer(line) for line in view.scorers]
+    parts += [_scorer(line) for line in view.scorers if line.state is not ScorerState.DETACHED]
     parts += [Text(f"{each.name} v{each.version}: {numbers(each)}", "cyan", no_wrap=True) for each in view.evaluations.newest()]
     return Panel(Group(*parts), title="learner", border_style="magenta", title_align="left")
 
