@@ -146,8 +146,8 @@ def _numbers(view: RunView) -> RenderableType:
 
 
 def _scorer(line: ScorerLine) -> Text:
-    """One reward: who gives it is in how far behind, and what groups do for it."""
-    text = Text(no_wrap=True, overflow="ellipsis")
+    """One reward: whether it scores and how far behind, and what groups do where nobody gives it."""
+    text = Text()
     text.append(f"{line.name.rpartition(':')[2]} ", "bold")
     text.append(f"{line.weight:g} " if line.weight else "shadow ", "green" if line.weight else "dim")
     text.append("–" if line.mean is None else f"{line.mean:.3f}")

@@ -33,12 +33,12 @@ WEIGHTED = replace(SHADOW, term=RewardTerm(name=SHADOW.name, weight=0.2, deadlin
 def test_the_screen_says_who_scores_and_what_groups_do_without_it() -> None:
     view = learning_view(30)
     view.scorers = [SHADOW]
-    shown = text_of(view, width=160)
+    shown = text_of(view, width=240)
     assert "brevity shadow 0.125  scoring, 3 s behind, 3 failed" in shown
     view.scorers = [replace(WEIGHTED, state=ScorerState.GONE)]
-    assert "brevity 0.2 0.125  no process: groups wait 20 s" in text_of(view, width=160)
+    assert "brevity 0.2 0.125  no process: groups wait 20 s" in text_of(view, width=240)
     view.scorers = [replace(SHADOW, state=ScorerState.DETACHED)]
-    assert "brevity" not in text_of(view, width=160)
+    assert "brevity" not in text_of(view, width=240)
 
 
 def test_a_line_says_what_changed_of_a_reward_and_not_that_it_is_behind() -> None:
