@@ -74,6 +74,19 @@ def offsets_of(bus: Bus, beginning: Beginning) -> dict[int, int]:
     return {partition: offset for (_, partition), offset in found.items()}
 
 
+def as_time(bus: Bus, beginning: Beginning) -> str:
+    """The same beginning as text for a process that may not read `steps`: a version becomes the time at which it was trained.
+
+    Raises as `offsets_of`.
+    """
+    if beginning.since in {Since.NOW, Since.BEGINNING}:
+        return beginning.since.value
+    if beginning.since is Since.VERSION and beginning.version == 0:
+        return Since.BEGINNING.value
+    time_ms = beginning.time_ms if beginning.since is Since.TIME else _trained_ms(bus, beginning.version)
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
 def num_between(bus: Bus, starts: dict[int, int]) -> int:
     """How many offsets of `trajectories` lie from `starts` to its end now. Raises TransportError."""
     with closing(bus.look([TRAJECTORIES])) as reader:

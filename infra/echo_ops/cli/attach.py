@@ -31,7 +31,7 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import Reward, RewardAttachment, RewardOutcome
 from echo_schemas.topics import REWARDS
 from echo_settings import Settings
-from echo_streams.beginning import Since, num_between, offsets_of, parse_beginning, positions_of
+from echo_streams.beginning import Since, as_time, num_between, offsets_of, parse_beginning, positions_of
 from echo_streams.run import OWN_APPLICATION
 from echo_streams.run import attach as load_attached
 
@@ -141,17 +141,17 @@ def say_beginning(bus: Bus, group: str, asked: Asked, trial: Trial) -> str:
     Raises UserError for a beginning that is none.
     """
     known = positions_of(bus, group) if asked.beginning is None else {}
-    text = "" if known else asked.beginning or Since.NOW.value
-    starts = known or offsets_of(bus, parse_beginning(text))
-    total = num_between(bus, starts)
-    if text == Since.NOW or (not total and known):
-        return text
+    text = asked.beginning or Since.NOW.value
+    begins = "" if known else as_time(bus, parse_beginning(text))
+    total = num_between(bus, known or offsets_of(bus, parse_beginning(begins)))
+    if begins == Since.NOW or (not total and known):
+        return begins
     num = round(total * asked.share)
     cost = "" if trial.s_per_sample is None else f", about {max(1, round(num * trial.s_per_sample)):,} s of scoring"
     what = "It goes on where it was" if known else f"From {text}"
     of = "" if asked.share >= 1.0 else f" ({asked.share:.0%} of {total:,})"
     out.print(f"{what}: {num:,} trajectories{of}{cost}", markup=False)
-    return text
+    return begins
 
 
 def _start(

@@ -17,7 +17,7 @@ from echo_schemas.records import Control, RewardAttachment
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import CONTROL, TRAJECTORIES, attachment_key
 from echo_streams.attachment import RUN_OVER_S, RunEnd, end_when_detached
-from echo_streams.beginning import Beginning, Since, num_between, offsets_of, parse_beginning, place_group, positions_of
+from echo_streams.beginning import Beginning, Since, as_time, num_between, offsets_of, parse_beginning, place_group, positions_of
 from echo_streams.intake import Intake, Passed, Stale, is_chosen
 from tests.unit.core.records import trajectory
 from tests.unit.streams.stage import CODEC, NAMESPACE
@@ -59,6 +59,18 @@ def publish(bus: Bus, first: int, count: int) -> None:
 )
 def test_a_beginning_is_a_word_a_version_or_a_time(text: str, beginning: Beginning) -> None:
     assert parse_beginning(text) == beginning
+
+
+@pytest.mark.parametrize(
+    ("text", "settled"),
+    [
+        *(("now", "now"), ("beginning", "beginning"), ("version:0", "beginning")),
+        ("2026-11-20T11:00+01:00", "2026-11-20T10:00:00.000+00:00"),
+    ],
+)
+def test_a_process_is_told_a_beginning_that_it_can_find_by_itself(bus: Bus, text: str, settled: str) -> None:
+    assert as_time(bus, parse_beginning(text)) == settled
+    assert offsets_of(bus, parse_beginning(settled)) == offsets_of(bus, parse_beginning(text))
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "version:", "version:-1", "version:x", "10:00"])
