@@ -37,9 +37,16 @@ class Flags:
     skip: bool = False
     application: str | None = None
     names: tuple[str, ...] = ()
+    beginning: str = ""
+    share: float = 1.0
+    ends_with_run: bool = False
 
 
-_OPTIONS = {each.name: f"--{each.name}" for each in fields(Flags)} | {"names": "--reward"}
+_OPTIONS = {each.name: f"--{each.name.replace('_', '-')}" for each in fields(Flags)} | {
+    "names": "--reward",
+    "beginning": "--from",
+    "share": "--sample",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,9 @@ def _prefetch_faust(settings: Settings) -> None:
 ROLES: Mapping[Role, RoleEntry] = {
     Role.WORKER: RoleEntry("echo_rollout.run", "run_worker", "rollout", ("kind",), _prefetch_engine),
     Role.LEARNER: RoleEntry("echo_learner.run", "run_learner", "learner", ("takeover", "skip")),
-    Role.REWARD: RoleEntry("echo_streams.run", "run_reward", "streams", ("application", "names"), _prefetch_faust),
+    Role.REWARD: RoleEntry(
+        "echo_streams.run", "run_reward", "streams", ("application", "names", "beginning", "share", "ends_with_run"), _prefetch_faust
+    ),
     Role.FEEDER: RoleEntry("echo_rollout.run", "run_feeder", "rollout", allocates=True),
     Role.OFFLINE: RoleEntry("echo_rollout.offline.run", "run_offline", "rollout", ("episodes",), allocates=True),
 }

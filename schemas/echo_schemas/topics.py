@@ -76,12 +76,19 @@ def _progress_key(record: Any) -> str:
     return missing_rewards_key(record.run_id) if isinstance(record, MissingRewards) else _run_id(record)
 
 
+def attachment_key(run_id: str, application: str) -> str:
+    """`<run>/reward/<application>`, among the orders of `control`."""
+    return f"{run_id}/reward/{application}"
+
+
 def control_key(control: Control) -> str:
-    """`<run>/worker/<id>`, `<run>/rewards`, `<run>/run` or `<run>/eval/<version>/<name>`."""
+    """`<run>/worker/<id>`, `<run>/rewards`, `<run>/reward/<application>`, `<run>/run` or `<run>/eval/<version>/<name>`."""
     if control.worker is not None:
         return f"{control.run_id}/worker/{control.worker_id}"
     if control.evaluation is not None:
         return f"{control.run_id}/eval/{control.evaluation.version}/{control.evaluation.name}"
+    if control.attachment is not None:
+        return attachment_key(control.run_id, control.attachment.application)
     return f"{control.run_id}/{'rewards' if control.rewards is not None else 'run'}"
 
 

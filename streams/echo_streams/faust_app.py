@@ -125,6 +125,7 @@ class RewardApp:
         self._batcher: Batcher[Any] = Batcher(self._handle, places=places)
         self._draining = False
         self._done: dict[int, int] = {}
+        self._num_done = 0
         self._assigned: set[Any] | None = None
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -138,6 +139,11 @@ class RewardApp:
     def joined(self) -> bool:
         """Whether the group has let us in, with or without a partition."""
         return bool(self._app.consumer_generation_id)
+
+    @property
+    def num_done(self) -> int:
+        """Trajectories that this process has answered."""
+        return self._num_done
 
     async def run(self, stop: StopSignal) -> None:
         """Read until `stop`, then finish what was read, commit, and leave the group.
@@ -221,6 +227,7 @@ class RewardApp:
             if message.generation_id == generation:
                 event.ack()
                 self._done[message.partition] = max(self._done.get(message.partition, -1), message.offset)
+        self._num_done += len(batch)
         self._metrics.trajectories.inc(len(batch))
         self._metrics.batches.inc()
 

@@ -19,7 +19,7 @@ class StreamsMetrics:
 
         self.outcomes = counter("rewards", "Rewards by name and outcome: scored, failed, timed_out, stale.", "name", "outcome")
         self.retries = counter("retries", "Further attempts after a failure.", "name")
-        self.passed = counter("trajectories_passed", "Trajectories passed over without a reward: other_run, probe.", "reason")
+        self.passed = counter("trajectories_passed", "Trajectories passed over without a reward: other_run, probe, sampled_out.", "reason")
         self.trajectories = counter("trajectories", "Trajectories done: their rewards are delivered and their offset may be committed.")
         self.batches = counter("batches", "Batches done.")
         self.pool_restarts = counter("pool_restarts", "Scoring processes replaced because they hung or died.", "reason")

@@ -112,7 +112,8 @@ class Processor:
         assert partition is not None, "a message without error has a partition"
         assert offset is not None, "a message without error has an offset"
         at = Coordinates(partition=partition, offset=offset)
-        found = self._intake.look(raw_headers(raw), version)
+        time_ms = raw.timestamp()[1]
+        found = self._intake.look(raw_headers(raw), version, time_ms)
         if isinstance(found, Passed):
             self._metrics.passed.labels(found.value).inc()
             return []
@@ -123,7 +124,7 @@ class Processor:
             self._metrics.passed.labels(Passed.OTHER_RUN.value).inc()
             return []
         assert isinstance(message.record, Trajectory), "the decoder lets nothing else through"
-        return self._triage(message.record, at, version, judgeable)
+        return self._triage(message.record, at, version, judgeable, time_ms)
 
     async def judge_again(self, items: Sequence[Judgeable]) -> list[Outgoing]:
         """What is to be written for trajectories whose rewards are missing."""
@@ -134,13 +135,16 @@ class Processor:
             answers += self._triage(item.trajectory, item.at, version, judgeable)
         return answers + (self._encoded(await self._scorer.score(judgeable)) if judgeable else [])
 
-    def _triage(self, trajectory: Trajectory, at: Coordinates, version: int | None, judgeable: list[Judgeable]) -> list[Outgoing]:
+    def _triage(
+        self, trajectory: Trajectory, at: Coordinates, version: int | None, judgeable: list[Judgeable], time_ms: int | None = None
+    ) -> list[Outgoing]:
         """The body decides what the headers left open."""
-        if trajectory.purpose is Purpose.PROBE:
-            self._metrics.passed.labels(Passed.PROBE.value).inc()
+        passed = self._intake.passed(trajectory)
+        if passed is not None:
+            self._metrics.passed.labels(passed.value).inc()
             return []
         bounded = trajectory.purpose is Purpose.TRAIN and not trajectory.is_exempt
-        if bounded and self._intake.is_stale(trajectory.min_version, version):
+        if bounded and self._intake.is_stale(trajectory.min_version, version, time_ms):
             identity = Identity(
                 group_id=trajectory.group_id,
                 seq=trajectory.seq,

@@ -10,6 +10,7 @@ import inspect
 import logging
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from types import FrameType
 
 from echo_bus.dead_letters import DeadLetterBudget
@@ -19,9 +20,11 @@ from echo_runtime.notices import Notices
 from echo_runtime.process import RoleProcess
 from echo_schemas.errors import UserError
 from echo_schemas.records import MissingRewards, Progress
-from echo_schemas.topics import PROGRESS, TRAJECTORIES, missing_rewards_key
+from echo_schemas.topics import PROGRESS, TRAJECTORIES, attachment_key, missing_rewards_key
 from echo_settings import Settings
 from echo_settings.rules import evaluation_specs
+from echo_streams.attachment import RunEnd, end_when_detached
+from echo_streams.beginning import offsets_of, parse_beginning, place_group
 from echo_streams.intake import Intake
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool
@@ -42,18 +45,41 @@ OWN_APPLICATION = "main"
 """The application that every run has."""
 
 
-def run_reward(process: RoleProcess, *, application: str | None = None, names: Sequence[str] | None = None) -> None:
-    """Score every trajectory of the run until `process.stop`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """How an application beside the run's own reads; the same words as `run_reward`'s."""
+
+    beginning: str = ""
+    share: float = 1.0
+    ends_with_run: bool = False
+
+
+def run_reward(
+    process: RoleProcess,
+    *,
+    application: str | None = None,
+    names: Sequence[str] | None = None,
+    beginning: str = "",
+    share: float = 1.0,
+    ends_with_run: bool = False,
+) -> None:
+    """Score every trajectory of the run until `process.stop`, or until an application beside the run's own is detached (`control`).
 
     `application`: which one this is; processes of the same one share its consumer group, and so the work. None: the run's own. `names`:
-    the rewards of another one; None: all of [rewards], and of each [[eval]]. Raises UserError for a reward or topic that is not there,
-    NotAuthorized for a group that is closed to us, TooManyDeadLetters after [dead_letters] stop_after unreadable trajectories in a row.
+    the rewards of another one; None: all of [rewards], and of each [[eval]]. Only for an application beside the run's own: `beginning`,
+    where its group begins (`parse_beginning`; empty: where it was, a new one at the beginning of the log); `share`, of the groups, how many
+    it scores; `ends_with_run`, it ends when the run is over. Raises UserError for a reward or topic that is not there, NotAuthorized for a
+    group that is closed to us, TooManyDeadLetters after [dead_letters] stop_after unreadable trajectories in a row.
     """
-    if names and application in {None, OWN_APPLICATION}:
+    is_own = application in {None, OWN_APPLICATION}
+    beside = Beside(beginning=beginning, share=share, ends_with_run=ends_with_run)
+    if is_own and (names or beside != Beside()):
         raise UserError(
-            "Rewards of its own need an application of its own: the run's shares its trajectories among processes with the same rewards.",
+            "Rewards, a beginning or a share of its own need an application of its own: the run's shares its trajectories among processes "
+            "with the same rewards.",
             hint="Add --application with a new name.",
         )
+    begins = parse_beginning(beginning) if beginning else None
     selection = None if names else selection_of(process.settings)
     attached = attach(names or all_rewards(process.settings))
     check_isolation(attached, process.settings.scoring.processes)
@@ -61,13 +87,18 @@ def run_reward(process: RoleProcess, *, application: str | None = None, names: S
     name = application or OWN_APPLICATION
     group = process.bus.namespace.group("reward", name)
     check_group(process.bus.cluster, group)
+    if begins is not None:
+        place_group(process.bus, group, offsets_of(process.bus, begins))
     logger.info("Rewards %s for %s, as the group %s", ", ".join(entry.name for entry in attached), process.settings.run.name, group)
     with (
         closing(process.bus.view(PROGRESS, Progress)) as progress,
         closing(process.bus.view(PROGRESS, MissingRewards)) as missing,
+        closing(process.bus.orders()) as orders,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
-        runner.run(_run(process, name, attached, selection, progress, missing, group, num_partitions))
+        if not is_own:
+            end_when_detached(orders, attachment_key(process.settings.run.name, name), process.stop)
+        runner.run(_run(process, name, attached, selection, beside, progress, missing, group, num_partitions))
 
 
 def all_rewards(settings: Settings) -> tuple[str, ...]:
@@ -106,6 +137,7 @@ async def _run(
     application: str,
     attached: tuple[Attached, ...],
     selection: Selection | None,
+    beside: Beside,
     progress: CompactedView[Progress],
     missing: CompactedView[MissingRewards],
     group: str,
@@ -138,7 +170,13 @@ async def _run(
         application=application,
         notices=process.notices,
     )
-    intake = Intake(wire.run_id, budget=settings.budget, drop_stale=settings.staleness.over_budget == "drop")
+    intake = Intake(
+        wire.run_id,
+        budget=settings.budget,
+        drop_stale=settings.staleness.over_budget == "drop",
+        share=beside.share,
+        live_from_ms=process.clock.time_ms() if beside.beginning else 0,
+    )
 
     def learner_version() -> int | None:
         latest = progress.get(wire.run_id)
@@ -159,7 +197,7 @@ async def _run(
     )
     watch = LoopWatch(process.notices, process.clock, name=lambda frame: _reward_at(frame, attached))
     process.health_checks[PLACE] = watch.check
-    again: asyncio.Task[None] | None = None
+    beside_it: list[asyncio.Task[None]] = []
     try:
         watch.start()
         if pool is not None:
@@ -176,13 +214,16 @@ async def _run(
                 clock=process.clock,
             )
         )
-        again = asyncio.create_task(looking.run(), name="second look")
+        beside_it.append(asyncio.create_task(looking.run(), name="second look"))
+        if beside.ends_with_run:
+            end = RunEnd(lambda: progress.get(wire.run_id), lambda: app.num_done, process.clock)
+            beside_it.append(asyncio.create_task(end.watch(process.stop), name="end of the run"))
         process.ready_checks["reward"] = lambda: None if app.joined else f"The group {group} is not joined yet."
         await app.run(process.stop)
     finally:
         watch.close()
-        if again is not None:
-            again.cancel()
+        for task in beside_it:
+            task.cancel()
         if pool is not None:
             pool.close()
 

@@ -14,14 +14,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import ConsumerGroupState, KafkaException
 from pydantic import ValidationError
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.kafka import translate
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, ProducerFenced
+from echo_bus.errors import DeadlineExceeded, ProducerFenced
 from echo_bus.reading.reader import From
 from echo_embedded.guard import Guard
 from echo_learner.commit.session import is_alive, read_tip
@@ -31,6 +29,7 @@ from echo_learner.evaluation.setup import kept_manifests, open_evaluations, plan
 from echo_learner.metrics import LearnerMetrics
 from echo_ops.cli.context import DEFAULT_CONFIG, reach_cluster, read_settings
 from echo_ops.cli.output import out
+from echo_ops.groups import has_members
 from echo_ops.report.evaluations import evaluation_line
 from echo_ops.roles import Role
 from echo_ops.supervisor.child import Crew, ProcessChild
@@ -194,7 +193,7 @@ def _order(settings: Settings, bus: Bus, section: EvalSettings, versions: Sequen
 @contextmanager
 def _crew(settings: Settings, config: Path | None, bus: Bus) -> Iterator[threading.Event]:
     """Workers and rewards for as long as the block lasts, of those roles that have nobody. The event is set when one has died."""
-    wanted = [role for role, group in _GROUPS.items() if not _has_members(bus, bus.namespace.group(*group))]
+    wanted = [role for role, group in _GROUPS.items() if not has_members(bus.cluster, bus.namespace.group(*group))]
     folder = Path(settings.checkpoint.folder) / "evaluation"
     overrides = {"ECHO_KAFKA__BOOTSTRAP": str(bus.cluster.bootstrap)}  # type: ignore[attr-defined]  # a real cluster's
     plans = [
@@ -229,20 +228,6 @@ def _crew(settings: Settings, config: Path | None, bus: Bus) -> Iterator[threadi
         finally:
             stop.set()
             crew.kill()
-
-
-def _has_members(bus: Bus, group: str) -> bool:
-    """Whether somebody is in a consumer group. Raises ClusterUnreachable, NotAuthorized."""
-    # Held until the answer is there: with the client goes who would bring it.
-    admin = bus.cluster.admin()
-    try:
-        # Asked of the brokers, not of the group's coordinator, where librdkafka may end the process: see `consumer_queries`.
-        found = admin.list_consumer_groups(request_timeout=_GROUPS_S).result(_GROUPS_S).valid
-        return any(each.group_id == group and each.state is not ConsumerGroupState.EMPTY for each in found)
-    except TimeoutError as exc:
-        raise ClusterUnreachable(f"Nobody said within {_GROUPS_S:g} s who is in the group {group!r}.") from exc
-    except KafkaException as exc:
-        raise translate(exc, group) from exc
 
 
 def _evaluate_here(

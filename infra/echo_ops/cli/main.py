@@ -16,12 +16,14 @@ kafka = typer.Typer(no_args_is_help=True, help="A real Apache Kafka on this mach
 topics = typer.Typer(no_args_is_help=True, help="Topics as code: compare the cluster with the topic files, and make it so.")
 schemas = typer.Typer(no_args_is_help=True, help="Avro schemas: compatibility, ids, registration.")
 acls = typer.Typer(no_args_is_help=True, help="Access lists, generated from topic files and roles.")
+reward = typer.Typer(no_args_is_help=True, help="Rewards of a run that is going: write, try, attach, weigh, detach.")
 checkpoints = typer.Typer(no_args_is_help=True, help="The checkpoints of a run: what there is, and what nobody needs any more.")
 app.add_typer(kafka, name="kafka")
 app.add_typer(topics, name="topics")
 app.add_typer(schemas, name="schemas")
 app.add_typer(acls, name="acls")
 app.add_typer(checkpoints, name="checkpoints")
+app.add_typer(reward, name="reward")
 # Without a name its commands are the application's own.
 app.add_typer(history)
 
@@ -154,6 +156,107 @@ def checkpoints_prune(
         commands.prune(config, keep=keep, unreadable=unreadable, dry_run=dry_run)
 
 
+RewardPath = Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:brevity, package.module:function, or a built-in name.")]
+
+
+@reward.command("new")
+def reward_new(path: Annotated[str, typer.Argument(metavar="FILE:NAME")] = "my_rewards.py:brevity") -> None:
+    """Write a reward function and a test of it, to begin with."""
+    from echo_ops.cli import reward as commands
+
+    with user_errors():
+        commands.new(path)
+
+
+@reward.command("test")
+def reward_test(
+    path: RewardPath,
+    config: Config = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the newest trajectories.")] = 200,
+) -> None:
+    """Call it on the run's newest trajectories and show what it says; nothing is written. Exit 2 if a sample got no value."""
+    from echo_ops.cli import reward as commands
+
+    with user_errors():
+        commands.test(config, path, last)
+
+
+@reward.command("attach")
+def reward_attach(
+    path: RewardPath,
+    config: Config = None,
+    beginning: Annotated[
+        str | None,
+        typer.Option("--from", help="now, beginning, version:120 or a time (UTC). By default where it was, a new one now."),
+    ] = None,
+    share: Annotated[float, typer.Option("--sample", min=0.0, max=1.0, help="Share of the groups, always the same ones.")] = 1.0,
+    application: Annotated[str | None, typer.Option(help="The application's name; by default the function's.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Try it and say what a backfill costs; attach nothing.")] = False,
+) -> None:
+    """Score the run with it from now on, in a process of its own beside the run; nothing is trained on it before it has a weight."""
+    from echo_ops.cli import attach as commands
+
+    with user_errors():
+        asked = commands.Asked(path=path, beginning=beginning, share=share, application=application, dry_run=dry_run)
+        commands.attach(config, asked)
+
+
+@reward.command("weight")
+def reward_weight(
+    weight: Annotated[str, typer.Argument(metavar="NAME=WEIGHT", help="Such as brevity=0.2; 0 trains without it.")],
+    config: Config = None,
+    from_version: Annotated[
+        int | None, typer.Option("--from-version", min=1, help="The first version trained so; by default the next.")
+    ] = None,
+    missing: Annotated[
+        str | None, typer.Option(help="While it does not come: wait (then drop), without, or a value that stands in. By default wait.")
+    ] = None,
+    deadline: Annotated[float | None, typer.Option(min=0.0, help="Seconds that a group waits; by default [scoring] deadline_s.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also for a reward that nobody gives now.")] = False,
+) -> None:
+    """Train on a reward with another weight from a version on, without a restart; the others stay as they are."""
+    from echo_ops.cli import reward as commands
+
+    with user_errors():
+        commands.weigh(config, weight, from_version=from_version, missing=missing, deadline_s=deadline, force=force)
+
+
+@reward.command("list")
+def reward_list(config: Config = None, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """Say of each reward of the run who gives it, how far behind, what it says, and what groups do while it does not come."""
+    from echo_ops.cli import reward as commands
+
+    with user_errors():
+        commands.list_rewards(config, as_json=as_json)
+
+
+@reward.command("compare")
+def reward_compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A reward of the run.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    config: Config = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the newest records of each partition.")] = 5000,
+) -> None:
+    """Say how far two rewards agree on the same samples, and what training on the one in place of the other would change."""
+    from echo_ops.cli import compare as commands
+
+    with user_errors():
+        commands.compare(config, first, second, last)
+
+
+@reward.command("detach")
+def reward_detach(
+    name: Annotated[str, typer.Argument(help="The reward's name, or its application's.")],
+    config: Config = None,
+    force: Annotated[bool, typer.Option("--force", help="Also while the run is trained on it.")] = False,
+) -> None:
+    """End the application of an attached reward, wherever it runs. What it wrote stays in the log."""
+    from echo_ops.cli import reward as commands
+
+    with user_errors():
+        commands.detach(config, name, force=force)
+
+
 @app.command("tail")
 def tail(
     topic: Annotated[str, typer.Argument(help="Logical topic, such as trajectories, or trajectories.dlq.")],
@@ -252,14 +355,27 @@ def run(
         list[str] | None,
         typer.Option("--reward", help="reward, with --application: score with this one, not with all of the file. Repeatable."),
     ] = None,
+    beginning: Annotated[str, typer.Option("--from", help="reward, with --application: where its group begins anew.")] = "",
+    share: Annotated[float, typer.Option("--sample", min=0.0, max=1.0, help="reward, with --application: share of the groups.")] = 1.0,
+    ends_with_run: Annotated[
+        bool, typer.Option("--ends-with-run", help="reward, with --application: end two minutes after the run has.")
+    ] = False,
 ) -> None:
     """Run one role in this process until it is done; SIGTERM drains it."""
     from echo_ops.cli import run as commands
 
     with user_errors():
         flags = Flags(
-            kind=kind or "", episodes=episodes, takeover=takeover, skip=skip, application=application, names=tuple(rewards or ())
-        )  # fmt: skip
+            kind=kind or "",
+            episodes=episodes,
+            takeover=takeover,
+            skip=skip,
+            application=application,
+            names=tuple(rewards or ()),
+            beginning=beginning,
+            share=share,
+            ends_with_run=ends_with_run,
+        )
         commands.run_role(role, config, name=name, announce=announce, log_file=log_file, flags=flags)
 
 

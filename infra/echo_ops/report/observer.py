@@ -17,9 +17,12 @@ from echo_bus.clock import MAX_CLOCK_ERROR_MS, Deadline
 from echo_bus.errors import TransportError
 from echo_bus.message import Message
 from echo_bus.reading.reader import LogReader
+from echo_bus.reading.view import CompactedView
 from echo_ops.report.offsets import OffsetWatch
 from echo_ops.report.run_view import Milestone, RunView
 from echo_ops.report.scrape import announced_url, scrape_notices, scrape_places
+from echo_ops.rewards.watch import ScorerLine, ScorerWatch
+from echo_schemas.records import Control
 from echo_schemas.topics import DROPS, EVALS, PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 
 logger = logging.getLogger(__name__)
@@ -47,6 +50,9 @@ class Observer:
         self._reader: LogReader | None = None
         self._offsets: OffsetWatch | None = None
         self._published_before = 0
+        self._bus: Bus | None = None
+        self._orders: CompactedView[Control] | None = None
+        self._scorers: ScorerWatch | None = None
         self._thread = threading.Thread(target=self._follow, name="observer", daemon=True)
 
     @contextmanager
@@ -65,6 +71,7 @@ class Observer:
         self._reader = reader = bus.reader(_TOPICS)
         since = reader.offsets_at(max(0, self._view.started_ms - MAX_CLOCK_ERROR_MS))
         reader.start({place: offset for place, offset in since.items() if place[0] in _HISTORY})
+        self._bus = bus
         self._offsets = OffsetWatch(bus.cluster, bus.namespace)
         self._published_before = self._offsets.written_before(TRAJECTORIES, self._view.started_ms)
         self._thread.start()
@@ -84,8 +91,9 @@ class Observer:
             logger.warning("The end of the log could not be read: %s", exc)
         finally:
             self._reader.close()
-            if self._offsets is not None:
-                self._offsets.close()
+            for client in (self._offsets, self._orders, self._scorers):
+                if client is not None:
+                    client.close()
 
     def look_for_announcements(self) -> None:
         """Note which processes have come up; for whoever waits while there is no log to read yet."""
@@ -121,14 +129,31 @@ class Observer:
     def _count(self) -> None:
         assert self._offsets is not None
         published = self._offsets.ends(TRAJECTORIES) - self._published_before
-        lags = self._offsets.lags()
+        scorers = self._look_at_scorers()
+        lags = self._offsets.lags({line.application for line in scorers} - {line.application for line in scorers if not line.is_shadow})
         rewards = self._offsets.ends(REWARDS)
         with self._lock:
             self._view.rewards_written = rewards
             self._view.trajectories_published = published
             self._view.lags = lags
+            self._view.scorers = scorers
         if published:
             self.note(Milestone.TRAJECTORY)
+
+    def _look_at_scorers(self) -> list[ScorerLine]:
+        """Who gives which reward, once another application was attached. Before a step nobody has said what weighs."""
+        if self._bus is None or self._view.weights is None:
+            return []
+        if self._orders is None:
+            self._orders = self._bus.orders()
+        orders = self._orders.items()
+        if not any(order.attachment is not None for order in orders.values()):
+            return []
+        if self._scorers is None:
+            self._scorers = ScorerWatch(self._bus)
+        with self._lock:
+            terms, version = self._view.terms, self._view.num_steps
+        return self._scorers.look(terms, orders, version)
 
     def _scrape(self) -> None:
         for name, announce in self._announced.items():

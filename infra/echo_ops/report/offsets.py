@@ -5,6 +5,7 @@ Asked through consumers, not through an admin client: see `consumer_queries`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 
 from confluent_kafka import KafkaException
@@ -43,14 +44,17 @@ class OffsetWatch:
         ends = self._ends(topic)
         return sum(ends[place] if offset < 0 else offset for place, offset in first_since.items())
 
-    def lags(self) -> dict[str, int]:
-        """Requests that no worker has finished, and trajectories that no reward application has finished (the slowest one's)."""
+    def lags(self, shadows: Collection[str] = ()) -> dict[str, int]:
+        """Requests that no worker has finished, and trajectories that no reward application has finished (the slowest one's). Nobody waits
+        for the applications `shadows`.
+        """
         try:
             groups = [group.group_id for group in self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result().valid]
         except KafkaException as exc:
             raise translate(exc, "the cluster") from exc
         rewards = self._namespace.group("reward")
-        scoring = [group for group in groups if group == rewards or group.startswith(f"{rewards}.")]
+        unawaited = {f"{rewards}.{name}" for name in shadows}
+        scoring = [group for group in groups if (group == rewards or group.startswith(f"{rewards}.")) and group not in unawaited]
         lags = {}
         worker = self._namespace.group("worker")
         if worker in groups:

@@ -24,6 +24,7 @@ _WORKER_COLUMNS = (
     *("worker", "kind", "engine", "samples/s", "share", "delivered", "trained", "staleness, mean", "largest", "idle", "price per hour"),
     "cost per 1,000",
 )
+_SCORER_COLUMNS = ("reward", "application", "weight", "state", "behind, s", "mean", "scored", "failed", "stale", "while it does not come")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ def report_page(
         numbers=_numbers(summary, exact=view.is_exact),
         cards=_cards(view, summary, spans, started_ms) if view.steps else [],
         small=[Markup(chart) for metric, name in charts.SMALL if (chart := charts.small(view, metric, name))],  # noqa: S704  a chart
+        scorers=_scorers(summary),
         workers=_workers(summary),
         tables=_tables(summary),
         sections=[(title, {key: _plain(value) for key, value in values.items()}) for title, values in _sections(config)],
@@ -130,6 +132,18 @@ def _evaluation(results: Sequence[Eval]) -> Card:
 
 def _card(title: str, text: str, svg: str, legend: Sequence[tuple[str, str]] = (), *, is_wide: bool = False) -> Card:
     return Card(title, text, Markup(svg), legend, is_wide)  # noqa: S704  `svg` escapes what it shows
+
+
+def _scorers(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row for each reward, where another application than the run's own gave one."""
+    rows = [
+        (
+            *(line["name"], line["application"], f"{line['weight']:g}", line["state"], f"{line['behind']['seconds']:.1f}"),
+            *(_form(line["mean"], ".3f"), f"{line['scored']:,}", f"{line['failed']:,}", f"{line['stale']:,}", line["policy"]),
+        )
+        for line in summary["scorers"]
+    ]
+    return {"columns": _SCORER_COLUMNS, "rows": rows}
 
 
 def _workers(summary: Mapping[str, Any]) -> Mapping[str, Any]:

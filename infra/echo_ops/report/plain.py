@@ -8,6 +8,7 @@ from typing import Any
 from echo_core.bottleneck import describe
 from echo_ops.report.evaluations import evaluation_line
 from echo_ops.report.run_view import Milestone, RunView, Step
+from echo_ops.rewards.watch import ScorerLine, ScorerState
 
 # How often the waiting sentence is repeated, in steps.
 _SENTENCE_EVERY = 20
@@ -20,6 +21,7 @@ class PlainLines:
         self._milestones: set[Milestone] = set()
         self._steps = 0
         self._evaluations = 0
+        self._scorers: dict[tuple[str, str], tuple[ScorerState, float]] = {}
 
     def news(self, view: RunView) -> Iterator[str]:
         """Lines for what came since the last call."""
@@ -37,6 +39,19 @@ class PlainLines:
         for result in results[self._evaluations :]:
             yield f"{(result.time_ms - view.started_ms) / 1000:6.1f} s  {evaluation_line(result)}"
         self._evaluations = len(results)
+        for line in view.scorers:
+            # Being behind comes and goes; the screen shows it.
+            now = (line.state if line.state in {ScorerState.GONE, ScorerState.DETACHED} else ScorerState.SCORING, line.weight)
+            if self._scorers.get((line.application, line.name)) != now:
+                self._scorers[line.application, line.name] = now
+                yield scorer_line(line)
+
+
+def scorer_line(line: ScorerLine) -> str:
+    """`reward my_rewards.py:brevity (brevity): scoring, a shadow, mean 0.125`; what groups do, where it has weight or no process."""
+    role = f"weight {line.weight:g}, {line.policy}" if line.weight else "a shadow, nobody waits"
+    said = "" if line.mean is None else f", mean {line.mean:.3f}"
+    return f"{'':9} reward {line.name} ({line.application}): {line.state.value}, {role}{said}"
 
 
 def step_line(step: Step, mean: float, wanted: int) -> str:

@@ -14,7 +14,8 @@ from itertools import pairwise
 from echo_core.bottleneck import Bottleneck, Place, PlaceUse, between, find_bottleneck
 from echo_ops.report.evaluations import EvaluationView
 from echo_ops.report.pool import PoolView
-from echo_schemas.records import Drop, Eval, Progress, Record, SessionClaim, StepReport, WeightManifest, WorkerStatus
+from echo_ops.rewards.watch import ScorerLine
+from echo_schemas.records import Drop, Eval, Progress, Record, RewardTerm, SessionClaim, StepReport, WeightManifest, WorkerStatus
 
 TOTAL_REWARD = "total"
 EXACT_REWARD = "exact"
@@ -117,6 +118,10 @@ class RunView:
         self.started_ms = started_ms
         self.weights: dict[str, float] | None = None
         """The rewards that were trained on at the newest step, with their weights."""
+        self.terms: tuple[RewardTerm, ...] = ()
+        """The same with what groups do while one does not come."""
+        self.scorers: list[ScorerLine] = []
+        """Who gives which reward, attached ones included; empty where the run's own application is alone."""
         self._first: dict[Milestone, int] = {}
         self._created: dict[int, tuple[float, int]] = {}
         self._installed: dict[int, dict[str, float]] = {}
@@ -196,7 +201,10 @@ class RunView:
         if self.weights is None or self.weights == dict(wanted):
             return ""
         in_force = ", ".join(f"{name} = {weight:g}" for name, weight in self.weights.items()) or "none"
-        return f"The file's [rewards] are not in force: this run is trained with {in_force}, as it began. To train with others, fork it."
+        return (
+            f"The file's [rewards] are not in force: this run is trained with {in_force}, as it began or was told since "
+            "(`echoswarm reward weight`). To begin with others, fork it."
+        )
 
     def mean_rewards(self) -> list[float]:
         """For each step the mean reward of it and up to nine before it."""
@@ -293,6 +301,7 @@ class RunView:
                 metrics=metrics,
             )
         )
+        self.terms = report.reward_terms
         self.weights = {term.name: term.weight for term in report.reward_terms}
         self.pool.train(report.workers)
         self.note(Milestone.STEP, time_s)

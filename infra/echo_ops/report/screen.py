@@ -19,6 +19,7 @@ from echo_ops.report.braille import Canvas
 from echo_ops.report.evaluations import numbers
 from echo_ops.report.pool import WorkerLine
 from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
+from echo_ops.rewards.watch import ScorerLine, ScorerState
 
 DRAW_EVERY_S = 0.75
 _BAR = "█"
@@ -139,8 +140,26 @@ def _numbers(view: RunView) -> RenderableType:
     table.add_row("log-prob. difference", _number(last.get("probe_logprob_diff_max"), ".1e"))
     table.add_row("weights installed in", _number(last.get("broadcast_s"), ".3f", " s"))
     parts.append(table)
+    parts += [_scorer(line) for line in view.scorers if line.state is not ScorerState.DETACHED]
     parts += [Text(f"{each.name} v{each.version}: {numbers(each)}", "cyan", no_wrap=True) for each in view.evaluations.newest()]
     return Panel(Group(*parts), title="learner", border_style="magenta", title_align="left")
+
+
+def _scorer(line: ScorerLine) -> Text:
+    """One reward: whether it scores and how far behind, and what groups do where nobody gives it."""
+    text = Text()
+    text.append(f"{line.name.rpartition(':')[2]} ", "bold")
+    text.append(f"{line.weight:g} " if line.weight else "shadow ", "green" if line.weight else "dim")
+    text.append("–" if line.mean is None else f"{line.mean:.3f}")
+    gone = line.state is ScorerState.GONE
+    text.append(f"  {line.state.value}", "bold red" if gone else "dim")
+    if gone:
+        text.append(f": {line.policy}", "red" if line.weight else "dim")
+    elif line.behind.num:
+        text.append(f", {line.behind.seconds:.0f} s behind", "yellow" if line.state is ScorerState.CATCHING_UP else "dim")
+    if line.num_failed:
+        text.append(f", {line.num_failed:,} failed", "red")
+    return text
 
 
 def _workers(view: RunView, elapsed_s: float, width: int, height: int) -> RenderableType:

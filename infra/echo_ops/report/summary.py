@@ -12,6 +12,7 @@ from echo_core.bottleneck import describe
 from echo_ops.report.evaluations import summary_of
 from echo_ops.report.pool import cost_per_1000, mean_age
 from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
+from echo_ops.rewards.watch import plain_line
 
 GOAL = 0.70
 """The mean reward over ten steps whose time is reported as `seconds_to_070`."""
@@ -65,6 +66,7 @@ def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mappi
         "startup_s": {milestone.name.lower(): time_s for milestone, time_s in view.milestones.items()},
         "workers": [{**asdict(line), "state": line.state.value} for line in lines],
         "cost_per_1000": cost_per_1000(lines) if any(line.price_per_hour for line in lines) else None,
+        "scorers": [plain_line(line) for line in view.scorers],
         "evaluations": [summary_of(result) for result in view.evaluations.all],
         "software": dict(software),
     }

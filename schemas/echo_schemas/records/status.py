@@ -193,8 +193,20 @@ class EvaluationOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardAttachment:
+    """Whether the reward application of this name is to score beside the run's own. `rewards`: the names it gives, for people and never to
+    be loaded; `share`: of the groups, how many it scores.
+    """
+
+    application: str
+    is_attached: bool
+    rewards: tuple[str, ...] = ()
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Control(Record):
-    """An order to a worker, to the learner about rewards or an evaluation, or to the whole run: one of the four.
+    """An order to a worker, to the learner about rewards or an evaluation, to a reward application, or to the whole run: one of the five.
 
     Lower epochs are ignored, and an order that only a newer release knows: here it carries none.
     """
@@ -208,12 +220,13 @@ class Control(Record):
     rewards: RewardControl | None = None
     run: RunControl | None = None
     evaluation: EvaluationOrder | None = None
+    attachment: RewardAttachment | None = None
     issued_by: str
     time_ms: int
 
     def validate(self) -> None:
         require_not_negative(epoch=self.epoch)
-        given = sum(part is not None for part in (self.worker, self.rewards, self.run, self.evaluation))
+        given = sum(part is not None for part in (self.worker, self.rewards, self.run, self.evaluation, self.attachment))
         # None: an order of a newer release, which this one cannot obey.
         require(given <= 1, InvalidReason.INCONSISTENT, f"A control record carries one order, this one {given}.")
         require(

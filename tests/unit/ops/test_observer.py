@@ -58,7 +58,7 @@ def bus(clock: ManualClock) -> Bus:
 
 
 def test_what_was_dropped_long_before_the_command_is_not_read(bus: Bus, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OffsetWatch, "lags", lambda watch: {})
+    monkeypatch.setattr(OffsetWatch, "lags", lambda watch, shadows: {})
     publisher = bus.publisher()
     for hour in range(3):
         drop = Drop(run_id="r", group_id=f"r/{hour}", seq=hour, why=DropReason.STALE, learner_version=1, time_ms=clock.time_ms())
@@ -76,7 +76,7 @@ def test_what_was_dropped_long_before_the_command_is_not_read(bus: Bus, clock: M
 
 
 def test_whatever_a_look_at_the_roles_raises_the_watching_goes_on(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OffsetWatch, "lags", lambda watch: {})
+    monkeypatch.setattr(OffsetWatch, "lags", lambda watch, shadows: {})
     monkeypatch.setattr(observer, "_EVERY_S", 0.0)
     again = threading.Event()
     looks: list[str] = []

@@ -66,7 +66,8 @@ def test_a_role_looks_whose_the_namespace_is(monkeypatch: pytest.MonkeyPatch, ro
 
 def test_a_role_gets_its_flags_and_no_others() -> None:
     assert arguments_of(Role.LEARNER, Flags(takeover=True)) == {"takeover": True, "skip": False}
-    assert arguments_of(Role.REWARD, Flags(application="shadow", names=("a.py:b",))) == {"application": "shadow", "names": ("a.py:b",)}
+    beside = {"application": "shadow", "names": ("a.py:b",), "beginning": "", "share": 0.5, "ends_with_run": False}
+    assert arguments_of(Role.REWARD, Flags(application="shadow", names=("a.py:b",), share=0.5)) == beside
     assert arguments_of(Role.FEEDER, Flags()) == {}
 
 
@@ -77,6 +78,8 @@ def test_a_role_gets_its_flags_and_no_others() -> None:
         (Role.LEARNER, Flags(kind="fast"), "`echoswarm run learner` takes no --kind.", "worker"),
         (Role.FEEDER, Flags(names=("exact",)), "`echoswarm run feeder` takes no --reward.", "reward"),
         (Role.REWARD, Flags(skip=True), "`echoswarm run reward` takes no --skip.", "learner"),
+        (Role.WORKER, Flags(ends_with_run=True), "`echoswarm run worker` takes no --ends-with-run.", "reward"),
+        (Role.LEARNER, Flags(share=0.1), "`echoswarm run learner` takes no --sample.", "reward"),
     ],
 )
 def test_a_flag_of_another_role_is_refused(role: Role, flags: Flags, says: str, whose: str) -> None:

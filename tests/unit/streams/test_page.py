@@ -71,17 +71,19 @@ def test_the_settings_of_the_page_are_the_defaults_except_for_processes() -> Non
     assert settings().scoring.model_fields_set == set(default)
 
 
-def test_the_command_of_the_page_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_of_the_page_is_one() -> None:
+    from typer.main import get_command
+
     from echo_ops.cli.main import app
 
-    command = shlex.split(block("console"))
-    options = [word for word in command if word.startswith("--")]
-    assert command[:3] == ["echoswarm", "run", "reward"]
-    with pytest.raises(SystemExit):
-        app(["run", "--help"], prog_name="echoswarm")
-    shown = capsys.readouterr().out
-    assert {option for option in [*options, "--name"] if option not in shown} == set()
-    assert load_reward(command[command.index("--reward") + 1]).name == "brevity"
+    commands = re.findall(r"^\$ (echoswarm .*)$|`(echoswarm run reward --[^`]*)`", PAGE, re.MULTILINE)
+    lines = [first or " ".join(second.split()) for first, second in commands]
+    assert len(lines) >= 8
+    for line in lines:
+        command, words = get_command(app), shlex.split(line)[1:]
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        command.make_context("echoswarm", words)
 
 
 def test_every_outcome_and_metric_is_on_the_page() -> None:

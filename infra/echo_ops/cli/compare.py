@@ -1,0 +1,74 @@
+"""`echoswarm reward compare A B`: what two rewards of a run say of the same samples."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Deadline
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.output import out
+from echo_ops.rewards.comparison import Comparison, Moments
+from echo_ops.rewards.comparison import compare as compare_rewards
+from echo_ops.rewards.weights import full_name
+from echo_schemas.errors import UserError
+from echo_schemas.records import Reward, RewardOutcome
+from echo_schemas.topics import REWARDS
+
+_READ_S = 60.0
+
+
+def compare(config: Path | None, first: str, second: str, last: int) -> None:
+    """Print how they differ on the newest records. Raises UserError for a name that nobody gives, or where no sample has both."""
+    settings = read_settings(config)
+    bus = reach_bus(settings)
+    rewards = _newest(bus, last)
+    names = {reward.name for reward in rewards}
+    a, b = full_name(first, names), full_name(second, names)
+    by_name = {name: [reward for reward in rewards if reward.name == name] for name in (a, b)}
+    found = compare_rewards(by_name[a], by_name[b], scale_by_std=settings.learner.scale_by_std)
+    if found is None:
+        raise UserError(
+            f"No sample among the newest has a value of both {a!r} and {b!r}.", hint="Look at more with --last, or wait a moment."
+        )
+    for line in lines_of(a, b, found):
+        out.print(line, markup=False)
+
+
+def lines_of(a: str, b: str, found: Comparison) -> list[str]:
+    """What is printed."""
+    width = max(len(a), len(b))
+    lines = [f"{found.num_matched:,} samples have both, of {found.num_a:,} with {a} and {found.num_b:,} with {b}"]
+    lines += [f"  {name.ljust(width)}  {_moments(moments)}" for name, moments in ((a, found.a), (b, found.b))]
+    lines.append(f"  Pearson {_form(found.pearson)}, Spearman {_form(found.spearman)}, mean absolute difference {found.mae:.4g}")
+    if found.confusion is not None:
+        neither, only_b, only_a, both = found.confusion
+        lines.append(f"  both 1: {both:,}; only {a}: {only_a:,}; only {b}: {only_b:,}; both 0: {neither:,}; kappa {_form(found.kappa)}")
+    if found.num_groups:
+        lines.append(f"  within {found.num_groups:,} groups: rank correlation {_form(found.rank_within)}")
+        lines.append(f"  advantages that change their sign: {_form(found.flipped, '.1%')} of those that both have")
+        lines.append(
+            f"  groups without signal: {_form(found.flat_a, '.1%')} under {a}, {_form(found.flat_b, '.1%')} under {b}, "
+            f"{_form(found.flat_either, '.1%')} under either"
+        )
+    return lines
+
+
+def _newest(bus: Bus, last: int) -> list[Reward]:
+    """The values among the newest `last` records of each partition of `rewards`, in the order of the log."""
+    found: list[Reward] = []
+    with closing(bus.look([REWARDS])) as reader:
+        reader.start({place: max(low, high - last) for place, (low, high) in reader.bounds().items()})
+        for messages in reader.read_to_end(Deadline.after(_READ_S, bus.clock)):
+            records = (message.record for message in messages)
+            found += [each for each in records if isinstance(each, Reward) and each.outcome is RewardOutcome.SCORED]
+    return found
+
+
+def _moments(moments: Moments) -> str:
+    return f"mean {moments.mean:.4g}, std {moments.std:.4g}, from {moments.minimum:.4g} to {moments.maximum:.4g}"
+
+
+def _form(value: float | None, form: str = ".3f") -> str:
+    return "–" if value is None else format(value, form)

@@ -1,0 +1,316 @@
+"""`echoswarm reward test|new|list|weight|detach`: rewards of a run that is going. `attach` is in a module of its own.
+
+Orders travel on `control`, with an epoch that grows: the learner obeys a weight, the application of an attached reward its end.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.clock import Deadline
+from echo_learner.commit.session import read_tip
+from echo_learner.training.config import reward_terms
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.output import out
+from echo_ops.groups import has_members
+from echo_ops.rewards.template import write_template
+from echo_ops.rewards.trial import Trial, recent_trajectories, try_reward
+from echo_ops.rewards.watch import OWN_APPLICATION, Heard, ScorerLine, ScorerState, ScorerWatch, behind_words, plain_line
+from echo_ops.rewards.weights import (
+    Missing,
+    full_name,
+    listed,
+    parse_missing,
+    parse_weight,
+    policy_of,
+    terms_in_force,
+    with_weight,
+)
+from echo_schemas.errors import UserError
+from echo_schemas.records import Control, Progress, Reward, RewardAttachment, RewardControl, RewardTerm
+from echo_schemas.topics import CONTROL, PROGRESS, attachment_key
+from echo_settings import Settings
+from echo_streams.run import attach as load_attached
+
+_WRITE_S = 10.0
+_END_S = 30.0
+_LOOK_S = 0.2
+# A name has been scored lately if its newest value is no older than this beside the newest of all.
+_RECENT_MS = 60_000
+_MOST_HEARD = 500
+_SHOWN = 5
+_SHOWN_LENGTH = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNow:
+    """Where the run is: the learner's version, what its next batch is judged by, and the orders of `control` by key."""
+
+    version: int
+    terms: tuple[RewardTerm, ...]
+    orders: Mapping[str, Control]
+
+    def order(self, key: str) -> Control | None:
+        """The newest order of that key."""
+        return self.orders.get(key)
+
+
+def test(config: Path | None, path: str, last: int) -> None:
+    """Call the reward on the newest `last` trajectories and print what it said. Raises UserError if one got no value, or there is none."""
+    settings = read_settings(config)
+    (entry,) = load_attached((path,))
+    bus = reach_bus(settings)
+    items = recent_trajectories(bus, last)
+    if not items:
+        raise UserError(
+            f"Run {settings.run.name!r} has no trajectory in the log yet.", hint="Start the run, or name its file with --config."
+        )
+    trial = try_reward(settings, bus, entry, items)
+    show_trial(path, trial)
+    if trial.failed:
+        raise UserError(f"{len(trial.failed)} of {len(trial.rewards)} samples got no value.", hint="Nothing was written to the run.")
+
+
+def new(path: str) -> None:
+    """Write a reward and its test. Raises UserError where a file is there already."""
+    file, written = write_template(path)
+    name = path.partition(":")[2] or "brevity"
+    out.print(f"Written: {file} and {written}", markup=False)
+    out.print(f"Next: `pytest {written}`, `echoswarm reward test {file}:{name}`, `echoswarm reward attach {file}:{name}`", markup=False)
+
+
+def list_rewards(config: Path | None, *, as_json: bool = False) -> None:
+    """Print a line for each reward of the run, attached ones included."""
+    settings = read_settings(config)
+    bus = reach_bus(settings)
+    now = run_now(settings, bus)
+    with closing(ScorerWatch(bus)) as watch:
+        watch.listen(_MOST_HEARD)
+        lines = [line for line in watch.lines(now.terms, now.orders, now.version) if line.state is not ScorerState.DETACHED]
+    if as_json:
+        out.print_json(data=[plain_line(line) for line in lines])
+        return
+    if not lines:
+        out.print(f"Nothing scores the run {settings.run.name} yet.", markup=False)
+        return
+    _show_lines(lines)
+    pending = now.order(f"{settings.run.name}/rewards")
+    if pending is not None and pending.rewards is not None and pending.rewards.from_version > now.version + 1:
+        out.print(f"Ordered from version {pending.rewards.from_version} on: {listed(pending.rewards.terms)}", markup=False)
+    out.print(f"The run is at version {now.version}, trained on {listed(now.terms)}.", markup=False)
+
+
+def weigh(config: Path | None, text: str, *, from_version: int | None, missing: str | None, deadline_s: float | None, force: bool) -> None:
+    """Order another weight. Raises UserError for a name that nobody scores, and where groups would wait for what does not come."""
+    asked, weight = parse_weight(text)
+    settings = read_settings(config)
+    wait_s = settings.scoring.deadline_s if deadline_s is None else deadline_s
+    policy = None if missing is None and deadline_s is None else parse_missing(missing or "wait", wait_s)
+    bus = reach_bus(settings)
+    now = run_now(settings, bus)
+    with closing(ScorerWatch(bus)) as watch:
+        watch.listen(_MOST_HEARD)
+        heard = dict(watch.heard)
+    known = {name for _, name in heard} | {term.name for term in now.terms}
+    name = asked if force and asked not in {each.rpartition(":")[2] for each in known} else full_name(asked, known)
+    if weight and not force:
+        refuse_unscored(name, heard)
+        refuse_sampled(name, now, policy)
+    terms = with_weight(now.terms, name, weight, policy, wait_s)
+    starts = max(from_version or 0, now.version + 1)
+    waiting = now.order(f"{settings.run.name}/rewards")
+    if waiting is not None and waiting.rewards is not None and waiting.rewards.from_version > now.version + 1:
+        out.print(f"This replaces the order for version {waiting.rewards.from_version}: {listed(waiting.rewards.terms)}.", markup=False)
+    _order(settings, bus, now.order(f"{settings.run.name}/rewards"), rewards=RewardControl(from_version=starts, terms=terms))
+    (term,) = (term for term in terms if term.name == name)
+    begun = "" if starts > now.version + 1 else " (from the next, if that step has begun)"
+    out.print(f"From version {starts} on{begun} the run is trained on {listed(terms)}; for {name} {policy_of(term)}.", markup=False)
+
+
+def detach(config: Path | None, asked: str, *, force: bool) -> None:
+    """End the application of an attached reward, take it out of what is trained on, and wait until it has ended.
+
+    Raises UserError for one that still has weight.
+    """
+    settings = read_settings(config)
+    bus = reach_bus(settings)
+    now = run_now(settings, bus)
+    with closing(ScorerWatch(bus)) as watch:
+        watch.listen(_MOST_HEARD)
+        lines = watch.lines(now.terms, now.orders, now.version)
+    line = _line_of(asked, [line for line in lines if line.application != OWN_APPLICATION and line.state is not ScorerState.DETACHED])
+    ended = [each for each in lines if each.application == line.application]
+    weighted = [each for each in ended if not each.is_shadow]
+    if weighted and not force:
+        raise UserError(
+            f"{weighted[0].name!r} is trained on with weight {weighted[0].weight:g}: without its application {weighted[0].policy}.",
+            hint=f"Take its weight first: `echoswarm reward weight {weighted[0].name}=0`.",
+        )
+    order = RewardAttachment(
+        application=line.application, is_attached=False, rewards=tuple(each.name for each in ended), share=line.share
+    )  # fmt: skip
+    _order(settings, bus, now.order(attachment_key(settings.run.name, line.application)), attachment=order)
+    left = tuple(term for term in now.terms if term.weight or term.name not in {each.name for each in ended})
+    if left != now.terms and not force:
+        key = f"{settings.run.name}/rewards"
+        _order(settings, bus, now.order(key), rewards=RewardControl(from_version=now.version + 1, terms=left))
+    group, deadline = bus.namespace.group("reward", line.application), Deadline.after(_END_S)
+    while has_members(bus.cluster, group):
+        if deadline.expired():
+            raise UserError(
+                f"The application {line.application!r} has been told to end and has not within {_END_S:g} s.",
+                hint="It stays ordered. Does its process answer? Its log says so.",
+            )
+        time.sleep(_LOOK_S)
+    out.print(f"{line.name} is detached: its application {line.application} has ended; what it wrote stays in the log.", markup=False)
+
+
+def attach_order(settings: Settings, bus: Bus, now: RunNow, attachment: RewardAttachment) -> None:
+    """Order that an application is attached."""
+    _order(settings, bus, now.order(attachment_key(settings.run.name, attachment.application)), attachment=attachment)
+
+
+def run_now(settings: Settings, bus: Bus) -> RunNow:
+    """Where the run is. Raises TransportError."""
+    run_id = settings.run.name
+    tip = read_tip(bus, run_id)
+    progress = bus.newest(PROGRESS, Progress).get(run_id)
+    version = tip.version if progress is None else max(tip.version, progress.version)
+    with _orders(bus) as orders:
+        pass
+    order = orders.get(f"{run_id}/rewards")
+    reported = reward_terms(settings) if tip.report is None else tip.report.reward_terms
+    return RunNow(version=version, terms=terms_in_force(reported, None if order is None else order.rewards, version), orders=orders)
+
+
+@contextmanager
+def _orders(bus: Bus) -> Iterator[dict[str, Control]]:
+    with closing(bus.orders()) as view:
+        yield view.items()
+
+
+def refuse_unscored(name: str, heard: Mapping[tuple[str, str], Heard]) -> None:
+    """Raise UserError unless `name` got a value lately: groups would wait for what does not come."""
+    newest_ms = max((each.scored_ms for each in heard.values()), default=0)
+    said = [each for (_, by), each in heard.items() if by == name]
+    if any(each.scored_ms and newest_ms - each.scored_ms <= _RECENT_MS for each in said):
+        return
+    why = next((f" It says: {each.error}" for each in said if each.error), "")
+    raise UserError(
+        f"Nobody gives {name!r} a value now, and groups would wait for it.{why}",
+        hint="See `echoswarm reward list`; attach it, or mend it, first. --force gives it the weight all the same.",
+    )
+
+
+def refuse_sampled(name: str, now: RunNow, policy: Missing | None) -> None:
+    """Raise UserError where groups would wait for a reward that is attached to a share of them."""
+    given = [order.attachment for order in now.orders.values() if order.attachment is not None and name in order.attachment.rewards]
+    partial = [each for each in given if each.is_attached and each.share < 1.0]
+    if partial and (policy is None or (policy.required and policy.default is None)):
+        raise UserError(
+            f"{name!r} is attached to {partial[0].share:.0%} of the groups only: the others would wait for it in vain.",
+            hint="Detach it and attach it without --sample; or say what the others do: --missing without, or --missing 0.",
+        )
+
+
+def _order(
+    settings: Settings, bus: Bus, known: Control | None, *, rewards: RewardControl | None = None, attachment: RewardAttachment | None = None
+) -> None:
+    """Write an order with an epoch above that of the one before, and of any that was given earlier."""
+    now_ms = bus.clock.time_ms()
+    epoch = max(now_ms, 0 if known is None else known.epoch + 1)
+    order = Control(
+        run_id=settings.run.name, epoch=epoch, rewards=rewards, attachment=attachment, issued_by=bus.client_id, time_ms=now_ms
+    )  # fmt: skip
+    with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
+        publisher.publish(CONTROL, order).wait(_WRITE_S)
+
+
+def _line_of(asked: str, lines: Sequence[ScorerLine]) -> ScorerLine:
+    """The line of an application or a reward. Raises UserError."""
+    for line in lines:
+        if asked == line.application:
+            return line
+    by_name = {line.name: line for line in lines}
+    if not by_name:
+        raise UserError("No reward is attached.", hint="`echoswarm reward list` shows what scores the run.")
+    try:
+        return by_name[full_name(asked, by_name)]
+    except UserError as exc:
+        raise UserError(f"No reward {asked!r} is attached.", hint=f"Attached: {', '.join(sorted(by_name))}.") from exc
+
+
+def show_trial(path: str, trial: Trial) -> None:
+    """What a function said: moments, groups, the slowest, and the failing by what they say."""
+    values, seconds = trial.values, sorted(each.seconds for each in trial.rewards)
+    failed = Counter((each.outcome.value, each.error or "") for each in trial.failed)
+    out.print(f"{path}: {len(values)} of {len(trial.rewards)} samples scored", markup=False)
+    if values:
+        spread = statistics.pstdev(values)
+        out.print(f"  values   mean {statistics.fmean(values):.4g}, std {spread:.4g}, from {min(values):.4g} to {max(values):.4g}")
+        groups: dict[str, list[float]] = {}
+        for each in trial.rewards:
+            if each.value is not None:
+                groups.setdefault(each.group_id, []).append(each.value)
+        several = [found for found in groups.values() if len(found) > 1]
+        if several:
+            flat = sum(len(set(found)) == 1 for found in several)
+            out.print(f"  groups   {flat} of {len(several)} give no signal: all their samples are worth the same")
+        out.print(f"  seconds  median {statistics.median(seconds):.2g}, slowest {seconds[-1]:.2g} a call", markup=False)
+    by_place = {item.at: item for item in trial.items}
+
+    def row(kind: str, reward: Reward) -> tuple[str, ...]:
+        value = "–" if reward.value is None else f"{reward.value:.4g}"
+        sample = f"{reward.group_id} [{reward.index}] {by_place[reward.of].trajectory.completion!r}"
+        return kind, f"{reward.seconds:.2g}", value, _cut(sample)
+
+    slowest = sorted(trial.rewards, key=lambda each: -each.seconds)[:_SHOWN]
+    rows = [row("slowest", each) for each in slowest] + [row("failing", each) for each in trial.failed[:_SHOWN]]
+    _show_rows([("", "seconds", "value", "sample"), *rows])
+    for (outcome, error), count in failed.most_common(_SHOWN):
+        out.print(f"  {count} {outcome}: {error}", style="red", markup=False)
+
+
+def _show_lines(lines: Sequence[ScorerLine]) -> None:
+    rows = [
+        (
+            line.name,
+            line.application,
+            f"{line.weight:g}",
+            line.state.value if line.share >= 1.0 else f"{line.state.value}, {line.share:.0%} of the groups",
+            behind_words(line.behind),
+            "–" if line.mean is None else f"{line.mean:.3f}",
+            f"{line.num_scored:,}",
+            f"{line.num_failed:,}",
+            f"{line.num_stale:,}",
+            line.policy,
+        )
+        for line in lines
+    ]
+    _show_rows([_HEADS, *rows])
+    for line in lines:
+        if line.num_failed and line.error:
+            out.print(f"{line.name}: {line.error}", style="yellow", markup=False)
+
+
+_HEADS = ("reward", "application", "weight", "state", "behind", "mean", "scored", "failed", "stale", "while it does not come")
+
+
+def _show_rows(rows: Sequence[tuple[str, ...]]) -> None:
+    """Columns as wide as they need to be, for a pipe as for a terminal; the first row is dim."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        out.print(f"  {line}", style="" if number else "dim", markup=False)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_LENGTH else f"{text[: _SHOWN_LENGTH - 1]}…"

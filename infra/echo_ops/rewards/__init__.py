@@ -1,0 +1,1 @@
+"""Rewards of a run that is going: tried, attached, weighed, watched and compared."""

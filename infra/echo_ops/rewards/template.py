@@ -1,0 +1,60 @@
+"""What `echoswarm reward new` writes: a reward with its test, both of which run as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from echo_schemas.errors import UserError
+
+_REWARD = '''"""Rewards of this run."""
+
+from echo_tasks.rewards import ScoredSample, reward
+
+
+@reward(name="{name}", version="1")
+def {name}(sample: ScoredSample) -> float:
+    """One for an empty answer, less the longer it is. Raise the version when a value changes its meaning."""
+    return 1.0 / (1 + sample.num_generated)
+'''
+_TEST = '''"""What the rewards of this run say of samples that were made by hand."""
+
+import numpy as np
+from {module} import {name}
+
+from echo_schemas.records import FinishReason
+from echo_tasks.rewards import ScoredSample
+
+
+def sample(completion: str, num_generated: int) -> ScoredSample:
+    return ScoredSample(
+        prompt="2 + 2 =",
+        completion=completion,
+        entry={{"answer": "4"}},
+        token_ids=np.zeros(num_generated, np.int32),
+        num_generated=num_generated,
+        turn_rewards=(),
+        finish_reason=FinishReason.STOP,
+        metadata={{}},
+        task="sums",
+    )
+
+
+def test_a_shorter_answer_is_worth_more() -> None:
+    assert {name}(sample("4", 1)) > {name}(sample("it is 4", 3))
+'''
+
+
+def write_template(path: str) -> tuple[Path, Path]:
+    """Write `my_rewards.py:brevity` and `test_my_rewards.py` beside it; both paths. Raises UserError for a bad name, or a file is there."""
+    where, _, name = path.partition(":")
+    file = Path(where)
+    name = name or "brevity"
+    if file.suffix != ".py" or not file.stem.isidentifier() or not name.isidentifier():
+        raise UserError(f"{path!r} names no function in a Python file.", hint="Write for example my_rewards.py:brevity.")
+    test = file.with_name(f"test_{file.name}")
+    for each in (file, test):
+        if each.exists():
+            raise UserError(f"{each} is there already.", hint="Name another file, or write the function into that one.")
+    file.write_text(_REWARD.format(name=name), encoding="utf-8")
+    test.write_text(_TEST.format(name=name, module=file.stem), encoding="utf-8")
+    return file, test

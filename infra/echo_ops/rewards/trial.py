@@ -1,0 +1,104 @@
+"""A reward function on recent trajectories, with the limits that the reward application has, and without a consumer group.
+
+Threads: everything blocks the caller; functions run in a process of their own, or on an event loop of the caller's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Deadline
+from echo_schemas.records import Purpose, Reward, RewardOutcome, Trajectory
+from echo_schemas.topics import TRAJECTORIES
+from echo_settings import Settings
+from echo_streams.batching import MAX_BATCH
+from echo_streams.metrics import StreamsMetrics
+from echo_streams.pool import ScoringPool
+from echo_streams.scoring import Attached, Judgeable, Scorer, ScoringLimits
+from echo_tasks.rewards import RewardKind
+
+_READ_S = 30.0
+# A function that fails for its first sample is asked about so many more before it is called broken.
+_MORE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a function said of `items`, in their order. `seconds`: of the wall for `num_timed` of them, its first call left out."""
+
+    items: Sequence[Judgeable] = ()
+    rewards: Sequence[Reward] = ()
+    seconds: float = 0.0
+    num_timed: int = 0
+    failed: Sequence[Reward] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "failed", tuple(each for each in self.rewards if each.outcome is not RewardOutcome.SCORED))
+
+    @property
+    def values(self) -> list[float]:
+        """Of those that were scored."""
+        return [each.value for each in self.rewards if each.value is not None]
+
+    @property
+    def s_per_sample(self) -> float | None:
+        """Seconds a sample; None if nothing was timed."""
+        return self.seconds / self.num_timed if self.num_timed else None
+
+
+def recent_trajectories(bus: Bus, count: int) -> list[Judgeable]:
+    """The newest `count` trajectories of training, oldest first. Raises TransportError."""
+    found: list[tuple[int, Judgeable]] = []
+    with closing(bus.look([TRAJECTORIES])) as reader:
+        bounds = reader.bounds()
+        reader.start({place: max(low, high - count) for place, (low, high) in bounds.items()})
+        for messages in reader.read_to_end(Deadline.after(_READ_S, bus.clock)):
+            found += [
+                (message.timestamp_ms, Judgeable(trajectory=message.record, at=message.coordinates))
+                for message in messages
+                if isinstance(message.record, Trajectory) and message.record.purpose is Purpose.TRAIN
+            ]
+    found.sort(key=lambda each: each[0])
+    return [item for _, item in found[-count:]]
+
+
+def try_reward(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Judgeable], *, patient: bool = False) -> Trial:
+    """What `entry` says of `items`. Unless `patient`, one that gives no value for its first four samples is not asked about the others.
+
+    Raises UserError if a process cannot import it.
+    """
+    # What fails is in the result; the notices of it are for the log of a process that runs on.
+    logging.getLogger("echo_runtime.notices").setLevel(logging.ERROR)
+    return asyncio.run(_try(settings, bus, entry, items, patient=patient)) if items else Trial()
+
+
+async def _try(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Judgeable], *, patient: bool) -> Trial:
+    scoring, metrics = settings.scoring, StreamsMetrics()
+    pool = None
+    if entry.function.kind is not RewardKind.ASYNC:
+        num = max(1, scoring.processes)
+        pool = ScoringPool([entry.function], num_processes=num, metrics=metrics, memory_mb=scoring.memory_mb)
+    limits = ScoringLimits(timeout_s=scoring.timeout_s, retries=0, concurrency=scoring.concurrency)
+    scorer = Scorer([entry], run_id=settings.run.name, limits=limits, metrics=metrics, clock=bus.clock, pool=pool)
+    try:
+        if pool is not None:
+            await pool.start()
+        rewards = await scorer.score(items[:1])
+        if rewards[0].outcome is not RewardOutcome.SCORED and not patient:
+            rewards += await scorer.score(items[1 : 1 + _MORE])
+            if all(each.outcome is not RewardOutcome.SCORED for each in rewards):
+                return Trial(items=items[: len(rewards)], rewards=rewards)
+        rest = items[len(rewards) :]
+        started_s = time.perf_counter()
+        for first in range(0, len(rest), MAX_BATCH):
+            rewards += await scorer.score(rest[first : first + MAX_BATCH])
+        return Trial(items=items, rewards=rewards, seconds=time.perf_counter() - started_s, num_timed=len(rest))
+    finally:
+        if pool is not None:
+            pool.close()

@@ -1,0 +1,62 @@
+"""When a reward application beside the run's own is to end: an operator detaches it, or the run that it was attached to is over.
+
+Threads: a view of `control` calls `OrderedEnd`'s listener on its own thread; `RunEnd` is asked from the application's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from echo_bus.clock import Clock
+from echo_bus.reading.view import CompactedView
+from echo_runtime.process import StopSignal
+from echo_schemas.records import Control
+
+logger = logging.getLogger(__name__)
+
+RUN_OVER_S = 120.0
+"""A learner writes every second. One that was silent for so long, while nothing was scored either, has ended; so has its cluster."""
+_LOOK_EVERY_S = 2.0
+
+
+def end_when_detached(orders: CompactedView[Control], key: str, stop: StopSignal) -> None:
+    """Set `stop` when an order under `key` says that the application is detached. What was ordered before now is history."""
+    known = orders.get(key)
+    epoch = -1 if known is None else known.epoch
+
+    def hear(changed: str, order: Control | None) -> None:
+        if changed != key or order is None or order.attachment is None or order.epoch <= epoch:
+            return
+        if not order.attachment.is_attached and not stop.is_set():
+            logger.info("Detached by %s", order.issued_by)
+            stop.set()
+
+    orders.on_change(hear)
+
+
+class RunEnd:
+    """Whether the run is over: neither of two numbers has moved for `RUN_OVER_S`."""
+
+    def __init__(self, heard: Callable[[], object], scored: Callable[[], object], clock: Clock) -> None:
+        """`heard`: what changes with every word of the learner. `scored`: what changes with every batch."""
+        self._heard = heard
+        self._scored = scored
+        self._clock = clock
+        self._last: tuple[object, object] | None = None
+        self._moved_s = clock.monotonic_s()
+
+    def has_come(self) -> bool:
+        """Look now. Raises what the two raise."""
+        now_s, seen = self._clock.monotonic_s(), (self._heard(), self._scored())
+        if seen != self._last:
+            self._last, self._moved_s = seen, now_s
+        return now_s - self._moved_s >= RUN_OVER_S
+
+    async def watch(self, stop: StopSignal) -> None:
+        """Look every two seconds; set `stop` when it has come."""
+        while not self.has_come():
+            await asyncio.sleep(_LOOK_EVERY_S)
+        logger.info("The learner was silent for %g s and nothing was left to score: the run is over", RUN_OVER_S)
+        stop.set()
