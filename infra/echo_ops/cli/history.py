@@ -1,4 +1,4 @@
-"""The commands that read a run's past: show, lineage, search, replay. Each body imports what it needs."""
+"""The commands that read a run's past: show, lineage, search, replay, export, sql. Each body imports what it needs."""
 
 from __future__ import annotations
 
@@ -149,3 +149,58 @@ def replay(
             worker=worker, task=task, purpose=purpose, fate=fate, sample=sample,
         )  # fmt: skip
         body.replay(config, options, into, run=run, rate=rate, pace=pace, follow=follow)
+
+
+@commands.command("export")
+def export(
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the files go; a run has a folder in it, run=NAME.")],
+    config: Config = None,
+    run: RunName = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option("--every", min=1.0, metavar="S", help="With --follow: seconds between two exports.")] = 30.0,
+    verify: Annotated[bool, typer.Option("--verify", help="Export nothing: check every file that the manifest names.")] = False,
+) -> None:
+    """Write a run as Parquet files, or add to them what is new: each record once, whatever was killed meanwhile."""
+    from echo_ops.cli import export as body
+
+    with user_errors():
+        if verify:
+            body.verify(to, run=run)
+        else:
+            body.export(config, to, run=run, follow=follow, every_s=every)
+
+
+@commands.command("sql")
+def sql(
+    question: Annotated[str, typer.Argument(help="One SELECT over trajectories, samples, groups, steps, rewards, drops, workers.")],
+    config: Config = None,
+    run: RunName = "",
+    source: Annotated[Path | None, typer.Option("--from", metavar="FOLDER", help="An export. Without it the log itself is read.")] = None,
+    most: Annotated[int, typer.Option(min=1, help="Of the log: refuse a range of more trajectories than this.")] = 50_000,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds that an answer may take.")] = 60.0,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows that are shown; 0: all.")] = 100,
+    format_: Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="How the answer is written.")] = "table",
+    version: VersionRange = "",
+    step: StepRange = "",
+    offsets: OffsetRange = None,
+    since: Since = "",
+    until: Until = "",
+    group: GroupNames = None,
+    worker: Worker = "",
+    task: Task = "",
+    purpose: PurposeName = "",
+    fate: FateName = "",
+    sample: SampleIndex = None,
+) -> None:
+    """Ask a run's past in SQL: an export (--from), or one range of the log."""
+    from echo_ops.cli import sql as body
+    from echo_ops.cli.ranges import RangeOptions
+
+    with user_errors():
+        options = RangeOptions(
+            version=version, step=step, offsets=tuple(offsets or ()), since=since, until=until, groups=tuple(group or ()),
+            worker=worker, task=task, purpose=purpose, fate=fate, sample=sample,
+        )  # fmt: skip
+        body.sql(
+            config, question, options, run=run, source=source, most=most, timeout_s=timeout, limit=limit, format_=format_
+        )  # fmt: skip

@@ -44,13 +44,17 @@ class RangeOptions:
 
 def history_of(bus: Bus, run_id: str) -> History:
     """The past of a run that somebody named. Raises UserError for what is no run's name, or no run of the namespace."""
+    return open_history(bus, run_named(run_id))
+
+
+def run_named(run_id: str) -> str:
+    """What somebody typed as the name of a run. Raises UserError for what is none."""
     try:
-        part_of_key(run_id)
+        return part_of_key(run_id)
     except ValueError:
         raise UserError(
             f"{run_id!r} is no name of a run.", hint="A run's name has letters, digits, '.', '_' and '-', and no slash; a group is demo/17."
         ) from None
-    return open_history(bus, run_id)
 
 
 def going_on(history: History, selection: Selection, *, by_time: bool = False) -> Iterator[Told]:

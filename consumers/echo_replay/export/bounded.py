@@ -1,0 +1,73 @@
+"""A part of a run's past in the files of an export, for a question that is asked of the log itself. Imports pyarrow.
+
+Steps, samples, drops and workers are those of the whole run. Of a reward only what the history tells is known: record, name and value.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from echo_replay.export.columns import (
+    choose_names,
+    drops_table,
+    known_rewards_table,
+    samples_table,
+    steps_table,
+    trajectories_table,
+    workers_table,
+)
+from echo_replay.export.exporter import read_drops
+from echo_replay.export.layout import Slot, Table
+from echo_replay.export.manifest import ExportedFile, ExportManifest
+from echo_replay.export.table_file import write_whole
+from echo_replay.history import History, Told
+from echo_replay.selection import Selection
+from echo_schemas.errors import UserError
+from echo_schemas.records import WorkerStatus
+from echo_schemas.topics import WORKERS
+
+_ROWS_AT_ONCE = 1_000
+
+
+def load_selection(history: History, selection: Selection, most: int, home: Path) -> ExportManifest:
+    """Write what is selected into `home`, which is empty. Raises UserError if it is more than `most` trajectories; OSError,
+    TransportError.
+    """
+    files: list[ExportedFile] = []
+    names: tuple[str, ...] = ()
+    for number, told in enumerate(_batches(history.read(selection), most)):
+        names = choose_names(names, {name for each in told for name in each.rewards})
+        table = trajectories_table(told, [each.rewards for each in told], names)
+        files.append(write_whole(home, Slot(Table.TRAJECTORIES, 0, number), table))
+        files.append(write_whole(home, Slot(Table.REWARDS, 0, number), known_rewards_table(told)))
+    drops, _ = read_drops(history.bus, history.run_id)
+    workers = history.bus.newest(WORKERS, WorkerStatus).values()
+    tables = {
+        Table.STEPS: steps_table(history.log.steps),
+        Table.SAMPLES: samples_table(history.log.steps),
+        Table.DROPS: drops_table(drops),
+        Table.WORKERS: workers_table(worker for worker in workers if worker.run_id == history.run_id),
+    }
+    files += [write_whole(home, Slot(table, 0, 0), content) for table, content in tables.items() if content.num_rows]
+    return ExportManifest(
+        run_id=history.run_id,
+        namespace=history.bus.namespace.name,
+        identity={},
+        tip=history.log.tip,
+        reward_names=names,
+        files=tuple(files),
+    )
+
+
+def _batches(told: Iterator[Told], most: int) -> Iterator[list[Told]]:
+    num_read = 0
+    while batch := list(itertools.islice(told, _ROWS_AT_ONCE)):
+        num_read += len(batch)
+        if num_read > most:
+            raise UserError(
+                f"The question is about more than {most:,} trajectories.",
+                hint="Name a smaller range (--version, --step, --since), raise --most, or export the run and ask with --from.",
+            )
+        yield batch

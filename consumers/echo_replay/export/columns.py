@@ -1,0 +1,402 @@
+"""Records as Arrow tables: the columns of every table of an export. Imports pyarrow.
+
+Times are Unix milliseconds, as in the records. `kafka` says where a row lies itself, `trajectory` which trajectory it speaks of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from echo_bus.client.cluster import RawMessage
+from echo_bus.message import raw_headers
+from echo_replay.export.layout import Table
+from echo_replay.fates import Outcome
+from echo_replay.history import Told
+from echo_replay.run_log import Step
+from echo_schemas.records import Drop, Reward, Sampling, StepReport, Trajectory, WorkerStatus
+
+REWARD_PREFIX = "reward_"
+"""A reward's own column is its name with this before it."""
+MOST_REWARD_COLUMNS = 200
+"""Names above this many have no column: a reward that has another name each time is no column. They are in the table of rewards."""
+
+_SPAN = [("start", pa.int32()), ("end", pa.int32())]
+_KAFKA = pa.struct(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("time_ms", pa.int64()),
+        ("key", pa.string()),
+        ("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))),
+    ]
+)
+_PLACE = pa.struct([("partition", pa.int32()), ("offset", pa.int64())])
+_SAMPLING = pa.struct(
+    [
+        ("max_new_tokens", pa.int64()),
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("top_k", pa.int64()),
+        ("min_p", pa.float64()),
+        ("seed", pa.int64()),
+        ("stop", pa.list_(pa.string())),
+    ]
+)
+_NUMBERS = pa.map_(pa.string(), pa.float64())
+
+_TRAJECTORIES = pa.schema(
+    [
+        ("group_id", pa.string()),
+        ("seq", pa.int64()),
+        ("attempt", pa.string()),
+        ("index", pa.int64()),
+        ("group_size", pa.int64()),
+        ("purpose", pa.string()),
+        ("task", pa.string()),
+        ("source", pa.string()),
+        ("entry", pa.string()),
+        ("prompt", pa.string()),
+        ("completion", pa.string()),
+        ("tokens", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("logprob_source", pa.string()),
+        ("generated", pa.list_(pa.struct(_SPAN))),
+        ("version_spans", pa.list_(pa.struct([*_SPAN, ("version", pa.int64())]))),
+        ("min_version", pa.int64()),
+        ("max_version", pa.int64()),
+        ("num_tokens", pa.int64()),
+        ("num_generated", pa.int64()),
+        ("weights_sha256", pa.string()),
+        ("worker_id", pa.string()),
+        ("engine", pa.string()),
+        ("sampling", _SAMPLING),
+        ("finish_reason", pa.string()),
+        ("turn_rewards", pa.list_(pa.float64())),
+        ("requested_ms", pa.int64()),
+        ("started_ms", pa.int64()),
+        ("finished_ms", pa.int64()),
+        ("metadata", pa.map_(pa.string(), pa.string())),
+        ("fate", pa.string()),
+        ("step", pa.int64()),
+        ("advantage", pa.float32()),
+        ("drop_reason", pa.string()),
+        ("drop_detail", pa.string()),
+        ("dropped_at_version", pa.int64()),
+        ("drop_of_group", pa.bool_()),
+        ("kafka", _KAFKA),
+    ]
+)
+_REWARDS = pa.schema(
+    [
+        ("trajectory", _PLACE),
+        ("group_id", pa.string()),
+        ("seq", pa.int64()),
+        ("attempt", pa.string()),
+        ("index", pa.int64()),
+        ("name", pa.string()),
+        ("outcome", pa.string()),
+        ("value", pa.float64()),
+        ("components", _NUMBERS),
+        ("code_version", pa.string()),
+        ("application", pa.string()),
+        ("error", pa.string()),
+        ("seconds", pa.float64()),
+        ("time_ms", pa.int64()),
+        ("kafka", _KAFKA),
+    ]
+)
+_STEPS = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("time_ms", pa.int64()),
+        ("session", pa.string()),
+        ("checkpoint", pa.string()),
+        ("snapshot_sha256", pa.string()),
+        ("num_samples", pa.int64()),
+        ("is_sequential", pa.bool_()),
+        ("budget", pa.int64()),
+        ("world_size", pa.int64()),
+        ("idle_s", pa.float64()),
+        ("training_s", pa.float64()),
+        ("staleness", pa.list_(pa.int64())),
+        ("metrics", _NUMBERS),
+        (
+            "rewards",
+            pa.list_(
+                pa.struct([("name", pa.string()), *((name, pa.float64()) for name in ("mean", "std", "minimum", "maximum", "stderr"))])
+            ),
+        ),
+        ("workers", pa.list_(pa.struct([("worker_id", pa.string()), ("staleness", pa.list_(pa.int64()))]))),
+        ("missing", pa.string()),
+    ]
+)
+_SAMPLES = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("position", pa.int64()),
+        ("trajectory", _PLACE),
+        ("seq", pa.int64()),
+        ("index", pa.int64()),
+        ("attempt", pa.string()),
+        ("advantage", pa.float32()),
+    ]
+)
+_DROPS = pa.schema(
+    [
+        ("trajectory", _PLACE),
+        ("group_id", pa.string()),
+        ("seq", pa.int64()),
+        ("attempt", pa.string()),
+        ("why", pa.string()),
+        ("detail", pa.string()),
+        ("version", pa.int64()),
+        ("learner_version", pa.int64()),
+        ("num_tokens", pa.int64()),
+        ("worker_id", pa.string()),
+        ("time_ms", pa.int64()),
+    ]
+)
+_WORKERS = pa.schema(
+    [
+        ("worker_id", pa.string()),
+        ("kind", pa.string()),
+        ("host", pa.string()),
+        ("engine", pa.string()),
+        ("state", pa.string()),
+        ("installed_version", pa.int64()),
+        ("rollouts", pa.int64()),
+        ("rollouts_per_s", pa.float64()),
+        ("tokens_per_s", pa.float64()),
+        ("busy_s", pa.float64()),
+        ("in_flight", pa.int64()),
+        ("capacity", pa.int64()),
+        ("price_per_hour", pa.float64()),
+        ("time_ms", pa.int64()),
+    ]
+)
+SCHEMAS: Mapping[Table, Any] = {
+    Table.TRAJECTORIES: _TRAJECTORIES,
+    Table.REWARDS: _REWARDS,
+    Table.STEPS: _STEPS,
+    Table.SAMPLES: _SAMPLES,
+    Table.DROPS: _DROPS,
+    Table.WORKERS: _WORKERS,
+}
+
+
+def schema_of(reward_names: Iterable[str]) -> Any:
+    """Of trajectories, with a column for each reward."""
+    columns = [pa.field(REWARD_PREFIX + name, pa.float64()) for name in sorted(reward_names)]
+    return pa.schema([*_TRAJECTORIES, *columns])
+
+
+def choose_names(known: Iterable[str], new: Iterable[str]) -> tuple[str, ...]:
+    """The rewards that have a column: those that had one, then new ones in alphabetical order. SQL knows no capital letters, so of two
+    names that differ in these alone the first has one.
+    """
+    chosen = {name.lower(): name for name in known}
+    for name in sorted(new):
+        if len(chosen) < MOST_REWARD_COLUMNS:
+            chosen.setdefault(name.lower(), name)
+    return tuple(chosen.values())
+
+
+def names_in(schema: Any) -> frozenset[str]:
+    """The rewards that have a column in a schema of trajectories."""
+    return frozenset(name.removeprefix(REWARD_PREFIX) for name in schema.names if name.startswith(REWARD_PREFIX))
+
+
+def trajectories_table(told: Sequence[Told], rewards: Sequence[Mapping[str, float]], reward_names: Iterable[str]) -> Any:
+    """A row for each of `told`; `rewards` beside it. Of a record that nobody can read only fate and `kafka` are known."""
+    schema = schema_of(reward_names)
+    records = [each.trajectory for each in told]
+    values = {name: [None if record is None else read(record) for record in records] for name, read in _READ.items()}
+    columns = {name: pa.array(column, schema.field(name).type) for name, column in values.items()}
+    columns["tokens"] = _numbers([None if record is None else record.tokens for record in records], np.dtype(np.int32))
+    columns["logprobs"] = _numbers([None if record is None else record.logprob_values for record in records], np.dtype(np.float32))
+    columns |= fate_columns([each.outcome for each in told])
+    columns["kafka"] = pa.array([_kafka_of(each.raw) for each in told], _KAFKA)
+    for name in names_in(schema):
+        columns[REWARD_PREFIX + name] = pa.array([each.get(name) for each in rewards], pa.float64())
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def fate_columns(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The columns that say what became of a record."""
+    drops = [outcome.drop for outcome in outcomes]
+    return {
+        "fate": pa.array([outcome.fate.value for outcome in outcomes], pa.string()),
+        "step": pa.array([outcome.step for outcome in outcomes], pa.int64()),
+        "advantage": pa.array([outcome.advantage for outcome in outcomes], pa.float32()),
+        "drop_reason": pa.array([drop and drop.why.value for drop in drops], pa.string()),
+        "drop_detail": pa.array([(drop.detail or None) if drop else None for drop in drops], pa.string()),
+        "dropped_at_version": pa.array([drop and drop.learner_version for drop in drops], pa.int64()),
+        "drop_of_group": pa.array([drop and drop.of_group for drop in drops], pa.bool_()),
+    }
+
+
+def rewards_table(rewards: Sequence[tuple[RawMessage, Reward]]) -> Any:
+    """A row for each reward, scored or not."""
+    return pa.Table.from_pylist(
+        [
+            {
+                **{name: getattr(reward, name) for name in _REWARDS.names if name not in ("trajectory", "components", "outcome", "kafka")},
+                "trajectory": asdict(reward.of),
+                "outcome": reward.outcome.value,
+                "components": list(reward.components.items()),
+                "kafka": _kafka_of(raw),
+            }
+            for raw, reward in rewards
+        ],
+        schema=_REWARDS,
+    )
+
+
+def known_rewards_table(told: Iterable[Told]) -> Any:
+    """The same, of which only what the history says is known: which record, its name, its value."""
+    return pa.Table.from_pylist(
+        [
+            {"trajectory": asdict(each.where), "name": name, "outcome": "scored", "value": value}
+            for each in told
+            for name, value in each.rewards.items()
+        ],
+        schema=_REWARDS,
+    )
+
+
+def steps_table(steps: Iterable[Step]) -> Any:
+    """A row for each step."""
+    return pa.Table.from_pylist([_step_row(step, step.report) for step in steps], schema=_STEPS)
+
+
+def samples_table(steps: Iterable[Step]) -> Any:
+    """A row for each sample that a step trained, in the order of its batch."""
+    parts = [_samples_of(step) for step in steps]
+    return pa.concat_tables(parts) if parts else _SAMPLES.empty_table()
+
+
+def drops_table(drops: Iterable[Drop]) -> Any:
+    """A row for each drop; without `trajectory` it drops a whole seq."""
+    return pa.Table.from_pylist(
+        [
+            {
+                **{name: getattr(drop, name) for name in _DROPS.names if name not in ("trajectory", "why")},
+                "trajectory": None if drop.what is None else asdict(drop.what),
+                "why": drop.why.value,
+            }
+            for drop in drops
+        ],
+        schema=_DROPS,
+    )
+
+
+def workers_table(workers: Iterable[WorkerStatus]) -> Any:
+    """A row for each worker: what it said last."""
+    return pa.Table.from_pylist(
+        [{**{name: getattr(worker, name) for name in _WORKERS.names}, "state": worker.state.value} for worker in workers], schema=_WORKERS
+    )
+
+
+def _step_row(step: Step, report: StepReport) -> dict[str, Any]:
+    return {
+        "step": report.version,
+        "time_ms": report.time_ms,
+        "session": report.session,
+        "checkpoint": report.checkpoint,
+        "snapshot_sha256": report.snapshot_sha256,
+        "num_samples": len(step.offsets),
+        "is_sequential": step.is_sequential,
+        "budget": None if report.policy is None else report.policy.budget,
+        "world_size": report.world_size,
+        "idle_s": report.idle_s,
+        "training_s": report.training_s,
+        "staleness": list(report.staleness_total),
+        "metrics": list(report.metrics.items()),
+        "rewards": [asdict(each) for each in report.reward_stats],
+        "workers": [asdict(each) for each in report.workers],
+        "missing": step.missing or None,
+    }
+
+
+def _samples_of(step: Step) -> Any:
+    count = len(step.offsets)
+    place = pa.StructArray.from_arrays(
+        [pa.array(step.partitions.astype(np.int32)), pa.array(np.asarray(step.offsets, np.int64))], fields=list(_PLACE)
+    )
+    columns = {
+        "step": pa.array(np.full(count, step.version, np.int64)),
+        "position": pa.array(np.arange(count, dtype=np.int64)),
+        "trajectory": place,
+        "seq": pa.array(np.asarray(step.seqs, np.int64)),
+        "index": pa.array(np.asarray(step.indices, np.int64)),
+        "attempt": pa.array([step.tokens[group] for group in step.groups.tolist()], pa.string()),
+        "advantage": pa.array(np.asarray(step.advantages, np.float32)),
+    }
+    return pa.table([columns[name] for name in _SAMPLES.names], schema=_SAMPLES)
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    return {name: getattr(sampling, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")}
+
+
+def _kafka_of(raw: RawMessage) -> dict[str, Any]:
+    key = raw.key()
+    return {
+        "topic": raw.topic(),
+        "partition": raw.partition(),
+        "offset": raw.offset(),
+        "time_ms": raw.timestamp()[1],
+        "key": None if key is None else key.decode(errors="replace"),
+        "headers": [{"name": name, "value": _text(value)} for name, value in raw_headers(raw)],
+    }
+
+
+def _text(value: bytes | str | None) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _numbers(arrays: Sequence[Any], dtype: np.dtype[Any]) -> Any:
+    """A list column from numpy arrays, without a Python object for each number."""
+    sizes = [0 if each is None else len(each) for each in arrays]
+    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int32)]).astype(np.int32)
+    there = [each for each in arrays if each is not None]
+    values = np.concatenate(there) if there else np.zeros(0, dtype)
+    return pa.ListArray.from_arrays(ends, values.astype(dtype), mask=pa.array([each is None for each in arrays], pa.bool_()))
+
+
+_READ: Mapping[str, Callable[[Trajectory], Any]] = {
+    "group_id": lambda record: record.group_id,
+    "seq": lambda record: record.seq,
+    "attempt": lambda record: record.attempt,
+    "index": lambda record: record.index,
+    "group_size": lambda record: record.group_size,
+    "purpose": lambda record: record.purpose.value,
+    "task": lambda record: record.task,
+    "source": lambda record: record.source.value,
+    "entry": lambda record: record.entry,
+    "prompt": lambda record: record.prompt,
+    "completion": lambda record: record.completion,
+    "logprob_source": lambda record: record.logprob_source.value,
+    "generated": lambda record: [{"start": span.start, "end": span.end} for span in record.generated],
+    "version_spans": lambda record: [{"start": each.start, "end": each.end, "version": each.version} for each in record.version_spans],
+    "min_version": lambda record: record.min_version,
+    "max_version": lambda record: record.max_version,
+    "num_tokens": lambda record: len(record.tokens),
+    "num_generated": lambda record: record.num_generated,
+    "weights_sha256": lambda record: record.weights_sha256,
+    "worker_id": lambda record: record.worker_id,
+    "engine": lambda record: record.engine,
+    "sampling": lambda record: _sampling(record.sampling),
+    "finish_reason": lambda record: record.finish_reason.value,
+    "turn_rewards": lambda record: list(record.turn_rewards),
+    "requested_ms": lambda record: record.requested_ms,
+    "started_ms": lambda record: record.started_ms,
+    "finished_ms": lambda record: record.finished_ms,
+    "metadata": lambda record: list(record.metadata.items()),
+}

@@ -1,0 +1,369 @@
+"""A whole run into a folder of Parquet files, and on from there: what was exported stays, what is new is added. Imports pyarrow.
+
+    books (steps, drops, dead letters) ─▶ steps, samples, drops; the fate of each trajectory
+    rewards [end of last time, now)     ─▶ rewards; columns of trajectories, those of earlier files too
+    trajectories [end of last time, now) ─▶ trajectories
+
+Order of reading: books, then the end of `rewards`, then the end of `trajectories`. So a step's samples and whatever a reward judges are
+exported no later than the step and the reward; what they have not said yet comes next time. Partition after partition, and after each one
+the manifest is committed: whoever is killed goes on behind the last commit. Memory: the books, the new rewards of one partition (22 bytes
+each), and some 32 MB for each bucket of versions in one stride. One thread, the caller's.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from echo_bus.bus import Bus
+from echo_bus.client.cluster import RawMessage
+from echo_bus.errors import DeadlineExceeded
+from echo_bus.message import raw_headers
+from echo_replay.export.columns import (
+    SCHEMAS,
+    choose_names,
+    drops_table,
+    names_in,
+    rewards_table,
+    samples_table,
+    steps_table,
+    trajectories_table,
+    workers_table,
+)
+from echo_replay.export.identity import check_identity, identity_of
+from echo_replay.export.layout import STRIDE, Slot, Table, bucket_of, folder_of
+from echo_replay.export.manifest import ExportedFile, ExportManifest, locked, read_manifest, remove_leftovers, write_manifest
+from echo_replay.export.refreshing import News, count_unsettled, is_unsettled, refresh
+from echo_replay.export.table_file import StagedFile, row_groups, schema_in, write_whole
+from echo_replay.history import History, Told, open_history
+from echo_replay.raw_log import RawLog
+from echo_replay.reward_columns import RewardColumns, RewardJoin
+from echo_replay.run_log import DropsFollower, RunLog
+from echo_replay.selection import Offsets, Selection
+from echo_schemas.errors import InvalidRecord, UserError
+from echo_schemas.headers import run_of
+from echo_schemas.records import Drop, Reward, WorkerStatus
+from echo_schemas.topics import REWARDS, TRAJECTORIES, WORKERS
+
+logger = logging.getLogger(__name__)
+
+# How long an open transaction on drops is waited for; what it holds comes next time.
+_SETTLE_S = 3.0
+# A long export commits so often, so that a kill costs no more.
+_COMMIT_S = 30.0
+# Records that become Arrow columns at once: enough that a column costs more than its call, few enough for long trajectories.
+_ROWS_AT_ONCE = 500
+_BYTES_AT_ONCE = 16 << 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Exported:
+    """What one export did. `num_updated`: rows of earlier exports of which more is known now."""
+
+    manifest: ExportManifest
+    num_new: int = 0
+    num_updated: int = 0
+    num_files: int = 0
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def export_run(bus: Bus, run_id: str, folder: Path, *, stride: int = STRIDE) -> Exported:
+    """Export what is new of a run. `stride`: offsets to a file, where nothing is exported yet.
+
+    Raises UserError for a folder that is not this run's, a run that is not there, a full disk; TransportError, RegistryError.
+    """
+    home = folder_of(folder, run_id)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with locked(home):
+            return _export(replace(bus, run_id=run_id), run_id, home, stride)
+    except OSError as exc:
+        full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise UserError(
+            f"The export cannot write to {home} ({exc.strerror or exc}).",
+            hint=f"{'Make room, or choose another disk' if full else 'Choose a folder that you may write to'}; what was committed stays.",
+        ) from exc
+
+
+def _export(bus: Bus, run_id: str, home: Path, stride: int) -> Exported:
+    identity = identity_of(bus)
+    known = read_manifest(home)
+    if known is not None:
+        check_identity(known, home, run_id=run_id, namespace=bus.namespace.name, identity=identity)
+    remove_leftovers(home, known)
+    manifest = known or ExportManifest(run_id=run_id, namespace=bus.namespace.name, identity=identity, stride=stride)
+    drops, doubts = read_drops(bus, run_id)
+    with ExitStack() as stack:
+        history = stack.enter_context(open_history(bus, run_id))
+        rewards = stack.enter_context(RawLog(bus, bus.namespace.topic(REWARDS)))
+        # Only now: see the order of reading above.
+        trajectories = stack.enter_context(RawLog(bus, bus.namespace.topic(TRAJECTORIES)))
+        export = _Export(bus, home, manifest, history)
+        export.notes += doubts
+        export.write_books(drops)
+        for number in range(trajectories.num_partitions):
+            export.write_partition(number, rewards, (trajectories.lows[number], trajectories.ends[number]))
+        export.write_workers(bus.newest(WORKERS, WorkerStatus).values())
+        export.commit(always=known is None)
+        done = export.done()
+    remove_leftovers(home, done.manifest)
+    return done
+
+
+def read_drops(bus: Bus, run_id: str) -> tuple[list[Drop], list[str]]:
+    """The drops of a run, and what is not known of them, a sentence each. Raises TransportError."""
+    drops: list[Drop] = []
+    with closing(DropsFollower(bus, RunLog(run_id))) as follower:
+        try:
+            drops.extend(follower.each(None, _SETTLE_S))
+        except DeadlineExceeded:
+            return drops, ["a transaction on drops is open: what it drops comes next time"]
+    return drops, []
+
+
+class _Export:
+    """One export under way."""
+
+    def __init__(self, bus: Bus, home: Path, manifest: ExportManifest, history: History) -> None:
+        self._bus, self._home, self._manifest, self._history = bus, home, manifest, history
+        self._files = {file.slot: file for file in manifest.files}
+        self._ranges = {topic: dict(ranges) for topic, ranges in manifest.ranges.items()}
+        self._names = manifest.reward_names
+        self._missing = list(manifest.missing)
+        self._fresh_missing: list[str] = []
+        self.notes: list[str] = list(history.notes)
+        self._num_new = self._num_updated = self._num_files = 0
+        self._committed_s = bus.clock.monotonic_s()
+
+    def write_books(self, drops: list[Drop]) -> None:
+        """Steps, samples and drops: the buckets that have grown."""
+        width = self._manifest.bucket
+        for version, steps in itertools.groupby(self._history.log.steps, lambda step: step.version - step.version % width):
+            chosen = list(steps)
+            self._grow(Slot(Table.STEPS, 0, version, bucket_of(version, width)), steps_table(chosen))
+            self._grow(Slot(Table.SAMPLES, 0, version, bucket_of(version, width)), samples_table(chosen))
+        by_bucket: dict[int, list[Drop]] = {}
+        for drop in drops:
+            by_bucket.setdefault(drop.learner_version - drop.learner_version % width, []).append(drop)
+        for version, mine in by_bucket.items():
+            self._grow(Slot(Table.DROPS, 0, version, bucket_of(version, width)), drops_table(mine))
+
+    def write_workers(self, workers: Iterable[WorkerStatus]) -> None:
+        """What each worker said last."""
+        slot = Slot(Table.WORKERS, 0, 0)
+        table = workers_table(
+            sorted((worker for worker in workers if worker.run_id == self._manifest.run_id), key=lambda each: each.worker_id)
+        )
+        known = self._files.get(slot)
+        if known is not None and (not table.num_rows or next(row_groups(self._home / known.path), None) == table):
+            return
+        self._keep(write_whole(self._home, slot, table))
+
+    def write_partition(self, number: int, rewards: RawLog, bounds: tuple[int, int]) -> None:
+        """What is new of one partition of trajectories and of its rewards, then what became known of the rest of it."""
+        low, end = bounds
+        begun, start = self._range(TRAJECTORIES.name, number, low, end)
+        columns, judged = self._take_rewards(number, rewards, end)
+        self._names = choose_names(self._names, columns.names)
+        news = News(partition=number, fates=self._history.fates, rewards=columns, names=self._names)
+        written: set[Slot] = set()
+        told = self._told(number, start, end)
+        for first, stride in itertools.groupby(told, lambda each: each.where.offset - each.where.offset % self._manifest.stride):
+            written |= self._write_stride(number, first, stride, news)
+            # The rewards of what comes behind are not joined yet, so only trajectories may be committed so far.
+            self._ranges.setdefault(TRAJECTORIES.name, {})[number] = (begun, min(first + self._manifest.stride, end))
+            self.commit(only_if_due=True)
+        self._refresh_rest(number, news, written)
+        for file in judged:
+            self._keep(file)
+        self._ranges.setdefault(TRAJECTORIES.name, {})[number] = (begun, end)
+        if number in rewards.ends:
+            first_reward = self._range(REWARDS.name, number, rewards.lows[number], rewards.ends[number])[0]
+            self._ranges.setdefault(REWARDS.name, {})[number] = (first_reward, rewards.ends[number])
+        self.commit()
+
+    def commit(self, *, only_if_due: bool = False, always: bool = False) -> None:
+        """What is written counts from now on, if anything is new."""
+        now_s = self._bus.clock.monotonic_s()
+        if only_if_due and now_s < self._committed_s + _COMMIT_S:
+            return
+        manifest = replace(
+            self._manifest,
+            ranges={topic: dict(ranges) for topic, ranges in self._ranges.items()},
+            tip=self._history.log.tip,
+            reward_names=self._names,
+            missing=tuple(self._missing),
+            files=tuple(self._files[slot] for slot in sorted(self._files)),
+        )
+        if manifest == self._manifest and not always:
+            return
+        self._manifest = replace(manifest, written_ms=self._bus.clock.time_ms())
+        write_manifest(self._home, self._manifest)
+        self._committed_s = now_s
+        logger.info("Committed %d files of %s", len(self._files), self._manifest.run_id)
+
+    def done(self) -> Exported:
+        """What this export did."""
+        return Exported(
+            manifest=self._manifest,
+            num_new=self._num_new,
+            num_updated=self._num_updated,
+            num_files=self._num_files,
+            missing=self._fresh_missing,
+            notes=self.notes,
+        )
+
+    def _range(self, topic: str, number: int, low: int, end: int) -> tuple[int, int]:
+        """Where the export of a partition begins, and where it goes on. Notes what retention has removed between."""
+        begun, known_end = self._ranges.get(topic, {}).get(number, (None, None))
+        if begun is None or known_end is None:
+            if low:
+                self._miss(f"Retention has removed offsets 0 to {low - 1} of partition {number} of {topic}.")
+            return low, low
+        if known_end > end:
+            raise UserError(
+                f"Partition {number} of {topic} ends at {end}; the export holds its records up to {known_end - 1}.",
+                hint="The topic was cut off; export into a new folder.",
+            )
+        if known_end < low:
+            self._miss(f"Retention has removed offsets {known_end} to {low - 1} of partition {number} of {topic}.")
+        return begun, max(known_end, low)
+
+    def _miss(self, sentence: str) -> None:
+        if sentence not in self._missing:
+            self._missing.append(sentence)
+            self._fresh_missing.append(sentence)
+
+    def _told(self, number: int, start: int, end: int) -> Iterator[Told]:
+        if start < end:
+            yield from self._history.read(Selection(range=Offsets({number: (start, end - 1)})), rewards=False)
+
+    def _take_rewards(self, number: int, log: RawLog, end: int) -> tuple[RewardColumns, list[ExportedFile]]:
+        """New rewards of a partition, as columns and as files that do not count yet."""
+        join = RewardJoin(self._manifest.run_id, self._bus.codec.ids, number, 0, end)
+        files: list[ExportedFile] = []
+        if number in log.ends:
+            _, start = self._range(REWARDS.name, number, log.lows[number], log.ends[number])
+            messages = self._rewards(log, number, start, join)
+            stride = self._manifest.stride
+            for first, mine in itertools.groupby(messages, lambda each: (each[0].offset() or 0) // stride * stride):
+                slot = Slot(Table.REWARDS, number, first)
+                file = self._staged(slot, SCHEMAS[Table.REWARDS])
+                try:
+                    for batch in _batches(mine):
+                        file.write(rewards_table(batch))
+                    files.append(file.finish())
+                except BaseException:  # whatever ends it: nothing half-written stays
+                    file.abandon()
+                    raise
+        return join.columns(), files
+
+    def _rewards(self, log: RawLog, number: int, start: int, join: RewardJoin) -> Iterator[tuple[RawMessage, Reward]]:
+        """The run's own, each also given to `join`."""
+        prefix = f"{self._manifest.run_id}/".encode()
+        for batch in log.within({number: (start, log.ends[number])}):
+            join.add(batch)
+            for raw in batch:
+                key = raw.key()
+                if (key is None or not key.startswith(prefix)) and run_of(raw_headers(raw)) not in (None, self._manifest.run_id):
+                    continue
+                try:
+                    record = self._bus.codec.decode(raw.value())
+                except InvalidRecord:
+                    continue
+                if isinstance(record, Reward) and record.run_id == self._manifest.run_id:
+                    yield raw, record
+
+    def _staged(self, slot: Slot, schema: Any) -> StagedFile:
+        """The new file of a slot, with the rows of the old one."""
+        file = StagedFile(self._home, slot, schema)
+        known = self._files.get(slot)
+        for table in row_groups(self._home / known.path) if known else ():
+            file.write(table)
+        return file
+
+    def _write_stride(self, number: int, first: int, told: Iterable[Told], news: News) -> set[Slot]:
+        """One file for each bucket of versions in a stride; the slots that were written."""
+        staged: dict[Slot, tuple[StagedFile, Any]] = {}
+        try:
+            for slot, batch in self._by_slot(number, first, told):
+                if slot not in staged:
+                    staged[slot] = self._begin(slot, news)
+                file, schema = staged[slot]
+                rewards = [news.rewards.of(each.where.offset) for each in batch]
+                table = trajectories_table(batch, rewards, names_in(schema))
+                file.write(table, sum(is_unsettled(each.outcome) for each in batch))
+                self._num_new += len(batch)
+            for file, _ in staged.values():
+                self._keep(file.finish())
+        except BaseException:  # whatever ends it: nothing half-written stays
+            for file, _ in staged.values():
+                file.abandon()
+            raise
+        return set(staged)
+
+    def _by_slot(self, number: int, first: int, told: Iterable[Told]) -> Iterator[tuple[Slot, list[Told]]]:
+        """Batches of one slot each, every slot in the order of the log."""
+        waiting: dict[Slot, list[Told]] = {}
+        num_bytes: dict[Slot, int] = {}
+        for each in told:
+            version = None if each.trajectory is None else each.trajectory.max_version
+            slot = Slot(Table.TRAJECTORIES, number, first, bucket_of(version, self._manifest.bucket))
+            waiting.setdefault(slot, []).append(each)
+            num_bytes[slot] = num_bytes.get(slot, 0) + len(each.raw.value() or b"")
+            if len(waiting[slot]) >= _ROWS_AT_ONCE or num_bytes[slot] >= _BYTES_AT_ONCE:
+                yield slot, waiting.pop(slot)
+                num_bytes.pop(slot)
+        yield from waiting.items()
+
+    def _begin(self, slot: Slot, news: News) -> tuple[StagedFile, Any]:
+        """The new file of a slot, with the rows of the old one as they are known now."""
+        known = self._files.get(slot)
+        schema = news.schema_of(None if known is None else schema_in(self._home / known.path))
+        file = StagedFile(self._home, slot, schema)
+        for table in row_groups(self._home / known.path) if known else ():
+            refreshed, num_changed = refresh(table, news, schema)
+            self._num_updated += num_changed
+            file.write(refreshed, count_unsettled(refreshed))
+        return file, schema
+
+    def _refresh_rest(self, number: int, news: News, written: set[Slot]) -> None:
+        """Write those earlier files again of which more is known."""
+        stride = self._manifest.stride
+        judged = set((news.rewards.offsets // stride * stride).tolist())
+        for slot, known in sorted(self._files.items()):
+            if slot.table is not Table.TRAJECTORIES or slot.partition != number or slot in written:
+                continue
+            if not known.num_unsettled and slot.start not in judged:
+                continue
+            schema = news.schema_of(schema_in(self._home / known.path))
+            if any(refresh(table, news, schema)[1] for table in row_groups(self._home / known.path)):
+                file, _ = self._begin(slot, news)
+                try:
+                    self._keep(file.finish())
+                except BaseException:  # whatever ends it: nothing half-written stays
+                    file.abandon()
+                    raise
+
+    def _grow(self, slot: Slot, table: Any) -> None:
+        """A table that only ever grows: written again if it did. What retention has removed of it since stays in the file."""
+        known = self._files.get(slot)
+        if table.num_rows > (0 if known is None else known.rows):
+            self._keep(write_whole(self._home, slot, table))
+
+    def _keep(self, file: ExportedFile) -> None:
+        self._num_files += self._files.get(file.slot) != file
+        self._files[file.slot] = file
+
+
+def _batches(found: Iterable[tuple[RawMessage, Reward]]) -> Iterator[list[tuple[RawMessage, Reward]]]:
+    rest = iter(found)
+    while batch := list(itertools.islice(rest, _ROWS_AT_ONCE)):
+        yield batch

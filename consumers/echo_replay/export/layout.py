@@ -1,0 +1,75 @@
+"""Where a row of an export lies: its slot, and the name of the file of a slot. Pure.
+
+    run=demo/trajectories/versions=100-199/p00003-0000000000000020000-9f2c41d07ab3.parquet
+    run      table        bucket           partition, first offset of the stride, first digits of the file's SHA-256
+
+A slot has one file. The name holds the file's checksum: the same content written again overwrites itself, other content never overwrites
+a file that a manifest names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+STRIDE = 10_000
+"""Offsets of a partition that share a file."""
+BUCKET = 100
+"""Versions that share a folder."""
+UNKNOWN = "none"
+"""The bucket of a record that nobody can read, and so has no version."""
+STAGED = ".staged-"
+"""How the name of a file begins that is still being written."""
+
+_DIGITS = 12
+_OURS = re.compile(rf"(?:p\d{{5}}-\d{{19}}-[0-9a-f]{{{_DIGITS}}}|{re.escape(STAGED)}.+)\.parquet")
+
+
+class Table(StrEnum):
+    """What an export consists of. Trajectories and rewards grow by offsets; the others are made of the books."""
+
+    TRAJECTORIES = "trajectories"
+    REWARDS = "rewards"
+    STEPS = "steps"
+    SAMPLES = "samples"
+    DROPS = "drops"
+    WORKERS = "workers"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Slot:
+    """`start`: first offset of a stride, or first version of a bucket. `bucket`: empty for a table that knows no versions."""
+
+    table: Table
+    partition: int
+    start: int
+    bucket: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Relative to the folder of the run."""
+        return Path(self.table.value) / f"versions={self.bucket}" if self.bucket else Path(self.table.value)
+
+    def path(self, sha256: str) -> Path:
+        """The file with this content, relative to the folder of the run."""
+        return self.folder / f"p{self.partition:05d}-{self.start:019d}-{sha256[:_DIGITS]}.parquet"
+
+
+def folder_of(export: Path, run_id: str) -> Path:
+    """The folder of one run in an export."""
+    return export / f"run={run_id}"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file has a name that only an export gives."""
+    return _OURS.fullmatch(name) is not None
+
+
+def bucket_of(version: int | None, width: int) -> str:
+    """`100-199` for version 123 in buckets of 100."""
+    if version is None:
+        return UNKNOWN
+    first = version - version % width
+    return f"{first}-{first + width - 1}"

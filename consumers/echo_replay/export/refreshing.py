@@ -1,0 +1,116 @@
+"""What became known of exported trajectories since they were written: fates that were open, and rewards that came late. Imports pyarrow.
+
+A value that a row has is never taken back: the first scored reward of a name counts, and of a fate that retention has removed from the
+books the row is the only witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from echo_replay.export.columns import REWARD_PREFIX, fate_columns, names_in, schema_of
+from echo_replay.fates import Fates, Outcome
+from echo_replay.reward_columns import RewardColumns
+from echo_replay.selection import Fate
+from echo_schemas.records import Purpose
+
+# A record that the learner could not read, or whose group it dropped, may still get a word of its own.
+_MAY_CHANGE = (Fate.OPEN, Fate.DEAD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What is known of one partition. `rewards`: those that came since; `names`: the rewards that may have a column."""
+
+    partition: int
+    fates: Fates
+    rewards: RewardColumns
+    names: tuple[str, ...]
+
+    def schema_of(self, schema: Any) -> Any:
+        """The columns of a file that had those of `schema` (None: there was none)."""
+        new = {name for name in self.rewards.names if name in self.names}
+        return schema_of((frozenset() if schema is None else names_in(schema)) | new)
+
+
+def is_unsettled(outcome: Outcome) -> bool:
+    """Whether the fate may become another one."""
+    return outcome.fate in _MAY_CHANGE or (outcome.drop is not None and outcome.drop.of_group)
+
+
+def count_unsettled(table: Any) -> int:
+    """How many rows have a fate that may become another one."""
+    return int(_unsettled(table).sum())
+
+
+def refresh(table: Any, news: News, schema: Any) -> tuple[Any, int]:
+    """The rows of `table` with what is known now, in the columns of `schema`; and how many rows have changed."""
+    changed = np.zeros(table.num_rows, np.bool_)
+    offsets = pc.struct_field(table["kafka"], "offset").to_numpy()
+    columns = {name: table[name] for name in table.schema.names}
+    columns |= _new_fates(table, offsets, news, changed)
+    for name in names_in(schema):
+        column = REWARD_PREFIX + name
+        known = columns[column] if column in columns else pa.nulls(table.num_rows, pa.float64())
+        columns[column] = _with_rewards(known, name, offsets, news.rewards, changed)
+    return pa.table([columns[name] for name in schema.names], schema=schema), int(changed.sum())
+
+
+def _unsettled(table: Any) -> npt.NDArray[np.bool_]:
+    may_change = pc.is_in(table["fate"], pa.array([fate.value for fate in _MAY_CHANGE]))
+    return np.asarray(pc.or_(may_change, pc.fill_null(table["drop_of_group"], False)).to_numpy(), np.bool_)
+
+
+def _new_fates(table: Any, offsets: npt.NDArray[np.int64], news: News, changed: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    places = np.flatnonzero(_unsettled(table))
+    if not len(places):
+        return {}
+    chosen = table.take(pa.array(places)).select(["purpose", "seq", *fate_columns([])])
+    rows = chosen.to_pylist()
+    outcomes = [
+        news.fates.of(news.partition, int(offset), None if row["purpose"] is None else Purpose(row["purpose"]), row["seq"])
+        for offset, row in zip(offsets[places], rows, strict=True)
+    ]
+    said = pa.table(fate_columns(outcomes)).to_pylist()
+    is_news = [
+        outcome.fate is not Fate.OPEN and any(row[name] != value for name, value in words.items())
+        for outcome, row, words in zip(outcomes, rows, said, strict=True)
+    ]
+    if not any(is_news):
+        return {}
+    changed[places[is_news]] = True
+    found = dict(zip(places[is_news].tolist(), _only(said, is_news), strict=True))
+    return {
+        name: pa.array([found[at][name] if at in found else old for at, old in enumerate(table[name].to_pylist())], column.type)
+        for name, column in fate_columns([]).items()
+    }
+
+
+def _only(rows: Iterable[dict[str, Any]], wanted: Iterable[bool]) -> list[dict[str, Any]]:
+    return [row for row, is_wanted in zip(rows, wanted, strict=True) if is_wanted]
+
+
+def _with_rewards(
+    known: Any, name: str, offsets: npt.NDArray[np.int64], rewards: RewardColumns, changed: npt.NDArray[np.bool_]
+) -> Any:  # fmt: skip
+    """A reward's column, its nulls filled with what came since."""
+    if name not in rewards.names or not len(offsets):
+        return known
+    mine = rewards.codes == rewards.names.index(name)
+    judged, values = rewards.offsets[mine], rewards.values[mine]
+    at = np.minimum(np.searchsorted(judged, offsets), max(0, len(judged) - 1))
+    fills = np.asarray(known.is_null().to_numpy(zero_copy_only=False) if isinstance(known, pa.Array) else known.is_null().to_numpy())
+    fills = fills & (judged[at] == offsets) if len(judged) else np.zeros(len(offsets), np.bool_)
+    if not fills.any():
+        return known
+    changed |= fills
+    filled = np.where(fills, values[at], 0.0)
+    flat = known if isinstance(known, pa.Array) else known.combine_chunks()
+    return pc.if_else(pa.array(fills), pa.array(filled), flat)

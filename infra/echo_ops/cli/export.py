@@ -1,0 +1,69 @@
+"""`echoswarm export`: a run as Parquet files, and whether they are whole."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from threading import Event
+
+from echo_ops.cli.analysis import require_analysis
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.output import ExitCode, err, fail, out
+from echo_ops.cli.ranges import run_named
+
+
+def export(config: Path | None, to: Path, *, run: str, follow: bool, every_s: float) -> None:
+    """Export what is new, once or again and again until Ctrl-C, and say what that was."""
+    require_analysis("pyarrow")
+    from echo_replay.export.exporter import export_run
+    from echo_replay.export.layout import folder_of
+
+    settings = read_settings(config)
+    run_id = run_named(run or settings.run.name)
+    bus, home = reach_bus(settings), folder_of(to, run_id)
+    while True:
+        begun_s = bus.clock.monotonic_s()
+        done = export_run(bus, run_id, to)
+        seconds = bus.clock.monotonic_s() - begun_s
+        for sentence in done.missing:
+            err.print(f"missing: {sentence}", markup=False)
+        for sentence in done.notes:
+            err.print(f"note: {sentence}", markup=False)
+        if done.num_files:
+            updated = f", {done.num_updated:,} earlier ones updated" if done.num_updated else ""
+            out.print(
+                f"{done.num_new:,} new trajectories{updated}; {done.num_files:,} files written in {seconds:.1f} s to {home}",
+                markup=False,
+            )
+        elif not follow:
+            out.print(f"nothing new of {run_id} in {home}", markup=False)
+        if not follow:
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            Event().wait(every_s)
+            continue
+        return
+
+
+def verify(to: Path, *, run: str) -> None:
+    """Check every file of an export; exit 4 if one is not what the manifest says."""
+    require_analysis("pyarrow")
+    from echo_replay.export.manifest import open_export
+    from echo_replay.export.verifying import verify_export
+
+    home, manifest = open_export(to, run and run_named(run))
+    found = verify_export(home, manifest)
+    for sentence in found.problems:
+        err.print(sentence, markup=False)
+    if found.problems:
+        fail(
+            f"The export of {manifest.run_id} is not whole: {len(found.problems)} of {found.num_files} files.",
+            "Remove its folder and export again, while the log still holds the records.",
+            ExitCode.BROKEN,
+        )
+    rows = ", ".join(f"{count:,} {table.value}" for table, count in sorted(found.rows.items()))
+    out.print(
+        f"{manifest.run_id} to version {manifest.tip}: {found.num_files:,} files, {found.num_bytes:,} bytes are whole: {rows}", markup=False
+    )
+    for sentence in manifest.missing:
+        err.print(f"missing: {sentence}", markup=False)

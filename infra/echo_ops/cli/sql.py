@@ -1,0 +1,96 @@
+"""`echoswarm sql`: a question in SQL, of an export or of the log itself."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Literal
+
+from rich import box
+from rich.table import Table as Screen
+
+from echo_bus.clock import SystemClock
+from echo_ops.cli.analysis import require_analysis
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.harmless import harmless
+from echo_ops.cli.output import err, out
+from echo_ops.cli.ranges import RangeOptions, history_of, run_named, selection_of
+from echo_schemas.errors import UserError
+
+if TYPE_CHECKING:
+    from echo_replay.export.queries import Answer
+
+Format = Literal["table", "json", "csv"]
+
+
+def sql(
+    config: Path | None,
+    question: str,
+    options: RangeOptions,
+    *,
+    run: str,
+    source: Path | None,
+    most: int,
+    timeout_s: float,
+    limit: int,
+    format_: Format,
+) -> None:
+    """Print the answer."""
+    require_analysis("pyarrow", "duckdb")
+    from echo_replay.export.manifest import open_export
+    from echo_replay.export.queries import ask
+
+    if source is not None:
+        if options != RangeOptions():
+            raise UserError("A range belongs to a question of the log; --from names an export.", hint="Write the range as a WHERE instead.")
+        home, manifest = open_export(source, run and run_named(run))
+        _show(ask(home, manifest, question, timeout_s=timeout_s, limit=limit), format_)
+        return
+    _show(_ask_the_log(config, question, options, run=run, most=most, timeout_s=timeout_s, limit=limit), format_)
+
+
+def _ask_the_log(
+    config: Path | None, question: str, options: RangeOptions, *, run: str, most: int, timeout_s: float, limit: int
+) -> Answer:  # fmt: skip
+    from echo_replay.export.bounded import load_selection
+    from echo_replay.export.queries import ask
+
+    settings = read_settings(config)
+    run_id = run or settings.run.name
+    selection = selection_of(options, run_id, SystemClock().time_ms())
+    try:
+        with TemporaryDirectory(prefix="echoswarm-sql-") as folder:
+            with history_of(reach_bus(settings), run_id) as history:
+                manifest = load_selection(history, selection, most, Path(folder))
+                for sentence in history.missing:
+                    err.print(f"missing: {sentence}", markup=False)
+            return ask(Path(folder), manifest, question, timeout_s=timeout_s, limit=limit)
+    except OSError as exc:
+        raise UserError(
+            f"What was read cannot be kept in a temporary folder ({exc.strerror or exc}).", hint="Set TMPDIR to a disk with room."
+        ) from exc
+
+
+def _show(answer: Answer, format_: Format) -> None:
+    if format_ == "json":
+        for row in answer.rows:
+            sys.stdout.write(json.dumps(dict(zip(answer.columns, row, strict=True)), ensure_ascii=False, default=str) + "\n")
+    elif format_ == "csv":
+        writer = csv.writer(sys.stdout)
+        writer.writerow(answer.columns)
+        writer.writerows(answer.rows)
+    else:
+        screen = Screen(*map(harmless, answer.columns), box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for row in answer.rows:
+            screen.add_row(*(_cell(value) for value in row))
+        out.print(screen)
+    if answer.is_cut:
+        err.print(f"only the first {len(answer.rows):,} rows are shown; --limit 0 shows all", markup=False)
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return harmless(text).replace("[", r"\[")
