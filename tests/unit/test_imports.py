@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "vllm", "deepspeed", "faust", "transformers", "peft", "reasoning_gym", "math_verify", "sympy", "pyspiel", "pyarrow"}
+HEAVY = {
+    "torch", "vllm", "deepspeed", "faust", "transformers", "peft", "reasoning_gym", "math_verify", "sympy", "pyspiel", "pyarrow", "duckdb",
+}  # fmt: skip
 # Everything that a process of any role may import before it knows its role.
 LIGHT = [
     "echo_schemas.codec",
@@ -36,6 +38,9 @@ LIGHT = [
     "echo_learner.losses.config",
     "echo_learner.training.microbatches",
     "echo_replay.audit",
+    "echo_replay.export.manifest",
+    "echo_ops.cli.export",
+    "echo_ops.cli.sql",
 ]
 
 

@@ -38,7 +38,15 @@ from echo_replay.export.columns import (
 )
 from echo_replay.export.identity import check_identity, identity_of
 from echo_replay.export.layout import STRIDE, Slot, Table, bucket_of, folder_of
-from echo_replay.export.manifest import ExportedFile, ExportManifest, locked, read_manifest, remove_leftovers, write_manifest
+from echo_replay.export.manifest import (
+    ExportedFile,
+    ExportManifest,
+    forget_if_empty,
+    locked,
+    read_manifest,
+    remove_leftovers,
+    write_manifest,
+)
 from echo_replay.export.refreshing import News, count_unsettled, is_unsettled, refresh
 from echo_replay.export.table_file import StagedFile, row_groups, schema_in, write_whole
 from echo_replay.history import History, Told, open_history
@@ -46,7 +54,7 @@ from echo_replay.raw_log import RawLog
 from echo_replay.reward_columns import RewardColumns, RewardJoin
 from echo_replay.run_log import DropsFollower, RunLog
 from echo_replay.selection import Offsets, Selection
-from echo_schemas.errors import InvalidRecord, UserError
+from echo_schemas.errors import EchoError, InvalidRecord, UserError
 from echo_schemas.headers import run_of
 from echo_schemas.records import Drop, Reward, WorkerStatus
 from echo_schemas.topics import REWARDS, TRAJECTORIES, WORKERS
@@ -83,7 +91,11 @@ def export_run(bus: Bus, run_id: str, folder: Path, *, stride: int = STRIDE) -> 
     try:
         home.mkdir(parents=True, exist_ok=True)
         with locked(home):
-            return _export(replace(bus, run_id=run_id), run_id, home, stride)
+            try:
+                return _export(replace(bus, run_id=run_id), run_id, home, stride)
+            except EchoError:
+                forget_if_empty(home)
+                raise
     except OSError as exc:
         full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
         raise UserError(

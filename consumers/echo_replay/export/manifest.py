@@ -127,6 +127,13 @@ def locked(home: Path) -> Iterator[None]:
         yield
 
 
+def forget_if_empty(home: Path) -> None:
+    """Remove the folder of a run of which nothing was exported, because there is no such run, say."""
+    if [path.name for path in home.iterdir()] == [_LOCK]:
+        (home / _LOCK).unlink()
+        home.rmdir()
+
+
 def sync_folder(folder: Path) -> None:
     """A rename in it survives a loss of power from now on."""
     descriptor = os.open(folder, os.O_RDONLY)

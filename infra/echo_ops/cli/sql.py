@@ -23,6 +23,8 @@ from echo_schemas.errors import UserError
 if TYPE_CHECKING:
     from echo_replay.export.queries import Answer
 
+# With more columns than this, each row is shown as a list of its own.
+_MOST_ABREAST = 10
 Format = Literal["table", "json", "csv"]
 
 
@@ -82,8 +84,14 @@ def _show(answer: Answer, format_: Format) -> None:
         writer = csv.writer(sys.stdout)
         writer.writerow(answer.columns)
         writer.writerows(answer.rows)
+    elif len(answer.columns) > _MOST_ABREAST:
+        for row in answer.rows:
+            screen = Screen(box=None, show_header=False, pad_edge=False)
+            for name, value in zip(answer.columns, row, strict=True):
+                screen.add_row(f"[dim]{_cell(name)}[/]", _cell(value))
+            out.print(screen, "")
     else:
-        screen = Screen(*map(harmless, answer.columns), box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        screen = Screen(*map(_cell, answer.columns), box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for row in answer.rows:
             screen.add_row(*(_cell(value) for value in row))
         out.print(screen)

@@ -40,7 +40,7 @@ def rows_of(folder: Path, table: Table = Table.TRAJECTORIES) -> list[dict[str, A
 
 def told_of(folder: Path) -> dict[tuple[int, int], tuple[object, ...]]:
     """What an export says of each record, by its coordinates."""
-    found = {}
+    found: dict[tuple[int, int], tuple[object, ...]] = {}
     for row in rows_of(folder):
         rewards = {name: value for name, value in row.items() if name.startswith("reward_") and value is not None}
         place = row["kafka"]["partition"], row["kafka"]["offset"]
@@ -272,6 +272,12 @@ def test_half_a_manifest_is_refused(sound: SoundRun, tmp_path: Path) -> None:
         export_run(sound.pipeline.bus, DEMO, tmp_path)
 
 
+def test_a_run_that_is_not_there_leaves_no_folder(sound: SoundRun, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="knows no run 'nobodys'"):
+        export_run(sound.pipeline.bus, "nobodys", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_exports_do_not_write_to_one_folder(sound: SoundRun, tmp_path: Path) -> None:
     (tmp_path / HOME).mkdir()
     with locked(tmp_path / HOME), pytest.raises(UserError, match="Another export"):
@@ -287,7 +293,7 @@ def test_verify_names_what_is_not_whole(sound: SoundRun, tmp_path: Path) -> None
     size = second.stat().st_size
     third.write_bytes(b"x" * third.stat().st_size)
     problems = [problem.split(".parquet ")[1] for problem in verify_export(home, manifest).problems]
-    assert sorted(problem.split()[0] + " " + problem.split()[1] for problem in problems) == ["has another", f"has {size:,}", "is missing."]
+    assert [" ".join(problem.split()[:2]) for problem in problems] == ["is missing.", f"has {size:,}", "has another"]
 
 
 def test_other_files_in_the_folder_are_left_alone(sound: SoundRun, tmp_path: Path) -> None:

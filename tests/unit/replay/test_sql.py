@@ -117,7 +117,7 @@ def test_a_question_reads_what_the_manifest_names_and_no_more(export: tuple[Path
 
 
 def test_an_answer_that_takes_too_long_is_ended(export: tuple[Path, ExportManifest]) -> None:
-    with pytest.raises(UserError, match="within 0.2 s") as refused:
+    with pytest.raises(UserError, match="not answered within") as refused:
         rows(export, "select count(*) from range(1000000000) a, range(1000000000) b where a.range + b.range = 7", timeout_s=0.2)
     assert "--timeout" in refused.value.hint
 
