@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ _SAID = frozenset({"rewards", "steps", "drops", "weights"})
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SoundRun]:
+def sound(tmp_path_factory: pytest.TempPathFactory) -> SoundRun:
     """Made in memory, by threads that look up often enough."""
     with pytest.MonkeyPatch.context() as patch:
         for place in (
@@ -43,7 +43,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SoundRun]:
         ):
             patch.setattr(place, 0.003)
         run = make_sound_run(tmp_path_factory.mktemp("sound"))
-    yield run
+    return run
 
 
 def copy_into(pipeline: Pipeline, sound: SoundRun, *, first: float, end: float, topics: Container[str] = ()) -> None:
