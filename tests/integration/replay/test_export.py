@@ -42,8 +42,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> SoundRun:
             "echo_learner.learner._WAIT_S",
         ):
             patch.setattr(place, 0.003)
-        run = make_sound_run(tmp_path_factory.mktemp("sound"))
-    return run
+        return make_sound_run(tmp_path_factory.mktemp("sound"))
 
 
 def copy_into(pipeline: Pipeline, sound: SoundRun, *, first: float, end: float, topics: Container[str] = ()) -> None:
