@@ -15,7 +15,7 @@ import pyarrow as pa
 from echo_bus.client.cluster import RawMessage
 from echo_bus.message import raw_headers
 from echo_replay.export.layout import Table
-from echo_replay.fates import Outcome
+from echo_replay.fates import BookEntry
 from echo_replay.history import Told
 from echo_replay.run_log import Step
 from echo_schemas.records import Drop, Reward, Sampling, StepReport, Trajectory, WorkerStatus
@@ -220,20 +220,20 @@ def trajectories_table(told: Sequence[Told], rewards: Sequence[Mapping[str, floa
     columns = {name: pa.array(column, schema.field(name).type) for name, column in values.items()}
     columns["tokens"] = _numbers([None if record is None else record.tokens for record in records], np.dtype(np.int32))
     columns["logprobs"] = _numbers([None if record is None else record.logprob_values for record in records], np.dtype(np.float32))
-    columns |= fate_columns([each.outcome for each in told])
+    columns |= fate_columns([each.entry for each in told])
     columns["kafka"] = pa.array([_kafka_of(each.raw) for each in told], _KAFKA)
     for name in names_in(schema):
         columns[REWARD_PREFIX + name] = pa.array([each.get(name) for each in rewards], pa.float64())
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
-def fate_columns(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def fate_columns(entries: Sequence[BookEntry]) -> dict[str, Any]:
     """The columns that say what became of a record."""
-    drops = [outcome.drop for outcome in outcomes]
+    drops = [entry.drop for entry in entries]
     return {
-        "fate": pa.array([outcome.fate.value for outcome in outcomes], pa.string()),
-        "step": pa.array([outcome.step for outcome in outcomes], pa.int64()),
-        "advantage": pa.array([outcome.advantage for outcome in outcomes], pa.float32()),
+        "fate": pa.array([entry.fate.value for entry in entries], pa.string()),
+        "step": pa.array([entry.step for entry in entries], pa.int64()),
+        "advantage": pa.array([entry.advantage for entry in entries], pa.float32()),
         "drop_reason": pa.array([drop and drop.why.value for drop in drops], pa.string()),
         "drop_detail": pa.array([(drop.detail or None) if drop else None for drop in drops], pa.string()),
         "dropped_at_version": pa.array([drop and drop.learner_version for drop in drops], pa.int64()),

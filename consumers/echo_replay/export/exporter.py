@@ -311,7 +311,7 @@ class _Export:
                 file, schema = staged[slot]
                 rewards = [news.rewards.of(each.where.offset) for each in batch]
                 table = trajectories_table(batch, rewards, names_in(schema))
-                file.write(table, sum(is_unsettled(each.outcome) for each in batch))
+                file.write(table, sum(is_unsettled(each.entry) for each in batch))
                 self._num_new += len(batch)
             for file, _ in staged.values():
                 self._keep(file.finish())

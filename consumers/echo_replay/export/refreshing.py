@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from echo_replay.export.columns import REWARD_PREFIX, fate_columns, names_in, schema_of
-from echo_replay.fates import Fates, Outcome
+from echo_replay.fates import BookEntry, Fates
 from echo_replay.reward_columns import RewardColumns
 from echo_replay.selection import Fate
 from echo_schemas.records import Purpose
@@ -40,9 +40,9 @@ class News:
         return schema_of((frozenset() if schema is None else names_in(schema)) | new)
 
 
-def is_unsettled(outcome: Outcome) -> bool:
+def is_unsettled(entry: BookEntry) -> bool:
     """Whether the fate may become another one."""
-    return outcome.fate in _MAY_CHANGE or (outcome.drop is not None and outcome.drop.of_group)
+    return entry.fate in _MAY_CHANGE or (entry.drop is not None and entry.drop.of_group)
 
 
 def count_unsettled(table: Any) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Container
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> SoundRun:
         return make_sound_run(tmp_path_factory.mktemp("sound"))
 
 
-def copy_into(pipeline: Pipeline, sound: SoundRun, *, first: float, end: float, topics: Container[str] = ()) -> None:
+def copy_into(pipeline: Pipeline, sound: SoundRun, *, first: float, end: float, topics: Collection[str] = ()) -> None:
     """A share of every topic of the sound run, or of some of them, in order."""
     by_place: dict[tuple[str, int], list[Kept]] = {}
     for kept in sound.messages:

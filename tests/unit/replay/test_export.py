@@ -55,7 +55,7 @@ def told_by_history(pipeline: Pipeline) -> dict[tuple[int, int], tuple[object, .
             (each.where.partition, each.where.offset): (
                 each.fate.value,
                 each.step,
-                each.outcome.advantage,
+                each.entry.advantage,
                 each.drop and each.drop.why.value,
                 {f"reward_{name}": value for name, value in each.rewards.items()},
                 None if each.trajectory is None else each.trajectory.tokens.tolist(),
