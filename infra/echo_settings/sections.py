@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from echo_schemas.naming import Namespace
+from echo_settings.coordinator import CoordinatorSettings
 from echo_settings.evaluation import EvalSettings, check_evaluations
 from echo_settings.offline import OfflineSettings
 from echo_settings.pool import PoolSettings, check_pool
@@ -327,6 +328,7 @@ class Settings(Section):
     store: StoreSettings = StoreSettings()
     eval: tuple[EvalSettings, ...] = ()
     offline: OfflineSettings = OfflineSettings()
+    coordinator: CoordinatorSettings = CoordinatorSettings()
     dead_letters: DeadLetterSettings = DeadLetterSettings()
     metrics: MetricsSettings = MetricsSettings()
 
@@ -355,6 +357,9 @@ class Settings(Section):
             raise ValueError(message)
         if self.run.mode == "sequential" and self.offline.episodes:
             message = '[offline] episodes answer no request of a sequential learner; write [run] mode = "asynchronous"'
+            raise ValueError(message)
+        if self.run.mode == "sequential" and self.coordinator.enabled:
+            message = '[coordinator] sizes a pool that generates ahead of the learner; write [run] mode = "asynchronous"'
             raise ValueError(message)
         if kappa > budget + 1:
             message = (

@@ -60,7 +60,7 @@ class Stations:
 
 
 class GroupWork:
-    """All groups in hand. `begin` each; `drain` once."""
+    """All groups in hand. `begin` each; after `drain` nothing is begun until `resume`."""
 
     def __init__(self, stations: Stations, *, on_error: Callable[[BaseException], None]) -> None:
         """`on_error` gets what ends the worker."""
@@ -94,6 +94,11 @@ class GroupWork:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=acknowledge_s)
         await self._cancel(self._tasks)
+
+    def resume(self) -> None:
+        """Groups are begun again: the worker was on standby and takes requests."""
+        self._stations.notes.resume()
+        self._draining = False
 
     async def _cancel(self, tasks: set[asyncio.Task[None]]) -> None:
         for task in (cancelled := set(tasks)):

@@ -146,6 +146,11 @@ class InHandNotes:
         for call in calls:
             call()
 
+    def resume(self) -> None:
+        """Notes are written again: the worker was on standby and takes requests."""
+        with self._lock:
+            self._stopped = False
+
 
 class DeathRecord:
     """What is known of deaths: by the group, and by this worker's own disk, which knows at once and forgets with the machine."""

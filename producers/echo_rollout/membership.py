@@ -1,4 +1,9 @@
-"""A worker's place in the group that shares the requests. Its engine has a life of its own: it may be up while the worker takes nothing."""
+"""A worker's place in the group that shares the requests. Its engine has a life of its own: it may be up while the worker takes nothing.
+
+    out ──join──▶ takes requests ──take_no_more──▶ keeps partitions and what is in hand ──leave──▶ out ──join──▶ …
+
+A consumer loop serves from one `join` to the next `leave`; each has a thread and a client of its own. The methods are for the asyncio loop.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +15,75 @@ from echo_bus.group.consumer import ConsumerLoop
 
 
 class Membership:
-    """Joins once, leaves once. On the asyncio loop; the consumer loop has a thread of its own."""
+    """Joins and leaves, as often as the worker is told to."""
 
-    def __init__(self, loop: ConsumerLoop, *, may_join: Callable[[], bool], on_error: Callable[[BaseException], None]) -> None:
-        """`may_join`: whether requests may be taken by now; may wait a moment. `on_error` gets what ends the consumer loop early."""
-        self._loop = loop
+    def __init__(
+        self, open_loop: Callable[[], ConsumerLoop], *, may_join: Callable[[], bool], on_error: Callable[[BaseException], None]
+    ) -> None:
+        """`may_join`: whether requests may be taken by now; may wait a moment. `on_error` gets what ends a consumer loop early."""
+        self._open_loop = open_loop
+        self._may_join = may_join
+        self._on_error = on_error
+        self._stay: _Stay | None = None
+        self.takes = False
+        """Whether requests are taken, or will be once the group has given partitions. From any thread."""
+
+    @property
+    def is_in(self) -> bool:
+        """Whether there is something to `leave`."""
+        return self._stay is not None
+
+    def join(self) -> None:
+        """Take requests from now on. Whoever has joined already, or is leaving, stays as it is."""
+        if self._stay is None:
+            self.takes = True
+            self._stay = _Stay(self._open_loop(), self._may_join, self._on_error)
+
+    def take_no_more(self) -> None:
+        """Put off what is offered. What is in hand stays so and is committed as it ends; the partitions are kept meanwhile."""
+        self.takes = False
+
+    async def leave(self) -> None:
+        """Commit what is done, hand back what is not, and leave the group. May be called again where it was cancelled."""
+        self.takes = False
+        if self._stay is not None:
+            await self._stay.end()
+            self._stay = None
+
+    def commit_soon(self) -> None:
+        """See `ConsumerLoop.commit_soon`. From any thread."""
+        if (stay := self._stay) is not None:
+            stay.loop.commit_soon()
+
+    def offer_again(self) -> None:
+        """See `ConsumerLoop.offer_again`. From any thread."""
+        if (stay := self._stay) is not None:
+            stay.loop.offer_again()
+
+
+class _Stay:
+    """From joining to leaving."""
+
+    def __init__(self, loop: ConsumerLoop, may_join: Callable[[], bool], on_error: Callable[[BaseException], None]) -> None:
+        self.loop = loop
         self._may_join = may_join
         self._on_error = on_error
         self._is_over = False
         self._thread = threading.Thread(target=self._consume, name="requests", daemon=True)
+        self._thread.start()
 
-    def join(self) -> None:
-        """Take requests from now on. Whoever has joined already, or is leaving, stays as it is."""
-        if self._thread.ident is None and not self._is_over:
-            self._thread.start()
-
-    def take_no_more(self) -> None:
-        """What is in hand stays so."""
+    async def end(self) -> None:
+        """Returns when the group has no member of this loop any more."""
         self._is_over = True
-        self._loop.stop()
-
-    async def leave(self) -> None:
-        """Commit what is done, hand back what is not, and leave the group."""
-        self._loop.hand_back()
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+        self.loop.stop()
+        self.loop.hand_back()
+        await asyncio.to_thread(self._thread.join)
 
     def _consume(self) -> None:
         try:
             while not self._may_join():
                 if self._is_over:
                     return
-            self._loop.run()
+            self.loop.run()
         except BaseException as exc:  # the edge of the thread: `serve` raises it
             self._on_error(exc)

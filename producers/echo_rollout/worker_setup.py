@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo_bus.client.publisher import Publisher
+from echo_bus.group.consumer import ConsumerLoop
 from echo_bus.group.state import LoopLimits
 from echo_bus.reading.view import CompactedView
 from echo_bus.requests.request_reply import ReplyServer
@@ -114,7 +115,7 @@ def open_crew(
         take=lambda work: failing.on_loop(lambda: groups.begin(work)),
         clock=parts.clock,
         receipts=receipts,
-        is_stuck=lambda: undelivered.is_stuck,
+        is_stuck=lambda: undelivered.is_stuck or not membership.takes,
         num_early=lambda: holding.num_early,
     )
     stations = Stations(
@@ -145,22 +146,27 @@ def _open_membership(
     publisher: Publisher,
     failing: Failing,
 ) -> Membership:
-    """`publisher`: for dead letters."""
+    """`publisher`: for dead letters. Each stay in the group has a consumer loop of its own."""
     settings = parts.settings
-    loop = parts.bus.consumer(
-        [REQUESTS],
-        GROUP,
-        intake,
-        publisher,
-        next_generation=settings.kafka.group_protocol == "consumer",
-        static_member=parts.worker_id,
-        limits=LoopLimits(drain_s=(FINISH_SHARE + ACKNOWLEDGE_SHARE) * settings.run.drain_s, busy_retry_s=_BUSY_RETRY_S),
-    )
-    loop.keep_notes(notes)
-    notes.changed = loop.commit_soon
-    holding.on_early = loop.offer_again
-    loop.on_assignment(lambda keys: heartbeat.has(partition for _, partition in keys))
-    return Membership(loop, may_join=parts.may_join, on_error=failing.note)
+
+    def open_loop() -> ConsumerLoop:
+        loop = parts.bus.consumer(
+            [REQUESTS],
+            GROUP,
+            intake,
+            publisher,
+            next_generation=settings.kafka.group_protocol == "consumer",
+            static_member=parts.worker_id,
+            limits=LoopLimits(drain_s=(FINISH_SHARE + ACKNOWLEDGE_SHARE) * settings.run.drain_s, busy_retry_s=_BUSY_RETRY_S),
+        )
+        loop.keep_notes(notes)
+        loop.on_assignment(lambda keys: heartbeat.has(partition for _, partition in keys))
+        return loop
+
+    membership = Membership(open_loop, may_join=parts.may_join, on_error=failing.note)
+    notes.changed = membership.commit_soon
+    holding.on_early = membership.offer_again
+    return membership
 
 
 def _sampling(parts: WorkerParts, engine: ExactVersions, stack: ExitStack) -> Callable[[Work], Coroutine[Any, Any, list[Sample]]]:

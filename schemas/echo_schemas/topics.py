@@ -81,10 +81,15 @@ def attachment_key(run_id: str, application: str) -> str:
     return f"{run_id}/reward/{application}"
 
 
+def worker_order_key(run_id: str, worker_id: str) -> str:
+    """`<run>/worker/<id>`: where the orders to one worker are."""
+    return f"{run_id}/worker/{worker_id}"
+
+
 def control_key(control: Control) -> str:
     """`<run>/worker/<id>`, `<run>/rewards`, `<run>/reward/<application>`, `<run>/run` or `<run>/eval/<version>/<name>`."""
-    if control.worker is not None:
-        return f"{control.run_id}/worker/{control.worker_id}"
+    if control.worker is not None and control.worker_id is not None:
+        return worker_order_key(control.run_id, control.worker_id)
     if control.evaluation is not None:
         return f"{control.run_id}/eval/{control.evaluation.version}/{control.evaluation.name}"
     if control.attachment is not None:

@@ -25,7 +25,9 @@ _LEAST_PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Who gets work: `owners` with their partitions; `alone` if there is nobody else, not even one that is starting."""
+    """Who gets work: `owners` with their partitions; `alone` if there is nobody else, not even one that is starting. Those on standby, who
+    take nothing, are nobody.
+    """
 
     owners: tuple[PartitionOwner, ...]
     alone: bool
@@ -101,7 +103,7 @@ class Roster:
                 for status in working
                 if status.partitions
             ),
-            alone=len(live) == 1,
+            alone=sum(status.state is not WorkerState.STANDBY for status in live) == 1,
         )
 
     def active_s(self, now_s: float) -> dict[int, float]:

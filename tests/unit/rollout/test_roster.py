@@ -54,7 +54,9 @@ def test_while_nobody_is_ready_those_that_start_get_the_first_work() -> None:
 
 @pytest.mark.parametrize("state", [WorkerState.GONE, WorkerState.DRAINING, WorkerState.STANDBY])
 def test_who_leaves_or_stands_by_gets_nothing(state: WorkerState) -> None:
-    assert held(roster(word("a", 0), word("b", 1, state=state)).shares(100.0)) == [({0}, 2.0)]
+    shares = roster(word("a", 0), word("b", 1, state=state)).shares(100.0)
+    assert held(shares) == [({0}, 2.0)]
+    assert shares.alone == (state is not WorkerState.DRAINING), "one that leaves may have something in hand still"
 
 
 def test_a_worker_that_is_silent_has_died_and_the_other_is_alone() -> None:
