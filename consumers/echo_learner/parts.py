@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from echo_bus.client import profiles
 from echo_bus.clock import Clock
 from echo_bus.reading.view import CompactedView
+from echo_bus.requests.broadcast import BroadcastTimer
 from echo_bus.requests.roster import Roster
 from echo_core.assembly import GroupAssembler
 from echo_learner.agreement import Agreement
-from echo_learner.broadcast import BroadcastTimer
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.commit.placement import SnapshotPlacement
@@ -87,7 +87,7 @@ def open_parts(
         control = stack.enter_context(closing(bus.orders()))
         roster = Roster(heartbeat_s=settings.rollout.heartbeat_s, group_size=settings.rollout.group_size)
         roster.follow(workers, clock)
-        broadcast = BroadcastTimer(metrics, roster, clock)
+        broadcast = BroadcastTimer(roster, clock, metrics.broadcast_seconds.observe)
         workers.on_change(broadcast.on_worker)
         evaluations = stack.enter_context(closing(open_evaluations(settings, bus, metrics, clock)))
         trust = WorkerTrust(metrics, clock, tolerance=logprob_tolerance(settings))

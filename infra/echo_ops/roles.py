@@ -21,6 +21,7 @@ class Role(StrEnum):
     """From whoever makes work first to whoever needs it last."""
 
     FEEDER = "feeder"
+    COORDINATOR = "coordinator"
     OFFLINE = "offline"
     WORKER = "worker"
     REWARD = "reward"
@@ -95,6 +96,7 @@ ROLES: Mapping[Role, RoleEntry] = {
         "echo_streams.run", "run_reward", "streams", ("application", "names", "beginning", "share", "ends_with_run"), _prefetch_faust
     ),
     Role.FEEDER: RoleEntry("echo_rollout.run", "run_feeder", "rollout", allocates=True),
+    Role.COORDINATOR: RoleEntry("echo_streams.coordinator.run", "run_coordinator", "streams", allocates=True),
     Role.OFFLINE: RoleEntry("echo_rollout.offline.run", "run_offline", "rollout", ("episodes",), allocates=True),
 }
 

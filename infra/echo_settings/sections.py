@@ -361,6 +361,9 @@ class Settings(Section):
         if self.run.mode == "sequential" and self.coordinator.enabled:
             message = '[coordinator] sizes a pool that generates ahead of the learner; write [run] mode = "asynchronous"'
             raise ValueError(message)
+        if budget < 1 and self.coordinator.enabled:
+            message = "[coordinator] has nothing to size where [staleness] budget = 0 lets nothing overlap; write budget = 1 or more"
+            raise ValueError(message)
         if kappa > budget + 1:
             message = (
                 f"[staleness] publication_period = {kappa} is above budget + 1 = {budget + 1}: every sample of the last steps before a "

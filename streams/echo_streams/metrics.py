@@ -1,4 +1,4 @@
-"""Every metric of the reward application: name, labels, and one line that says what it is."""
+"""Every metric of the reward application and of the coordinator: name, labels, and one line that says what it is."""
 
 from __future__ import annotations
 
@@ -35,3 +35,24 @@ class StreamsMetrics:
             "echo_streams_partitions_assigned", "Partitions of `trajectories` that this process reads.", registry=registry
         )
         self.lag = Gauge("echo_streams_lag", "Trajectories not yet done, by partition.", ["partition"], registry=registry)
+
+
+class CoordinatorMetrics:
+    """The coordinator's collectors, made against the registry that is given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, meaning: str, *labels: str) -> Gauge:
+            return Gauge(f"echo_streams_coordinator_{name}", meaning, labels, registry=registry)
+
+        self.train_seconds = gauge("train_seconds", "T_train: seconds of a training step without waiting, the median of five.")
+        self.broadcast_seconds = gauge("broadcast_seconds", "T_bcast: seconds until enough workers had the newest snapshot.")
+        self.min_rate = gauge("min_rate", "mu_min: rollouts per second that hide generation behind training.")
+        self.target_rate = gauge("target_rate", "mu_target: rollouts per second that the active workers shall make.")
+        self.rate = gauge("rate", "Rollouts per second that the active workers make while they are busy.")
+        self.workers = gauge("workers", "Workers that are heard: active, standby.", "state")
+        self.bound = gauge("staleness_bound", "The largest staleness that the active workers lead to.")
+        self.feasible = gauge("feasible", "Whether all workers together reach the target.")
+        self.orders = Counter("echo_streams_coordinator_orders", "Orders written: activate, release.", ["order"], registry=registry)
+        self.aborted = Counter(
+            "echo_streams_coordinator_orders_aborted", "Batches of orders that the cluster rolled back.", registry=registry
+        )

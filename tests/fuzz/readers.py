@@ -19,6 +19,7 @@ from echo_bus.client.publisher import Receipt
 from echo_bus.clock import ManualClock
 from echo_bus.message import Accepted, Busy, Invalid, Message
 from echo_bus.metrics import BusMetrics
+from echo_bus.requests.broadcast import BroadcastTimer
 from echo_bus.requests.dispatch import LeastLagChooser
 from echo_bus.requests.request_reply import ReplyServer
 from echo_bus.requests.roster import Roster
@@ -26,7 +27,6 @@ from echo_core.assembly import GroupAssembler
 from echo_core.dispatch import may_issue, required_version
 from echo_core.patience import StepPace
 from echo_core.work_shares import horizon_of
-from echo_learner.broadcast import BroadcastTimer
 from echo_learner.intake import AdmissionLimits
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.requesting import RequestLedger
@@ -201,7 +201,7 @@ class RosterOfWorkers(Reader):
         super().__init__(codec)
         self._roster = Roster(heartbeat_s=1.0, group_size=4)
         self._chooser = LeastLagChooser(NUM_PARTITIONS, depth=2)
-        self._broadcast = BroadcastTimer(LearnerMetrics(CollectorRegistry()), self._roster, self.clock)
+        self._broadcast = BroadcastTimer(self._roster, self.clock, lambda _: None)
         self._broadcast.ready(3)
 
     def read(self, message: Message) -> None:

@@ -48,10 +48,17 @@ def plan_children(
         Role.REWARD: _numbered(Role.REWARD, [("", places.others)] * settings.scoring.workers),
         # One process allocates the run's seqs; in sequential mode it is the learner.
         Role.FEEDER: [_Wanted(Role.FEEDER.value, places.others)] if is_asynchronous and not is_logged else [],
+        Role.COORDINATOR: [_Wanted(Role.COORDINATOR.value, places.others)] if _has_pool(settings) and settings.coordinator.enabled else [],
         Role.OFFLINE: [_Wanted(Role.OFFLINE.value, places.others)] if is_logged else [],
     }
     plans = [_child(role, each, config=config, overrides=overrides, folder=folder) for role in ROLES for each in wanted[role]]
     return tuple(replace(plan, command=(*plan.command, *learner_flags)) if plan.role is Role.LEARNER else plan for plan in plans)
+
+
+def _has_pool(settings: Settings) -> bool:
+    """Whether the run has more than one worker, or workers that are started elsewhere, whose number nobody knows here."""
+    numbers = [kind.rollout.workers for _, kind in kinds_of(settings)]
+    return sum(numbers) > 1 or 0 in numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,10 @@ class PoolSizer:
         """Who shall work."""
         return frozenset(self._active)
 
+    def admit(self, worker_ids: Iterable[str]) -> None:
+        """These take part without having been activated: newcomers, or who was active before this sizer was made."""
+        self._active.update(worker_ids)
+
     def tick(self, available: Iterable[Candidate], target: float) -> Resizing:
         """One look, at even intervals. `available`: everybody that answers, active or not, with its rate; others leave the active set.
 

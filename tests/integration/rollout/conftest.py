@@ -45,9 +45,17 @@ class Fleet(Swarm):
         self._environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
 
     def launch(
-        self, role: str, name: str, *, admission: str = "pace", kind: str = "PacedEngine", drain_s: float | None = None, **engine: Any
+        self,
+        role: str,
+        name: str,
+        *,
+        admission: str = "pace",
+        kind: str = "PacedEngine",
+        drain_s: float | None = None,
+        price: float = 0.0,
+        **engine: Any,
     ) -> subprocess.Popen[bytes]:
-        """Start a role; `engine`: options of the engine, `kind` its class. `drain_s`: of [run], None for its default."""
+        """Start a role; `engine`: options of the engine, `kind` its class. `drain_s`: of [run], None for its default. `price`: an hour."""
         settings = {
             "run": {"name": RUN} | ({} if drain_s is None else {"drain_s": drain_s}),
             "kafka": {
@@ -64,10 +72,12 @@ class Fleet(Swarm):
                 "max_new_tokens": 4,
                 "depth": 2,
                 "heartbeat_s": 0.2,
+                "price_per_hour": price,
                 "options": engine,
             },
             "learner": {"groups_per_step": 4},
             "staleness": {"budget": 1, "publication_period": 1, "admission": admission},
+            "coordinator": {"enabled": True, "every_s": 0.3},
         }
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps(settings), encoding="utf-8")

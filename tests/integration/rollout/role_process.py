@@ -1,4 +1,4 @@
-"""A worker or feeder as a process of its own: argv is the role, its name, the settings as a JSON file, and where it says that it is up."""
+"""A role as a process of its own: argv is the role, its name, the settings as a JSON file, and where it says that it is up."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from echo_rollout.run import run_feeder, run_worker
 from echo_runtime.process import open_role
 from echo_settings import Settings
+from echo_streams.coordinator.run import run_coordinator
 
 
 def main(role: str, name: str, settings_file: Path, announce: Path) -> None:
@@ -17,6 +18,8 @@ def main(role: str, name: str, settings_file: Path, announce: Path) -> None:
     with open_role(settings, role, name=name, announce=announce) as process:
         if role == "worker":
             run_worker(process, worker_id=name)
+        elif role == "coordinator":
+            run_coordinator(process)
         else:
             run_feeder(process)
 

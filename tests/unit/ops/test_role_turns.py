@@ -34,6 +34,7 @@ from echo_settings import Settings
         ("reward", "b7", True),
         ("feeder", "", True),
         ("offline", "", True),
+        ("coordinator", "", True),
     ],
 )
 def test_a_role_looks_whose_the_namespace_is(monkeypatch: pytest.MonkeyPatch, role: str, start: str, waits: bool | None) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from echo_bus.clock import ManualClock
+from echo_bus.requests.broadcast import BroadcastTimer
 from echo_bus.requests.roster import Roster
-from echo_learner.broadcast import BroadcastTimer
-from echo_learner.metrics import LearnerMetrics
 from echo_schemas.records import WorkerState, WorkerStatus
 
 
@@ -35,7 +34,8 @@ def roster_of(*statuses: WorkerStatus, clock: ManualClock) -> Roster:
 
 
 def timer_of(number: int, clock: ManualClock) -> BroadcastTimer:
-    return BroadcastTimer(LearnerMetrics(), roster_of(*(status(f"w{index}", clock) for index in range(number)), clock=clock), clock)
+    roster = roster_of(*(status(f"w{index}", clock) for index in range(number)), clock=clock)
+    return BroadcastTimer(roster, clock, lambda _: None)
 
 
 @pytest.mark.parametrize(("active", "needed"), [(1, 1), (2, 2), (10, 10), (11, 10), (22, 20)])
@@ -52,19 +52,21 @@ def test_enough_is_the_active_workers_over_gamma_rounded_up(active: int, needed:
 
 def test_who_is_gone_silent_or_standing_by_is_not_waited_for() -> None:
     clock = ManualClock()
-    metrics = LearnerMetrics()
+    measured: list[float] = []
     roster = roster_of(status("silent", clock), clock=clock)
     clock.advance(60.0)
     # Its clock is an hour behind, which is nobody's affair.
     for each in (status("here", clock, age_ms=3_600_000), status("gone", clock, state=WorkerState.GONE)):
         roster.heard(each, clock.monotonic_s())
     roster.heard(status("standby", clock, state=WorkerState.STANDBY), clock.monotonic_s())
-    timer = BroadcastTimer(metrics, roster, clock)
+    timer = BroadcastTimer(roster, clock, measured.append)
     timer.ready(1)
     clock.advance(0.2)
+    timer.on_worker("standby", status("standby", clock, installed=1, state=WorkerState.STANDBY))
+    assert timer.last_s is None
     timer.on_worker("here", status("here", clock, installed=1))
     assert timer.last_s == pytest.approx(0.2)
-    assert metrics.registry.get_sample_value("echo_learner_broadcast_seconds_count") == 1
+    assert measured == [timer.last_s]
 
 
 def test_one_worker_counts_once_an_older_version_not_at_all_a_newer_one_too() -> None:

@@ -1,30 +1,31 @@
-"""T_bcast: from snapshot ready to enough workers' acknowledgements, on the learner's clock (ECHO-2 §4.1).
+"""T_bcast: from snapshot ready to enough workers' acknowledgements, on the clock of whoever measures it (ECHO-2 §4.1).
 
-Enough is ⌈active / gamma⌉ of the workers that were alive when the snapshot became ready. Threads: the learner's thread says `ready`; the
-view's thread brings the acknowledgements.
+Enough is ⌈active / gamma⌉ of the workers that were alive when the snapshot became ready; those on standby do not count. Threads: one says
+`ready`; a view's thread brings the acknowledgements.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 
 from echo_bus.clock import Clock
 from echo_bus.requests.roster import Roster
-from echo_learner.metrics import LearnerMetrics
+from echo_core.capacity.overlap import GAMMA
 from echo_schemas.records import WorkerState, WorkerStatus
 
-GAMMA = 1.1
-"""ECHO-2's safety factor."""
 _WORKING = (WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING)
 
 
 class BroadcastTimer:
     """Measures the newest snapshot's way to the workers."""
 
-    def __init__(self, metrics: LearnerMetrics, roster: Roster, clock: Clock) -> None:
+    def __init__(self, roster: Roster, clock: Clock, on_measured: Callable[[float], object], *, gamma: float = GAMMA) -> None:
+        """`on_measured` gets each T_bcast in seconds, on the view's thread."""
         self._roster = roster
-        self._metrics = metrics
+        self._on_measured = on_measured
+        self._gamma = gamma
         self._clock = clock
         self._lock = threading.Lock()
         self._version: int | None = None
@@ -43,12 +44,12 @@ class BroadcastTimer:
         """The snapshot of `version` is about to be published."""
         active = sum(worker.state in _WORKING for worker in self._roster.living(self._clock.monotonic_s()))
         with self._lock:
-            self._version, self._ready_s, self._needed = version, self._clock.monotonic_s(), max(1, math.ceil(active / GAMMA))
+            self._version, self._ready_s, self._needed = version, self._clock.monotonic_s(), max(1, math.ceil(active / self._gamma))
             self._acknowledged.clear()
 
     def on_worker(self, key: str, status: WorkerStatus | None) -> None:
         """A worker's status has changed (a view's listener)."""
-        if status is None or status.installed_version is None:
+        if status is None or status.installed_version is None or status.state is WorkerState.STANDBY:
             return
         with self._lock:
             if self._version is None or status.installed_version < self._version or len(self._acknowledged) == self._needed:
@@ -57,4 +58,4 @@ class BroadcastTimer:
             self._acknowledged.add(key)
             if len(self._acknowledged) == self._needed:
                 self._last_s = self._clock.monotonic_s() - self._ready_s
-                self._metrics.broadcast_seconds.observe(self._last_s)
+                self._on_measured(self._last_s)

@@ -1,0 +1,219 @@
+"""The coordinator: from what the log says of learner and workers to orders on `control`.
+
+    steps, weights, workers ──▶ estimates on this clock ──every_s──▶ `PoolRule` ──▶ one transaction of orders
+
+One a run: orders go out under the transactional id `coordinator`, and whoever starts later takes the id over before it reads `control`, so
+that it knows every order of its predecessor, and the predecessor can give none after it. Each transaction of orders has the epoch above the
+highest that the log has. What it knows is in the log: a restart reads the newest steps and orders, and waits for the next publication to
+know T_bcast.
+
+Threads: `run` blocks the caller's; views hear on theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echo_bus.bus import Bus
+from echo_bus.client.transactions import TransactionalWriter
+from echo_bus.clock import Clock
+from echo_bus.errors import ProducerFenced, TransactionAborted
+from echo_bus.reading.reader import LogReader
+from echo_bus.reading.view import CompactedView
+from echo_bus.requests.broadcast import BroadcastTimer
+from echo_bus.requests.roster import Roster
+from echo_core.capacity.activation import Candidate
+from echo_core.capacity.sizing import SizingPolicy
+from echo_core.policy import StalenessPolicy
+from echo_runtime.notices import Notices
+from echo_runtime.process import StopSignal
+from echo_schemas.errors import UserError
+from echo_schemas.records import Control, StepReport, WeightManifest, WorkerControl, WorkerState, WorkerStatus
+from echo_schemas.topics import CONTROL, worker_order_key
+from echo_settings import Settings
+from echo_streams.coordinator.decision import PoolLook, PoolRule, PoolWorker, Sizing
+from echo_streams.metrics import CoordinatorMetrics
+
+logger = logging.getLogger(__name__)
+
+# T_train is the median of so many (ECHO-2 §4.3).
+_STEPS = 5
+# Records of `steps` that are read at the start: five reports with what lies between them.
+_TAIL = 64
+_READ_S = 0.5
+# Who takes requests, or would if it were told to. One that starts or ends is nobody to count on.
+_AVAILABLE = (WorkerState.READY, WorkerState.STANDBY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorParts:
+    """What a coordinator works with; opened and closed by whoever runs it. `writer` was started before `control` was opened; `steps` is not
+    started. The views follow the log.
+    """
+
+    settings: Settings
+    policy: StalenessPolicy
+    bus: Bus
+    writer: TransactionalWriter
+    steps: LogReader
+    weights: CompactedView[WeightManifest]
+    workers: CompactedView[WorkerStatus]
+    control: CompactedView[Control]
+    notices: Notices
+    metrics: CoordinatorMetrics
+    clock: Clock
+
+
+class Coordinator:
+    """Sizes one run's pool until `stop`. Used from one thread."""
+
+    def __init__(self, parts: CoordinatorParts) -> None:
+        self._parts = parts
+        settings, clock = parts.settings, parts.clock
+        self._run_id = settings.run.name
+        self._rule = PoolRule(parts.policy, SizingPolicy(margin=settings.coordinator.hysteresis), gamma=settings.coordinator.gamma)
+        self._roster = Roster(heartbeat_s=settings.rollout.heartbeat_s, group_size=settings.rollout.group_size)
+        self._roster.follow(parts.workers, clock)
+        self._broadcast = BroadcastTimer(self._roster, clock, parts.metrics.broadcast_seconds.set, gamma=settings.coordinator.gamma)
+        parts.workers.on_change(self._broadcast.on_worker)
+        parts.weights.on_change(self._on_weights)
+        self._training_s: deque[float] = deque(maxlen=_STEPS)
+        # The newest rate of each worker that is heard: one that starts anew under its name is taken to be what it was.
+        self._rates: dict[str, float] = {}
+        # What was ordered here, by worker, with its epoch: the view may not have read it yet.
+        self._ordered: dict[str, tuple[int, bool]] = {}
+        self._epoch = max((order.epoch for order in self._orders().values()), default=0)
+
+    def run(self, stop: StopSignal) -> None:
+        """Look every `every_s` until `stop`; then everybody takes part, for nobody would call them back.
+
+        Raises UserError when another coordinator has taken over, TransportError where the cluster does not let it go on.
+        """
+        parts, woken = self._parts, threading.Event()
+        stop.on_set(woken.set)
+        self.begin()
+        logger.info("Sizing the pool of %s from epoch %d on", self._run_id, self._epoch)
+        due_s = parts.clock.monotonic_s()
+        while not stop.is_set():
+            self.hear_steps(max(0.0, min(_READ_S, due_s - parts.clock.monotonic_s())))
+            if parts.clock.monotonic_s() >= due_s:
+                self.look()
+                due_s += parts.settings.coordinator.every_s
+        self.call_back()
+
+    def begin(self) -> None:
+        """Read the newest steps. Raises as `LogReader.start`."""
+        bounds = self._parts.steps.bounds()
+        self._parts.steps.start({place: max(low, high - _TAIL) for place, (low, high) in bounds.items()})
+
+    def hear_steps(self, timeout_s: float) -> None:
+        """Take what the learner reports, waiting at most `timeout_s` for it."""
+        for message in self._parts.steps.read(timeout_s=timeout_s):
+            report = message.record
+            if isinstance(report, StepReport) and report.training_s > 0:
+                self._training_s.append(report.training_s)
+
+    def look(self) -> Sizing:
+        """One decision, and its orders."""
+        look = self._pool()
+        sizing = self._rule.decide(look)
+        if sizing.orders:
+            self._write(sizing.orders, sizing.reason)
+        if sizing.advice:
+            self._parts.notices.say("capacity", f"The pool is too small, so every worker takes part. {sizing.advice}")
+        else:
+            self._parts.notices.clear("capacity")
+        self._measure(look, sizing)
+        return sizing
+
+    def call_back(self) -> None:
+        """Take back every order to stand by."""
+        standing_by = [order.worker_id for order in self._orders().values() if order.worker_id and not self._is_active(order.worker_id)]
+        if standing_by:
+            self._write(dict.fromkeys(standing_by, True), "the coordinator ends, so every worker takes part")
+
+    def _pool(self) -> PoolLook:
+        living = [status for status in self._roster.living(self._parts.clock.monotonic_s()) if status.state in _AVAILABLE]
+        self._rates = {each.worker_id: each.rollouts_per_s or self._rates.get(each.worker_id, 0.0) for each in living}
+        return PoolLook(
+            train_s=statistics.median(self._training_s) if self._training_s else None,
+            broadcast_s=self._broadcast.last_s,
+            workers=[PoolWorker(candidate=self._candidate(each), is_active=self._is_active(each.worker_id)) for each in living],
+        )
+
+    def _candidate(self, status: WorkerStatus) -> Candidate:
+        rate, price = self._rates[status.worker_id], status.price_per_hour
+        # A worker may say anything; what is no number says nothing.
+        return Candidate(
+            worker_id=status.worker_id,
+            kind=status.kind,
+            rate=max(0.0, rate) if math.isfinite(rate) else 0.0,
+            price_per_hour=max(0.0, price) if math.isfinite(price) else 0.0,
+        )
+
+    def _is_active(self, worker_id: str) -> bool:
+        """By the newest order, ours or another's; without any a worker takes part."""
+        order = self._parts.control.get(worker_order_key(self._run_id, worker_id))
+        epoch, active = self._ordered.get(worker_id, (-1, True))
+        return active if order is None or order.worker is None or order.epoch < epoch else order.worker.active
+
+    def _orders(self) -> dict[str, Control]:
+        return {key: order for key, order in self._parts.control.items().items() if order.worker is not None}
+
+    def _write(self, orders: Mapping[str, bool], reason: str) -> None:
+        """All of `orders` under one epoch, or none of them. Raises UserError if another coordinator has taken over."""
+        parts, now_ms = self._parts, self._parts.clock.time_ms()
+        epoch = 1 + max([self._epoch, *(order.epoch for order in self._orders().values())])
+        try:
+            with parts.writer.transaction() as transaction:
+                for worker_id, active in orders.items():
+                    order = Control(
+                        run_id=self._run_id,
+                        epoch=epoch,
+                        worker_id=worker_id,
+                        worker=WorkerControl(active=active),
+                        issued_by=parts.bus.client_id,
+                        time_ms=now_ms,
+                    )
+                    transaction.publish(CONTROL, order)
+        except ProducerFenced as exc:
+            raise UserError(
+                f"Another coordinator has taken over run {self._run_id!r} (or a transaction of this one timed out); this one ends.",
+                hint="Run one coordinator per run. If no other runs, start this one again: it goes on where the log ends.",
+            ) from exc
+        except TransactionAborted as exc:
+            logger.warning("Orders were rolled back; the next look decides anew: %s", exc)
+            parts.metrics.aborted.inc()
+            return
+        self._epoch = epoch
+        self._ordered.update({worker_id: (epoch, active) for worker_id, active in orders.items()})
+        for active in orders.values():
+            parts.metrics.orders.labels("activate" if active else "release").inc()
+        logger.info("Epoch %d: %s", epoch, reason)
+
+    def _measure(self, look: PoolLook, sizing: Sizing) -> None:
+        metrics = self._parts.metrics
+        num_active = sum(sizing.orders.get(each.worker_id, each.is_active) for each in look.workers)
+        metrics.workers.labels("active").set(num_active)
+        metrics.workers.labels("standby").set(len(look.workers) - num_active)
+        metrics.rate.set(sizing.rate)
+        figures = {
+            metrics.train_seconds: look.train_s,
+            metrics.min_rate: sizing.min_rate,
+            metrics.target_rate: sizing.target,
+            metrics.bound: sizing.bound,
+            metrics.feasible: sizing.is_feasible,
+        }
+        for gauge, figure in figures.items():
+            if figure is not None:
+                gauge.set(figure)
+
+    def _on_weights(self, _key: str, manifest: WeightManifest | None) -> None:
+        if manifest is not None:
+            self._broadcast.ready(manifest.version)

@@ -1,0 +1,118 @@
+"""One look at the pool: who is activated or released, and why. Pure; the rules are those of `echo_core.capacity`.
+
+no step known              everybody takes part
+T_bcast not known yet      shortages are mended, nobody is released
+short                      the cheapest are activated            (`PoolSizer`)
+far above the target       the dearest is released, one a look   (`PoolSizer`)
+all together too few       everybody takes part, and a sentence says what would help
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from echo_core.capacity.activation import Candidate, reaches, total_rate
+from echo_core.capacity.overlap import Demand, min_rate, needed_rate, staleness_bound
+from echo_core.capacity.provisioning import Limits, advice, provision
+from echo_core.capacity.sizing import PoolSizer, Resizing, SizingPolicy
+from echo_core.policy import StalenessPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolWorker:
+    """A worker that is heard. A rate of 0 says that it is not known. `is_active`: no order in force keeps it on standby."""
+
+    candidate: Candidate
+    is_active: bool
+
+    @property
+    def worker_id(self) -> str:
+        """Its name."""
+        return self.candidate.worker_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLook:
+    """What is known at one moment. `train_s`, `broadcast_s`: None while they were not measured."""
+
+    train_s: float | None
+    broadcast_s: float | None
+    workers: Sequence[PoolWorker]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """What follows from one look. `orders`: by worker, whether it shall take part; only changes. `reason`: for the log, empty without
+    orders. `advice`: what would help a pool that is too small, else empty. Rates in rollouts/s; None while no step is known.
+    """
+
+    orders: Mapping[str, bool] = field(default_factory=dict)
+    reason: str = ""
+    advice: str = ""
+    min_rate: float | None = None
+    target: float | None = None
+    rate: float = 0.0
+    bound: float | None = None
+    is_feasible: bool | None = None
+
+
+class PoolRule:
+    """The state between looks: for how long the rate has been off."""
+
+    def __init__(self, policy: StalenessPolicy, sizing: SizingPolicy, *, gamma: float) -> None:
+        self._period, self._budget = policy.publication_period, policy.budget
+        self._rollouts = policy.groups_per_step * policy.group_size
+        self._gamma = gamma
+        self._sizer = PoolSizer(sizing)
+
+    def decide(self, look: PoolLook) -> Sizing:
+        """One look, at even intervals. Whoever is not measured yet works on until it is: only then can anybody tell what it is worth.
+
+        R = 8 rollouts a step, kappa = 1, S = 1, T_train = 1 s, T_bcast = 0.2 s, gamma = 1.1; `cheap` and `dear` make 20 rollouts/s each:
+        needed 1.1 · 8 / (1 − 0.2) = 11 rollouts/s; without `dear` 20 ≥ 11 · 1.15, so five looks later {dear: False};
+        `cheap` dies: 0 < 11, so two looks later {dear: True}.
+        """
+        standby = [each.worker_id for each in look.workers if not each.is_active]
+        if look.train_s is None:
+            return Sizing(orders=dict.fromkeys(standby, True), reason=_activated(standby, "no step of the learner is known yet"))
+        demand = Demand(train_s=look.train_s, broadcast_s=look.broadcast_s or 0.0, rollouts=self._rollouts)
+        target = needed_rate(demand, self._period, self._budget, self._gamma)
+        measured = [each for each in look.workers if each.candidate.rate > 0]
+        candidates = [each.candidate for each in measured]
+        self._sizer.admit(each.worker_id for each in measured if each.is_active)
+        resizing = self._sizer.tick(candidates, target)
+        is_feasible = reaches(total_rate(candidates), target)
+        rate = total_rate(each.candidate for each in measured if each.is_active)
+        orders, reason = self._orders(look, resizing, rate, target)
+        if not is_feasible and not orders and standby and all(each.is_active for each in measured):
+            orders, reason = dict.fromkeys(standby, True), _activated(standby, "all that are measured make too little")
+        return Sizing(
+            orders=orders,
+            reason=reason,
+            advice="" if is_feasible else self._advice(demand, candidates),
+            min_rate=min_rate(demand, self._period),
+            target=target,
+            rate=rate,
+            bound=staleness_bound(demand, self._period, rate),
+            is_feasible=is_feasible,
+        )
+
+    def _orders(self, look: PoolLook, resizing: Resizing, rate: float, target: float) -> tuple[dict[str, bool], str]:
+        if resizing.activate:
+            short = f"the active workers make {rate:.4g} of {target:.4g} rollouts/s"
+            return dict.fromkeys(resizing.activate, True), _activated(resizing.activate, short)
+        # What is not released after all is active in the next look too.
+        if not resizing.release or look.broadcast_s is None:
+            return {}, ""
+        (dearest,) = (each.candidate for each in look.workers if each.worker_id in resizing.release)
+        reason = f"release {dearest.worker_id}: {rate - dearest.rate:.4g} rollouts/s without it are enough for {target:.4g}"
+        return {dearest.worker_id: False}, reason
+
+    def _advice(self, demand: Demand, candidates: Sequence[Candidate]) -> str:
+        limits = Limits(budget=self._budget, publication_period=self._period, gamma=self._gamma)
+        return advice(provision(demand, candidates, limits), demand)
+
+
+def _activated(workers: Sequence[str], why: str) -> str:
+    return f"activate {', '.join(sorted(workers))}: {why}" if workers else ""

@@ -1,0 +1,110 @@
+"""One look at the pool at a time: who is activated or released."""
+
+from __future__ import annotations
+
+import pytest
+
+from echo_core.capacity.activation import Candidate
+from echo_core.capacity.sizing import SizingPolicy
+from echo_core.policy import StalenessPolicy
+from echo_streams.coordinator.decision import PoolLook, PoolRule, PoolWorker, Sizing
+
+POLICY = StalenessPolicy(budget=1, publication_period=1, groups_per_step=4, group_size=2)
+SHORT, SURPLUS = SizingPolicy().short_ticks, SizingPolicy().surplus_ticks
+
+
+class Pool:
+    """A rule and workers that obey at once. With T_train = 1 s and T_bcast = 0.2 s the target is 1.1 · 8 / 0.8 = 11 rollouts/s."""
+
+    def __init__(self, train_s: float | None = 1.0, broadcast_s: float | None = 0.2) -> None:
+        self.rule = PoolRule(POLICY, SizingPolicy(), gamma=1.1)
+        self.workers: dict[str, PoolWorker] = {}
+        self.train_s, self.broadcast_s = train_s, broadcast_s
+
+    def put(self, name: str, rate: float, price: float, *, is_active: bool = True) -> None:
+        self.workers[name] = PoolWorker(candidate=Candidate(worker_id=name, rate=rate, price_per_hour=price), is_active=is_active)
+
+    def look(self, times: int = 1) -> Sizing:
+        for _ in range(times):
+            look = PoolLook(train_s=self.train_s, broadcast_s=self.broadcast_s, workers=list(self.workers.values()))
+            sizing = self.rule.decide(look)
+            for name, is_active in sizing.orders.items():
+                self.workers[name] = PoolWorker(candidate=self.workers[name].candidate, is_active=is_active)
+        return sizing
+
+
+def test_the_dearer_is_released_and_comes_back_when_the_cheap_one_dies() -> None:
+    pool = Pool()
+    pool.put("cheap", 20.0, 1.0)
+    pool.put("dear", 20.0, 4.0)
+    assert not pool.look(SURPLUS - 1).orders
+    sizing = pool.look()
+    assert sizing.orders == {"dear": False}
+    assert sizing.reason == "release dear: 20 rollouts/s without it are enough for 11"
+    assert (sizing.min_rate, sizing.target, sizing.is_feasible) == (pytest.approx(10.0), pytest.approx(11.0), True)
+    assert not pool.look(3 * SURPLUS).orders, "the pool does not flap"
+    assert pool.look().bound == 1
+    cheap = pool.workers.pop("cheap")
+    assert not pool.look(SHORT - 1).orders
+    assert pool.look().orders == {"dear": True}
+    pool.workers["cheap"] = cheap
+    assert pool.look(SURPLUS).orders == {"dear": False}
+
+
+def test_of_many_to_spare_one_is_released_at_a_time() -> None:
+    pool = Pool()
+    for number in range(5):
+        pool.put(f"w{number}", 20.0, 1.0 + number)
+    released = [tuple(pool.look().orders) for _ in range(4 * SURPLUS)]
+    assert [each for each in released if each] == [("w4",), ("w3",), ("w2",), ("w1",)]
+
+
+def test_before_a_step_is_known_everybody_works() -> None:
+    pool = Pool(train_s=None, broadcast_s=None)
+    pool.put("a", 20.0, 1.0)
+    pool.put("b", 0.0, 1.0, is_active=False)
+    assert pool.look().orders == {"b": True}
+    assert pool.look().target is None
+
+
+def test_before_the_way_of_the_weights_is_known_nobody_is_released_and_shortages_are_mended() -> None:
+    pool = Pool(broadcast_s=None)
+    pool.put("a", 20.0, 1.0)
+    pool.put("b", 20.0, 2.0)
+    assert not pool.look(4 * SURPLUS).orders
+    pool.put("a", 2.0, 1.0)
+    pool.put("b", 20.0, 2.0, is_active=False)
+    assert pool.look(SHORT).orders == {"b": True}
+    pool.put("a", 20.0, 1.0)
+    pool.broadcast_s = 0.2
+    assert pool.look(SURPLUS).orders == {"b": False}, "what was held back is done once it is known"
+
+
+def test_whoever_is_not_measured_works_on_and_counts_for_nothing() -> None:
+    pool = Pool()
+    pool.put("a", 20.0, 1.0)
+    pool.put("new", 0.0, 9.0)
+    assert not pool.look(4 * SURPLUS).orders
+    pool.put("new", 20.0, 9.0)
+    assert pool.look(SURPLUS).orders == {"new": False}
+
+
+def test_a_pool_that_is_too_small_has_everybody_active_and_says_what_would_help() -> None:
+    pool = Pool()
+    pool.put("a", 4.0, 1.0)
+    pool.put("b", 2.0, 1.0, is_active=False)
+    pool.put("unmeasured", 0.0, 1.0, is_active=False)
+    sizing = pool.look()
+    assert sizing.is_feasible is False
+    assert "11 rollouts/s are needed, and all workers together make 6." in sizing.advice
+    assert pool.look().orders == {"b": True}
+    assert pool.look().orders == {"unmeasured": True}, "last of all, whoever may be worth something"
+    assert not pool.look(3 * SURPLUS).orders
+
+
+def test_weights_that_come_too_late_are_infeasible_for_any_pool() -> None:
+    pool = Pool(broadcast_s=1.5)
+    pool.put("a", 400.0, 1.0)
+    pool.put("b", 400.0, 1.0, is_active=False)
+    assert pool.look(SHORT).orders == {"b": True}
+    assert "the next ones come before these work" in pool.look().advice
