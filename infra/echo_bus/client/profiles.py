@@ -117,8 +117,9 @@ GROUP_CONSUMER: Properties = MappingProxyType(
             partition_assignment_strategy="cooperative-sticky",
             auto_offset_reset="earliest",
             session_timeout_ms=10_000,
-            # Members learn of a rebalance with a heartbeat; at the default of 3 s moved partitions stall that long.
-            heartbeat_interval_ms=1_000,
+            # Members learn of a rebalance with a heartbeat; at the default of 3 s moved partitions stall that long. A worker that is called
+            # back from standby waits for two of them. A member commits five times a second, so these are not what the broker notices.
+            heartbeat_interval_ms=300,
             # Nothing blocks the poll thread, so a long interval only guards against a process that hangs.
             max_poll_interval_ms=300_000,
         ),

@@ -19,7 +19,7 @@ from echo_rollout.publishing import GroupEnd, GroupFailure
 from echo_rollout.weights import InstallOutcome
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import DropReason
-from echo_streams.metrics import StreamsMetrics
+from echo_streams.metrics import CoordinatorMetrics, StreamsMetrics
 
 PAGE = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
 CLASSES = {
@@ -28,6 +28,7 @@ CLASSES = {
     "Offline producer": OfflineMetrics,
     "Workers": WorkerMetrics,
     "Reward processes": StreamsMetrics,
+    "Coordinator": CoordinatorMetrics,
     "Learner": LearnerMetrics,
 }
 

@@ -55,12 +55,13 @@ def test_describe_is_not_listed_beside_what_implies_it() -> None:
     assert described.isdisjoint(strong)
 
 
-def test_only_the_learner_and_the_allocators_have_transactional_ids() -> None:
+def test_only_the_learner_the_allocators_and_the_coordinator_have_transactional_ids() -> None:
     found = {acl.principal: acl.name for acl in ACLS if acl.resource is Resource.TRANSACTIONAL_ID}
     assert found == {
         "User:echo.demo.learner": "echo.demo.learner",
         "User:echo.demo.feeder": "echo.demo.feeder",
         "User:echo.demo.offline": "echo.demo.feeder",
+        "User:echo.demo.coordinator": "echo.demo.coordinator",
     }
 
 

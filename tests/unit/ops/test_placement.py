@@ -11,6 +11,7 @@ from echo_ops.roles import Role
 from echo_ops.supervisor.placement import Machine, Seat, WorkerNeed, placement, this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_settings import Settings
+from echo_settings.coordinator import CoordinatorSettings
 from echo_settings.offline import OfflineSettings
 from echo_settings.pool import PoolSettings
 from echo_settings.sections import LearnerSettings, RolloutSettings, RunSettings, ScoringSettings
@@ -98,6 +99,18 @@ def test_a_run_has_its_processes_in_the_order_of_their_start_up_times(tmp_path: 
     assert worker.log == tmp_path / "logs" / "worker-1.log"
     assert all(plan.environ["ECHO_RUN__SEED"] == "3" for plan in plans)
     assert [plan.cores for plan in plans if plan.role is Role.LEARNER] == [(2,)]
+
+
+def test_a_pool_of_several_has_a_coordinator_if_the_file_has_one(tmp_path: Path) -> None:
+    def roles(settings: Settings) -> set[Role]:
+        return {plan.role for plan in plan_children(settings, Machine((0,)), config=None, overrides={}, folder=tmp_path)}
+
+    section = CoordinatorSettings(enabled=True)
+    here, elsewhere = PoolSettings(name="here", workers=1), PoolSettings(name="elsewhere", workers=0)
+    assert Role.COORDINATOR in roles(Settings(rollout=RolloutSettings(workers=2), coordinator=section))
+    assert Role.COORDINATOR in roles(Settings(rollout=RolloutSettings(pool=(here, elsewhere)), coordinator=section))
+    assert Role.COORDINATOR not in roles(Settings(rollout=RolloutSettings(workers=2)))
+    assert Role.COORDINATOR not in roles(Settings(rollout=RolloutSettings(workers=1), coordinator=section))
 
 
 def test_a_sequential_run_has_no_feeder(tmp_path: Path) -> None:
