@@ -45,7 +45,7 @@ class CoordinatorMetrics:
             return Gauge(f"echo_streams_coordinator_{name}", meaning, labels, registry=registry)
 
         self.train_seconds = gauge("train_seconds", "T_train: seconds of a training step without waiting, the median of five.")
-        self.broadcast_seconds = gauge("broadcast_seconds", "T_bcast: seconds until enough workers had the newest snapshot.")
+        self.broadcast_seconds = gauge("broadcast_seconds", "T_bcast: seconds until enough workers had a snapshot, the median of five.")
         self.min_rate = gauge("min_rate", "mu_min: rollouts per second that hide generation behind training.")
         self.target_rate = gauge("target_rate", "mu_target: rollouts per second that the active workers shall make.")
         self.rate = gauge("rate", "Rollouts per second that the active workers make while they are busy.")

@@ -42,8 +42,8 @@ from echo_streams.metrics import CoordinatorMetrics
 
 logger = logging.getLogger(__name__)
 
-# T_train is the median of so many (ECHO-2 §4.3).
-_STEPS = 5
+# T_train and T_bcast are medians of so many (ECHO-2 §4.3): one snapshot whose only receiver died tells nothing of the others' way.
+_MEDIAN_OF = 5
 # Records of `steps` that are read at the start: five reports with what lies between them.
 _TAIL = 64
 _READ_S = 0.5
@@ -78,12 +78,13 @@ class Coordinator:
         settings, clock = parts.settings, parts.clock
         self._run_id = settings.run.name
         self._rule = PoolRule(parts.policy, SizingPolicy(margin=settings.coordinator.hysteresis), gamma=settings.coordinator.gamma)
+        self._training_s: deque[float] = deque(maxlen=_MEDIAN_OF)
+        self._broadcast_s: deque[float] = deque(maxlen=_MEDIAN_OF)
         self._roster = Roster(heartbeat_s=settings.rollout.heartbeat_s, group_size=settings.rollout.group_size)
         self._roster.follow(parts.workers, clock)
-        self._broadcast = BroadcastTimer(self._roster, clock, parts.metrics.broadcast_seconds.set, gamma=settings.coordinator.gamma)
+        self._broadcast = BroadcastTimer(self._roster, clock, self._broadcast_s.append, gamma=settings.coordinator.gamma)
         parts.workers.on_change(self._broadcast.on_worker)
         parts.weights.on_change(self._on_weights)
-        self._training_s: deque[float] = deque(maxlen=_STEPS)
         # The newest rate of each worker that is heard: one that starts anew under its name is taken to be what it was.
         self._rates: dict[str, float] = {}
         # What was ordered here, by worker, with its epoch: the view may not have read it yet.
@@ -142,8 +143,8 @@ class Coordinator:
         living = [status for status in self._roster.living(self._parts.clock.monotonic_s()) if status.state in _AVAILABLE]
         self._rates = {each.worker_id: each.rollouts_per_s or self._rates.get(each.worker_id, 0.0) for each in living}
         return PoolLook(
-            train_s=statistics.median(self._training_s) if self._training_s else None,
-            broadcast_s=self._broadcast.last_s,
+            train_s=_median(self._training_s),
+            broadcast_s=_median(self._broadcast_s),
             workers=[PoolWorker(candidate=self._candidate(each), is_active=self._is_active(each.worker_id)) for each in living],
         )
 
@@ -191,8 +192,8 @@ class Coordinator:
             logger.warning("Orders were rolled back; the next look decides anew: %s", exc)
             parts.metrics.aborted.inc()
             return
-        self._epoch = epoch
-        self._ordered.update({worker_id: (epoch, active) for worker_id, active in orders.items()})
+        # By now the view has read those of the transaction before.
+        self._epoch, self._ordered = epoch, {worker_id: (epoch, active) for worker_id, active in orders.items()}
         for active in orders.values():
             parts.metrics.orders.labels("activate" if active else "release").inc()
         logger.info("Epoch %d: %s", epoch, reason)
@@ -205,6 +206,7 @@ class Coordinator:
         metrics.rate.set(sizing.rate)
         figures = {
             metrics.train_seconds: look.train_s,
+            metrics.broadcast_seconds: look.broadcast_s,
             metrics.min_rate: sizing.min_rate,
             metrics.target_rate: sizing.target,
             metrics.bound: sizing.bound,
@@ -217,3 +219,8 @@ class Coordinator:
     def _on_weights(self, _key: str, manifest: WeightManifest | None) -> None:
         if manifest is not None:
             self._broadcast.ready(manifest.version)
+
+
+def _median(measured: deque[float]) -> float | None:
+    # A copy: a view's thread may add to it.
+    return statistics.median(tuple(measured)) if measured else None

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 # From the order to a request in hand.
 FIRST_REQUEST_S = 2.0
 GROUPS_PER_STEP = 4
+# A clean end is asked for, not a quick one.
+DRAIN_S = 30.0
 
 
 class PlayedLearner:
@@ -73,7 +75,7 @@ def test_a_worker_on_standby_has_a_request_within_two_seconds_of_the_order(fleet
     fleet.launch("worker", "stays", seconds=0.05)
     fleet.launch("worker", "called", seconds=0.05)
     await_in(fleet, lambda: len(fleet.owners()) == 2 and all(fleet.owners().values()), "both workers to have partitions")
-    fleet.launch("feeder", "feeder", admission="free")
+    fleet.launch("feeder", "feeder", admission="free", drain_s=DRAIN_S)
     await_in(fleet, lambda: num_taken(fleet, "called") > 0, "the worker to work")
     took = []
     for turn in range(3):
@@ -105,8 +107,8 @@ def test_a_coordinator_puts_the_dear_worker_on_standby_and_takes_it_back_when_th
     fleet.launch("worker", "cheap", seconds=0.2, price=1.0)
     fleet.launch("worker", "dear", seconds=0.2, price=4.0)
     await_in(fleet, lambda: len(fleet.owners()) == 2 and all(fleet.owners().values()), "both workers to have partitions")
-    fleet.launch("feeder", "feeder")
-    fleet.launch("coordinator", "coordinator")
+    fleet.launch("feeder", "feeder", drain_s=DRAIN_S)
+    fleet.launch("coordinator", "coordinator", drain_s=DRAIN_S)
     until(lambda: stands_by(fleet, "dear"), "the dear worker to stand by")
     done = len(fleet.groups())
     until(lambda: len(fleet.groups()) > done + 2 * GROUPS_PER_STEP, "the cheap one to go on alone")
