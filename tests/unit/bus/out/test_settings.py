@@ -69,6 +69,8 @@ def test_secrets_come_from_files_and_show_nowhere(tmp_path: Path) -> None:
         ("[kafka]\nnamespace = '.x'", "not a legal topic prefix"),
         ("[staleness]\nbudget = 1\npublication_period = 4", "publication_period = 2 or budget = 3"),
         ("[run]\nmode = 'sequential'\n[staleness]\npublication_period = 2", "must be 1 in sequential mode"),
+        ("[run]\nmode = 'sequential'\n[coordinator]\nenabled = true", "generates ahead of the learner"),
+        ("[staleness]\nbudget = 0\n[coordinator]\nenabled = true", "write budget = 1 or more"),
         ("[checkpoint]\nevery = 4", "does not divide the publication period"),
         ("[staleness]\nmin_group_size = 99", "no group would ever be trained"),
         ("[learner]\ngroups_per_step = 3\nupdates_per_step = 2", "does not divide groups_per_step"),
