@@ -70,18 +70,21 @@ class Bus:
         *,
         next_generation: bool = False,
         static_member: str | None = None,
+        is_prompt: bool = False,
         limits: LoopLimits | None = None,
     ) -> ConsumerLoop:
         """A loop that reads `topics` as a member of `<namespace>.<group>`; what it cannot read goes out through `dead_letters`.
 
-        `static_member`: see `group_properties`.
+        `static_member`, `is_prompt`: see `group_properties`.
         """
         name = self.namespace.group(group)
         return ConsumerLoop(
             self.cluster,
             topics,
             handler,
-            properties=group_properties(name, client_id=self.client_id, next_generation=next_generation, static_member=static_member),
+            properties=group_properties(
+                name, client_id=self.client_id, next_generation=next_generation, static_member=static_member, is_prompt=is_prompt
+            ),
             namespace=self.namespace,
             codec=self.codec,
             dead_letters=DeadLetters(dead_letters, namespace=self.namespace, group=name, metrics=self.metrics),

@@ -157,6 +157,7 @@ def _open_membership(
             publisher,
             next_generation=settings.kafka.group_protocol == "consumer",
             static_member=parts.worker_id,
+            is_prompt=settings.coordinator.enabled,
             limits=LoopLimits(drain_s=(FINISH_SHARE + ACKNOWLEDGE_SHARE) * settings.run.drain_s, busy_retry_s=_BUSY_RETRY_S),
         )
         loop.keep_notes(notes)

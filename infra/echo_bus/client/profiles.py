@@ -117,14 +117,15 @@ GROUP_CONSUMER: Properties = MappingProxyType(
             partition_assignment_strategy="cooperative-sticky",
             auto_offset_reset="earliest",
             session_timeout_ms=10_000,
-            # Members learn of a rebalance with a heartbeat; at the default of 3 s moved partitions stall that long. A worker that is called
-            # back from standby waits for two of them. A member commits five times a second, so these are not what the broker notices.
-            heartbeat_interval_ms=300,
+            # Members learn of a rebalance with a heartbeat; at the default of 3 s moved partitions stall that long.
+            heartbeat_interval_ms=1_000,
             # Nothing blocks the poll thread, so a long interval only guards against a process that hangs.
             max_poll_interval_ms=300_000,
         ),
     }
 )
+# For groups whose members come and go on an order: who is called back waits for two heartbeats of the others.
+PROMPT_HEARTBEAT: Properties = _frozen(heartbeat_interval_ms=300)
 # KIP-848: session and heartbeat are the broker's, and the assignor is too.
 NEXT_GENERATION_GROUP: Properties = MappingProxyType(
     {**FAILOVER, **_CONSUMER_BASE, **_frozen(group_protocol="consumer", auto_offset_reset="earliest", max_poll_interval_ms=300_000)}

@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from echo_bus.client.cluster import Cluster, RawConsumer, RawMessage
 from echo_bus.client.consumer_errors import check_error
 from echo_bus.client.kafka import translate
-from echo_bus.client.profiles import GROUP_CONSUMER, NEXT_GENERATION_GROUP
+from echo_bus.client.profiles import GROUP_CONSUMER, NEXT_GENERATION_GROUP, PROMPT_HEARTBEAT
 from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits, DeadLetters
 from echo_bus.errors import DeadlineExceeded, TopicMissing
@@ -49,16 +49,21 @@ _LEAVE_S = 2.0
 _SOON_S = 0.05
 
 
-def group_properties(group: str, *, client_id: str, next_generation: bool = False, static_member: str | None = None) -> dict[str, Any]:
+def group_properties(
+    group: str, *, client_id: str, next_generation: bool = False, static_member: str | None = None, is_prompt: bool = False
+) -> dict[str, Any]:
     """The client's properties for a member of `group`: cooperative-sticky, or KIP-848 with `next_generation`.
 
     `static_member` is a name that survives restarts: a process that was killed and comes back has its partitions at once, and not when the
     session of the dead one ends (KIP-345). Of two that live under one name the later one stays. With KIP-848 the broker refuses a restarted
-    member until the session of its predecessor ends, so there every member is another one.
+    member until the session of its predecessor ends, so there every member is another one. `is_prompt`: members hear of one another in a
+    third of the time, for three times the heartbeats; with KIP-848 they are the broker's.
     """
     properties = {**(NEXT_GENERATION_GROUP if next_generation else GROUP_CONSUMER), "group.id": group, "client.id": client_id}
     if static_member is not None and not next_generation:
         properties["group.instance.id"] = static_member
+    if is_prompt and not next_generation:
+        properties |= PROMPT_HEARTBEAT
     return properties
 
 

@@ -121,7 +121,8 @@ class Coordinator:
                 self._training_s.append(report.training_s)
 
     def look(self) -> Sizing:
-        """One decision, and its orders."""
+        """One decision, and its orders. Raises UserError if another coordinator has taken over."""
+        self._refuse_successor()
         look = self._pool()
         sizing = self._rule.decide(look)
         if sizing.orders:
@@ -138,6 +139,17 @@ class Coordinator:
         standing_by = [order.worker_id for order in self._orders().values() if order.worker_id and not self._is_active(order.worker_id)]
         if standing_by:
             self._write(dict.fromkeys(standing_by, True), "the coordinator ends, so every worker takes part")
+
+    def _refuse_successor(self) -> None:
+        """Whoever has nothing to order is not told by the cluster that another one orders now: its orders are above our epoch."""
+        if any(order.epoch > self._epoch and order.issued_by == self._parts.bus.client_id for order in self._orders().values()):
+            raise self._taken_over()
+
+    def _taken_over(self, doubt: str = "") -> UserError:
+        return UserError(
+            f"Another coordinator has taken over run {self._run_id!r}{doubt}; this one ends.",
+            hint="Run one coordinator per run. If no other runs, start this one again: it goes on where the log ends.",
+        )
 
     def _pool(self) -> PoolLook:
         living = [status for status in self._roster.living(self._parts.clock.monotonic_s()) if status.state in _AVAILABLE]
@@ -184,10 +196,7 @@ class Coordinator:
                     )
                     transaction.publish(CONTROL, order)
         except ProducerFenced as exc:
-            raise UserError(
-                f"Another coordinator has taken over run {self._run_id!r} (or a transaction of this one timed out); this one ends.",
-                hint="Run one coordinator per run. If no other runs, start this one again: it goes on where the log ends.",
-            ) from exc
+            raise self._taken_over(" (or a transaction of this one timed out)") from exc
         except TransactionAborted as exc:
             logger.warning("Orders were rolled back; the next look decides anew: %s", exc)
             parts.metrics.aborted.inc()

@@ -245,6 +245,8 @@ def test_static_and_next_generation_members_have_their_properties() -> None:
     assert static["group.instance.id"] == "worker-1"
     assert static["partition.assignment.strategy"] == "cooperative-sticky"
     assert static["enable.auto.commit"] is False
+    prompt = group_properties(GROUP, client_id="a", is_prompt=True)
+    assert prompt["heartbeat.interval.ms"] < static["heartbeat.interval.ms"]
     modern = group_properties(GROUP, client_id="a", next_generation=True)
     assert modern["group.protocol"] == "consumer"
     assert not {"partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"} & modern.keys()
