@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.clock import ManualClock
+from echo_bus.clock import Deadline, ManualClock
 from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_runtime.notices import Notices
@@ -25,7 +25,7 @@ from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, StepReport, WeightManifest, WorkerControl, WorkerState, WorkerStatus
 from echo_schemas.topic_files import load_topic_specs
-from echo_schemas.topics import CONTROL, STEPS, WEIGHTS
+from echo_schemas.topics import CONTROL, STEPS, WEIGHTS, worker_order_key
 from echo_settings import Settings
 from echo_settings.rules import staleness_policy
 from echo_streams.coordinator.coordinator import Coordinator, CoordinatorParts
@@ -172,8 +172,11 @@ def test_a_restart_knows_steps_orders_and_epoch_from_the_log_and_ends_its_predec
     assert scene.metric("train_seconds") == 1.0
     assert scene.looks(second, 9, DEAR) == {"dear": True}, "before it has seen a publication it still mends a shortage"
     assert scene.orders()["dear"].epoch == 2
+    deadline = Deadline.after(WAIT_S)
+    while first._parts.control.items()[worker_order_key(RUN, "dear")].epoch < 2:
+        assert not deadline.expired(), "the first never heard of the second's order"
     with pytest.raises(UserError, match="Another coordinator has taken over"):
-        scene.looks(first, 12, CHEAP, DEAR)
+        scene.looks(first, 1, CHEAP, DEAR)
 
 
 def test_orders_are_above_the_highest_epoch_of_the_log(scene: Scene) -> None:
