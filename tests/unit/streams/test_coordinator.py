@@ -173,7 +173,7 @@ def test_a_restart_knows_steps_orders_and_epoch_from_the_log_and_ends_its_predec
     assert scene.looks(second, 9, DEAR) == {"dear": True}, "before it has seen a publication it still mends a shortage"
     assert scene.orders()["dear"].epoch == 2
     deadline = Deadline.after(WAIT_S)
-    while first._parts.control.items()[worker_order_key(RUN, "dear")].epoch < 2:
+    while (order := first._parts.control.get(worker_order_key(RUN, "dear"))) is None or order.epoch < 2:
         assert not deadline.expired(), "the first never heard of the second's order"
     with pytest.raises(UserError, match="Another coordinator has taken over"):
         scene.looks(first, 1, CHEAP, DEAR)
