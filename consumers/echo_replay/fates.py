@@ -9,6 +9,7 @@ About forty bytes a record that has a fate, whatever it weighs itself.
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,24 @@ class BookEntry:
     drop: Dropped | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DropTable:
+    """Every drop in the order of the log, first those of records, then those of whole seqs; all columns have one entry a drop.
+
+    `partitions`, `offsets`: of the record, -1 where a whole seq was dropped. `reasons`: places in `DropReason`'s order.
+    """
+
+    partitions: Ints
+    offsets: Ints
+    seqs: Ints
+    reasons: Ints
+    versions: Ints
+    times_ms: Ints
+    workers: tuple[str, ...]
+    """Who sampled it, where that is why; else empty."""
+    details: tuple[str, ...]
+
+
 _OPEN = BookEntry(fate=Fate.OPEN)
 _DEAD = BookEntry(fate=Fate.DEAD)
 _NOT_TRAINED = {Purpose.EVAL: BookEntry(fate=Fate.EVALUATED), Purpose.PROBE: BookEntry(fate=Fate.PROBED)}
@@ -56,26 +75,34 @@ class _Drops:
     """Drops in columns, in the order of the log; of equal keys the first counts."""
 
     def __init__(self) -> None:
-        self._keys, self._reasons, self._versions, self._times, self._details = (array(kind) for kind in "qbiqi")
+        self._keys, self._reasons, self._versions, self._times, self._details, self._workers = (array(kind) for kind in "qbiqii")
         self._texts: dict[str, int] = {"": 0}
         self._by_text: list[str] = [""]
         self._order: Ints | None = None
         self._sorted: Ints = np.zeros(0, np.int64)
 
     def add(self, key: int, drop: Drop) -> None:
-        text = drop.detail or ""
-        if text not in self._texts:
-            self._texts[text] = len(self._by_text)
-            self._by_text.append(text)
         self._keys.append(key)
         self._reasons.append(_REASON_CODES[drop.why])
         self._versions.append(drop.learner_version)
         self._times.append(drop.time_ms)
-        self._details.append(self._texts[text])
+        self._details.append(self._number(drop.detail or ""))
+        self._workers.append(self._number(drop.worker_id or ""))
         self._order = None
 
     def keys(self) -> Ints:
         return np.array(self._keys, np.int64)
+
+    def columns(self) -> tuple[Ints, Ints, Ints, list[str], list[str]]:
+        """Reasons, versions, times, workers, details."""
+        reasons, versions, times = (np.array(column, np.int64) for column in (self._reasons, self._versions, self._times))
+        return reasons, versions, times, [self._by_text[at] for at in self._workers], [self._by_text[at] for at in self._details]
+
+    def _number(self, text: str) -> int:
+        if text not in self._texts:
+            self._texts[text] = len(self._by_text)
+            self._by_text.append(text)
+        return self._texts[text]
 
     def find(self, key: int, *, of_group: bool) -> Dropped | None:
         if self._order is None:
@@ -96,9 +123,10 @@ class _Drops:
 
 
 class Fates:
-    """The books of one run. `add_*` as they are read; lookups any time. One thread."""
+    """The books of one run. One thread calls `add_*` as they are read; lookups from any thread: each takes the lock for a moment."""
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._steps: list[Step] = []
         self._codes: Ints = np.zeros(0, np.int64)
         self._versions: Ints = np.zeros(0, np.int64)
@@ -111,59 +139,87 @@ class Fates:
 
     def add_steps(self, steps: Sequence[Step]) -> None:
         """Steps behind those that were added before."""
+        if not steps:
+            return
+        # One thread adds: only the exchange of the columns needs the lock, not the sorting.
         self._steps += steps
         samples = samples_of(self._steps)
         codes = _codes(samples.partitions, samples.offsets)
         order = np.argsort(codes, kind="stable")
-        self._codes, self._versions, self._seqs = codes[order], samples.versions[order], samples.seqs[order]
-        advantages = [step.advantages for step in self._steps]
-        self._advantages = (np.concatenate(advantages) if advantages else np.zeros(0, np.float32))[order]
-        self._since = made_anew(self._steps)
+        advantages = np.concatenate([step.advantages for step in self._steps])[order]
+        since = made_anew(self._steps)
+        with self._lock:
+            self._codes, self._versions, self._seqs = codes[order], samples.versions[order], samples.seqs[order]
+            self._advantages, self._since = advantages, since
 
     def add_drops(self, drops: Iterable[Drop]) -> None:
         """Drops in the order of the log, after the steps."""
-        for drop in drops:
-            if drop.what is None:
-                self._groups.add(drop.seq, drop)
-            elif drop.learner_version >= self._since.get(drop.what.partition, 0):
-                self._records.add(_code(drop.what.partition, drop.what.offset), drop)
-                self._record_seqs.append(drop.seq)
+        with self._lock:
+            for drop in drops:
+                if drop.what is None:
+                    self._groups.add(drop.seq, drop)
+                elif drop.learner_version >= self._since.get(drop.what.partition, 0):
+                    self._records.add(_code(drop.what.partition, drop.what.offset), drop)
+                    self._record_seqs.append(drop.seq)
 
     def add_dead(self, places: Iterable[Coordinates]) -> None:
         """Records of which the learner put a copy among the dead letters."""
-        self._dead.update(_code(place.partition, place.offset) for place in places)
+        with self._lock:
+            self._dead.update(_code(place.partition, place.offset) for place in places)
 
     def of(self, partition: int, offset: int, purpose: Purpose | None, seq: int | None = None) -> BookEntry:
         """The fate of the record at (partition, offset); `purpose` and `seq` are what it says itself, None if nobody can read it."""
-        code = _code(partition, offset)
-        at = int(self._codes.searchsorted(code))
-        if at < len(self._codes) and self._codes[at] == code:
-            return BookEntry(fate=Fate.TRAINED, step=int(self._versions[at]), advantage=float(self._advantages[at]))
-        if (drop := self._records.find(code, of_group=False)) is not None:
-            return BookEntry(fate=Fate.DROPPED, drop=drop)
-        if code in self._dead:
-            return _DEAD
-        if purpose is not None and purpose in _NOT_TRAINED:
-            return _NOT_TRAINED[purpose]
-        if purpose is Purpose.TRAIN and seq is not None and (drop := self._groups.find(seq, of_group=True)) is not None:
-            return BookEntry(fate=Fate.DROPPED, drop=drop)
-        return _OPEN
+        with self._lock:
+            code = _code(partition, offset)
+            at = int(self._codes.searchsorted(code))
+            if at < len(self._codes) and self._codes[at] == code:
+                return BookEntry(fate=Fate.TRAINED, step=int(self._versions[at]), advantage=float(self._advantages[at]))
+            if (drop := self._records.find(code, of_group=False)) is not None:
+                return BookEntry(fate=Fate.DROPPED, drop=drop)
+            if code in self._dead:
+                return _DEAD
+            if purpose is not None and purpose in _NOT_TRAINED:
+                return _NOT_TRAINED[purpose]
+            if purpose is Purpose.TRAIN and seq is not None and (drop := self._groups.find(seq, of_group=True)) is not None:
+                return BookEntry(fate=Fate.DROPPED, drop=drop)
+            return _OPEN
 
     def drop_of_group(self, seq: int) -> Dropped | None:
         """The drop of a whole seq, if there is one."""
-        return self._groups.find(seq, of_group=True)
+        with self._lock:
+            return self._groups.find(seq, of_group=True)
 
     def places_of_seq(self, seq: int) -> list[tuple[int, int]]:
         """(partition, offset) of every record of a seq that has a fate, in ascending order."""
-        dropped = self._records.keys()[np.array(self._record_seqs, np.int64) == seq]
-        found = np.unique(np.concatenate([self._codes[self._seqs == seq], dropped]))
-        return [(int(code >> _OFFSET_BITS), int(code & ((1 << _OFFSET_BITS) - 1))) for code in found.tolist() if code >= 0]
+        with self._lock:
+            dropped = self._records.keys()[np.array(self._record_seqs, np.int64) == seq]
+            found = np.unique(np.concatenate([self._codes[self._seqs == seq], dropped]))
+            return [(int(code >> _OFFSET_BITS), int(code & ((1 << _OFFSET_BITS) - 1))) for code in found.tolist() if code >= 0]
 
     def places_of_steps(self, first: int, last: int) -> dict[int, Ints]:
         """The offsets, ascending, of every sample of the steps that made the versions `first` to `last`, by partition."""
-        codes = self._codes[(self._versions >= first) & (self._versions <= last) & (self._codes >= 0)]
-        partitions, offsets = codes >> _OFFSET_BITS, codes & ((1 << _OFFSET_BITS) - 1)
-        return {int(number): offsets[partitions == number] for number in np.unique(partitions).tolist()}
+        with self._lock:
+            codes = self._codes[(self._versions >= first) & (self._versions <= last) & (self._codes >= 0)]
+            partitions, offsets = codes >> _OFFSET_BITS, codes & ((1 << _OFFSET_BITS) - 1)
+            return {int(number): offsets[partitions == number] for number in np.unique(partitions).tolist()}
+
+    def drops(self) -> DropTable:
+        """All of them, copied."""
+        with self._lock:
+            records, groups = self._records, self._groups
+            codes = records.keys()
+            none = np.full(len(groups.keys()), -1, np.int64)
+            columns, more = records.columns(), groups.columns()
+            return DropTable(
+                partitions=np.concatenate([codes >> _OFFSET_BITS, none]),
+                offsets=np.concatenate([codes & ((1 << _OFFSET_BITS) - 1), none]),
+                seqs=np.concatenate([np.array(self._record_seqs, np.int64), groups.keys()]),
+                reasons=np.concatenate([columns[0], more[0]]),
+                versions=np.concatenate([columns[1], more[1]]),
+                times_ms=np.concatenate([columns[2], more[2]]),
+                workers=(*columns[3], *more[3]),
+                details=(*columns[4], *more[4]),
+            )
 
 
 def _code(partition: int, offset: int) -> int:

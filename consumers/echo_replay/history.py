@@ -9,11 +9,13 @@
             print(told.where, told.fate, told.rewards)
 
 Reads committed records only, writes nothing, joins no group: a going run is not disturbed. Memory: the books (some forty bytes a sample and
-drop), the rewards of one range of one partition, and what the client has fetched ahead. One thread, the caller's.
+drop), the rewards of one range of one partition, and what the client has fetched ahead. One thread, the caller's; another one that reads
+meanwhile takes `beside()`.
 """
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 from collections import deque
@@ -32,7 +34,7 @@ from echo_replay.ranges import Piece, ReadingPlan, plan_ranges
 from echo_replay.raw_log import WHOLE, RawLog
 from echo_replay.reward_columns import RewardColumns, RewardJoin
 from echo_replay.run_log import DropsFollower, RunLog, StepsFollower, high_watermarks, read_dead_letters, read_manifests
-from echo_replay.selection import Fate, Groups, Selection
+from echo_replay.selection import Fate, Groups, Offsets, Selection
 from echo_replay.sieve import Sieve
 from echo_schemas.errors import UserError
 from echo_schemas.records import Coordinates, Drop, Run, Trajectory
@@ -40,8 +42,14 @@ from echo_schemas.topics import DROPS, REWARDS, RUNS, TRAJECTORIES, WEIGHTS
 
 # How long an open transaction is waited for; what it holds is not in the past yet.
 _SETTLE_S = 3.0
+# The same for whoever looks again soon anyway.
+_LOOK_S = 1.0
+# Records that are fetched one by one rather than in bulk.
+_FEW = 200
 # Messages of one partition that wait for those of another while they are merged by time.
 _MOST_WAITING = 4_000
+
+_OPEN_DROPS = "a transaction on drops is open: what it drops is shown as open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,25 +122,42 @@ class History:
         self._steps.close()
         self._drops.close()
 
+    def beside(self) -> History:
+        """The same books for another thread, which may `read` while this one reads and refreshes; it has nothing to close."""
+        other = copy.copy(self)
+        other.missing = []
+        return other
+
     def refresh(self) -> bool:
         """Read what the learner has said since; whether it has said anything. Raises DeadlineExceeded, TransportError."""
         steps = self._steps.read()
-        if steps:
-            self.fates.add_steps(steps)
-        drops = list(self._settled_drops())
+        self.fates.add_steps(steps)
+        if _OPEN_DROPS in self.notes:
+            self.notes.remove(_OPEN_DROPS)
+        drops = list(self._settled_drops(settle_s=_LOOK_S))
         self.fates.add_drops(drops)
+        if steps:
+            self._refresh_rest()
         return bool(steps or drops)
 
-    def read(self, selection: Selection = Selection(), *, rewards: bool = True, by_time: bool = False) -> Iterator[Told]:  # noqa: B008  frozen
+    def read(
+        self,
+        selection: Selection = Selection(),  # noqa: B008  frozen
+        *,
+        rewards: bool = True,
+        by_time: bool = False,
+        rewards_until_ms: int | None = None,
+    ) -> Iterator[Told]:
         """What the log holds of `selection` now, partition after partition in the order of each, or (`by_time`) merged by timestamp.
 
+        `rewards_until_ms`: rewards that were written later are not looked for; None: to the end of the log.
         What retention has removed of it is in `missing` before the first one comes. Raises UserError for a range that is not there;
         DeadlineExceeded, TransportError, RegistryError.
         """
         self.missing.clear()
         profile = self._profile(selection)
         with ExitStack() as stack:
-            join = stack.enter_context(closing(_Rewards(self.bus, self.run_id, selection, profile))) if rewards else None
+            join = stack.enter_context(closing(_Rewards(self.bus, self.run_id, selection, profile, rewards_until_ms))) if rewards else None
             if join is not None:
                 self.rewards_to = dict(join.ends)
             trajectories = stack.enter_context(RawLog(self.bus, self.bus.namespace.topic(TRAJECTORIES), profile))
@@ -163,12 +188,23 @@ class History:
         self.fates.add_dead([*self.log.dead, *self.log.refused])
         self._note_gaps()
 
-    def _settled_drops(self, goal: dict[tuple[str, int], int] | None = None) -> Iterator[Drop]:
+    def _refresh_rest(self) -> None:
+        """Versions that were published since, and what the learner could not read."""
+        now = RunLog(self.run_id)
+        read_dead_letters(self.bus, now)
+        self.fates.add_dead([*now.dead, *now.refused])
         try:
-            yield from self._drops.each(goal, _SETTLE_S)
+            read_manifests(self.bus, now, high_watermarks(self.bus, [WEIGHTS]), _LOOK_S)
         except DeadlineExceeded:
-            note = "a transaction on drops is open: what it drops is shown as open"
-            self.notes += [] if note in self.notes else [note]
+            return  # a publication is going on: the next time says it
+        self.log.manifests = now.manifests
+
+    def _settled_drops(self, goal: dict[tuple[str, int], int] | None = None, settle_s: float = _SETTLE_S) -> Iterator[Drop]:
+        try:
+            yield from self._drops.each(goal, settle_s)
+        except DeadlineExceeded:
+            if _OPEN_DROPS not in self.notes:
+                self.notes.append(_OPEN_DROPS)
 
     def _note_gaps(self) -> None:
         if not self.log.has_whole_history:
@@ -181,8 +217,10 @@ class History:
 
     @staticmethod
     def _profile(selection: Selection) -> profiles.Properties:
-        # Of a few groups little is wanted, and what is fetched ahead is fetched for nothing.
-        return profiles.LOOK if isinstance(selection.range, Groups) else WHOLE
+        # Of a few groups or records little is wanted, and what is fetched ahead is fetched for nothing.
+        where = selection.range
+        few = isinstance(where, Offsets) and sum(last - first + 1 for first, last in where.ranges.values()) <= _FEW
+        return profiles.LOOK if few or isinstance(where, Groups) else WHOLE
 
 
 def open_history(bus: Bus, run_id: str) -> History:
@@ -195,11 +233,10 @@ def open_history(bus: Bus, run_id: str) -> History:
 class _Rewards:
     """Rewards of pieces of `trajectories`, read from the time of the first record on to the end: one may be attached long afterwards."""
 
-    def __init__(self, bus: Bus, run_id: str, selection: Selection, profile: profiles.Properties) -> None:
-        self._ids, self._run_id = bus.codec.ids, run_id
-        groups = selection.range.group_ids if isinstance(selection.range, Groups) else frozenset()
-        # Of the groups that are wanted; empty: of all.
-        self._keys = frozenset(group.encode() for group in groups)
+    def __init__(self, bus: Bus, run_id: str, selection: Selection, profile: profiles.Properties, until_ms: int | None) -> None:
+        keys = selection.range.group_ids if isinstance(selection.range, Groups) else ()
+        self._keys = frozenset(key.encode() for key in keys)  # of the groups that are wanted; empty: all
+        self._ids, self._run_id, self._until_ms = bus.codec.ids, run_id, until_ms
         self._log = RawLog(bus, bus.namespace.topic(REWARDS), profile)
 
     @property
@@ -210,12 +247,13 @@ class _Rewards:
     def columns(self, pieces: list[Piece], first_ms: int) -> dict[int, RewardColumns]:
         """By partition, for records of `pieces`, of which the oldest was written at `first_ms`."""
         starts = self._log.offsets_at(max(0, first_ms - MAX_CLOCK_ERROR_MS))
+        ends = self._log.ends if self._until_ms is None else self._log.offsets_at(self._until_ms + MAX_CLOCK_ERROR_MS)
         joins: dict[int, RewardJoin] = {}
         for number in {piece.partition for piece in pieces if piece.partition in starts}:
             mine = [piece for piece in pieces if piece.partition == number]
             span = min(piece.first for piece in mine), max(piece.end for piece in mine)
             joins[number] = RewardJoin(self._run_id, self._ids, number, *span)
-        for batch in self._log.within({number: (starts[number], self._log.ends[number]) for number in joins}):
+        for batch in self._log.within({number: (starts[number], ends[number]) for number in joins}):
             by_partition: dict[int, list[RawMessage]] = {}
             for raw in batch:
                 if not self._keys or raw.key() in self._keys:

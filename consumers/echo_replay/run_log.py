@@ -52,6 +52,8 @@ READ_S = 600.0
 # Longer than any transaction may stay open.
 _SETTLE_S = 70.0
 _READ_AT_ONCE = 1_000
+# `steps` has one partition: reports are in one order.
+_STEPS_PARTITION = 0
 _DEAD_LETTER = "__connect.errors."
 # An audit reads on whatever it meets: what is no record is counted, and proves nothing.
 _ANY_NUMBER = DeadLetterLimits(stop_after=0)
@@ -218,10 +220,14 @@ class StepsFollower:
 
     def read(self) -> list[Step]:
         """Up to where `steps` ends now; the steps that are new. Raises DeadlineExceeded, TransportError."""
-        # The first time, where it ended when the partitions' beginnings were noted.
-        ends, self._ends = self._ends or self._reader.end_offsets(), None
         num_known = len(self._log.steps)
-        for message in _messages(self._reader, ends, self._bus):
+        if self._ends is not None:
+            # The first time, where it ended when the partitions' beginnings were noted.
+            messages, self._ends = _messages(self._reader, self._ends, self._bus), None
+        else:
+            # A reader that was at the end once takes itself to be there: only positions say whether something has come.
+            messages = _settled(self._reader, self._reader.end_offsets(), self._bus, None)
+        for message in messages:
             if isinstance(message.record, StepReport):
                 self._log.steps.append(_step(self._bus, message.record, message.offset))
             elif isinstance(message.record, SessionClaim):
@@ -272,6 +278,16 @@ def batch_of(bus: Bus, report: StepReport) -> Batch:
     if not isinstance(whole, StepReport) or whole.batch is None or whole.version != report.version:
         raise BlobCorrupt(f"The blob {report.batch_blob.blob} does not hold the report of version {report.version}.")
     return whole.batch
+
+
+def read_batch(bus: Bus, step: Step) -> Batch:
+    """The batch of a step once more, with its rewards, of which a `Step` keeps none. Raises as `batch_of`."""
+    with RawLog(bus, bus.namespace.topic(STEPS), profiles.LOOK) as steps:
+        for raw in steps.between(_STEPS_PARTITION, [step.offset]):
+            record = bus.codec.decode(raw.value())
+            if isinstance(record, StepReport) and record.run_id == step.report.run_id:
+                return batch_of(bus, record)
+    raise OffsetLost(f"The report of version {step.version} is no longer at offset {step.offset} of steps.")
 
 
 def _step(bus: Bus, report: StepReport, offset: int) -> Step:

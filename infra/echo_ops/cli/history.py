@@ -1,4 +1,4 @@
-"""The commands that read a run's past: show, lineage, search, replay, export, sql. Each body imports what it needs."""
+"""The commands that read a run's past: show, lineage, search, replay, export, sql, view. Each body imports what it needs."""
 
 from __future__ import annotations
 
@@ -204,3 +204,16 @@ def sql(
         body.sql(
             config, question, options, run=run, source=source, most=most, timeout_s=timeout, limit=limit, format_=format_
         )  # fmt: skip
+
+
+@commands.command("view")
+def view(
+    config: Config = None,
+    run: RunName = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")] = 0,
+) -> None:
+    """Look at a run in a browser: curves, steps, groups, trajectories, search, drops. Reads the log, live; only this machine reaches it."""
+    from echo_ops.cli import view as body
+
+    with user_errors():
+        body.view(config, run=run, port=port)

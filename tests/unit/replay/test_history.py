@@ -11,14 +11,16 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 
 from confluent_kafka import TopicPartition
 
+from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_replay.following import follow
 from echo_replay.history import Told, open_history
+from echo_replay.run_log import read_batch
 from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
 from echo_schemas.errors import UserError
-from echo_schemas.records import DropReason, Purpose
-from echo_schemas.topics import TRAJECTORIES
+from echo_schemas.records import DropReason, Purpose, StepReport
+from echo_schemas.topics import STEPS, TRAJECTORIES
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, NUM_PARTITIONS, WAIT_S, Pipeline
-from tests.unit.replay.forged import STEPS_TRAINED, SoundRun
+from tests.unit.replay.forged import STEPS_TRAINED, SoundRun, only
 
 DEMO = "demo"
 
@@ -90,6 +92,67 @@ def test_by_time_is_the_same_in_another_order(sound: SoundRun) -> None:
     for number in range(NUM_PARTITIONS):
         order = [each.where.offset for each in by_time if each.where.partition == number]
         assert order == sorted(order), "a partition's own order is kept where its times do not go back"
+
+
+def test_two_threads_read_one_set_of_books(sound: SoundRun) -> None:
+    with open_history(sound.pipeline.bus, DEMO) as history:
+        beside = history.beside()
+        going = history.read(Selection(range=Steps(1, 1)))
+        first = next(going)
+        with pytest.raises(UserError):
+            list(beside.read(Selection(range=Steps(90, 90))))
+        beside.missing.append("its own")
+        assert history.missing == []
+        history.refresh()
+        assert {each.step for each in [first, *going]} == {1}
+        assert len(list(beside.read())) == len(list(history.read()))
+
+
+def test_a_reward_that_was_written_later_is_not_looked_for(sound: SoundRun) -> None:
+    with open_history(sound.pipeline.bus, DEMO) as history:
+        first = Selection(range=Steps(1, 1))
+        assert all(each.rewards for each in history.read(first, rewards_until_ms=max(each.time_ms for each in history.read())))
+        assert not any(each.rewards for each in history.read(first, rewards_until_ms=-MAX_CLOCK_ERROR_MS))
+
+
+def test_the_rewards_of_a_step_are_read_again_from_its_report(sound: SoundRun) -> None:
+    with open_history(sound.pipeline.bus, DEMO) as history:
+        for step in history.log.steps:
+            batch = read_batch(history.bus, step)
+            assert batch.num_samples == len(step.seqs)
+            assert [column.name for column in batch.rewards] == ["exact"]
+
+
+def test_all_drops_stand_in_one_table(sound: SoundRun) -> None:
+    with open_history(sound.pipeline.bus, DEMO) as history:
+        table = history.fates.drops()
+        dropped = {(each.where.partition, each.where.offset): each for each in history.read(Selection(fates=frozenset({Fate.DROPPED})))}
+    places = list(zip(table.partitions.tolist(), table.offsets.tolist(), strict=True))
+    assert {place for place in places if place[0] >= 0} <= set(dropped)
+    for place, reason, version in zip(places, table.reasons.tolist(), table.versions.tolist(), strict=True):
+        if place in dropped and (drop := dropped[place].drop) is not None:
+            assert (list(DropReason)[reason], version) == (drop.why, drop.learner_version)
+
+
+def test_a_refresh_sees_what_the_learner_has_done_since(sound: SoundRun, tmp_path: Path) -> None:
+    held: list[StepReport] = []
+
+    def keep_back(report: StepReport) -> list[StepReport]:
+        """The last step is written later."""
+        if report.version < STEPS_TRAINED:
+            return [report]
+        held.append(report)
+        return []
+
+    copy = sound.forge(tmp_path, only(StepReport, keep_back))
+    with open_history(copy.bus, DEMO) as history:
+        assert history.log.tip == STEPS_TRAINED - 1
+        assert not history.refresh()
+        copy.write(STEPS, *held, partition=0)
+        assert history.refresh()
+        assert history.log.tip == STEPS_TRAINED
+        assert {each.step for each in history.read(Selection(range=Steps(STEPS_TRAINED, STEPS_TRAINED)))} == {STEPS_TRAINED}
+        assert not history.refresh()
 
 
 def test_what_retention_has_removed_is_named(sound: SoundRun, tmp_path: Path) -> None:

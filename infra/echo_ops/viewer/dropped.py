@@ -1,0 +1,63 @@
+"""What was never trained: counted by reason, version and worker, and a window of it, the newest first. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from echo_ops.cli.harmless import harmless
+from echo_ops.viewer.windows import Json, Window
+from echo_replay.history import History
+from echo_schemas.records import DropReason
+
+_REASONS = tuple(DropReason)
+# Stretches of versions that are counted one by one.
+_MOST_BARS = 60
+
+
+def dropped_page(history: History, window: Window, *, reason: str = "", version: int | None = None, worker: str = "") -> Json:
+    """Filters: a reason, the learner's version at that time, who sampled it (which a drop names only where that is why)."""
+    table = history.fates.drops()
+    keep = np.ones(len(table.seqs), np.bool_)
+    if reason:
+        keep &= table.reasons == next((code for code, each in enumerate(_REASONS) if each.value == reason), -1)
+    if version is not None:
+        keep &= table.versions == version
+    if worker:
+        keep &= np.array([each == worker for each in table.workers], np.bool_)
+    chosen = np.flatnonzero(keep)
+    newest = chosen[np.argsort(-table.times_ms[chosen], kind="stable")]
+    workers, counts = np.unique([table.workers[at] for at in chosen if table.workers[at]], return_counts=True)
+    reasons, of_reason = np.unique(table.reasons[chosen], return_counts=True)
+    return {
+        "window": window.plain(len(chosen)),
+        "num_dropped": len(table.seqs),
+        "reasons": {_REASONS[code].value: count for code, count in zip(reasons.tolist(), of_reason.tolist(), strict=True)},
+        "versions": _by_version(table.versions[chosen]),
+        "workers": {harmless(str(name)): int(count) for name, count in zip(workers, counts, strict=True)},
+        "drops": [
+            {
+                "partition": int(table.partitions[at]) if table.partitions[at] >= 0 else None,
+                "offset": int(table.offsets[at]) if table.partitions[at] >= 0 else None,
+                "seq": int(table.seqs[at]),
+                "why": _REASONS[int(table.reasons[at])].value,
+                "version": int(table.versions[at]),
+                "time_ms": int(table.times_ms[at]),
+                "worker": harmless(table.workers[at]),
+                "detail": harmless(table.details[at]),
+            }
+            for at in window.of(newest.tolist())
+        ],
+    }
+
+
+def _by_version(versions: np.typing.NDArray[np.int64]) -> list[Json]:
+    """Counts by version, or by stretches of versions where there are many."""
+    if not len(versions):
+        return []
+    low, high = int(versions.min()), int(versions.max())
+    length = -(-(high - low + 1) // _MOST_BARS)
+    places, counts = np.unique((versions - low) // length, return_counts=True)
+    return [
+        {"first": low + place * length, "last": min(high, low + (place + 1) * length - 1), "count": count}
+        for place, count in zip(places.tolist(), counts.tolist(), strict=True)
+    ]

@@ -1,0 +1,176 @@
+"""A group side by side, and one trajectory token by token. Pure, but for what the history reads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from echo_ops.cli.harmless import harmless
+from echo_ops.cli.painting import Pieces, generated_places, passages_of
+from echo_ops.viewer.boards import boards_of
+from echo_ops.viewer.steps import find_step, neighbours
+from echo_ops.viewer.windows import Json, Window, number, shown
+from echo_replay.fates import BookEntry
+from echo_replay.history import History, Told
+from echo_replay.origin import became
+from echo_replay.selection import Groups, Offsets, Selection
+from echo_schemas.errors import UserError
+from echo_schemas.headers import number_of
+from echo_schemas.records import Purpose, Trajectory
+
+_PROMPT_CHARACTERS, _ANSWER_CHARACTERS = 4_000, 1_500
+# Records of one group beyond which it is no group but a mistake.
+_MOST_RECORDS = 2_000
+# A reward that is attached this long after a sample's fate was decided is looked for only if somebody asks.
+_LATE_MS = 600_000
+# A tokenizer needs so many tokens before a piece to word it.
+_CONTEXT = 8
+
+
+def group_page(history: History, group: str, window: Window, *, late: bool = False) -> Json:
+    """All samples of a prompt, of every attempt, by attempt and index. `group`: `17`, `eval-3`. `late`: rewards to the end of the log.
+
+    Raises UserError if the log holds none of it.
+    """
+    group_id = f"{history.run_id}/{group}"
+    seq = number_of(group)
+    outcomes = [] if seq is None else [history.fates.of(*place, None) for place in history.fates.places_of_seq(seq)]
+    read = history.read(Selection(range=Groups(frozenset({group_id}))), rewards_until_ms=None if late else _until(history, outcomes))
+    found = sorted(itertools.islice(read, _MOST_RECORDS), key=_place_in_group)
+    if not found:
+        raise _nothing(history, group, seq)
+    step = next((each.step for each in found if each.step is not None), None)
+    before, after = neighbours(find_step(history, step), seq) if step is not None and seq is not None else (None, None)
+    known = next((each.trajectory for each in found if each.trajectory is not None), None)
+    return {
+        "group": group,
+        "group_id": group_id,
+        "task": None if known is None else harmless(known.task),
+        "purpose": None if known is None else known.purpose.value,
+        "prompt": None if known is None else shown(known.prompt, _PROMPT_CHARACTERS),
+        "step": step,
+        "previous": before,
+        "next": after,
+        "window": window.plain(len(found)),
+        "samples": [_sample(each) | _answer(each) for each in window.of(found)],
+        "missing": list(history.missing),
+    }
+
+
+def trajectory_page(
+    history: History, partition: int, offset: int, window: Window, pieces: Pieces | None, *, late: bool = False
+) -> Json:  # fmt: skip
+    """One record and a window of its tokens. `pieces`: None where the tokenizer is not there; token ids stand alone then.
+
+    Raises UserError if no trajectory of the run lies there.
+    """
+    outcome = history.fates.of(partition, offset, None)
+    selection = Selection(range=Offsets({partition: (offset, offset)}))
+    told = next(iter(list(history.read(selection, rewards_until_ms=None if late else _until(history, [outcome])))), None)
+    if told is None:
+        raise UserError(f"At {partition}:{offset} lies no trajectory of {history.run_id}.", hint="Another run's record may lie there.")
+    page = _sample(told) | {"time_ms": told.time_ms}
+    trajectory = told.trajectory
+    if trajectory is None:
+        return page | {"window": window.plain(0), "tokens": None}
+    tokens = trajectory.tokens
+    return page | {
+        "group": trajectory.group_id.rpartition("/")[2],
+        "task": harmless(trajectory.task),
+        "purpose": trajectory.purpose.value,
+        "engine": harmless(trajectory.engine),
+        "weights_sha256": trajectory.weights_sha256,
+        "source": trajectory.source.value,
+        "logprob_source": trajectory.logprob_source.value,
+        "finish_reason": trajectory.finish_reason.value,
+        "milliseconds": {
+            "waited": trajectory.started_ms - trajectory.requested_ms,
+            "generated": trajectory.finished_ms - trajectory.started_ms,
+        },
+        "turns": [{"start": turn.start, "end": turn.end, "is_generated": turn.is_generated} for turn in passages_of(trajectory)],
+        "turn_rewards": [number(value) for value in trajectory.turn_rewards],
+        "spans": [{"start": span.start, "end": span.end, "version": span.version} for span in trajectory.version_spans],
+        "metadata": {harmless(name): harmless(value) for name, value in trajectory.metadata.items()},
+        "prompt": shown(trajectory.prompt, _PROMPT_CHARACTERS),
+        "answer": shown(trajectory.completion, _PROMPT_CHARACTERS),
+        "window": window.plain(len(tokens)),
+        "tokens": _tokens(trajectory, window, pieces),
+        "boards": boards_of(trajectory, pieces, history.log.runs[-1].config if history.log.runs else "{}"),
+        "missing": list(history.missing),
+    }
+
+
+def _tokens(trajectory: Trajectory, window: Window, pieces: Pieces | None) -> Json:
+    """Columns of the window: ids, texts (None without a tokenizer), log-probabilities (None for what was given)."""
+    ids = trajectory.tokens.tolist()
+    first, end = min(window.offset, len(ids)), min(window.offset + window.limit, len(ids))
+    logprobs: list[float | None] = [None] * (end - first)
+    for place, value in zip(generated_places(trajectory), trajectory.logprob_values.tolist(), strict=True):
+        if first <= place < end:
+            logprobs[place - first] = number(value)
+    begin = max(0, first - _CONTEXT)
+    texts = None if pieces is None else [harmless(text, keep_lines=True) for text in pieces(ids[begin:end])[first - begin :]]
+    return {"ids": ids[first:end], "texts": texts, "logprobs": logprobs}
+
+
+def _sample(told: Told) -> Json:
+    drop, trajectory = told.drop, told.trajectory
+    found: Json = {
+        "partition": told.where.partition,
+        "offset": told.where.offset,
+        "fate": told.fate.value,
+        "became": became(told),
+        "step": told.step,
+        "advantage": number(told.entry.advantage),
+        "drop": None if drop is None else {"why": drop.why.value, "version": drop.learner_version, "detail": harmless(drop.detail)},
+        "rewards": {harmless(name): number(value) for name, value in sorted(told.rewards.items())},
+        "is_readable": trajectory is not None,
+    }
+    if trajectory is not None:
+        values = trajectory.logprob_values
+        found |= {
+            "attempt": trajectory.attempt,
+            "index": trajectory.index,
+            "worker": trajectory.worker_id,
+            "versions": [trajectory.min_version, trajectory.max_version],
+            "num_tokens": len(trajectory.tokens),
+            "num_generated": len(values),
+            "mean_logprob": number(float(values.mean())),
+        }
+    return found
+
+
+def _answer(told: Told) -> Json:
+    return {"answer": None if told.trajectory is None else shown(told.trajectory.completion, _ANSWER_CHARACTERS)}
+
+
+def _place_in_group(told: Told) -> tuple[bool, str, int, int]:
+    trajectory = told.trajectory
+    if trajectory is None:
+        return True, "", 0, told.where.offset
+    # The attempt that was trained stands first.
+    return told.step is None, trajectory.attempt, trajectory.index, told.where.offset
+
+
+def _until(history: History, entries: Sequence[BookEntry]) -> int | None:
+    """Until when rewards are looked for: some time after the fate of the last one. None where a fate is open."""
+    times = []
+    for entry in entries:
+        if entry.step is not None:
+            times.append(find_step(history, entry.step).report.time_ms)
+        elif entry.drop is not None:
+            times.append(entry.drop.time_ms)
+        else:
+            return None
+    return max(times) + _LATE_MS if times else None
+
+
+def _nothing(history: History, group: str, seq: int | None) -> UserError:
+    drop = None if seq is None else history.fates.drop_of_group(seq)
+    if drop is not None:
+        return UserError(
+            f"{history.run_id}/{group} has no trajectory: its seq was dropped at version {drop.learner_version}, {drop.why.value}.",
+            hint=harmless(drop.detail),
+        )
+    kinds = ", ".join(purpose.value for purpose in Purpose if purpose is not Purpose.TRAIN)
+    return UserError(f"There is no group {group} of {history.run_id} in the log.", hint=f"Groups of {kinds} are named eval-3 or probe-3.")
