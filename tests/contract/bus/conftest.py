@@ -116,6 +116,7 @@ class Kit:
     ) -> Iterator[RunningLoop]:
         """A loop that runs inside the block. The group learns of a departure at once, as the loop leaves it."""
         properties = group_properties(self.namespace.group(group), client_id="test", **options.pop("group_options", {}))
+        properties |= options.pop("properties", {})
         dead_letters = DeadLetters(self.publisher(), namespace=self.namespace, group=group, metrics=self.metrics)
         on_assignment = options.pop("on_assignment", None)
         loop = ConsumerLoop(
