@@ -35,7 +35,7 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class RewardChoice:
     """Whom the functions judge, by name: those of the run, and those of each evaluation. An evaluation that is not here is judged as the
     run is.
     """
@@ -130,15 +130,15 @@ class Scorer:
         metrics: StreamsMetrics,
         clock: Clock,
         pool: ScoringPool | None = None,
-        selection: Selection | None = None,
+        choice: RewardChoice | None = None,
         application: str = "",
         notices: Notices | None = None,
     ) -> None:
-        """`selection` None: every function judges everything. `application`: its name, for the records. `notices` hear of functions that
+        """`choice` None: every function judges everything. `application`: its name, for the records. `notices` hear of functions that
         fail."""
         self._attached = tuple(attached)
         self._application = application
-        self._selection = selection
+        self._choice = choice
         self._run_id = run_id
         self._limits = limits
         self._metrics = metrics
@@ -158,11 +158,11 @@ class Scorer:
 
         With `hand_on`, what a function says goes there when it is done with the batch, and does not wait for the others.
         """
-        if self._selection is None:
+        if self._choice is None:
             return await self._score(batch, self._attached, hand_on)
         parts: dict[frozenset[str], list[Judgeable]] = {}
         for item in batch:
-            parts.setdefault(self._selection.of(item.trajectory), []).append(item)
+            parts.setdefault(self._choice.of(item.trajectory), []).append(item)
         found = await asyncio.gather(*(self._score(part, self._chosen(names), hand_on) for names, part in parts.items()))
         return [reward for rewards in found for reward in rewards]
 
@@ -201,7 +201,7 @@ class Scorer:
 
     def stale(self, identity: Identity, at: Coordinates, why: str) -> list[Reward]:
         """One reward per function for a trajectory that is too old to be judged, which only one of training can be."""
-        attached = self._attached if self._selection is None else self._chosen(self._selection.run)
+        attached = self._attached if self._choice is None else self._chosen(self._choice.run)
         judgement = Judgement(outcome=RewardOutcome.STALE, error=why)
         time_ms = self._clock.time_ms()
         return [self._reward(entry, judgement, identity, at, time_ms) for entry in attached]

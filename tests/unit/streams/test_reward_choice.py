@@ -11,8 +11,8 @@ from echo_core.evaluation import EVALUATION
 from echo_schemas.records import Coordinates, Purpose
 from echo_settings import Settings
 from echo_streams.metrics import StreamsMetrics
-from echo_streams.run import all_rewards, selection_of
-from echo_streams.scoring import Judgeable, Scorer, ScoringLimits, Selection
+from echo_streams.run import all_rewards, choice_of
+from echo_streams.scoring import Judgeable, RewardChoice, Scorer, ScoringLimits
 from echo_tasks.rewards import ScoredSample
 from tests.unit.core.records import trajectory
 from tests.unit.streams.stage import attached
@@ -22,7 +22,7 @@ def one(sample: ScoredSample) -> float:
     return 1.0
 
 
-def judged(selection: Selection | None, *metadata: dict[str, str] | None) -> list[set[str]]:
+def judged(choice: RewardChoice | None, *metadata: dict[str, str] | None) -> list[set[str]]:
     """For each trajectory the names of what judged it; None is one of training."""
     scorer = Scorer(
         [attached(one, "exact"), attached(one, "shown")],
@@ -30,7 +30,7 @@ def judged(selection: Selection | None, *metadata: dict[str, str] | None) -> lis
         limits=ScoringLimits(),
         metrics=StreamsMetrics(),
         clock=ManualClock(),
-        selection=selection,
+        choice=choice,
     )
     items = []
     for offset, given in enumerate(metadata):
@@ -42,8 +42,8 @@ def judged(selection: Selection | None, *metadata: dict[str, str] | None) -> lis
 
 
 def test_each_evaluation_is_judged_by_its_own_rewards_and_an_unknown_one_as_the_run_is() -> None:
-    selection = Selection(run=frozenset({"exact"}), evaluations={"hard": frozenset({"shown"}), "both": frozenset({"exact", "shown"})})
-    found = judged(selection, None, {EVALUATION: "hard"}, {EVALUATION: "both"}, {EVALUATION: "ordered"}, {}, None)
+    choice = RewardChoice(run=frozenset({"exact"}), evaluations={"hard": frozenset({"shown"}), "both": frozenset({"exact", "shown"})})
+    found = judged(choice, None, {EVALUATION: "hard"}, {EVALUATION: "both"}, {EVALUATION: "ordered"}, {}, None)
     assert found == [{"exact"}, {"shown"}, {"exact", "shown"}, {"exact"}, {"exact"}, {"exact"}]
     assert judged(None, None, {EVALUATION: "hard"}) == [{"exact", "shown"}] * 2
 
@@ -51,9 +51,9 @@ def test_each_evaluation_is_judged_by_its_own_rewards_and_an_unknown_one_as_the_
 def test_the_file_says_which_rewards_are_attached_and_whether_there_is_anything_to_choose() -> None:
     plain = Settings.model_validate({"rewards": {"exact": 1.0}, "eval": [{"name": "same"}]})
     assert all_rewards(plain) == ("exact",)
-    assert selection_of(plain) is None
+    assert choice_of(plain) is None
     other = Settings.model_validate({"rewards": {"exact": 1.0}, "eval": [{"name": "hard", "rewards": ["shown"]}, {"name": "same"}]})
     assert all_rewards(other) == ("exact", "shown")
-    assert selection_of(other) == Selection(
+    assert choice_of(other) == RewardChoice(
         run=frozenset({"exact"}), evaluations={"hard": frozenset({"shown"}), "same": frozenset({"exact"})}
     )

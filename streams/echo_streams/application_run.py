@@ -1,0 +1,180 @@
+"""One reward application at work: what it is made of, from the views that it reads to Faust's client.
+
+Threads: everything runs on the event loop of `serve`; a view of the learner's progress reads on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from echo_bus.dead_letters import DeadLetterBudget
+from echo_bus.reading.view import CompactedView
+from echo_runtime.loop_watch import PLACE, LoopWatch, place_of
+from echo_runtime.process import RoleProcess
+from echo_schemas.records import MissingRewards, Progress
+from echo_schemas.topics import TRAJECTORIES, missing_rewards_key
+from echo_streams.attachment import RunEnd
+from echo_streams.intake import Intake
+from echo_streams.metrics import StreamsMetrics
+from echo_streams.pool import ScoringPool
+from echo_streams.processing import Processor, Wire
+from echo_streams.scoring import Attached, RewardChoice, Scorer, ScoringLimits
+from echo_streams.second_look import LookingParts, SecondLook, read_again
+from echo_streams.security import login_of
+from echo_tasks.rewards import RewardKind
+
+if TYPE_CHECKING:
+    # Faust takes seconds to import, and the checks before should not wait for it.
+    from echo_streams.faust_app import AppOptions, RewardApp
+
+# Of the time that the process has to end in: it scores what was read. Faust takes more than a second to stop.
+_FINISH_SHARE = 0.4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """How an application beside the run's own reads; the same words as `run_reward`'s."""
+
+    beginning: str = ""
+    share: float = 1.0
+    ends_with_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplicationRun:
+    """A reward application between its checks and its end.
+
+    `group`: its consumer group; `choice`: which rewards judge what (None: every reward judges everything).
+    """
+
+    process: RoleProcess
+    name: str
+    group: str
+    attached: tuple[Attached, ...]
+    choice: RewardChoice | None
+    beside: Beside
+    progress: CompactedView[Progress]
+    missing: CompactedView[MissingRewards]
+    num_partitions: int
+
+    async def serve(self) -> None:
+        """Score until `process.stop`, or until the run is over for an application that ends with it."""
+        from echo_streams.faust_app import RewardApp
+
+        process = self.process
+        metrics = StreamsMetrics(process.registry)
+        pool = self._pool(metrics)
+        processor = self._processor(pool, metrics)
+        watch = LoopWatch(process.notices, process.clock, name=self._reward_at)
+        process.health_checks[PLACE] = watch.check
+        beside_it: list[asyncio.Task[None]] = []
+        try:
+            watch.start()
+            if pool is not None:
+                await pool.start()
+            app = RewardApp(self._options(pool), processor.process, metrics=metrics, places=process.places, clock=process.clock)
+            beside_it.append(asyncio.create_task(self._second_look(app, processor).run(), name="second look"))
+            if self.beside.ends_with_run:
+                end = RunEnd(self._latest, lambda: app.num_done, process.clock)
+                beside_it.append(asyncio.create_task(end.watch(process.stop), name="end of the run"))
+            process.ready_checks["reward"] = lambda: None if app.joined else f"The group {self.group} is not joined yet."
+            await app.run(process.stop)
+        finally:
+            watch.close()
+            for task in beside_it:
+                task.cancel()
+            if pool is not None:
+                pool.close()
+
+    def _processor(self, pool: ScoringPool | None, metrics: StreamsMetrics) -> Processor:
+        process, settings, bus = self.process, self.process.settings, self.process.bus
+        scoring = settings.scoring
+        wire = Wire(
+            namespace=bus.namespace,
+            codec=bus.codec,
+            run_id=settings.run.name,
+            group=self.group,
+            client_id=bus.client_id,
+            clock=process.clock,
+        )
+        scorer = Scorer(
+            self.attached,
+            run_id=wire.run_id,
+            limits=ScoringLimits(timeout_s=scoring.timeout_s, retries=scoring.retries, concurrency=scoring.concurrency),
+            metrics=metrics,
+            clock=process.clock,
+            pool=pool,
+            choice=self.choice,
+            application=self.name,
+            notices=process.notices,
+        )
+        intake = Intake(
+            wire.run_id,
+            budget=settings.budget,
+            drop_stale=settings.staleness.over_budget == "drop",
+            share=self.beside.share,
+            live_from_ms=process.clock.time_ms() if self.beside.beginning else 0,
+        )
+        budget = DeadLetterBudget(bus.dead_letter_limits, process.clock)
+        processor = Processor(
+            wire, scorer, intake, learner_version=self._learner_version, metrics=metrics, bus_metrics=bus.metrics, budget=budget
+        )
+        processor.set_num_partitions({bus.namespace.topic(TRAJECTORIES): self.num_partitions})
+        return processor
+
+    def _options(self, pool: ScoringPool | None) -> AppOptions:
+        from echo_streams.faust_app import AppOptions
+
+        settings, bus = self.process.settings, self.process.bus
+        return AppOptions(
+            group=self.group,
+            client_id=bus.client_id,
+            bootstrap=bus.cluster.bootstrap,  # type: ignore[attr-defined]  # Faust speaks to real clusters only
+            topic=bus.namespace.topic(TRAJECTORIES),
+            login=login_of(settings.kafka.client),
+            inline=pool is None and all(entry.function.kind is not RewardKind.ASYNC for entry in self.attached),
+            gather=settings.run.mode != "sequential",
+            drain_s=_FINISH_SHARE * settings.run.drain_s,
+        )
+
+    def _second_look(self, app: RewardApp, processor: Processor) -> SecondLook:
+        process = self.process
+        return SecondLook(
+            LookingParts(
+                names=frozenset(entry.name for entry in self.attached),
+                missing=lambda: self.missing.get(missing_rewards_key(process.settings.run.name)),
+                committed=app.committed,
+                read=lambda places: read_again(process.bus, places),
+                judge=processor.judge_again,
+                send=app.send,
+                clock=process.clock,
+            )
+        )
+
+    def _latest(self) -> Progress | None:
+        return self.progress.get(self.process.settings.run.name)
+
+    def _learner_version(self) -> int | None:
+        latest = self._latest()
+        return None if latest is None else latest.version
+
+    def _pool(self, metrics: StreamsMetrics) -> ScoringPool | None:
+        functions = [entry.function for entry in self.attached if entry.function.kind is not RewardKind.ASYNC]
+        scoring = self.process.settings.scoring
+        if scoring.processes == 0 or not functions:
+            return None
+        return ScoringPool(
+            functions, num_processes=scoring.processes, metrics=metrics, memory_mb=scoring.memory_mb, notices=self.process.notices
+        )
+
+    def _reward_at(self, frame: FrameType) -> str | None:
+        """Which reward function a frame belongs to, and what to do about one that holds the loop up."""
+        for entry in self.attached:
+            if getattr(inspect.unwrap(entry.function.call), "__code__", None) is frame.f_code:
+                mend = "await what it waits for" if entry.function.kind is RewardKind.ASYNC else "set [scoring] processes = 1 or more"
+                return f"the reward {entry.name!r}, {place_of(frame)} ({mend})"
+        return None
