@@ -18,7 +18,7 @@ CODE   := schemas infra producers streams consumers tests bench
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types unit nightly fmt chaos chaos-long bench constraints clean
+.PHONY: help setup demo test check lint types unit nightly fmt chaos chaos-long bench constraints clean
 
 help: ## Print this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -56,11 +56,13 @@ chaos-long: $(STAMP) ## The same for hundreds of faults, unattended, with a tabl
 demo: $(STAMP) ## Watch a tiny language model learn: Kafka, vLLM, Faust and DeepSpeed, two minutes
 	$(BIN)/echoswarm demo
 
-check: $(STAMP) ## Format, lint, types, import layers and unit tests
+check: lint ## Format, lint, types, import layers and unit tests
+	@$(MAKE) --no-print-directory --jobs=2 types unit
+
+lint: $(STAMP)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/lint-imports
-	@$(MAKE) --no-print-directory --jobs=2 types unit
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -19,7 +19,7 @@ _MISSING = missing("faust", "transformers", "reasoning_gym", "math_verify")
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,
-    pytest.mark.timeout(WAIT_S + 200),
+    pytest.mark.timeout(WAIT_S + 600),
     pytest.mark.skipif(bool(_MISSING), reason=f"{_MISSING} are missing: install the extra 'all-cpu'"),
 ]
 NUM_GROUPS = 3

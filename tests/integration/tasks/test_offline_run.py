@@ -20,7 +20,7 @@ _MISSING = missing("torch", "transformers", "faust", "deepspeed", "pyspiel")
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,
-    pytest.mark.timeout(RUN_S + 120),
+    pytest.mark.timeout(RUN_S + 600),
     pytest.mark.skipif(bool(_MISSING), reason=f"{_MISSING} are missing: install the extra 'all-cpu'"),
 ]
 NUM_HANDS, GROUP_SIZE, NUM_STEPS = 6, 4, 3

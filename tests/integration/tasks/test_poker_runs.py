@@ -18,7 +18,7 @@ _MISSING = missing("torch", "transformers", "faust", "deepspeed", "pyspiel")
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,
-    pytest.mark.timeout(RUN_S + 120),
+    pytest.mark.timeout(RUN_S + 600),
     pytest.mark.skipif(bool(_MISSING), reason=f"{_MISSING} are missing: install the extra 'all-cpu'"),
 ]
 NUM_STEPS = 2

@@ -11,7 +11,7 @@ import pytest
 
 from echo_tasks.procedural import dataset_names, item, score
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # They give items without a reference answer; the scorer judges what an answer does.
 WITHOUT_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}

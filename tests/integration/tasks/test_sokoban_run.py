@@ -29,7 +29,7 @@ RUN_S = 1_500
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,
-    pytest.mark.timeout(RUN_S + 120),
+    pytest.mark.timeout(RUN_S + 600),
     pytest.mark.skipif(bool(_MISSING), reason=f"{_MISSING} are missing: install the extra 'all-cpu'"),
 ]
 ROOT = Path(__file__).parents[3]
