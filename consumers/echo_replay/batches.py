@@ -42,7 +42,7 @@ def training_batch(
     if not np.allclose(own, reported, rtol=_ADVANTAGE_TOLERANCE, atol=_ADVANTAGE_TOLERANCE):
         raise UserError(
             f"The rewards in the report of version {report.version} do not give the advantages that stand beside them.",
-            hint="Is [learner] scale_by_std as it was when the run was trained?",
+            hint="Are [learner] scale_by_std and std as they were when the run was trained?",
         )
     return replace(
         formed.training,

@@ -212,10 +212,20 @@ class LearnerSettings(Section):
     """The loss's own numbers, as [learner.loss_options]."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the starting policy."""
+    kl_estimator: Literal["k3", "k2"] = "k3"
+    """A token's KL term, with d = log(pi_ref / pi): k3 = exp(d) - d - 1, as GRPO has it, or k2 = d² / 2, whose gradient is the KL's own
+    where the policy trains on its own samples."""
+    kl_weighted: bool = True
+    """Weigh a token's KL term as the loss weighs the token (ECHO-2, eq. 24 and 25); false: the plain term of GRPO."""
+    kl_log_ratio_limit: float = Field(default=5.0, gt=0)
+    """d is cut at plus and minus so many nats: one token that the policy gave up does not outweigh all others."""
     normalisation: Literal["sequence", "token", "constant"] = "token"
     """What a token's loss is divided by: its sequence's length, all tokens of the update, or `max_new_tokens`."""
     scale_by_std: bool = True
     """Divide advantages by the group's standard deviation."""
+    std: Literal["population", "sample"] = "population"
+    """Which one: that of the group's rewards as they are, or the one estimated with n - 1, as TRL and verl have it (advantages 6.5 %
+    smaller at 8 samples)."""
     lr: float = Field(default=1.5e-3, gt=0)
     """Learning rate."""
     warmup_steps: int = Field(default=0, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,18 @@ from echo_schemas.records import RewardTerm
 
 # Keeps a group whose rewards are nearly equal from being blown up.
 STD_EPSILON = 1e-6
+
+
+class AdvantageScale(StrEnum):
+    """What a group's centred rewards are divided by."""
+
+    POPULATION = "population"
+    """The standard deviation of the group as it is: sqrt(mean((r - mean)²))."""
+    SAMPLE = "sample"
+    """That of the distribution which the group was drawn from, estimated with n - 1, as TRL and verl do: advantages are smaller by
+    sqrt((n - 1) / n), 6.5 % at 8 samples."""
+    NONE = "none"
+    """Nothing (Dr. GRPO, arXiv 2503.20783)."""
 
 
 def total_reward(scores: Mapping[str, float], terms: Sequence[RewardTerm]) -> float:
@@ -26,13 +39,18 @@ def total_reward(scores: Mapping[str, float], terms: Sequence[RewardTerm]) -> fl
     return total
 
 
-def group_advantages(rewards: npt.NDArray[np.float64], *, scale_by_std: bool = True) -> npt.NDArray[np.float64]:
-    """(r − mean) / (std + 1e-6) over one group, shape [n]. Equal rewards give exactly zero: such a group fills its place without weight."""
+def group_advantages(rewards: npt.NDArray[np.float64], *, scale: AdvantageScale = AdvantageScale.POPULATION) -> npt.NDArray[np.float64]:
+    """(r − mean) / (std + 1e-6) over one group, shape [n]. Equal rewards give exactly zero: such a group fills its place without weight.
+
+    Rewards 1, 0, 0, 0 give 1.73, -0.58, -0.58, -0.58 with the population's deviation, 1.50, -0.50, -0.50, -0.50 with the sample's.
+    """
     if np.ptp(rewards) == 0.0:
         return np.zeros_like(rewards)
-    centred = rewards - rewards.mean()
-    scale = float(rewards.std()) + STD_EPSILON if scale_by_std else 1.0
-    scaled: npt.NDArray[np.float64] = centred / scale
+    centred: npt.NDArray[np.float64] = rewards - rewards.mean()
+    if scale is AdvantageScale.NONE:
+        return centred
+    # Rewards that differ are at least two, so n - 1 is at least one.
+    scaled: npt.NDArray[np.float64] = centred / (float(rewards.std(ddof=scale is AdvantageScale.SAMPLE)) + STD_EPSILON)
     return scaled
 
 

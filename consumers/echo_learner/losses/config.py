@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from echo_schemas.errors import UserError
 
@@ -219,12 +220,14 @@ class CustomLoss:
 class ReferenceKl:
     """The KL term to the reference policy, added to any loss.
 
-    `coef`: beta; 0 turns it off (DAPO and most verifiable-reward recipes). `weighted`: multiply each token's term by
+    `coef`: beta; 0 turns it off (DAPO and most verifiable-reward recipes). `estimator`: of KL(pi || pi_ref) a token. k1 is not offered: as
+    a loss its gradient is zero in the mean. `weighted`: multiply each token's term by
     the loss's importance weight, as ECHO-2 has it (the term stands inside eq. 25, which eq. 24 weights); False is
     GRPO's plain term. `log_ratio_limit`: cut on log(pi_ref/pi) before exp() (PipelineRL: 5).
     """
 
     coef: float = 0.0
+    estimator: Literal["k3", "k2"] = "k3"
     weighted: bool = True
     log_ratio_limit: float = 5.0
 

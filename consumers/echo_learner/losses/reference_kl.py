@@ -12,10 +12,10 @@ from echo_learner.losses.interface import Loss, LossInputs, LossOutputs
 
 @dataclass(frozen=True, slots=True)
 class WithReferenceKl:
-    """`inner` + coef · w · (exp(d) - d - 1), d = log(pi_ref/pi): the k3 estimator of KL(pi || pi_ref).
+    """`inner` + coef · w · k(d), d = log(pi_ref/pi), k an estimator of KL(pi || pi_ref) a token.
 
-    GRPO (arXiv 2402.03300, eq. 4). Normalised as the loss is. w is the loss's own importance weight, or 1, as
-    `config.weighted` says. The sum `reference_kl` is unweighted.
+    k3 = exp(d) - d - 1 (GRPO, arXiv 2402.03300, eq. 4) or k2 = d²/2 (J. Schulman, "Approximating KL divergence", 2020). Normalised as the
+    loss is. w is the loss's own importance weight, or 1, as `config.weighted` says. The sum `reference_kl` is unweighted.
     """
 
     inner: Loss
@@ -28,8 +28,9 @@ class WithReferenceKl:
         outputs = self.inner(batch)
         limit = self.config.log_ratio_limit
         difference = (batch.reference - batch.learner).clamp(-limit, limit)
-        k3 = torch.where(batch.mask, torch.expm1(difference) - difference, torch.zeros_like(difference))
-        weighted = k3 * outputs.weights if self.config.weighted else k3
+        estimate = torch.expm1(difference) - difference if self.config.estimator == "k3" else difference.square() / 2
+        kl = torch.where(batch.mask, estimate, torch.zeros_like(difference))
+        weighted = kl * outputs.weights if self.config.weighted else kl
         term = self.config.coef * (weighted * batch.token_scales).sum()
-        sums = {**outputs.sums, "reference_kl": k3.detach().sum(), "kl_loss": term.detach()}
+        sums = {**outputs.sums, "reference_kl": kl.detach().sum(), "kl_loss": term.detach()}
         return replace(outputs, loss=outputs.loss + term, sums=sums)

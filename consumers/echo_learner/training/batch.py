@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from echo_core.advantages import group_advantages, has_signal, total_reward
+from echo_core.advantages import AdvantageScale, group_advantages, has_signal, total_reward
 from echo_core.batch_choice import ChosenGroup, ChosenSample
 from echo_learner.training.microbatches import MicroBatchPlan, plan_micro_batches
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack
@@ -74,7 +74,7 @@ class BatchRules:
 
     num_updates: int
     micro_batch_tokens: int
-    scale_by_std: bool = True
+    scale: AdvantageScale = AdvantageScale.POPULATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,7 +101,7 @@ def form_batch(
     trajectories = tuple(sample.member.trajectory for sample in samples)
     sizes = [len(group.samples) for group in groups]
     rewards = np.array([_reward(sample, terms) for sample in samples], np.float64)
-    per_sample, without_signal = _advantages(rewards, sizes, scale_by_std=rules.scale_by_std)
+    per_sample, without_signal = _advantages(rewards, sizes, scale=rules.scale)
     lengths = np.array([len(trajectory.token_ids) // TOKEN_DTYPE.itemsize for trajectory in trajectories], np.int64)
     plan = plan_micro_batches(lengths.tolist(), sizes, num_updates=rules.num_updates, max_tokens=rules.micro_batch_tokens)
     training = _training_batch(samples, lengths, per_sample, plan, version, task)
@@ -120,12 +120,12 @@ def _reward(sample: ChosenSample, terms: tuple[RewardTerm, ...]) -> float:
     return total_reward({name: score.value for name, score in sample.member.scores.items()}, terms)
 
 
-def _advantages(rewards: npt.NDArray[np.float64], sizes: Sequence[int], *, scale_by_std: bool) -> tuple[Floats, int]:
+def _advantages(rewards: npt.NDArray[np.float64], sizes: Sequence[int], *, scale: AdvantageScale) -> tuple[Floats, int]:
     """Group-normalised advantages [N], and how many groups had none to give."""
     parts, without_signal, start = [], 0, 0
     for size in sizes:
         group = rewards[start : start + size]
-        parts.append(group_advantages(group, scale_by_std=scale_by_std))
+        parts.append(group_advantages(group, scale=scale))
         without_signal += not has_signal(group)
         start += size
     return np.concatenate(parts).astype(np.float32), without_signal

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from echo_core.advantages import AdvantageScale
 from echo_core.groups import AssemblyLimits
 from echo_core.normalisation import Normalisation
 from echo_core.policy import StalenessPolicy
+from echo_learner.losses.config import ReferenceKl
 from echo_learner.training.batch import BatchRules
 from echo_schemas.records import RewardTerm, StepPolicy, WeightKind
 from echo_settings import Settings
 from echo_settings.public import public_config
 from echo_settings.rules import staleness_policy
+from echo_settings.sections import LearnerSettings
 
 # Settings under which the weights came to be: a run goes on in place only if they are the same. Others (names of machines, ports, how many
 # steps, how often to checkpoint) may change between two starts.
@@ -28,8 +31,12 @@ _MEANING: Mapping[str, tuple[str, ...]] = {
         "loss",
         "loss_options",
         "kl",
+        "kl_estimator",
+        "kl_weighted",
+        "kl_log_ratio_limit",
         "normalisation",
         "scale_by_std",
+        "std",
         "lr",
         "warmup_steps",
         "weight_decay",
@@ -103,9 +110,12 @@ def logprob_tolerance(settings: Settings) -> float:
 def batch_rules(settings: Settings) -> BatchRules:
     """How batches are formed."""
     learner = settings.learner
-    return BatchRules(
-        num_updates=learner.updates_per_step, micro_batch_tokens=learner.micro_batch_tokens, scale_by_std=learner.scale_by_std
-    )  # fmt: skip
+    return BatchRules(num_updates=learner.updates_per_step, micro_batch_tokens=learner.micro_batch_tokens, scale=advantage_scale(learner))
+
+
+def advantage_scale(learner: LearnerSettings) -> AdvantageScale:
+    """What `scale_by_std` and `std` say together."""
+    return AdvantageScale(learner.std) if learner.scale_by_std else AdvantageScale.NONE
 
 
 def trainer_config(settings: Settings, base: Path) -> Any:
@@ -136,7 +146,12 @@ def trainer_config(settings: Settings, base: Path) -> Any:
         ),
         loss=learner.loss,
         loss_options=learner.loss_options,
-        kl=learner.kl,
+        kl=ReferenceKl(
+            coef=learner.kl,
+            estimator=learner.kl_estimator,
+            weighted=learner.kl_weighted,
+            log_ratio_limit=learner.kl_log_ratio_limit,
+        ),
         normalisation=Normalisation(learner.normalisation),
         normalisation_constant=settings.rollout.max_new_tokens,
     )

@@ -33,6 +33,7 @@ from echo_embedded.guard import Guard
 from echo_embedded.ports import free_ports
 from echo_learner.commit.checkpoint import sync_tree
 from echo_learner.commit.snapshot import SnapshotFiles
+from echo_learner.losses.config import ReferenceKl
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.deepspeed_setup import OptimizerConfig, RankPlace
 from echo_learner.training.policy_model import PolicyConfig
@@ -309,6 +310,7 @@ def _config_from(text: str) -> TrainerConfig:
     return TrainerConfig(
         policy=PolicyConfig(**{**policy, "kind": WeightKind(policy["kind"])}),
         optimizer=OptimizerConfig(**content.pop("optimizer")),
+        kl=ReferenceKl(**content.pop("kl")),
         normalisation=Normalisation(content.pop("normalisation")),
         **content,
     )

@@ -58,7 +58,7 @@ class TrainerConfig:
     optimizer: OptimizerConfig
     loss: str
     loss_options: Mapping[str, Any]
-    kl: float
+    kl: ReferenceKl
     normalisation: Normalisation
     normalisation_constant: int
 
@@ -83,8 +83,7 @@ class DeepSpeedTrainer:
         """Loads the model and starts DeepSpeed. Raises UserError for a base, loss or DeepSpeed file that cannot be used."""
         self._config = config
         self._place = place
-        reference_kl = ReferenceKl(coef=config.kl)
-        self._loss = build_loss(parse_loss(config.loss, config.loss_options), reference_kl)
+        self._loss = build_loss(parse_loss(config.loss, config.loss_options), config.kl)
         settings = engine_settings(config.optimizer, config.policy.dtype)
         self._stage = int(settings["zero_optimization"].get("stage", 0))
         self._layout = ShardLayout(ranks=place.world_size, stage=self._stage)
@@ -94,7 +93,7 @@ class DeepSpeedTrainer:
         self._started = start_engine(self._model, settings, config.optimizer, place)
         self._engine = self._started.deepspeed
         self._parameters = [(name, self._model.get_parameter(name)) for name in self._names]
-        self._reference = self._reference_model() if config.kl > 0 and config.policy.kind is WeightKind.FULL else None
+        self._reference = self._reference_model() if config.kl.coef > 0 and config.policy.kind is WeightKind.FULL else None
         self._copies: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
         self._num_updates = 0
 
@@ -307,7 +306,7 @@ class DeepSpeedTrainer:
             sequence_lengths=rows.sequence_lengths,
             sequence_scales=torch.tensor([scale_of[sample] for sample in samples], dtype=torch.float64, device=logprobs.device),
             previous=previous[samples] if previous is not None and samples else None,
-            reference=self._under_reference(inputs)[kept] if self._config.kl > 0 else None,
+            reference=self._under_reference(inputs)[kept] if self._config.kl.coef > 0 else None,
         )
         outputs = self._loss(batch)
         # DeepSpeed averages gradients over ranks; the loss is already divided by the counts of the whole update.

@@ -27,7 +27,7 @@ def compare(config: Path | None, first: str, second: str, last: int) -> None:
     names = {reward.name for reward in rewards}
     a, b = full_name(first, names), full_name(second, names)
     by_name = {name: [reward for reward in rewards if reward.name == name] for name in (a, b)}
-    found = compare_rewards(by_name[a], by_name[b], scale_by_std=settings.learner.scale_by_std)
+    found = compare_rewards(by_name[a], by_name[b])
     if found is None:
         raise UserError(
             f"No sample among the newest has a value of both {a!r} and {b!r}.", hint="Look at more with --last, or wait a moment."

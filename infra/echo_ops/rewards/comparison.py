@@ -56,7 +56,7 @@ class Comparison:
     flat_either: float | None
 
 
-def compare(first: Sequence[Reward], second: Sequence[Reward], *, scale_by_std: bool = True) -> Comparison | None:
+def compare(first: Sequence[Reward], second: Sequence[Reward]) -> Comparison | None:
     """Samples are matched by where they lie, and the first value of each counts. None if no sample has both."""
     a_of, b_of = _by_place(first), _by_place(second)
     places = sorted(a_of.keys() & b_of.keys(), key=lambda where: (where.partition, where.offset))
@@ -68,8 +68,7 @@ def compare(first: Sequence[Reward], second: Sequence[Reward], *, scale_by_std: 
         members.setdefault((a_of[where].group_id, a_of[where].attempt), []).append(number)
     groups = [np.array(found) for found in members.values() if len(found) > 1]
     signs_a, signs_b = (
-        np.concatenate([np.sign(group_advantages(values[group], scale_by_std=scale_by_std)) for group in groups] or [np.zeros(0)])
-        for values in (a, b)
+        np.concatenate([np.sign(group_advantages(values[group])) for group in groups] or [np.zeros(0)]) for values in (a, b)
     )
     both = (signs_a != 0) & (signs_b != 0)
     flat_a, flat_b = (np.array([not has_signal(values[group]) for group in groups], bool) for values in (a, b))

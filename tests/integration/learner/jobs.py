@@ -21,7 +21,7 @@ from echo_bus.blobs.digests import StreamDigest
 from echo_core.normalisation import Normalisation
 from echo_embedded.ports import free_ports
 from echo_learner.losses.catalogue import parse_loss
-from echo_learner.losses.config import GrpoTis
+from echo_learner.losses.config import GrpoTis, ReferenceKl
 from echo_learner.step_metrics import token_metrics
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.deepspeed_setup import OptimizerConfig
@@ -157,7 +157,7 @@ def trainer_config(base: str, settings: Mapping[str, Any]) -> TrainerConfig:
         optimizer=optimizer,
         loss="grpo_tis",
         loss_options={},
-        kl=0.0,
+        kl=ReferenceKl(),
         normalisation=Normalisation.TOKEN,
         normalisation_constant=8,
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from echo_core.advantages import group_advantages, has_signal, total_reward
+from echo_core.advantages import AdvantageScale, group_advantages, has_signal, total_reward
 from echo_core.batch_choice import choose_batch
 from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import Member, ReadyGroup, Score
@@ -116,8 +116,17 @@ def test_equal_rewards_give_exactly_zero() -> None:
 
 def test_scaling_by_the_deviation_is_optional() -> None:
     rewards = np.array([0.0, 1.0, 1.0, 0.0])
-    assert group_advantages(rewards, scale_by_std=False).tolist() == [-0.5, 0.5, 0.5, -0.5]
+    assert group_advantages(rewards, scale=AdvantageScale.NONE).tolist() == [-0.5, 0.5, 0.5, -0.5]
     assert group_advantages(rewards).tolist() == pytest.approx([-1, 1, 1, -1], abs=1e-5)
+
+
+def test_the_samples_deviation_makes_advantages_smaller_by_the_group_s_size() -> None:
+    rewards = np.array([1.0, 0.0, 0.0, 0.5, 0.25, 1.0, 0.0, 0.75])
+    population, sample = group_advantages(rewards), group_advantages(rewards, scale=AdvantageScale.SAMPLE)
+    assert sample.tolist() == pytest.approx((population * np.sqrt(7 / 8)).tolist(), rel=1e-5)
+    assert sample.tolist() == pytest.approx(((rewards - rewards.mean()) / (np.std(rewards, ddof=1) + 1e-6)).tolist())
+    pair = np.array([0.0, 1.0])
+    assert group_advantages(pair, scale=AdvantageScale.SAMPLE).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5)
 
 
 def test_the_reward_is_the_weighted_sum_of_what_is_in_force() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from echo_core.advantages import AdvantageScale
 from echo_core.batch_choice import ChosenGroup, ChosenSample
 from echo_core.groups import Member, Score
 from echo_learner.training.batch import BatchRules, FormedBatch, form_batch
@@ -98,7 +99,7 @@ def test_advantages_are_relative_within_the_group_and_one_for_all_tokens_of_a_sa
         (group(trajectory(0, 0), trajectory(0, 1), values=(0.0, 1.0)),),
         0,
         EXACT,
-        BatchRules(num_updates=1, micro_batch_tokens=9, scale_by_std=False),
+        BatchRules(num_updates=1, micro_batch_tokens=9, scale=AdvantageScale.NONE),
         FakeTask(),
     )
     assert unscaled.training.advantages.tolist() == pytest.approx([-0.5, -0.5, 0.5, 0.5])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +115,11 @@ def dppo(pi: float, mu: float, advantage: float, *, kind: str, threshold: float,
     wrong_way = p > q if advantage > 0 else p < q
     weight = 0.0 if distance > threshold and wrong_way else min(p / q, cap)
     return -weight * advantage * pi + penalty * (pi - mu) ** 2, weight
+
+
+def k2(pi: float, reference: float, limit: float) -> float:
+    """d²/2 with d = log(reference/pi), cut at +-limit."""
+    return min(max(reference - pi, -limit), limit) ** 2 / 2
 
 
 def k3(pi: float, reference: float, limit: float) -> float:
@@ -237,19 +243,23 @@ def test_a_loss_reports_the_weight_it_gave_each_token(config: LossConfig, terms:
 
 
 @pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("estimator", ["k3", "k2"])
 @pytest.mark.parametrize("mode", Normalisation)
 @pytest.mark.parametrize(("config", "terms"), CASES, ids=_IDS)
-def test_the_kl_term_joins_any_loss(config: LossConfig, terms: SequenceTerms, mode: Normalisation, weighted: bool) -> None:
+def test_the_kl_term_joins_any_loss(
+    config: LossConfig, terms: SequenceTerms, mode: Normalisation, estimator: Literal["k2", "k3"], weighted: bool
+) -> None:
     example = make_example(11)
-    kl = ReferenceKl(coef=0.3, weighted=weighted, log_ratio_limit=0.8)
+    kl = ReferenceKl(coef=0.3, estimator=estimator, weighted=weighted, log_ratio_limit=0.8)
+    of = {"k2": k2, "k3": k3}[estimator]
     outputs = build_loss(config, kl)(to_batch(example, mode))
-    penalty: Callable[[float, float], float] = lambda pi, reference: 0.3 * k3(pi, reference, 0.8)  # noqa: E731 - one expression
+    penalty: Callable[[float, float], float] = lambda pi, reference: 0.3 * of(pi, reference, 0.8)  # noqa: E731 - one expression
     assert outputs.loss.item() == pytest.approx(total_loss(example, terms, mode, _CONSTANT, penalty, weighted), rel=1e-10)
     plain = total_loss(example, terms, mode, _CONSTANT)
     assert outputs.sums["policy_loss"].item() == pytest.approx(plain)
     assert outputs.sums["kl_loss"].item() == pytest.approx(outputs.loss.item() - plain)
     rows = zip(np.concatenate(example.learner), np.concatenate(example.reference or []), np.concatenate(example.masks), strict=True)
-    assert outputs.sums["reference_kl"].item() == pytest.approx(sum(k3(pi, reference, 0.8) for pi, reference, on in rows if on))
+    assert outputs.sums["reference_kl"].item() == pytest.approx(sum(of(pi, reference, 0.8) for pi, reference, on in rows if on))
 
 
 def test_a_kl_term_without_a_reference_is_refused() -> None:
