@@ -14,7 +14,8 @@ from typing import Any
 
 from tests.model.simulation import Process, Simulation, Task
 
-_PACKAGES = ("echo_bus", "echo_learner", "tests.model.workers")
+# Every package of the product: one that is left out waits for the machine's clock, and the simulation for it (`Simulation._wait_for_turn`).
+_PACKAGES = ("echo_", "tests.model.workers")
 # The memory cluster looks up now and then, in case nobody told it of a change; here everybody does.
 _CONSTANTS = (("echo_memory.consumer", "_POLL_STEP_S", 60.0), ("echo_memory.producer", "_POLL_STEP_S", 60.0))
 # Executors whose work goes on while their owner does something else.

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 # What a call to the cluster or the disk takes; so two calls never have the same time.
 _CALL_S = 1e-4
+# A task that holds the baton and hands it to nobody for so long, on a busy machine too, waits for the machine instead of the simulation.
+_STUCK_S = 60.0
 # Far above what any run here takes: something turns in circles.
 _MAX_SWITCHES = 200_000
 
@@ -169,11 +171,21 @@ class Simulation:
         if chosen is not task:
             self.current = chosen
             chosen.baton.release()
-            task.baton.acquire()
+            self._wait_for_turn(task)
         if self._failure is not None and task is self.driver:
             failure, self._failure = self._failure, None
             raise failure
         self._require_alive()
+
+    def _wait_for_turn(self, task: Task) -> None:
+        """The driver looks whether the others go on: a task that waits for a real lock or clock would hold up the test without a word."""
+        while True:
+            seen = self._num_switches
+            if task.baton.acquire(timeout=_STUCK_S if task is self.driver else -1):
+                return
+            if seen == self._num_switches:
+                held = self.current
+                raise Deadlock(f"{held.process.name}/{held.name} waits for something that is not simulated; its stack says what.")
 
     def _choose(self) -> Task:
         self._num_switches += 1
