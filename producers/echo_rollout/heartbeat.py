@@ -15,51 +15,12 @@ from echo_bus.client.publisher import Publisher, Receipt
 from echo_bus.clock import Clock
 from echo_bus.errors import TransportError
 from echo_core.bottleneck import Place, Use
+from echo_core.capacity.estimates import Speed
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import WorkerState, WorkerStatus
 from echo_schemas.topics import WORKERS
 
 logger = logging.getLogger(__name__)
-
-# Speed is the mean over this many seconds of work: long enough to be steady, short enough to follow a machine that slows down.
-_WINDOW_S = 20.0
-
-
-class Speed:
-    """Samples and tokens per second of work, forgetting exponentially over `_WINDOW_S` busy seconds. Not thread-safe.
-
-    Time counts when samples come of it: of a worker whose groups take longer than the window, the last ones tell its speed. One from which
-    nothing comes for longer than that counts as slower and slower.
-    """
-
-    def __init__(self) -> None:
-        self._busy_s = self._samples = self._tokens = 0.0
-        self._pending_s = 0.0
-
-    def add(self, *, busy_s: float, samples: int, tokens: int) -> None:
-        """What was done in `busy_s` seconds of work."""
-        self._pending_s += busy_s
-        if not samples:
-            return
-        kept = max(0.0, 1.0 - self._pending_s / _WINDOW_S)
-        self._busy_s = self._busy_s * kept + self._pending_s
-        self._samples = self._samples * kept + samples
-        self._tokens = self._tokens * kept + tokens
-        self._pending_s = 0.0
-
-    @property
-    def samples_per_s(self) -> float:
-        """0 before any work."""
-        return self._samples / self._over_s if self._over_s > 0 else 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """0 before any work."""
-        return self._tokens / self._over_s if self._over_s > 0 else 0.0
-
-    @property
-    def _over_s(self) -> float:
-        return max(self._busy_s, self._pending_s)
 
 
 class GenerationTime:

@@ -6,12 +6,12 @@ Enough is ⌈active / gamma⌉ of the workers that were alive when the snapshot 
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 
 from echo_bus.clock import Clock
 from echo_bus.requests.roster import Roster
+from echo_core.capacity.estimates import BroadcastWatch
 from echo_core.capacity.overlap import GAMMA
 from echo_schemas.records import WorkerState, WorkerStatus
 
@@ -25,13 +25,9 @@ class BroadcastTimer:
         """`on_measured` gets each T_bcast in seconds, on the view's thread."""
         self._roster = roster
         self._on_measured = on_measured
-        self._gamma = gamma
         self._clock = clock
         self._lock = threading.Lock()
-        self._version: int | None = None
-        self._ready_s = 0.0
-        self._needed = 0
-        self._acknowledged: set[str] = set()
+        self._watch = BroadcastWatch(gamma=gamma)
         self._last_s: float | None = None
 
     @property
@@ -44,18 +40,14 @@ class BroadcastTimer:
         """The snapshot of `version` is about to be published."""
         active = sum(worker.state in _WORKING for worker in self._roster.living(self._clock.monotonic_s()))
         with self._lock:
-            self._version, self._ready_s, self._needed = version, self._clock.monotonic_s(), max(1, math.ceil(active / self._gamma))
-            self._acknowledged.clear()
+            self._watch.ready(version, active, self._clock.monotonic_s())
 
     def on_worker(self, key: str, status: WorkerStatus | None) -> None:
         """A worker's status has changed (a view's listener)."""
         if status is None or status.installed_version is None or status.state is WorkerState.STANDBY:
             return
         with self._lock:
-            if self._version is None or status.installed_version < self._version or len(self._acknowledged) == self._needed:
-                # What is not asked any more is not kept: names are the workers' own choice.
-                return
-            self._acknowledged.add(key)
-            if len(self._acknowledged) == self._needed:
-                self._last_s = self._clock.monotonic_s() - self._ready_s
-                self._on_measured(self._last_s)
+            measured_s = self._watch.installed(key, status.installed_version, self._clock.monotonic_s())
+            if measured_s is not None:
+                self._last_s = measured_s
+                self._on_measured(measured_s)

@@ -15,12 +15,8 @@ from dataclasses import dataclass
 from echo_bus.clock import Clock
 from echo_bus.reading.view import CompactedView
 from echo_bus.requests.dispatch import PartitionOwner
+from echo_core.capacity.estimates import heartbeat_patience_s
 from echo_schemas.records import WorkerState, WorkerStatus
-
-# A worker of which no heartbeat came for so many intervals, and for at least so many seconds, is presumed dead: a request for it would wait
-# until the consumer group notices.
-_MISSED_WORDS = 5
-_LEAST_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,7 @@ class Roster:
 
     def __init__(self, *, heartbeat_s: float, group_size: int) -> None:
         """Workers say how many samples they make; work is counted in groups of `group_size`."""
-        self._patience_s = max(_LEAST_PATIENCE_S, _MISSED_WORDS * heartbeat_s)
+        self._patience_s = heartbeat_patience_s(heartbeat_s)
         self._group_size = group_size
         self._lock = threading.Lock()
         self._heard: dict[str, tuple[float, WorkerStatus]] = {}

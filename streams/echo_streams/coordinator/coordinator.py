@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import threading
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,6 +27,8 @@ from echo_bus.reading.view import CompactedView
 from echo_bus.requests.broadcast import BroadcastTimer
 from echo_bus.requests.roster import Roster
 from echo_core.capacity.activation import Candidate
+from echo_core.capacity.decision import PoolLook, PoolRule, PoolWorker, Sizing
+from echo_core.capacity.estimates import KnownRates, RecentMedian
 from echo_core.capacity.sizing import SizingPolicy
 from echo_core.policy import StalenessPolicy
 from echo_runtime.notices import Notices
@@ -37,13 +37,10 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import Control, StepReport, WeightManifest, WorkerControl, WorkerState, WorkerStatus
 from echo_schemas.topics import CONTROL, worker_order_key
 from echo_settings import Settings
-from echo_streams.coordinator.decision import PoolLook, PoolRule, PoolWorker, Sizing
 from echo_streams.metrics import CoordinatorMetrics
 
 logger = logging.getLogger(__name__)
 
-# T_train and T_bcast are medians of so many (ECHO-2 §4.3): one snapshot whose only receiver died tells nothing of the others' way.
-_MEDIAN_OF = 5
 # Records of `steps` that are read at the start: five reports with what lies between them.
 _TAIL = 64
 _READ_S = 0.5
@@ -78,15 +75,13 @@ class Coordinator:
         settings, clock = parts.settings, parts.clock
         self._run_id = settings.run.name
         self._rule = PoolRule(parts.policy, SizingPolicy(margin=settings.coordinator.hysteresis), gamma=settings.coordinator.gamma)
-        self._training_s: deque[float] = deque(maxlen=_MEDIAN_OF)
-        self._broadcast_s: deque[float] = deque(maxlen=_MEDIAN_OF)
+        self._training_s, self._broadcast_s = RecentMedian(), RecentMedian()
         self._roster = Roster(heartbeat_s=settings.rollout.heartbeat_s, group_size=settings.rollout.group_size)
         self._roster.follow(parts.workers, clock)
-        self._broadcast = BroadcastTimer(self._roster, clock, self._broadcast_s.append, gamma=settings.coordinator.gamma)
+        self._broadcast = BroadcastTimer(self._roster, clock, self._broadcast_s.add, gamma=settings.coordinator.gamma)
         parts.workers.on_change(self._broadcast.on_worker)
         parts.weights.on_change(self._on_weights)
-        # The newest rate of each worker that is heard: one that starts anew under its name is taken to be what it was.
-        self._rates: dict[str, float] = {}
+        self._rates = KnownRates()
         # What was ordered here, by worker, with its epoch: the view may not have read it yet.
         self._ordered: dict[str, tuple[int, bool]] = {}
         self._epoch = max((order.epoch for order in self._orders().values()), default=0)
@@ -118,7 +113,7 @@ class Coordinator:
         for message in self._parts.steps.read(timeout_s=timeout_s):
             report = message.record
             if isinstance(report, StepReport) and report.training_s > 0:
-                self._training_s.append(report.training_s)
+                self._training_s.add(report.training_s)
 
     def look(self) -> Sizing:
         """One decision, and its orders. Raises UserError if another coordinator has taken over."""
@@ -153,21 +148,13 @@ class Coordinator:
 
     def _pool(self) -> PoolLook:
         living = [status for status in self._roster.living(self._parts.clock.monotonic_s()) if status.state in _AVAILABLE]
-        self._rates = {each.worker_id: each.rollouts_per_s or self._rates.get(each.worker_id, 0.0) for each in living}
+        rates = self._rates.update({each.worker_id: each.rollouts_per_s for each in living})
         return PoolLook(
-            train_s=_median(self._training_s),
-            broadcast_s=_median(self._broadcast_s),
-            workers=[PoolWorker(candidate=self._candidate(each), is_active=self._is_active(each.worker_id)) for each in living],
-        )
-
-    def _candidate(self, status: WorkerStatus) -> Candidate:
-        rate, price = self._rates[status.worker_id], status.price_per_hour
-        # A worker may say anything; what is no number says nothing.
-        return Candidate(
-            worker_id=status.worker_id,
-            kind=status.kind,
-            rate=max(0.0, rate) if math.isfinite(rate) else 0.0,
-            price_per_hour=max(0.0, price) if math.isfinite(price) else 0.0,
+            train_s=self._training_s.value,
+            broadcast_s=self._broadcast_s.value,
+            workers=[
+                PoolWorker(candidate=_candidate(each, rates[each.worker_id]), is_active=self._is_active(each.worker_id)) for each in living
+            ],
         )
 
     def _is_active(self, worker_id: str) -> bool:
@@ -230,6 +217,12 @@ class Coordinator:
             self._broadcast.ready(manifest.version)
 
 
-def _median(measured: deque[float]) -> float | None:
-    # A copy: a view's thread may add to it.
-    return statistics.median(tuple(measured)) if measured else None
+def _candidate(status: WorkerStatus, rate: float) -> Candidate:
+    price = status.price_per_hour
+    return Candidate(
+        worker_id=status.worker_id,
+        kind=status.kind,
+        rate=rate,
+        # A worker may say anything; what is no number says nothing.
+        price_per_hour=max(0.0, price) if math.isfinite(price) else 0.0,
+    )

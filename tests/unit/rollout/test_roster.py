@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from echo_bus.requests.roster import Roster, Shares
+from echo_core.capacity.estimates import Speed
 from echo_core.patience import StepPace
-from echo_rollout.heartbeat import Speed
 from echo_rollout.joining import ready_others
 from echo_schemas.records import WorkerState, WorkerStatus
 

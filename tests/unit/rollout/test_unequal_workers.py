@@ -21,9 +21,9 @@ from echo_bus.bus import Bus
 from echo_bus.clock import ManualClock
 from echo_bus.metrics import BusMetrics
 from echo_bus.requests.dispatch import WorkObserver
+from echo_core.capacity.estimates import Speed
 from echo_memory import MemoryCluster
 from echo_rollout.feeder import Feeder, FeederParts
-from echo_rollout.heartbeat import Speed
 from echo_rollout.metrics import FeederMetrics
 from echo_rollout.worker_setup import GROUP
 from echo_runtime.notices import Notices

@@ -1,4 +1,4 @@
-"""One look at the pool: who is activated or released, and why. Pure; the rules are those of `echo_core.capacity`.
+"""One look at the pool: who is activated or released, and why. Pure.
 
 no step known              everybody takes part
 T_bcast not known yet      shortages are mended, nobody is released

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from echo_core.capacity.activation import Candidate
+from echo_core.capacity.decision import PoolLook, PoolRule, PoolWorker, Sizing
 from echo_core.capacity.sizing import SizingPolicy
 from echo_core.policy import StalenessPolicy
-from echo_streams.coordinator.decision import PoolLook, PoolRule, PoolWorker, Sizing
 
 POLICY = StalenessPolicy(budget=1, publication_period=1, groups_per_step=4, group_size=2)
 SHORT, SURPLUS = SizingPolicy().short_ticks, SizingPolicy().surplus_ticks
