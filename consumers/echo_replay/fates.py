@@ -13,6 +13,7 @@ import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from echo_schemas.records import Coordinates, Drop, DropReason, Purpose
 _OFFSET_BITS = 44
 _REASONS = tuple(DropReason)
 _REASON_CODES = {reason: code for code, reason in enumerate(_REASONS)}
+
+
+Whole = TypeVar("Whole", int, Ints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,18 +163,18 @@ class Fates:
                 if drop.what is None:
                     self._groups.add(drop.seq, drop)
                 elif drop.learner_version >= self._since.get(drop.what.partition, 0):
-                    self._records.add(_code(drop.what.partition, drop.what.offset), drop)
+                    self._records.add(place_code(drop.what.partition, drop.what.offset), drop)
                     self._record_seqs.append(drop.seq)
 
     def add_dead(self, places: Iterable[Coordinates]) -> None:
         """Records of which the learner put a copy among the dead letters."""
         with self._lock:
-            self._dead.update(_code(place.partition, place.offset) for place in places)
+            self._dead.update(place_code(place.partition, place.offset) for place in places)
 
     def of(self, partition: int, offset: int, purpose: Purpose | None, seq: int | None = None) -> BookEntry:
         """The fate of the record at (partition, offset); `purpose` and `seq` are what it says itself, None if nobody can read it."""
         with self._lock:
-            code = _code(partition, offset)
+            code = place_code(partition, offset)
             at = int(self._codes.searchsorted(code))
             if at < len(self._codes) and self._codes[at] == code:
                 return BookEntry(fate=Fate.TRAINED, step=int(self._versions[at]), advantage=float(self._advantages[at]))
@@ -222,10 +226,11 @@ class Fates:
             )
 
 
-def _code(partition: int, offset: int) -> int:
+def place_code(partition: Whole, offset: Whole) -> Whole:
+    """Coordinates as one number; of numbers or of arrays."""
     return partition << _OFFSET_BITS | offset
 
 
 def _codes(partitions: Ints, offsets: Ints) -> Ints:
     """-1 for coordinates in a topic that was made anew since."""
-    return np.where(offsets < 0, -1, partitions << _OFFSET_BITS | offsets)
+    return np.where(offsets < 0, -1, place_code(partitions, offsets))

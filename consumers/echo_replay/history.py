@@ -56,7 +56,7 @@ _OPEN_DROPS = "a transaction on drops is open: what it drops is shown as open"
 class Told:
     """One trajectory record of the past. `raw`: the message as it lies on the log. `time_ms`: the message's own timestamp.
 
-    `trajectory` is None where nobody can read the record. `rewards`: those that have a value, by name.
+    `trajectory` is None where nobody can read the record, and where nobody asked for it. `rewards`: those that have a value, by name.
     """
 
     where: Coordinates
@@ -95,6 +95,8 @@ class History:
         """What the books do not know: fates may be missing for it."""
         self.missing: list[str] = []
         """What `read` was asked for and retention has removed, a sentence each."""
+        self.num_planned = 0
+        """How many records at most `read` looks at: those of other runs and what a filter leaves out are among them."""
         self.read_to: dict[int, int] = {}
         """Where each partition of `trajectories` ended for the last `read`: from there on the history is followed (`following.follow`)."""
         self.rewards_to: dict[int, int] = {}
@@ -147,24 +149,32 @@ class History:
         rewards: bool = True,
         by_time: bool = False,
         rewards_until_ms: int | None = None,
+        decodes: bool = True,
+        answered: str = "",
     ) -> Iterator[Told]:
         """What the log holds of `selection` now, partition after partition in the order of each, or (`by_time`) merged by timestamp.
 
-        `rewards_until_ms`: rewards that were written later are not looked for; None: to the end of the log.
+        `rewards_until_ms`: rewards that were written later are not looked for; None: to the end of the log. `decodes` False: trajectories
+        are left undecoded. `answered`: of the reward of this name a record without a value counts too, as NaN.
         What retention has removed of it is in `missing` before the first one comes. Raises UserError for a range that is not there;
         DeadlineExceeded, TransportError, RegistryError.
         """
         self.missing.clear()
         profile = self._profile(selection)
         with ExitStack() as stack:
-            join = stack.enter_context(closing(_Rewards(self.bus, self.run_id, selection, profile, rewards_until_ms))) if rewards else None
+            join = (
+                stack.enter_context(closing(_Rewards(self.bus, self.run_id, selection, profile, rewards_until_ms, answered)))
+                if rewards
+                else None
+            )
             if join is not None:
                 self.rewards_to = dict(join.ends)
             trajectories = stack.enter_context(RawLog(self.bus, self.bus.namespace.topic(TRAJECTORIES), profile))
             plan = plan_ranges(selection.range, self.log, self.fates, trajectories)
             self.missing += plan.missing
             self.read_to = dict(trajectories.ends)
-            sieve = Sieve(self.run_id, selection, self.fates, self.bus.codec)
+            self.num_planned = plan.num_records
+            sieve = Sieve(self.run_id, selection, self.fates, self.bus.codec, decodes=decodes)
             for pieces in [plan.pieces] if by_time else [[piece] for piece in plan.pieces]:
                 messages = _merged(trajectories, pieces) if by_time else _in_order(trajectories, pieces[0])
                 yield from _told(plan, pieces, messages, sieve, join)
@@ -233,7 +243,10 @@ def open_history(bus: Bus, run_id: str) -> History:
 class _Rewards:
     """Rewards of pieces of `trajectories`, read from the time of the first record on to the end: one may be attached long afterwards."""
 
-    def __init__(self, bus: Bus, run_id: str, selection: Selection, profile: profiles.Properties, until_ms: int | None) -> None:
+    def __init__(
+        self, bus: Bus, run_id: str, selection: Selection, profile: profiles.Properties, until_ms: int | None, answered: str
+    ) -> None:
+        self._answered = answered
         keys = selection.range.group_ids if isinstance(selection.range, Groups) else ()
         self._keys = frozenset(key.encode() for key in keys)  # of the groups that are wanted; empty: all
         self._ids, self._run_id, self._until_ms = bus.codec.ids, run_id, until_ms
@@ -252,7 +265,7 @@ class _Rewards:
         for number in {piece.partition for piece in pieces if piece.partition in starts}:
             mine = [piece for piece in pieces if piece.partition == number]
             span = min(piece.first for piece in mine), max(piece.end for piece in mine)
-            joins[number] = RewardJoin(self._run_id, self._ids, number, *span)
+            joins[number] = RewardJoin(self._run_id, self._ids, number, *span, answered=self._answered)
         for batch in self._log.within({number: (starts[number], ends[number]) for number in joins}):
             by_partition: dict[int, list[RawMessage]] = {}
             for raw in batch:

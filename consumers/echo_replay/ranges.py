@@ -42,6 +42,13 @@ class ReadingPlan:
     places: Mapping[int, Ints] | None = None
     missing: list[str] = field(default_factory=list)
 
+    @property
+    def num_records(self) -> int:
+        """How many offsets it names."""
+        if self.places is not None:
+            return sum(len(offsets) for offsets in self.places.values())
+        return sum(piece.end - piece.first for piece in self.pieces)
+
     def wants(self, partition: int, offset: int) -> bool:
         """Whether a message of a piece is one of `places`."""
         if self.places is None:

@@ -10,6 +10,7 @@ the first on the log counts, as in the learner. About 22 bytes a reward while a 
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -52,7 +53,9 @@ class RewardColumns:
 class RewardJoin:
     """Rewards of one run as they are read, for records of one partition within [first, end). `add` in the order of the log."""
 
-    def __init__(self, run_id: str, ids: SchemaIds, partition: int, first: int, end: int) -> None:
+    def __init__(self, run_id: str, ids: SchemaIds, partition: int, first: int, end: int, *, answered: str = "") -> None:
+        """`answered`: the name of a reward of which a record without a value counts too, as NaN."""
+        self._answered = answered.encode()
         self._run = run_id.encode()
         self._prefix = f"{run_id}/".encode()
         self._read = Projection(Reward, _FIELDS, ids).read
@@ -70,8 +73,12 @@ class RewardJoin:
                 run, partition, offset, name, value = self._read(raw.value())
             except InvalidRecord:
                 continue
-            if run != self._run or partition != self._partition or value is None or not self._first <= offset < self._end:
+            if run != self._run or partition != self._partition or not self._first <= offset < self._end:
                 continue
+            if value is None:
+                if name != self._answered:
+                    continue
+                value = math.nan
             self._offsets.append(offset)
             self._codes.append(self._names.setdefault(name, len(self._names)))
             self._values.append(value)

@@ -22,7 +22,9 @@ Passed = tuple[Trajectory | None, BookEntry]
 class Sieve:
     """For one run and one selection. `fates` may grow meanwhile."""
 
-    def __init__(self, run_id: str, selection: Selection, fates: Fates, codec: Codec) -> None:
+    def __init__(self, run_id: str, selection: Selection, fates: Fates, codec: Codec, *, decodes: bool = True) -> None:
+        """`decodes` False: what is let through is left as it is, and so is what only decoding would refuse."""
+        self._decodes = decodes
         self._run_id, self._selection, self._fates, self._codec = run_id, selection, fates, codec
         self._prefix, self._run = f"{run_id}/".encode(), run_id.encode()
         self._read = Projection(Trajectory, _FIELDS, codec.ids).read
@@ -47,6 +49,8 @@ class Sieve:
             entry = self._fates.of(partition, offset, Purpose(purpose.decode()), seq)
             if not self._wants(entry):
                 return None
+            if not self._decodes:
+                return None, entry
             record = self._codec.decode(raw.value())
         except (InvalidRecord, ValueError):
             entry = self._fates.of(partition, offset, None)

@@ -53,10 +53,10 @@ class Bus:
             producer, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock, source=self.client_id
         )  # fmt: skip
 
-    def transactions(self, role: str | None = None) -> TransactionalWriter:
+    def transactions(self, role: str | None = None, profile: profiles.Properties = profiles.TRANSACTIONAL) -> TransactionalWriter:
         """The transactional writer of this role; `start` it before use."""
         transactional_id = self.namespace.transactional_id(role or self.role)
-        producer = self.cluster.producer({**profiles.TRANSACTIONAL, "client.id": self.client_id, "transactional.id": transactional_id})
+        producer = self.cluster.producer({**profile, "client.id": self.client_id, "transactional.id": transactional_id})
         return TransactionalWriter(
             producer, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock, source=self.client_id
         )  # fmt: skip

@@ -78,7 +78,7 @@ class RewardFunction:
 
     `timeout_s` None: the application's. `origin`: where it can be imported from. `isolated`: it only runs in a scoring process, where a
     call that hangs can be ended. `at_timeout`: what a sample is worth whose call had to be ended, or whose process died of it; None: nobody
-    knows.
+    knows. `repeatable`: a sample of last week would get the same value today; False where the value depends on what has changed since.
     """
 
     name: str
@@ -89,6 +89,7 @@ class RewardFunction:
     origin: str = ""
     isolated: bool = False
     at_timeout: float | None = None
+    repeatable: bool = True
 
     def __call__(self, sample: Any) -> Any:
         """The function itself, so that a decorated one is still called as before."""
@@ -103,6 +104,7 @@ def reward(
     batch: bool = False,
     isolated: bool = False,
     at_timeout: float | None = None,
+    repeatable: bool = True,
 ) -> Callable[[Callable[..., Any]], RewardFunction]:
     """Make a reward of a function. `batch`: it takes a list of samples and gives as many values; the others as in `RewardFunction`."""
 
@@ -118,6 +120,7 @@ def reward(
             origin=origin,
             isolated=isolated,
             at_timeout=at_timeout,
+            repeatable=repeatable,
         )
 
     return decorate

@@ -27,13 +27,24 @@ class Passed(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which sample a trajectory is, as its headers say."""
+    """Which sample a trajectory is, as its headers say, or its body (`of`)."""
 
     group_id: str
     seq: int
     purpose: Purpose
     attempt: str
     index: int
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Identity:
+        """As its body says."""
+        return cls(
+            group_id=trajectory.group_id,
+            seq=trajectory.seq,
+            purpose=trajectory.purpose,
+            attempt=trajectory.attempt,
+            index=trajectory.index,
+        )
 
 
 @dataclass(frozen=True, slots=True)

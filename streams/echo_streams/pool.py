@@ -185,7 +185,7 @@ class _Process:
 
     async def start(self) -> None:
         # Forking a process with threads copies locks in whatever state they are.
-        executor = ProcessPoolExecutor(1, mp_context=mp.get_context("spawn"), initializer=_begin, initargs=(self._memory_mb,))
+        executor = ProcessPoolExecutor(1, mp_context=mp.get_context("spawn"), initializer=begin_process, initargs=(self._memory_mb,))
         loaded = asyncio.wrap_future(executor.submit(_load, self._origins))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -218,7 +218,8 @@ class _Process:
 _functions: dict[str, RewardFunction] = {}
 
 
-def _begin(memory_mb: int) -> None:
+def begin_process(memory_mb: int) -> None:
+    """Make this process one that runs strangers' functions: it ends with its parent, and prints and allocates within limits."""
     _end_with_parent()
     _limit_output()
     if memory_mb:

@@ -145,14 +145,7 @@ class Processor:
             return []
         bounded = trajectory.purpose is Purpose.TRAIN and not trajectory.is_exempt
         if bounded and self._intake.is_stale(trajectory.min_version, version, time_ms):
-            identity = Identity(
-                group_id=trajectory.group_id,
-                seq=trajectory.seq,
-                purpose=trajectory.purpose,
-                attempt=trajectory.attempt,
-                index=trajectory.index,
-            )
-            return self._encoded(self._scorer.stale(identity, at, _too_old(trajectory.min_version, version)))
+            return self._encoded(self._scorer.stale(Identity.of(trajectory), at, _too_old(trajectory.min_version, version)))
         judgeable.append(Judgeable(trajectory=trajectory, at=at))
         return []
 

@@ -195,9 +195,20 @@ class Scorer:
             judgements |= dict(zip(list(readable), found, strict=True))
         time_ms = self._clock.time_ms()
         return [
-            self._reward(entry, judgements[position], _identity_of(item.trajectory), item.at, time_ms)
-            for position, item in enumerate(batch)
+            self._reward(entry, judgements[position], Identity.of(item.trajectory), item.at, time_ms) for position, item in enumerate(batch)
         ]
+
+    def judge_now(self, entry: Attached, item: Judgeable) -> Judgement:
+        """What a synchronous function says of one sample, here and now: nothing is awaited, and nothing limits its time."""
+        try:
+            sample = sample_of(item.trajectory)
+        except (ValueError, RecursionError) as exc:
+            return Judgement(outcome=RewardOutcome.FAILED, error=described(exc))
+        return self._judge_inline(entry, sample)
+
+    async def judge_together(self, entry: Attached, samples: list[ScoredSample]) -> list[Judgement]:
+        """What a function of any kind says of some samples, without records of it."""
+        return await self._judge(entry, samples)
 
     def stale(self, identity: Identity, at: Coordinates, why: str) -> list[Reward]:
         """One reward per function for a trajectory that is too old to be judged, which only one of training can be."""
@@ -324,14 +335,14 @@ class Scorer:
                 fuse.ended()
                 seconds = time.perf_counter() - started_s
                 if entry.function.at_timeout is not None:
-                    return [_ended(entry.function.at_timeout, seconds)] * count
+                    return [ended(entry.function.at_timeout, seconds)] * count
                 text = f"No answer within {self._limit_s(entry):g} s."
                 return [Judgement(outcome=RewardOutcome.TIMED_OUT, error=text, seconds=seconds)] * count
             except ProcessDied:
                 fuse.ended()
                 error = "The scoring process died under the call."
                 if attempt == self._limits.retries and entry.function.at_timeout is not None:
-                    return [_ended(entry.function.at_timeout, time.perf_counter() - started_s)] * count
+                    return [ended(entry.function.at_timeout, time.perf_counter() - started_s)] * count
                 continue
             except BadValue as exc:
                 answer = Failure(str(exc), again=False)
@@ -354,16 +365,6 @@ class Scorer:
         return self._limits.timeout_s if entry.function.timeout_s is None else entry.function.timeout_s
 
 
-def _ended(value: float, seconds: float) -> Judgement:
+def ended(value: float, seconds: float) -> Judgement:
     """What the function itself says that a call is worth which had to be ended: the others of the group need not wait for a value."""
     return Judgement(outcome=RewardOutcome.SCORED, value=value, components={"ended": 1.0}, seconds=seconds)
-
-
-def _identity_of(trajectory: Trajectory) -> Identity:
-    return Identity(
-        group_id=trajectory.group_id,
-        seq=trajectory.seq,
-        purpose=trajectory.purpose,
-        attempt=trajectory.attempt,
-        index=trajectory.index,
-    )

@@ -243,19 +243,12 @@ def fate_columns(entries: Sequence[BookEntry]) -> dict[str, Any]:
 
 def rewards_table(rewards: Sequence[tuple[RawMessage, Reward]]) -> Any:
     """A row for each reward, scored or not."""
-    return pa.Table.from_pylist(
-        [
-            {
-                **{name: getattr(reward, name) for name in _REWARDS.names if name not in ("trajectory", "components", "outcome", "kafka")},
-                "trajectory": asdict(reward.of),
-                "outcome": reward.outcome.value,
-                "components": list(reward.components.items()),
-                "kafka": _kafka_of(raw),
-            }
-            for raw, reward in rewards
-        ],
-        schema=_REWARDS,
-    )
+    return pa.Table.from_pylist([{**_reward_row(reward), "kafka": _kafka_of(raw)} for raw, reward in rewards], schema=_REWARDS)
+
+
+def judged_table(rewards: Iterable[Reward]) -> Any:
+    """The same, of rewards that lie in no topic."""
+    return pa.Table.from_pylist([_reward_row(reward) for reward in rewards], schema=_REWARDS)
 
 
 def known_rewards_table(told: Iterable[Told]) -> Any:
@@ -268,6 +261,15 @@ def known_rewards_table(told: Iterable[Told]) -> Any:
         ],
         schema=_REWARDS,
     )
+
+
+def _reward_row(reward: Reward) -> dict[str, Any]:
+    return {
+        **{name: getattr(reward, name) for name in _REWARDS.names if name not in ("trajectory", "components", "outcome", "kafka")},
+        "trajectory": asdict(reward.of),
+        "outcome": reward.outcome.value,
+        "components": list(reward.components.items()),
+    }
 
 
 def steps_table(steps: Iterable[Step]) -> Any:

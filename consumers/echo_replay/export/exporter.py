@@ -109,6 +109,8 @@ def _export(bus: Bus, run_id: str, home: Path, stride: int) -> Exported:
     known = read_manifest(home)
     if known is not None:
         check_identity(known, home, run_id=run_id, namespace=bus.namespace.name, identity=identity)
+        if known.rescored:
+            raise UserError(f"{home} holds the scores of {known.rescored[0]!r} from a rescore.", hint="Export into another folder.")
     remove_leftovers(home, known)
     manifest = known or ExportManifest(run_id=run_id, namespace=bus.namespace.name, identity=identity, stride=stride)
     drops, doubts = read_drops(bus, run_id)

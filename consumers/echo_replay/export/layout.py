@@ -40,7 +40,9 @@ class Table(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
-    """`start`: first offset of a stride, or first version of a bucket. `bucket`: empty for a table that knows no versions."""
+    """`start`: first offset of a stride, or first version of a bucket; of a rescore's, the number of the file. `bucket`: empty for a table
+    that knows no versions.
+    """
 
     table: Table
     partition: int

@@ -37,7 +37,8 @@ class ExportedFile:
 class ExportManifest:
     """`identity`: the cluster's id under `cluster`, each topic's under its name. `ranges`: offsets [start, end) by topic and partition.
 
-    `reward_names`: those that have a column of their own. `missing`: what retention had removed, a sentence each.
+    `reward_names`: those that have a column of their own. `missing`: what retention had removed, a sentence each. `rescored`: name and
+    version of the one reward of which it holds the scores of a rescore, and nothing else; empty for an export of the run.
     """
 
     run_id: str
@@ -50,6 +51,7 @@ class ExportManifest:
     written_ms: int = 0
     reward_names: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    rescored: tuple[str, ...] = ()
     files: tuple[ExportedFile, ...] = ()
 
     def rows(self, table: Table) -> int:
@@ -158,6 +160,7 @@ def _parsed(content: Mapping[str, Any]) -> ExportManifest:
         written_ms=int(content["written_ms"]),
         reward_names=tuple(content["reward_names"]),
         missing=tuple(content["missing"]),
+        rescored=tuple(content.get("rescored", ())),
         files=tuple(_file(file) for file in content["files"]),
     )
 

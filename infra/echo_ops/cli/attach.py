@@ -27,6 +27,7 @@ from echo_ops.cli.output import out
 from echo_ops.cli.reward import attach_order, run_now
 from echo_ops.groups import has_members
 from echo_ops.rewards.trial import Trial, recent_trajectories, try_reward
+from echo_replay.rescoring import RESCORE, UNREPEATABLE
 from echo_schemas.errors import UserError
 from echo_schemas.records import Reward, RewardAttachment, RewardOutcome
 from echo_schemas.topics import REWARDS
@@ -110,7 +111,7 @@ def application_of(path: str) -> str:
 
 def require_application(name: str) -> None:
     """Raise UserError for a name that cannot be a group's, or is the run's own application's."""
-    if not _LEGAL.fullmatch(name) or name == OWN_APPLICATION:
+    if not _LEGAL.fullmatch(name) or name in (OWN_APPLICATION, RESCORE, UNREPEATABLE):
         raise UserError(
             f"{name!r} is no name for an application beside the run's own.",
             hint="Give one of letters, digits, '_' and '-' with --application.",

@@ -151,6 +151,44 @@ def replay(
         body.replay(config, options, into, run=run, rate=rate, pace=pace, follow=follow)
 
 
+@commands.command("rescore")
+def rescore(
+    path: Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:brevity, package.module:function, or a built-in name.")],
+    config: Config = None,
+    run: RunName = "",
+    into: Annotated[str, typer.Option(metavar="rewards|FOLDER", help="The topic rewards, or a folder of Parquet files.")] = "rewards",
+    name: Annotated[str, typer.Option(help="What it is called in the records; by default as it is named here.")] = "",
+    against: Annotated[str, typer.Option(metavar="NAME", help="Compare it with this reward; by default with the run's first.")] = "",
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Scoring processes.")] = 2,
+    version: VersionRange = "",
+    step: StepRange = "",
+    offsets: OffsetRange = None,
+    since: Since = "",
+    until: Until = "",
+    group: GroupNames = None,
+    worker: Worker = "",
+    task: Task = "",
+    purpose: PurposeName = "",
+    fate: FateName = "",
+    sample: SampleIndex = None,
+    force: Annotated[bool, typer.Option("--force", help="Also a reward that says that it cannot be repeated.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Score a few, say what all of it costs, and write nothing.")] = False,
+) -> None:
+    """Score a range of the past with another reward, or another version of one, and compare. Killed, the same command goes on."""
+    from echo_ops.cli import rescore as body
+    from echo_ops.cli.ranges import RangeOptions
+
+    with user_errors():
+        options = RangeOptions(
+            version=version, step=step, offsets=tuple(offsets or ()), since=since, until=until, groups=tuple(group or ()),
+            worker=worker, task=task, purpose=purpose, fate=fate, sample=sample,
+        )  # fmt: skip
+        wish = body.Wish(
+            path=path, into=into, name=name, against=against, processes=processes, run=run, force=force, dry_run=dry_run
+        )  # fmt: skip
+        body.rescore(config, options, wish)
+
+
 @commands.command("export")
 def export(
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the files go; a run has a folder in it, run=NAME.")],

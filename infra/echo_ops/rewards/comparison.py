@@ -63,10 +63,18 @@ def compare(first: Sequence[Reward], second: Sequence[Reward]) -> Comparison | N
     if not places:
         return None
     a, b = (np.array([found[where].value for where in places], np.float64) for found in (a_of, b_of))
-    members: dict[tuple[str, str], list[int]] = {}
-    for number, where in enumerate(places):
-        members.setdefault((a_of[where].group_id, a_of[where].attempt), []).append(number)
-    groups = [np.array(found) for found in members.values() if len(found) > 1]
+    numbers: dict[tuple[str, str], int] = {}
+    members = [numbers.setdefault((a_of[where].group_id, a_of[where].attempt), len(numbers)) for where in places]
+    return compare_columns(a, b, np.array(members), num_a=len(a_of), num_b=len(b_of))
+
+
+def compare_columns(a: Floats, b: Floats, members: npt.NDArray[np.int64], *, num_a: int, num_b: int) -> Comparison | None:
+    """The same of samples that have both values, in columns; `members`: a number for the group of each. None if there are none."""
+    if not len(a):
+        return None
+    order = np.argsort(members, kind="stable")
+    borders = np.flatnonzero(np.diff(members[order])) + 1
+    groups = [group for group in np.split(order, borders) if len(group) > 1]
     signs_a, signs_b = (
         np.concatenate([np.sign(group_advantages(values[group])) for group in groups] or [np.zeros(0)]) for values in (a, b)
     )
@@ -75,9 +83,9 @@ def compare(first: Sequence[Reward], second: Sequence[Reward]) -> Comparison | N
     ranks = [found for group in groups if (found := _pearson(_ranks(a[group]), _ranks(b[group]))) is not None]
     confusion = _confusion(a, b)
     return Comparison(
-        num_matched=len(places),
-        num_a=len(a_of),
-        num_b=len(b_of),
+        num_matched=len(a),
+        num_a=num_a,
+        num_b=num_b,
         a=_moments(a),
         b=_moments(b),
         pearson=_pearson(a, b),

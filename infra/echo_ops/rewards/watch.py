@@ -25,6 +25,7 @@ from echo_bus.errors import TransportError
 from echo_bus.message import raw_headers
 from echo_ops.groups import groups_with_members
 from echo_ops.rewards.weights import policy_of
+from echo_replay.rescoring import RESCORE, UNREPEATABLE
 from echo_schemas.headers import oldest_version
 from echo_schemas.records import Control, Reward, RewardAttachment, RewardOutcome, RewardTerm
 from echo_schemas.topics import REWARDS, TRAJECTORIES
@@ -142,6 +143,9 @@ class ScorerWatch:
         self._read_to = self._rewards.positions
 
     def _hear(self, reward: Reward) -> None:
+        if reward.application in (RESCORE, UNREPEATABLE):
+            # It lives nowhere: nobody who waited for its values would get any.
+            return
         pair = (reward.application or OWN_APPLICATION, reward.name)
         if pair not in self._heard:
             if len(self._heard) >= _MOST_PAIRS:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Container
 from pathlib import Path
 
 import pytest
@@ -21,42 +20,15 @@ from echo_replay.export.queries import ask
 from echo_replay.export.verifying import verify_export
 from echo_replay.history import open_history
 from echo_schemas.naming import Namespace
+from tests.integration.replay.copying import copy_into
 from tests.unit.learner.pipeline import Pipeline
-from tests.unit.replay.forged import Kept, SoundRun, make_sound_run
+from tests.unit.replay.forged import SoundRun
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 _WAIT_S = 120.0
 _FIRST = frozenset({"runs", "trajectories"})
 _SAID = frozenset({"rewards", "steps", "drops", "weights"})
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> SoundRun:
-    """Made in memory, by threads that look up often enough."""
-    with pytest.MonkeyPatch.context() as patch:
-        for place in (
-            "echo_bus.reading.view._READ_S",
-            "echo_learner.intake._READ_S",
-            "echo_bus.client.publisher._POLL_S",
-            "echo_learner.learner._WAIT_S",
-        ):
-            patch.setattr(place, 0.003)
-        return make_sound_run(tmp_path_factory.mktemp("sound"))
-
-
-def copy_into(pipeline: Pipeline, sound: SoundRun, *, first: float, end: float, topics: Container[str]) -> None:
-    """A share of some topics of the sound run, in order."""
-    by_place: dict[tuple[str, int], list[Kept]] = {}
-    for kept in sound.messages:
-        if kept.topic is not None and kept.topic.name in topics:
-            by_place.setdefault((kept.physical, kept.partition), []).append(kept)
-    producer = pipeline.cluster.producer({})
-    for (physical, partition), messages in by_place.items():
-        there = physical.replace(sound.pipeline.namespace.name, pipeline.namespace.name, 1)
-        for kept in messages[int(first * len(messages)) : int(end * len(messages))]:
-            producer.produce(there, kept.value, kept.key, partition, headers=kept.headers)
-    producer.flush(_WAIT_S)
 
 
 def start_export(bootstrap: str, namespace: Namespace, folder: Path, *flags: str) -> subprocess.Popen[str]:

@@ -36,7 +36,8 @@ def test_a_role_reads_exactly_what_the_topic_files_say(role: str) -> None:
 
 def test_nobody_may_create_or_alter_anything() -> None:
     assert {acl.operation for acl in ACLS} <= {"Read", "Write", "Describe", "DescribeConfigs"}
-    assert {acl.principal for acl in ACLS if acl.operation == "DescribeConfigs"} == {"User:echo.demo.operator", "User:echo.demo.learner"}
+    found = {acl.principal for acl in ACLS if acl.operation == "DescribeConfigs"}
+    assert found == {f"User:echo.demo.{role}" for role in ("operator", "rescore", "learner")}
     assert allowed("learner", Resource.TOPIC, "DescribeConfigs") == {"echo.demo.weights.chunks"}
 
 
@@ -55,13 +56,14 @@ def test_describe_is_not_listed_beside_what_implies_it() -> None:
     assert described.isdisjoint(strong)
 
 
-def test_only_the_learner_the_allocators_and_the_coordinator_have_transactional_ids() -> None:
+def test_who_has_transactional_ids() -> None:
     found = {acl.principal: acl.name for acl in ACLS if acl.resource is Resource.TRANSACTIONAL_ID}
     assert found == {
         "User:echo.demo.learner": "echo.demo.learner",
         "User:echo.demo.feeder": "echo.demo.feeder",
         "User:echo.demo.offline": "echo.demo.feeder",
         "User:echo.demo.coordinator": "echo.demo.coordinator",
+        "User:echo.demo.rescore": "echo.demo.rescore.",
     }
 
 

@@ -1,0 +1,248 @@
+"""A range of the past under another reward: what has no record of it is scored, and written.
+
+    history (undecoded) ─▶ without a record under the name? ─▶ chunks ─▶ scoring processes ─▶ records ─▶ sink
+
+Memory: some chunks of messages for each process, what waits to be written, and of each sample two values and its group for the comparison
+(24 bytes). The caller's thread.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_bus.clock import Clock
+from echo_bus.message import raw_headers
+from echo_replay.history import Told
+from echo_replay.rescoring import RESCORE
+from echo_replay.rescoring.inside import Answer
+from echo_replay.rescoring.sinks import RewardSink
+from echo_replay.rescoring.team import CHUNK, CHUNK_BYTES, Item, Judged, Team
+from echo_schemas.codec import Codec
+from echo_schemas.errors import InvalidRecord
+from echo_schemas.records import Purpose, Reward, RewardOutcome, Trajectory
+from echo_streams.intake import Identity, identity_of
+
+TRIED = 16
+"""If none of so many samples gets a value, the reward is taken for broken and nothing is written."""
+
+# Written together: at most so many, or what came in so long.
+_AT_ONCE = 5_000
+_FLUSH_S = 2.0
+_MOST_ERRORS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescoreOrder:
+    """What is written: `name` in the records, `code_version` of the function, `application`; what it is compared with (empty: nothing)."""
+
+    run_id: str
+    name: str
+    code_version: str
+    application: str = RESCORE
+    compared: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """After the first `num` samples: seconds in the function, and what they cost (`cost_usd` among the components)."""
+
+    num: int
+    call_s: float
+    cost_usd: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Rescored:
+    """What came of it. `num_known`: had a record already. `stopped`: why the rest was not scored; empty: all of it was."""
+
+    outcomes: Counter[RewardOutcome] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    num_known: int = 0
+    num_unreadable: int = 0
+    num_probes: int = 0
+    cost_usd: float = 0.0
+    stopped: str = ""
+    table: ValueTable
+
+    @property
+    def num_written(self) -> int:
+        """Samples that have a record now and had none before."""
+        return self.outcomes.total()
+
+
+class ValueTable:
+    """Of each sample with a value of the new reward: that, the one it is compared with (NaN: none), and a number for its group."""
+
+    def __init__(self) -> None:
+        self._new, self._other, self._groups = array("d"), array("d"), array("q")
+        self._numbers: dict[tuple[str, str], int] = {}
+        self.num_other = 0
+
+    def add(self, identity: Identity, new: float | None, other: float) -> None:
+        """One sample."""
+        self.num_other += not math.isnan(other)
+        if new is None or math.isnan(new):
+            return
+        self._new.append(new)
+        self._other.append(other)
+        self._groups.append(self._numbers.setdefault((identity.group_id, identity.attempt), len(self._numbers)))
+
+    def columns(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """New values, those compared with, groups."""
+        return np.array(self._new, np.float64), np.array(self._other, np.float64), np.array(self._groups, np.int64)
+
+
+class Broken(Exception):
+    """None of the first samples got a value; nothing was written. `answer`: the first of them."""
+
+    def __init__(self, num: int, answer: Answer) -> None:
+        super().__init__(f"{num} samples, no value: {answer.error}")
+        self.num, self.answer = num, answer
+
+
+def rescore(
+    order: RescoreOrder,
+    told: Iterable[Told],
+    team: Team,
+    sink: RewardSink,
+    *,
+    codec: Codec,
+    clock: Clock,
+    tried: Callable[[Estimate], bool] = lambda _estimate: True,
+) -> Rescored:
+    """Score what has no record yet, and write it. `tried`, called once after the first samples: whether to go on.
+
+    Raises Broken, UserError where the function cannot be imported, and as `told` and the sink do.
+    """
+    work = _Rescore(order, sink, codec, clock)
+    is_tried = False
+    for judged in team.judge(_chunks(work.wanted(told))):
+        work.take(judged)
+        if not is_tried and work.num_answered >= TRIED:
+            is_tried = True
+            if not work.passes(tried):
+                return work.rescored
+        if is_tried:
+            work.flush(only_if_due=True)
+    if is_tried or not work.num_answered or work.passes(tried):
+        work.flush()
+        work.rescored.stopped = team.stopped
+    return work.rescored
+
+
+class _Rescore:
+    """One rescore under way."""
+
+    def __init__(self, order: RescoreOrder, sink: RewardSink, codec: Codec, clock: Clock) -> None:
+        self._order, self._sink, self._codec, self._clock = order, sink, codec, clock
+        self.rescored = Rescored(table=ValueTable())
+        self.num_answered = 0
+        self._call_s = 0.0
+        self._first_failed: Answer | None = None
+        self._waiting: list[Reward] = []
+        self._flushed_s = clock.monotonic_s()
+
+    def wanted(self, told: Iterable[Told]) -> Iterator[Item]:
+        """What has no record under the name yet."""
+        name, compared, rescored = self._order.name, self._order.compared, self.rescored
+        for each in told:
+            identity = self._identity(each)
+            if identity is None:
+                rescored.num_unreadable += 1
+                continue
+            if identity.purpose is Purpose.PROBE:
+                rescored.num_probes += 1
+                continue
+            other = each.rewards.get(compared, math.nan)
+            known = self._sink.known(each.where) if self._sink.is_apart else each.rewards.get(name)
+            if known is not None:
+                rescored.num_known += 1
+                rescored.table.add(identity, known, other)
+                continue
+            yield Item(where=each.where, identity=identity, value=each.raw.value() or b"", compared=other)
+
+    def take(self, judged: Sequence[Judged]) -> None:
+        """Answers become records that wait to be written."""
+        time_ms = self._clock.time_ms()
+        for item, answer in judged:
+            self.num_answered += 1
+            self._call_s += answer.seconds
+            if answer.outcome is None:
+                self.rescored.num_unreadable += 1
+                continue
+            self.rescored.outcomes[answer.outcome] += 1
+            self.rescored.cost_usd += answer.components.get("cost_usd", 0.0)
+            if answer.outcome is not RewardOutcome.SCORED:
+                self._first_failed = self._first_failed or answer
+                error = answer.error or answer.outcome.value
+                if error in self.rescored.errors or len(self.rescored.errors) < _MOST_ERRORS:
+                    self.rescored.errors[error] += 1
+            self.rescored.table.add(item.identity, answer.value, item.compared)
+            self._waiting.append(self._record(item, answer, time_ms))
+
+    def passes(self, tried: Callable[[Estimate], bool]) -> bool:
+        """Whether to go on after the first samples. Raises Broken if none has got a value."""
+        if self._first_failed is not None and not self.rescored.outcomes[RewardOutcome.SCORED]:
+            raise Broken(self.num_answered, self._first_failed)
+        return tried(Estimate(num=self.num_answered, call_s=self._call_s, cost_usd=self.rescored.cost_usd))
+
+    def flush(self, *, only_if_due: bool = False) -> None:
+        """Write what waits."""
+        now_s = self._clock.monotonic_s()
+        if only_if_due and len(self._waiting) < _AT_ONCE and now_s < self._flushed_s + _FLUSH_S:
+            return
+        if self._waiting:
+            self._sink.write(self._waiting)
+        self._waiting, self._flushed_s = [], now_s
+
+    def _record(self, item: Item, answer: Answer, time_ms: int) -> Reward:
+        assert answer.outcome is not None, "looked at before"
+        identity = item.identity
+        return Reward(
+            run_id=self._order.run_id,
+            group_id=identity.group_id,
+            seq=identity.seq,
+            attempt=identity.attempt,
+            index=identity.index,
+            of=item.where,
+            name=self._order.name,
+            code_version=self._order.code_version,
+            application=self._order.application,
+            outcome=answer.outcome,
+            value=answer.value,
+            components=answer.components,
+            error=answer.error,
+            seconds=answer.seconds,
+            time_ms=time_ms,
+        )
+
+    def _identity(self, told: Told) -> Identity | None:
+        """By the headers; where they do not say it, by the record. None if nobody can read it."""
+        name = next((value for header, value in raw_headers(told.raw) if header == "ce_id"), None)
+        if name is not None and (found := identity_of(name.decode(errors="replace"), self._order.run_id)) is not None:
+            return found
+        try:
+            record = self._codec.decode(told.raw.value())
+        except InvalidRecord:
+            return None
+        return Identity.of(record) if isinstance(record, Trajectory) else None
+
+
+def _chunks(items: Iterator[Item]) -> Iterator[list[Item]]:
+    chunk: list[Item] = []
+    num_bytes = 0
+    for item in items:
+        chunk.append(item)
+        num_bytes += len(item.value)
+        if len(chunk) >= CHUNK or num_bytes >= CHUNK_BYTES:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk

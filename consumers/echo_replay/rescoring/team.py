@@ -1,0 +1,246 @@
+"""The scoring processes of a rescore: chunks of samples in, judged samples out; nothing that a function does is waited for without end.
+
+A call hangs if its process has said nothing for the limit though it has something to do. The sample is the first one without an answer; of
+a function that takes many at once, all of the chunk. A process that hangs is killed with all that it has forked, and the rest of its chunks
+goes on in a new one.
+
+Threads: everything belongs to the caller's; each process has a thread here that does nothing but hand it chunks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from echo_replay.rescoring.inside import BROKEN, READY, Answer, Errand, pack_chunk, serve, unpack_answers
+from echo_schemas.errors import UserError
+from echo_schemas.records import Coordinates, RewardOutcome
+from echo_streams.intake import Identity
+from echo_streams.pool import START_TIMEOUT_S
+from echo_tasks.rewards import RewardFunction, RewardKind
+
+CHUNK = 256
+"""Samples that travel together, and that a batch function sees at once."""
+CHUNK_BYTES = 4 << 20
+# One that is worked on and one that lies ready.
+_AHEAD = 2
+_LOOK_S = 0.05
+_READ_BYTES = 1 << 20
+# So many calls in a row that had to be ended make it likely that the next one will.
+_TRIPS = 8
+# An asynchronous function's own limit is kept inside; only one that does not await comes to this.
+_ASYNC_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A sample that is to be scored. `compared`: the value of the reward that the new one is compared with; NaN: none."""
+
+    where: Coordinates
+    identity: Identity
+    value: bytes
+    compared: float
+
+
+@dataclass(slots=True)
+class _Chunk:
+    items: Sequence[Item]
+    left: dict[int, Item]
+
+
+Judged = tuple[Item, Answer]
+
+
+class Team:
+    """`num` scoring processes. A context manager: they and what they have forked are ended at its end."""
+
+    def __init__(self, errand: Errand, function: RewardFunction, num: int) -> None:
+        """Raises UserError once a process cannot import the function."""
+        self._function = function
+        limit_s = errand.limits.timeout_s if function.timeout_s is None else function.timeout_s
+        self._limit_s = limit_s
+        silence_s = limit_s * (1 + errand.limits.retries) + (_ASYNC_GRACE_S if function.kind is RewardKind.ASYNC else 0.0)
+        self.num_processes, self.is_async = num, function.kind is RewardKind.ASYNC
+        self._processes = [_Process(errand, silence_s) for _ in range(num)]
+        self._num_ended = 0
+        self.num_replaced = 0
+        self.stopped = ""
+        """Why nothing more is asked, if the function only hangs or kills its process."""
+
+    def __enter__(self) -> Team:
+        for process in self._processes:
+            process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.end()
+
+    def judge(self, chunks: Iterator[Sequence[Item]]) -> Iterator[list[Judged]]:
+        """What is said of the samples of `chunks`, in no order; some are missing only where `stopped` says why. Raises as `chunks`."""
+        waiting: deque[Sequence[Item]] = deque()
+        is_more = True
+        while not self.stopped:
+            while (free := min(self._processes, key=lambda each: each.num_chunks)).num_chunks < _AHEAD and (waiting or is_more):
+                items = waiting.popleft() if waiting else next(chunks, None)
+                if items is None:
+                    is_more = False
+                else:
+                    free.give(items)
+            busy = [process for process in self._processes if process.num_chunks]
+            if not busy:
+                return
+            wait([process.incoming for process in busy], _LOOK_S)
+            for process in busy:
+                if judged := self._look(process, waiting):
+                    yield judged
+
+    def _look(self, process: _Process, waiting: deque[Sequence[Item]]) -> list[Judged]:
+        """What a process has said; it is replaced if it will say no more, and what it has not begun joins `waiting`."""
+        # In this order: what a process wrote before it died is read, and one that has answered meanwhile does not hang.
+        reason = process.failure()
+        judged = process.read()
+        if judged:
+            self._num_ended = 0
+        if reason is None or (reason is RewardOutcome.TIMED_OUT and judged):
+            return judged
+        lost, rest = process.replace(whole_chunk=self._function.kind is not RewardKind.SYNC)
+        self._count_ended()
+        waiting.extendleft(reversed(rest))
+        return judged + [(item, self._answer_for(index, reason)) for index, item in lost]
+
+    def _count_ended(self) -> None:
+        self.num_replaced += 1
+        self._num_ended += 1
+        if self._num_ended >= _TRIPS and self._function.at_timeout is None:
+            self.stopped = f"Its last {_TRIPS} calls hung or killed their process."
+
+    def _answer_for(self, index: int, reason: RewardOutcome) -> Answer:
+        """What is said of a sample whose call had to be ended."""
+        if self._function.at_timeout is not None:
+            return Answer(index=index, outcome=RewardOutcome.SCORED, value=self._function.at_timeout, components={"ended": 1.0})
+        if reason is RewardOutcome.TIMED_OUT:
+            return Answer(index=index, outcome=reason, error=f"No answer within {self._limit_s:g} s.", seconds=self._limit_s)
+        return Answer(index=index, outcome=reason, error="The scoring process died under the call.")
+
+
+class _Process:
+    """One scoring process and the chunks that it has, the one under way first."""
+
+    def __init__(self, errand: Errand, silence_s: float) -> None:
+        self._errand, self._silence_s = errand, silence_s
+        self._chunks: deque[_Chunk] = deque()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._data = bytearray()
+        self._is_ready = False
+        self._heard_s = time.monotonic()
+        # Forking a process with threads copies locks in whatever state they are.
+        context = mp.get_context("spawn")
+        theirs_in, self._out = context.Pipe(duplex=False)
+        self.incoming, theirs_out = context.Pipe(duplex=False)
+        os.set_blocking(self.incoming.fileno(), False)
+        self._theirs: tuple[Connection, ...] = (theirs_in, theirs_out)
+        self._process = context.Process(target=serve, args=(self._errand, theirs_in, theirs_out), daemon=False)
+        self._to_send: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Start it; `read` says what it answers."""
+        self._process.start()
+        for connection in self._theirs:
+            connection.close()
+        threading.Thread(target=_hand_over, args=(self._to_send, self._out), name="chunks", daemon=True).start()
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self._chunks)
+
+    def give(self, items: Sequence[Item]) -> None:
+        if not self._chunks:
+            self._heard_s = time.monotonic()
+        self._chunks.append(_Chunk(items, dict(enumerate(items))))
+        self._to_send.put(pack_chunk([item.value for item in items]))
+
+    def read(self) -> list[Judged]:
+        """What it has said since the last time. Raises UserError if it cannot import the function."""
+        judged: list[Judged] = []
+        while data := self._read_some():
+            self._data += data
+            self._heard_s = time.monotonic()
+        for code, answer in unpack_answers(self._data):
+            if code == READY:
+                self._is_ready = True
+            elif code == BROKEN:
+                raise UserError(f"A scoring process cannot import the reward: {answer.error}")
+            else:
+                chunk = self._chunks[0]
+                judged.append((chunk.left.pop(answer.index), answer))
+                if not chunk.left:
+                    self._chunks.popleft()
+        return judged
+
+    def _read_some(self) -> bytes:
+        try:
+            return os.read(self.incoming.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return b""
+
+    def failure(self) -> RewardOutcome | None:
+        """Why it will not answer any more: it hangs, or has died. Raises UserError if it has not even started."""
+        silent_s = time.monotonic() - self._heard_s
+        if not self._process.is_alive():
+            if not self._is_ready:
+                raise UserError("A scoring process did not start.", hint="Does importing the reward's module end the process?")
+            return RewardOutcome.FAILED
+        if not self._is_ready:
+            if silent_s > START_TIMEOUT_S:
+                raise UserError(
+                    f"A scoring process did not start within {START_TIMEOUT_S:g} s.", hint="Does importing the reward's module wait?"
+                )
+            return None
+        return RewardOutcome.TIMED_OUT if silent_s > self._silence_s else None
+
+    def replace(self, *, whole_chunk: bool) -> tuple[list[tuple[int, Item]], list[Sequence[Item]]]:
+        """Another process in its place: the samples that were under way, and what was not begun."""
+        self.end()
+        lost: list[tuple[int, Item]] = []
+        rest: list[Sequence[Item]] = []
+        if self._chunks:
+            under_way = list(self._chunks.popleft().left.items())
+            lost = under_way if whole_chunk else under_way[:1]
+            if left := [item for _, item in under_way[len(lost) :]]:
+                rest.append(left)
+        rest += [list(chunk.left.values()) for chunk in self._chunks]
+        self._chunks.clear()
+        self._begin()
+        self.start()
+        return lost, rest
+
+    def end(self) -> None:
+        """Kill it, and what it has forked."""
+        self._to_send.put(None)
+        pid = self._process.pid
+        if pid is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.join()
+        self.incoming.close()
+
+
+def _hand_over(chunks: queue.SimpleQueue[Any], connection: Connection) -> None:
+    """Until told to end, or until nobody reads any more."""
+    with suppress(OSError), connection:
+        while (chunk := chunks.get()) is not None:
+            connection.send_bytes(chunk)

@@ -1,0 +1,208 @@
+"""`echoswarm rescore`: a range of the past under another reward, into `rewards` under a name of its own or into a folder."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from echo_bus.bus import Bus
+from echo_bus.clock import Deadline
+from echo_ops.cli.analysis import require_analysis
+from echo_ops.cli.compare import lines_of
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.output import err, out
+from echo_ops.cli.ranges import RangeOptions, history_of, run_named, selection_of
+from echo_ops.cli.reward import run_now
+from echo_ops.rewards.comparison import compare_columns
+from echo_ops.rewards.weights import full_name
+from echo_replay.history import History
+from echo_replay.rescoring import RESCORE, UNREPEATABLE
+from echo_replay.rescoring.inside import Errand
+from echo_replay.rescoring.rescorer import Broken, Estimate, Rescored, RescoreOrder
+from echo_replay.rescoring.rescorer import rescore as score_again
+from echo_replay.rescoring.sinks import RewardSink, folder_rewards, topic_rewards
+from echo_replay.rescoring.team import Team
+from echo_replay.selection import Selection
+from echo_schemas.errors import UserError
+from echo_schemas.records import Reward
+from echo_schemas.topics import REWARDS
+from echo_settings import Settings
+from echo_streams.run import all_rewards
+from echo_streams.run import attach as load_attached
+from echo_streams.scoring import ScoringLimits
+from echo_tasks.rewards import RewardFunction, RewardKind
+
+ROLE = "rescore"
+_LOOK_S = 60.0
+# Of each partition of `rewards`, to know who gives a name.
+_NEWEST = 500
+_SHOWN = 5
+# Reading, sending and writing one sample, beside the function itself.
+_AROUND_CALL_S = 0.0001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the command line says. `into`: `rewards`, or a folder; `name` empty: the path; `against` empty: the run's first reward."""
+
+    path: str
+    into: str = REWARDS.name
+    name: str = ""
+    against: str = ""
+    processes: int = 2
+    run: str = ""
+    force: bool = False
+    dry_run: bool = False
+
+
+def rescore(config: Path | None, options: RangeOptions, wish: Wish) -> None:
+    """Score the range, say what came of it, and compare. Raises UserError, with nothing written, for a name that somebody gives."""
+    settings = read_settings(config)
+    run_id = run_named(wish.run or settings.run.name)
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"name": run_id})})
+    (entry,) = load_attached((wish.path,))
+    _require_repeatable(wish, entry.function)
+    operator = reach_bus(settings)
+    bus = replace(operator, role=ROLE, run_id=run_id)
+    selection = selection_of(options, run_id, bus.clock.time_ms())
+    given = _given(bus)
+    name = wish.name or wish.path
+    if wish.into == REWARDS.name:
+        _require_free(name, settings, bus, given, entry.function.version)
+    others = [*settings.rewards, *(each for _, each in given)]
+    order = RescoreOrder(
+        run_id=run_id,
+        name=name,
+        code_version=entry.function.version,
+        application=RESCORE if entry.function.repeatable else UNREPEATABLE,
+        compared=full_name(wish.against, set(others)) if wish.against else next((each for each in others if each != name), ""),
+    )
+    limits = ScoringLimits(
+        timeout_s=settings.scoring.timeout_s, retries=settings.scoring.retries, concurrency=settings.scoring.concurrency
+    )  # fmt: skip
+    errand = Errand(path=wish.path, settings=settings, limits=limits)
+    # An asynchronous function waits and does not compute, and what it counts (its calls a second, its cost) it counts in one process.
+    num = 1 if entry.function.kind is RewardKind.ASYNC else wish.processes
+    with history_of(bus, run_id) as history, _sink(wish, bus, order) as sink:
+        _score(wish, history, selection, order, Team(errand, entry.function, num), sink, limits)
+
+
+def _score(
+    wish: Wish, history: History, selection: Selection, order: RescoreOrder, team: Team, sink: RewardSink, limits: ScoringLimits
+) -> None:
+    bus = history.bus
+    lanes = limits.concurrency if team.num_processes == 1 and team.is_async else team.num_processes
+
+    def say(estimate: Estimate) -> bool:
+        for sentence in history.missing:
+            err.print(f"missing: {sentence}", markup=False)
+        num = history.num_planned
+        seconds = num * (estimate.call_s / max(1, estimate.num) / lanes + _AROUND_CALL_S)
+        cost = f" and ${num * estimate.cost_usd / estimate.num:,.2f}" if estimate.cost_usd else ""
+        out.print(f"At most {num:,} trajectories, about {max(1, round(seconds)):,} s{cost}", markup=False)
+        return not wish.dry_run
+
+    told = history.read(selection, decodes=False, answered=order.name)
+    begun_s = bus.clock.monotonic_s()
+    try:
+        with team:
+            done = score_again(order, told, team, sink, codec=bus.codec, clock=bus.clock, tried=say)
+    except Broken as exc:
+        raise UserError(
+            f"{wish.path} gives no value: {exc.answer.error} ({exc.num} samples tried).",
+            hint="Nothing was written. `echoswarm reward test` shows more.",
+        ) from exc
+    if wish.dry_run:
+        out.print("Nothing was written.")
+        return
+    _report(wish, order, done, bus.clock.monotonic_s() - begun_s, team.num_replaced)
+
+
+def _report(wish: Wish, order: RescoreOrder, done: Rescored, seconds: float, num_replaced: int) -> None:
+    """What came of it. Raises UserError where the rest was not scored, or nothing is there."""
+    if not done.num_written and not done.num_known:
+        raise UserError("Nothing in the log is what was asked for.", hint="Ask for a wider range, or leave a filter out.")
+    said = ", ".join(f"{count:,} {outcome.value}" for outcome, count in sorted(done.outcomes.items())) or "nothing new"
+    beside = [
+        f"{count:,} {what}"
+        for count, what in (
+            (done.num_known, "had a record already"),
+            (done.num_probes, "are probes"),
+            (done.num_unreadable, "nobody can read"),
+            (num_replaced, "times a scoring process was replaced"),
+        )
+        if count
+    ]
+    cost = f", ${done.cost_usd:,.4g}" if done.cost_usd else ""
+    out.print(f"{order.name} into {wish.into}: {said} in {seconds:.1f} s{cost}{'; ' if beside else ''}{', '.join(beside)}", markup=False)
+    for error, count in done.errors.most_common(_SHOWN):
+        out.print(f"  {count:,} without a value: {error}", style="red", markup=False)
+    new, other, members = done.table.columns()
+    both = ~np.isnan(other)
+    found = compare_columns(other[both], new[both], members[both], num_a=done.table.num_other, num_b=len(new))
+    if found is not None:
+        for line in lines_of(order.compared, order.name, found):
+            out.print(line, markup=False)
+    elif len(new):
+        out.print(f"values: mean {new.mean():.4g}, std {new.std():.4g}, from {new.min():.4g} to {new.max():.4g}", markup=False)
+    if done.stopped:
+        raise UserError(
+            f"{done.stopped} The rest was not scored.", hint="Mend it and type the same command: what has a record stays as it is."
+        )
+
+
+@contextmanager
+def _sink(wish: Wish, bus: Bus, order: RescoreOrder) -> Iterator[RewardSink]:
+    if wish.into == REWARDS.name:
+        with topic_rewards(bus, order.run_id, order.name) as topic:
+            yield topic
+        return
+    require_analysis("pyarrow")
+    with folder_rewards(Path(wish.into), bus, order.run_id, (order.name, order.code_version)) as folder:
+        yield folder
+
+
+def _require_repeatable(wish: Wish, function: RewardFunction) -> None:
+    if not function.repeatable and not wish.force:
+        raise UserError(
+            f"{wish.path} says that it cannot be repeated (repeatable = False): what it says today is not what it said then.",
+            hint=f"--force scores all the same; the records then name {UNREPEATABLE!r} as their application.",
+        )
+
+
+def _given(bus: Bus) -> Mapping[tuple[str, str], set[str]]:
+    """(application, name) → code versions, of the newest rewards of the run. Raises TransportError."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    with closing(bus.look([REWARDS])) as reader:
+        reader.start({place: max(low, high - _NEWEST) for place, (low, high) in reader.bounds().items()})
+        for messages in reader.read_to_end(Deadline.after(_LOOK_S, bus.clock)):
+            for message in messages:
+                if isinstance(message.record, Reward):
+                    found[message.record.application, message.record.name].add(message.record.code_version)
+    return found
+
+
+def _require_free(name: str, settings: Settings, bus: Bus, given: Mapping[tuple[str, str], set[str]], version: str) -> None:
+    """Raise UserError for a name that a processor gives, or gave lately, or that holds another version's scores."""
+    now = run_now(settings, bus)
+    attached = {
+        each: order.attachment.application
+        for order in now.orders.values()
+        if order.attachment is not None and order.attachment.is_attached
+        for each in order.attachment.rewards
+    }
+    ours = (RESCORE, UNREPEATABLE)
+    by = next((application or "main" for application, each in given if each == name and application not in ours), attached.get(name, ""))
+    if name in all_rewards(settings) or name in {term.name for term in now.terms}:
+        by = by or "main"
+    hint = f"Give it another one: --name {name.rpartition(':')[2]}-{version}."
+    if by:
+        raise UserError(f"The name {name!r} is taken: the application {by!r} gives it, and the first value of a name counts.", hint=hint)
+    other = {each for (application, given_name), found in given.items() if given_name == name for each in found} - {version}
+    if other:
+        raise UserError(f"The name {name!r} holds scores of version {sorted(other)[0]!r}; this is version {version!r}.", hint=hint)
