@@ -139,7 +139,7 @@ def plain_loss(
 
 
 def trainer_config(base: str, settings: Mapping[str, Any]) -> TrainerConfig:
-    """Float32, LoRA of rank 8, plain GRPO; `settings` on top, by field name."""
+    """Float32, LoRA of rank 8, plain GRPO; `settings` on top, by field name; `kl` is the KL term's coefficient."""
     policy = PolicyConfig(
         base=base,
         base_name="test",
@@ -157,11 +157,12 @@ def trainer_config(base: str, settings: Mapping[str, Any]) -> TrainerConfig:
         optimizer=optimizer,
         loss="grpo_tis",
         loss_options={},
-        kl=ReferenceKl(),
+        kl=ReferenceKl(coef=settings.get("kl", 0.0)),
         normalisation=Normalisation.TOKEN,
         normalisation_constant=8,
     )
     changes: dict[str, Any] = {**settings, "kind": WeightKind(settings.get("kind", WeightKind.LORA))}
+    changes.pop("kl", None)
     for_policy = {name: changes.pop(name) for name in list(changes) if hasattr(policy, name)}
     for_optimizer = {name: changes.pop(name) for name in list(changes) if hasattr(optimizer, name)}
     return replace(config, policy=replace(policy, **for_policy), optimizer=replace(optimizer, **for_optimizer), **changes)
