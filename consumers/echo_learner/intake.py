@@ -16,6 +16,7 @@ import math
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,6 +117,7 @@ class Intake:
         self._on_reward: Callable[[Reward], object] = lambda reward: None
         self._counts: Callable[[Reward], bool] = lambda reward: True
         self._dead: dict[int, str] = {}
+        self._delivered: Counter[str] = Counter()
         self._to_close: tuple[tuple[int, DropReason, str], ...] = ()
         self._expected_sha256: str | None = None
         self._closed = threading.Event()
@@ -230,6 +232,12 @@ class Intake:
         with self._changed:
             found, self._whole_probes = self._whole_probes, []
         return found + self._trust.take_samples()
+
+    def take_delivered(self) -> dict[str, int]:
+        """Trajectories that were read since the last call, by worker."""
+        with self._changed:
+            found, self._delivered = self._delivered, Counter()
+        return found
 
     def read_on(self) -> None:
         """Nothing more will be trained: read whatever comes, for what is not to be trained."""
@@ -365,6 +373,7 @@ class Intake:
         for message in messages:
             record = message.record
             if isinstance(record, Trajectory):
+                self._delivered[record.worker_id] += 1
                 if record.purpose is Purpose.EVAL:
                     self._evaluations.add_trajectory(message.coordinates, record)
                     continue

@@ -20,7 +20,7 @@ from echo_learner.committer import Committer
 from echo_learner.orders import RunOrders
 from echo_learner.parts import LearnerParts
 from echo_learner.start import Beginning
-from echo_learner.step import StepDraft, Stepper
+from echo_learner.step import Beside, StepDraft, Stepper
 from echo_learner.waiting import Waiting
 from echo_runtime.process import StopSignal
 from echo_schemas.topics import EVALS
@@ -114,8 +114,13 @@ class Learner:
         parts = self._parts
         started_s = parts.clock.monotonic_s()
         draft = self._stepper.step(
-            groups, self.version, self._orders.terms, parent=self._committer.parent, measured=self._measured_beside()
-        )  # fmt: skip
+            groups,
+            self.version,
+            self._orders.terms,
+            parent=self._committer.parent,
+            measured=self._measured_beside(),
+            beside=Beside(costs=parts.costs.take(), delivered=parts.intake.take_delivered()),
+        )
         for claimed, difference in draft.claims:
             parts.trust.judge(claimed, difference)
         self._committer.take(draft)
@@ -152,6 +157,11 @@ class Learner:
         metrics.step_seconds.observe(report.training_s)
         for name, value in report.metrics.items():
             metrics.step.labels(name).set(value)
+        metrics.cost.labels("", "learner").inc(report.learner_cost)
+        for each in report.costs:
+            kind = metrics.kind_label.of(each.kind)
+            for use, money in (("busy", each.busy), ("idle", each.idle), ("standby", each.standby)):
+                metrics.cost.labels(kind, use).inc(money)
         self._committer.tell_progress()
         logger.debug("Version %d: reward %.3f", self.version, report.metrics.get("reward_mean", math.nan))
 

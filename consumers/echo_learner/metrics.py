@@ -38,6 +38,11 @@ class LearnerMetrics:
         self.clock_skew = gauge("clock_skew_seconds", "How far this machine's clock is behind the broker's, at the start of the session.")
         self.idle_seconds = counter("idle_seconds", "Seconds without a batch.")
         self.training_seconds = counter("training_seconds", "Seconds from a batch to a durable step.")
+        self.kind_label = BoundedLabel()
+        """For `cost`."""
+        self.cost = counter(
+            "cost", "What workers and learner cost, in the currency of their prices; busy, idle, standby, learner.", "kind", "use"
+        )
         self.step_seconds = histogram("step_seconds", "T_train: seconds from a batch to a durable step.")
         self.checkpoint_seconds = histogram("checkpoint_seconds", "Seconds until a checkpoint is durable.")
         self.publication_seconds = histogram("publication_seconds", "Seconds from a durable checkpoint to the committed transaction.")

@@ -22,6 +22,7 @@ from echo_learner.commit.placement import SnapshotPlacement
 from echo_learner.commit.publication import Publication, PublicationThread, SnapshotWriter
 from echo_learner.commit.rivals import Rivals
 from echo_learner.commit.run_record import write_run
+from echo_learner.costs import HeardCosts
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.evaluation.setup import obey_orders, open_evaluations
 from echo_learner.heartbeat import ProgressHeartbeat
@@ -65,6 +66,7 @@ class LearnerParts:
     heartbeat: ProgressHeartbeat
     rivals: Rivals
     broadcast: BroadcastTimer
+    costs: HeardCosts
     evaluations: Evaluations
     control: CompactedView[Control]
     places: PlaceTimes
@@ -169,6 +171,7 @@ def open_parts(
             heartbeat=heartbeat,
             rivals=rivals,
             broadcast=broadcast,
+            costs=HeardCosts(workers, clock),
             evaluations=evaluations,
             control=control,
             places=process.places,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from echo_bus.clock import Clock
 from echo_core.batch_choice import ChosenGroup
+from echo_core.capacity.costs import price_of, sum_of
 from echo_core.groups import AssemblyState
 from echo_learner.agreement import claims_in_training
 from echo_learner.commit.history import VersionHistory
@@ -20,7 +21,7 @@ from echo_learner.training.config import batch_rules, step_policy
 from echo_learner.training.ranks import Trainer
 from echo_learner.training.trainer import TrainResult
 from echo_learner.trust import Claimed
-from echo_schemas.records import Position, RewardTerm, StepReport
+from echo_schemas.records import KindCost, Position, RewardTerm, StepReport
 from echo_settings import Settings
 from echo_settings.rules import staleness_policy
 
@@ -36,6 +37,17 @@ class StepDraft:
     num_samples: int
     claims: Sequence[tuple[Claimed, float]]
     forming_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What workers cost, by kind, and delivered, by worker, since the step before."""
+
+    costs: Sequence[KindCost] = ()
+    delivered: Mapping[str, int] = field(default_factory=dict)
+
+
+_NOTHING_BESIDE = Beside()
 
 
 def seal(draft: StepReport, checkpoint: str, assembly: AssemblyState, snapshot_sha256: str | None) -> StepReport:
@@ -79,6 +91,7 @@ class Stepper:
         *,
         parent: str | None,
         measured: Mapping[str, float],
+        beside: Beside = _NOTHING_BESIDE,
     ) -> StepDraft:
         """Train from `version` to the next. `parent`: the checkpoint that it starts from. `measured`: what happens beside the steps, as
         metrics by name.
@@ -89,7 +102,7 @@ class Stepper:
         formed = form_batch(groups, version, terms, self._rules, self._task)
         forming_s = self._clock.monotonic_s() - started_s
         result = self._trainer.step(formed.training)
-        report = self._report(formed, result, version, terms, parent=parent, measured=measured)
+        report = self._report(formed, result, version, terms, parent=parent, measured=measured, beside=beside)
         self._history.reached(version + 1, self._clock.time_ms())
         return StepDraft(
             report=report,
@@ -108,6 +121,7 @@ class Stepper:
         *,
         parent: str | None,
         measured: Mapping[str, float],
+        beside: Beside,
     ) -> StepReport:
         now_s = self._clock.monotonic_s()
         idle_s, train_s = self._idle_s, max(0.0, now_s - self._mark_s - self._idle_s)
@@ -125,6 +139,9 @@ class Stepper:
             "recomputed_fraction": formed.training.recomputed_fraction,
             **measured,
         }
+        learner_cost = price_of(self._settings.learner.price_per_hour, idle_s + train_s)
+        if cost := sum_of(beside.costs) + learner_cost:
+            metrics |= {"cost": cost, "cost_per_1000": 1000 * cost / len(formed.trajectories)}
         return StepReport(
             run_id=self._settings.run.name,
             session=self._session,
@@ -142,8 +159,10 @@ class Stepper:
             staleness_in_queue=staleness_histogram(stages.in_queue),
             staleness_total=staleness_histogram(stages.total),
             reward_stats=formed.reward_stats,
-            workers=worker_shares([trajectory.worker_id for trajectory in formed.trajectories], stages.total),
+            workers=worker_shares([trajectory.worker_id for trajectory in formed.trajectories], stages.total, beside.delivered),
             idle_s=idle_s,
             training_s=train_s,
+            costs=tuple(beside.costs),
+            learner_cost=learner_cost,
             time_ms=self._clock.time_ms(),
         )

@@ -57,6 +57,8 @@ METRICS: Mapping[str, str] = {
     "train_s": "T_train: seconds of the step without waiting for rollouts.",
     "idle_s": "Seconds the learner waited for admissible rollouts.",
     "bubble_ratio": "idle / (idle + training).",
+    "cost": "What learner and workers cost since the step before, in the currency of their prices; only where something has a price.",
+    "cost_per_1000": "The same for a thousand trained samples.",
     "compute_s": "Seconds in forward, backward and optimizer.",
     "outside_compute_share": "Share of train_s outside of them: forming the batch, the checkpoint before, waiting for a publication.",
     "checkpoint_s": "Seconds until the checkpoint of the step before was durable.",
@@ -165,12 +167,17 @@ def staleness_histogram(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def worker_shares(workers: Sequence[str], staleness: Sequence[int]) -> tuple[WorkerShare, ...]:
-    """Whose the samples of a batch are and how old each worker's were, by worker id; both lists have one entry a sample."""
-    ages: dict[str, list[int]] = {}
+def worker_shares(workers: Sequence[str], staleness: Sequence[int], delivered: Mapping[str, int]) -> tuple[WorkerShare, ...]:
+    """Whose the samples of a batch are and how old each worker's were, by worker id; both lists have one entry a sample. `delivered`: by
+    worker, trajectories read since the step before.
+    """
+    ages: dict[str, list[int]] = {worker: [] for worker in delivered}
     for worker, age in zip(workers, staleness, strict=True):
         ages.setdefault(worker, []).append(age)
-    return tuple(WorkerShare(worker_id=worker, staleness=staleness_histogram(values)) for worker, values in sorted(ages.items()))
+    return tuple(
+        WorkerShare(worker_id=worker, staleness=staleness_histogram(values), delivered=delivered.get(worker, 0))
+        for worker, values in sorted(ages.items())
+    )
 
 
 def staleness_metrics(stages: StalenessStages) -> dict[str, float]:

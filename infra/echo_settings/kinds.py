@@ -6,6 +6,7 @@ import difflib
 
 from echo_schemas.errors import UserError
 from echo_settings.pool import PoolSettings
+from echo_settings.section import Section
 from echo_settings.sections import Settings
 
 
@@ -24,7 +25,10 @@ def settings_of_kind(settings: Settings, kind: str) -> Settings:
         else:
             hint = f"Did you mean {difflib.get_close_matches(kind, kinds, n=1, cutoff=0.0)[0]!r}?"
         raise UserError(f"There is no kind of worker {kind!r}.", hint=hint)
-    return settings.model_copy(update={"rollout": settings.rollout.model_copy(update=_changes(settings, found))})
+    changed: dict[str, Section] = {"rollout": settings.rollout.model_copy(update=_changes(settings, found))}
+    if found.drain_s is not None:
+        changed["run"] = settings.run.model_copy(update={"drain_s": found.drain_s})
+    return settings.model_copy(update=changed)
 
 
 def kinds_of(settings: Settings) -> tuple[tuple[str, Settings], ...]:
@@ -43,6 +47,14 @@ def _changes(settings: Settings, kind: PoolSettings) -> dict[str, object]:
         "engine": engine,
         "workers": kind.workers,
         "price_per_hour": rollout.price_per_hour if kind.price_per_hour is None else kind.price_per_hour,
+        "price_file": _price_file(settings, kind),
         "groups_in_flight": rollout.groups_in_flight if kind.groups_in_flight is None else kind.groups_in_flight,
         "options": {**shared, **kind.options},
     }
+
+
+def _price_file(settings: Settings, kind: PoolSettings) -> str:
+    """A price of the kind's own wins over a file for all."""
+    if kind.price_file is not None:
+        return kind.price_file
+    return settings.rollout.price_file if kind.price_per_hour is None else ""

@@ -20,8 +20,12 @@ class PoolSettings(Section):
     """As [rollout] engine; none: that one."""
     workers: int = Field(default=1, ge=0)
     """Workers of this kind that `echoswarm up` starts on this machine; 0 where they are started by hand, on others."""
-    price_per_hour: float | None = Field(default=None, ge=0)
+    price_per_hour: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """What one worker of this kind costs; none: as in [rollout]."""
+    price_file: str | None = None
+    """As [rollout] price_file; none: that one, unless the kind has a `price_per_hour`."""
+    drain_s: float | None = Field(default=None, gt=0)
+    """As [run] drain_s, for workers that are told some time before their machine is taken away; none: that one."""
     groups_in_flight: int | None = Field(default=None, ge=1)
     """Requests that one of them works on at once; none: as in [rollout]."""
     options: dict[str, Any] = Field(default_factory=dict)

@@ -157,8 +157,11 @@ class RolloutSettings(Section):
     """Samples per published version on which learner and worker compare log-probabilities; 0 turns it off."""
     heartbeat_s: float = Field(default=1.0, gt=0)
     """Seconds between a worker's status records."""
-    price_per_hour: float = Field(default=0.0, ge=0)
+    price_per_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """What one worker costs, in any currency."""
+    price_file: str = ""
+    """A file with one number, the price of an hour, read again before each heartbeat when it has changed: for prices that move, as those of
+    spot machines. Empty: `price_per_hour`."""
     missing_logprobs: Literal["refuse", "recompute"] = "refuse"
     """An engine that cannot say how likely its tokens were does not start; or the learner says it when it trains (importance weight 1)."""
     unproved_versions: Literal["refuse", "allow"] = "refuse"
@@ -249,6 +252,8 @@ class LearnerSettings(Section):
     """MiB of samples that are read and wait to be trained; the log keeps the others. A whole batch is read in any case."""
     steps: int = Field(default=100, ge=0)
     """Training steps; 0: until stopped."""
+    price_per_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """What the learner's machines cost together, in the currency of the workers' prices."""
 
 
 class StalenessSettings(Section):

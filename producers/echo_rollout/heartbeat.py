@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from echo_bus.client.publisher import Publisher, Receipt
@@ -62,12 +62,23 @@ class GenerationTime:
 class WorkerHeartbeat:
     """Publishes WorkerStatus. `start` it; `close` says GONE."""
 
-    def __init__(self, publisher: Publisher, first: WorkerStatus, generation: GenerationTime, clock: Clock, *, every_s: float) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        first: WorkerStatus,
+        generation: GenerationTime,
+        clock: Clock,
+        *,
+        every_s: float,
+        price: Callable[[], float] | None = None,
+    ) -> None:
+        """`price`: what the worker costs an hour now; None: what `first` says."""
         self._publisher = publisher
         self._status = first
         self._generation = generation
         self._clock = clock
         self._every_s = every_s
+        self._price: Callable[[], float] = price or (lambda: first.price_per_hour)
         self._lock = threading.Lock()
         self._speed = Speed()
         self._samples = self._tokens = 0
@@ -125,6 +136,7 @@ class WorkerHeartbeat:
                 rollouts_per_s=self._speed.samples_per_s,
                 tokens_per_s=self._speed.tokens_per_s,
                 busy_s=busy_s,
+                price_per_hour=self._price(),
                 time_ms=self._clock.time_ms(),
             )
             self._last = self._publisher.publish(WORKERS, self._status)

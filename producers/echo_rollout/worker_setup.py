@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from echo_bus.client.publisher import Publisher
@@ -24,6 +25,7 @@ from echo_rollout.holding import EARLY_ASKED_S, EARLY_S, Holding
 from echo_rollout.in_hand_notes import DeathRecord, InHandNotes
 from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.membership import Membership
+from echo_rollout.price import PriceFile
 from echo_rollout.publishing import TrajectoryPublisher, trajectory_profile
 from echo_rollout.receipts import Receipts
 from echo_rollout.refusing import Refusals
@@ -66,15 +68,16 @@ class WorkerCrew:
 def open_voice(parts: WorkerParts, stack: ExitStack, statuses: Publisher) -> Voice:
     """Not speaking yet; `stack` has it say that the worker is gone."""
     rollout, generation = parts.settings.rollout, GenerationTime(parts.places, parts.clock)
+    price = PriceFile(Path(rollout.price_file), parts.notices).now if rollout.price_file else None
     status = first_status(
         run_id=parts.settings.run.name,
         worker_id=parts.worker_id,
         engine=parts.engine_name,
-        price_per_hour=rollout.price_per_hour,
+        price_per_hour=rollout.price_per_hour if price is None else price(),
         kind=parts.kind,
         capacity=_IN_HAND * rollout.groups_in_flight,
     )
-    heartbeat = WorkerHeartbeat(statuses, status, generation, parts.clock, every_s=rollout.heartbeat_s)
+    heartbeat = WorkerHeartbeat(statuses, status, generation, parts.clock, every_s=rollout.heartbeat_s, price=price)
     return Voice(statuses=statuses, heartbeat=stack.enter_context(closing(heartbeat)), generation=generation)
 
 

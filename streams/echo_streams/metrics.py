@@ -50,6 +50,8 @@ class CoordinatorMetrics:
         self.target_rate = gauge("target_rate", "mu_target: rollouts per second that the active workers shall make.")
         self.rate = gauge("rate", "Rollouts per second that the active workers make while they are busy.")
         self.workers = gauge("workers", "Workers that are heard: active, standby.", "state")
+        self.price = gauge("price", "What the workers that are heard cost an hour: active, standby.", "state")
+        self.disbelieved = gauge("workers_disbelieved", "Workers that deliver less than a third of what they say they make.")
         self.bound = gauge("staleness_bound", "The largest staleness that the active workers lead to.")
         self.feasible = gauge("feasible", "Whether all workers together reach the target.")
         self.orders = Counter("echo_streams_coordinator_orders", "Orders written: activate, release.", ["order"], registry=registry)

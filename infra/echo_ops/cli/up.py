@@ -43,6 +43,7 @@ from echo_runtime.opening import open_bus, open_cluster
 from echo_runtime.ownership import START_VARIABLE
 from echo_schemas.errors import EchoError
 from echo_settings import Settings, load_settings
+from echo_settings.kinds import kinds_of
 from echo_settings.public import public_config
 
 logger = logging.getLogger(__name__)
@@ -158,9 +159,8 @@ class _Run:
                 guard = stack.enter_context(closing(Guard()))
                 crew = Crew(lambda plan: ProcessChild(plan, guard), self._clock)
                 stages = Stages(prepare=self._prepare, conclude=self._conclude)
-                outcome = (
-                    Supervisor(crew, self._broker, stages, self, self._clock, drain_s=self._settings.run.drain_s).run(self._plans).value
-                )
+                drain_s = max(self._settings.run.drain_s, *(kind.run.drain_s for _, kind in kinds_of(self._settings)))
+                outcome = Supervisor(crew, self._broker, stages, self, self._clock, drain_s=drain_s).run(self._plans).value
         finally:
             self._close(outcome)
         if outcome == RunEnd.INTERRUPTED:

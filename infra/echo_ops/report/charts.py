@@ -20,6 +20,7 @@ SMALL = (
     ("mismatch_kl", "mismatch KL, nats"),
     ("ess", "effective sample size"),
     ("grad_norm", "gradient norm"),
+    ("cost", "cost of a step"),
 )
 """Metrics that get a small chart each, and what they are called."""
 

@@ -23,11 +23,11 @@ from echo_ops.report.run_view import Milestone, RunView
 from echo_ops.report.scrape import announced_url, scrape_notices, scrape_places
 from echo_ops.rewards.watch import ScorerLine, ScorerWatch
 from echo_schemas.records import Control
-from echo_schemas.topics import DROPS, EVALS, PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
+from echo_schemas.topics import CONTROL, DROPS, EVALS, PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 
 logger = logging.getLogger(__name__)
 
-_TOPICS = (STEPS, DROPS, EVALS, PROGRESS, WORKERS, WEIGHTS)
+_TOPICS = (STEPS, DROPS, EVALS, PROGRESS, WORKERS, WEIGHTS, CONTROL)
 # What was written before the command is not shown, and of a long run it is a lot.
 _HISTORY = frozenset({STEPS.name, DROPS.name, EVALS.name})
 _READ_S = 0.25

@@ -24,6 +24,8 @@ _WORKER_COLUMNS = (
     *("worker", "kind", "engine", "samples/s", "share", "delivered", "trained", "staleness, mean", "largest", "idle", "price per hour"),
     "cost per 1,000",
 )
+_COST_COLUMNS = ("", "busy", "idle", "standby", "all")
+_DECISION_COLUMNS = ("after, s", "epoch", "decision", "figures")
 _SCORER_COLUMNS = ("reward", "application", "weight", "state", "behind, s", "mean", "scored", "failed", "stale", "while it does not come")
 
 
@@ -54,6 +56,8 @@ def report_page(
         cards=_cards(view, summary, spans, started_ms) if view.steps else [],
         small=[Markup(chart) for metric, name in charts.SMALL if (chart := charts.small(view, metric, name))],  # noqa: S704  a chart
         scorers=_scorers(summary),
+        costs=_costs(summary["cost"]),
+        decisions=_decisions(summary),
         workers=_workers(summary),
         tables=_tables(summary),
         sections=[(title, {key: _plain(value) for key, value in values.items()}) for title, values in _sections(config)],
@@ -169,6 +173,36 @@ def _workers(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     if summary["cost_per_1000"] is not None:
         text += f" All workers together cost {summary['cost_per_1000']:.3g} per 1,000 trajectories."
     return {"text": text, "columns": _WORKER_COLUMNS, "rows": rows}
+
+
+def _costs(cost: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """A row a kind, the learner's, and the sum; none where nothing has a price."""
+    if cost is None:
+        return {"rows": []}
+    kinds = [(kind or "workers", each["busy"], each["idle"], each["standby"], each["total"]) for kind, each in cost["by_kind"].items()]
+    rows = [(name, *(f"{money:.4g}" for money in parts)) for name, *parts in kinds]
+    busy = cost["workers"] - cost["idle"] - cost["standby"]
+    rows.append(("learner", "–", "–", "–", f"{cost['learner']:.4g}"))
+    rows.append(("all", f"{busy:.4g}", f"{cost['idle']:.4g}", f"{cost['standby']:.4g}", f"{cost['total']:.4g}"))
+    text = (
+        f"A step, and so a version: {_form(cost['per_step'], '.4g')}; 1,000 trained samples: {_form(cost['per_1000_trained'], '.4g')}. "
+        "From the step reports: what was paid before the learner listened, and after its last step, is missing."
+    )
+    return {"text": text, "columns": _COST_COLUMNS, "rows": rows}
+
+
+def _decisions(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row for each decision of the coordinator."""
+    rows = [
+        (
+            f"{each['time_s']:.1f}",
+            str(each["epoch"]),
+            each["reason"],
+            ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in each["figures"].items()),
+        )
+        for each in summary["decisions"]
+    ]
+    return {"columns": _DECISION_COLUMNS, "rows": rows}
 
 
 def _tables(summary: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[str, str]]]:

@@ -21,6 +21,7 @@ class PlainLines:
         self._milestones: set[Milestone] = set()
         self._steps = 0
         self._evaluations = 0
+        self._epoch = -1
         self._scorers: dict[tuple[str, str], tuple[ScorerState, float]] = {}
 
     def news(self, view: RunView) -> Iterator[str]:
@@ -39,6 +40,10 @@ class PlainLines:
         for result in results[self._evaluations :]:
             yield f"{(result.time_ms - view.started_ms) / 1000:6.1f} s  {evaluation_line(result)}"
         self._evaluations = len(results)
+        for decision in view.decisions:
+            if decision.epoch > self._epoch:
+                self._epoch = decision.epoch
+                yield f"{decision.time_s:6.1f} s  coordinator: {decision.in_words()}"
         for line in view.scorers:
             # Being behind comes and goes; the screen shows it.
             now = (line.state if line.state in {ScorerState.GONE, ScorerState.DETACHED} else ScorerState.SCORING, line.weight)
@@ -109,10 +114,20 @@ def closing_lines(summary: dict[str, object], reward_name: str) -> list[str]:
         *([_asked_line(asked)] if isinstance(asked, dict) and asked else []),
         waits,
         *(_worker_line(line) for line in several),
+        *([cost_line(cost)] if isinstance(cost := summary.get("cost"), dict) else []),
         agreement,
         str(sentence),
         *([str(disbelief)] if (disbelief := summary.get("disbelief")) else []),
     ]
+
+
+def cost_line(cost: Mapping[str, Any]) -> str:
+    """`cost: 1.25 in all, 0.0125 a step, 0.024 per 1,000 trained samples; learner 0.4, workers 0.85 (idle 0.1, standby 0.05)`."""
+    return (
+        f"cost: {cost['total']:.4g} in all, {_form(cost['per_step'], '.4g')} a step, {_form(cost['per_1000_trained'], '.4g')} per 1,000 "
+        f"trained samples; learner {cost['learner']:.4g}, workers {cost['workers']:.4g} "
+        f"(idle {cost['idle']:.4g}, standby {cost['standby']:.4g})"
+    )
 
 
 def _worker_line(line: Mapping[str, Any]) -> str:

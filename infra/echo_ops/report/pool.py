@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from echo_core.capacity.costs import NOTHING, Spending, spending
 from echo_schemas.records import WorkerShare, WorkerState, WorkerStatus
 
 _WINDOW_S = 15.0
-_SECONDS_PER_HOUR = 3600.0
 Count = TypeVar("Count", int, float)
 
 
@@ -22,8 +22,8 @@ class WorkerLine:
     """One worker. Shares are between 0 and 1; what is not known yet is None.
 
     `samples_per_s` is what it delivered per second of the time looked at; `share` its part of what all delivered then; `idle_share` the
-    part of its time without a group in its engine. `staleness_*` are of its samples that were trained; `cost_per_1000` is its price for
-    the time since it was first heard, by a thousand trajectories of what it delivered in it.
+    part of its time without a group in its engine. `staleness_*` are of its samples that were trained; `cost` is what was paid since it was
+    first heard, `cost_idle` and `cost_standby` the parts of it that were; `cost_per_1000` is that by a thousand trajectories delivered.
     """
 
     worker_id: str
@@ -42,6 +42,9 @@ class WorkerLine:
     staleness_mean: float | None
     staleness_max: int | None
     price_per_hour: float
+    cost: float
+    cost_idle: float
+    cost_standby: float
     cost_per_1000: float | None
 
 
@@ -57,14 +60,15 @@ class _Worker:
     """What was heard of one. Counters only grow here: what a restarted process says is added to what its predecessor did."""
 
     status: WorkerStatus
-    first_s: float
     heard_s: float
     delivered: int = 0
     busy_s: float = 0.0
+    spent: Spending = NOTHING
     ready: _Reading | None = None
     recent: deque[_Reading] = field(default_factory=deque)
 
     def hear(self, status: WorkerStatus, time_s: float) -> None:
+        self.spent += spending(self.status, status, time_s - self.heard_s)
         before, self.status, self.heard_s = self.status, status, time_s
         self.delivered += _grown(status.rollouts, before.rollouts)
         self.busy_s += _grown(status.busy_s, before.busy_s)
@@ -88,7 +92,7 @@ class PoolView:
         worker = self._workers.get(status.worker_id)
         if worker is None:
             # What it did before it was first heard is not part of what is looked at.
-            worker = self._workers[status.worker_id] = _Worker(status, time_s, time_s)
+            worker = self._workers[status.worker_id] = _Worker(status, time_s)
         worker.hear(status, time_s)
 
     def train(self, shares: Iterable[WorkerShare]) -> None:
@@ -115,7 +119,6 @@ class PoolView:
     def _line(self, worker: _Worker, period: tuple[float, int, float], total: int) -> WorkerLine:
         seconds, samples, busy_s = period
         status, ages = worker.status, self._ages.get(worker.status.worker_id, [])
-        paid = status.price_per_hour * (worker.heard_s - worker.first_s) / _SECONDS_PER_HOUR
         return WorkerLine(
             worker_id=status.worker_id,
             kind=status.kind,
@@ -133,7 +136,10 @@ class PoolView:
             staleness_mean=mean_age(ages),
             staleness_max=max((age for age, count in enumerate(ages) if count), default=None),
             price_per_hour=status.price_per_hour,
-            cost_per_1000=1000 * paid / worker.delivered if worker.delivered else None,
+            cost=worker.spent.total,
+            cost_idle=worker.spent.idle,
+            cost_standby=worker.spent.standby,
+            cost_per_1000=1000 * worker.spent.total / worker.delivered if worker.delivered else None,
         )
 
 
@@ -146,8 +152,7 @@ def mean_age(histogram: Sequence[int]) -> float | None:
 def cost_per_1000(lines: Sequence[WorkerLine]) -> float | None:
     """Of all workers together; None where nothing was delivered."""
     delivered = sum(line.delivered for line in lines)
-    paid = sum((line.cost_per_1000 or 0.0) * line.delivered for line in lines)
-    return paid / delivered if delivered else None
+    return 1000 * sum(line.cost for line in lines) / delivered if delivered else None
 
 
 def _grown(now: Count, before: Count) -> Count:

@@ -12,10 +12,11 @@ from enum import StrEnum
 from itertools import pairwise
 
 from echo_core.bottleneck import Bottleneck, Place, PlaceUse, between, find_bottleneck
+from echo_core.capacity.costs import Bill
 from echo_ops.report.evaluations import EvaluationView
 from echo_ops.report.pool import PoolView
 from echo_ops.rewards.watch import ScorerLine
-from echo_schemas.records import Drop, Eval, Progress, Record, RewardTerm, SessionClaim, StepReport, WeightManifest, WorkerStatus
+from echo_schemas.records import Control, Drop, Eval, Progress, Record, RewardTerm, SessionClaim, StepReport, WeightManifest, WorkerStatus
 
 TOTAL_REWARD = "total"
 EXACT_REWARD = "exact"
@@ -26,6 +27,7 @@ _WINDOW_S = 15.0
 _MOST_READINGS, _LEAST_READINGS = 40_000, 16
 # Versions for which it is known when each worker had installed them.
 _KEPT_INSTALLS = 200
+_KEPT_DECISIONS = 1000
 
 
 class Milestone(StrEnum):
@@ -64,6 +66,24 @@ class Broadcast:
     created_s: float
     num_bytes: int
     installed_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One decision of the coordinator: the workers that it moved, why, and the numbers it went by."""
+
+    epoch: int
+    time_s: float
+    reason: str
+    figures: Mapping[str, float]
+    activated: list[str]
+    released: list[str]
+
+    def in_words(self) -> str:
+        """The reason, or where none was given (an operator's order), what was ordered."""
+        if self.reason:
+            return self.reason
+        return "; ".join(f"{what} {', '.join(who)}" for what, who in (("activate", self.activated), ("release", self.released)) if who)
 
 
 @dataclass(slots=True)
@@ -107,6 +127,10 @@ class RunView:
         self.milestones: dict[Milestone, float] = {}
         self.pool = PoolView()
         self.evaluations = EvaluationView()
+        self.bill = Bill()
+        """What the steps cost."""
+        self.decisions: list[Decision] = []
+        """Of the coordinator, oldest first; of a long run the newest."""
         self.progress: Progress | None = None
         self.drops: Counter[str] = Counter()
         self.disbelieved: Counter[str] = Counter()
@@ -137,7 +161,7 @@ class RunView:
         how far the learner is.
         """
         match record:
-            case StepReport() | Drop() | Eval() | WorkerStatus() | SessionClaim() if record.time_ms < self.started_ms:
+            case StepReport() | Drop() | Eval() | WorkerStatus() | SessionClaim() | Control() if record.time_ms < self.started_ms:
                 pass
             case WeightManifest() if record.created_ms < self.started_ms:
                 pass
@@ -155,6 +179,8 @@ class RunView:
                 self._worker(record)
             case WeightManifest():
                 self._published(record)
+            case Control():
+                self._decided(record)
             case SessionClaim():
                 self.note(Milestone.LEARNER_READY, self._seconds(record.time_ms))
             case _:
@@ -304,7 +330,25 @@ class RunView:
         self.terms = report.reward_terms
         self.weights = {term.name: term.weight for term in report.reward_terms}
         self.pool.train(report.workers)
+        self.bill.add(report)
         self.note(Milestone.STEP, time_s)
+
+    def _decided(self, order: Control) -> None:
+        """Orders of one transaction have one epoch, and are one decision."""
+        if order.worker is None or order.worker_id is None:
+            return
+        if not self.decisions or self.decisions[-1].epoch != order.epoch:
+            made = Decision(
+                epoch=order.epoch,
+                time_s=self._seconds(order.time_ms),
+                reason=order.worker.reason,
+                figures=dict(order.worker.figures),
+                activated=[],
+                released=[],
+            )
+            self.decisions.append(made)
+            del self.decisions[:-_KEPT_DECISIONS]
+        (self.decisions[-1].activated if order.worker.active else self.decisions[-1].released).append(order.worker_id)
 
     def _worker(self, status: WorkerStatus) -> None:
         self.pool.hear(status, self._seconds(status.time_ms))

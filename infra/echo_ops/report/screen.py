@@ -25,6 +25,7 @@ DRAW_EVERY_S = 0.75
 _BAR = "█"
 _BAR_WIDTH = 24
 _NUM_NOTES = 3
+_NUM_DECISIONS = 3
 _AXIS_WIDTH = 6
 _STALENESS_STYLES = ("green", "yellow", "dark_orange", "red")
 
@@ -65,6 +66,7 @@ class Screen:
 
 def render(view: RunView, elapsed_s: float, width: int, height: int, where: str, notes: list[str]) -> RenderableType:
     """The whole screen of `width` × `height` characters."""
+    notes = [*(f"{_clock(each.time_s)} coordinator: {each.in_words()}" for each in view.decisions[-_NUM_DECISIONS:]), *notes]
     layout = Layout()
     bottom = 2 + max(5, min(len(Milestone), height // 3))
     layout.split_column(
@@ -139,6 +141,9 @@ def _numbers(view: RunView) -> RenderableType:
     table.add_row("mismatch KL", _number(last.get("mismatch_kl"), ".1e"))
     table.add_row("log-prob. difference", _number(last.get("probe_logprob_diff_max"), ".1e"))
     table.add_row("weights installed in", _number(last.get("broadcast_s"), ".3f", " s"))
+    if view.bill.total:
+        table.add_row("cost so far", f"{view.bill.total:.4g}, {_number(view.bill.per_step, '.3g')} a step")
+        table.add_row("of it idle, standby", f"{view.bill.workers.idle:.3g}, {view.bill.workers.standby:.3g}")
     parts.append(table)
     parts += [_scorer(line) for line in view.scorers if line.state is not ScorerState.DETACHED]
     parts += [Text(f"{each.name} v{each.version}: {numbers(each)}", "cyan", no_wrap=True) for each in view.evaluations.newest()]

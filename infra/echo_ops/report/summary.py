@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from echo_core.bottleneck import describe
+from echo_core.capacity.costs import Bill
 from echo_ops.report.evaluations import summary_of
 from echo_ops.report.pool import cost_per_1000, mean_age
 from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
@@ -65,7 +66,9 @@ def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mappi
         },
         "startup_s": {milestone.name.lower(): time_s for milestone, time_s in view.milestones.items()},
         "workers": [{**asdict(line), "state": line.state.value} for line in lines],
-        "cost_per_1000": cost_per_1000(lines) if any(line.price_per_hour for line in lines) else None,
+        "cost_per_1000": cost_per_1000(lines) if any(line.cost for line in lines) else None,
+        "cost": _cost(view.bill),
+        "decisions": [{**asdict(each), "reason": each.in_words()} for each in view.decisions],
         "scorers": [plain_line(line) for line in view.scorers],
         "evaluations": [summary_of(result) for result in view.evaluations.all],
         "software": dict(software),
@@ -86,6 +89,23 @@ def _asked(view: RunView) -> dict[str, int]:
     for step in view.steps:
         counts.update({name: int(value) for name, value in step.metrics.items() if name.startswith(("requests_", "replies_"))})
     return dict(sorted(counts.items()))
+
+
+def _cost(bill: Bill) -> dict[str, Any] | None:
+    """What the steps cost; None where nothing has a price."""
+    if not bill.total:
+        return None
+    workers = bill.workers
+    return {
+        "total": bill.total,
+        "learner": bill.learner,
+        "workers": workers.total,
+        "idle": workers.idle,
+        "standby": workers.standby,
+        "per_step": bill.per_step,
+        "per_1000_trained": bill.per_1000,
+        "by_kind": {kind: {**asdict(spent), "total": spent.total} for kind, spent in sorted(bill.kinds.items())},
+    }
 
 
 def _broadcast_p50_s(view: RunView) -> float | None:

@@ -4,7 +4,9 @@ overlap        the rate that hides generation behind training, and how old sampl
 activation     which workers reach that rate at the lowest price
 sizing         the same while the run goes on, without flapping
 estimates      what is measured of a run that goes on: T_train, T_bcast, rates, who is alive
+deliveries     whether workers deliver what they say they make
 decision       one look at the pool: who is activated or released, and why
+costs          what workers cost, by use: working, idle, on standby
 provisioning   one answer for one budget: workers, publication period, cost, or what to change
 simulation     a fleet in simulated time, to see what the rules are worth
 """

@@ -9,14 +9,20 @@ all together too few       everybody takes part, and a sentence says what would 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from echo_core.capacity.activation import Candidate, reaches, total_rate
+from echo_core.capacity.activation import Candidate, reaches, total_price, total_rate
 from echo_core.capacity.overlap import Demand, min_rate, needed_rate, staleness_bound
 from echo_core.capacity.provisioning import Limits, advice, provision
 from echo_core.capacity.sizing import PoolSizer, Resizing, SizingPolicy
 from echo_core.policy import StalenessPolicy
+
+# Of a single worker no price is asked.
+_TO_CHOOSE = 2
+# Workers that a sentence names.
+_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,43 @@ class Sizing:
     rate: float = 0.0
     bound: float | None = None
     is_feasible: bool | None = None
+
+    def split(self, workers: Iterable[PoolWorker]) -> tuple[list[PoolWorker], list[PoolWorker]]:
+        """Those that take part once the orders are obeyed, and those that stand by."""
+        active: list[PoolWorker] = []
+        standby: list[PoolWorker] = []
+        for each in workers:
+            (active if self.orders.get(each.worker_id, each.is_active) else standby).append(each)
+        return active, standby
+
+
+def figures_of(look: PoolLook, sizing: Sizing) -> dict[str, float]:
+    """The numbers of a decision, by name; what is not known, or infinite, is left out. Rates in rollouts/s before the orders, prices an
+    hour after them.
+    """
+    active, standby = sizing.split(look.workers)
+    figures = {
+        "train_s": look.train_s,
+        "broadcast_s": look.broadcast_s,
+        "min_rate": sizing.min_rate,
+        "target_rate": sizing.target,
+        "rate": sizing.rate,
+        "active": len(active),
+        "price_active": total_price(each.candidate for each in active),
+        "price_standby": total_price(each.candidate for each in standby),
+    }
+    return {name: float(value) for name, value in figures.items() if value is not None and math.isfinite(value)}
+
+
+def missing_prices(workers: Sequence[PoolWorker]) -> str:
+    """What follows where workers have no price, as a sentence; empty where all have one, or there is none to choose among."""
+    without = sorted(each.worker_id for each in workers if not each.candidate.price_per_hour)
+    if not without or len(workers) < _TO_CHOOSE:
+        return ""
+    if len(without) == len(workers):
+        return "No worker has a price, so the slowest are released first. Write price_per_hour in [rollout], or for each [[rollout.pool]]."
+    names = ", ".join(without[:_NAMED]) + (f" and {len(without) - _NAMED} more" if len(without) > _NAMED else "")
+    return f"Without a price {names} count as free and are released last. Write their price_per_hour, or price_file."
 
 
 class PoolRule:
@@ -106,7 +149,10 @@ class PoolRule:
         if not resizing.release or look.broadcast_s is None:
             return {}, ""
         (dearest,) = (each.candidate for each in look.workers if each.worker_id in resizing.release)
-        reason = f"release {dearest.worker_id}: {rate - dearest.rate:.4g} rollouts/s without it are enough for {target:.4g}"
+        reason = (
+            f"release {dearest.worker_id}: {rate - dearest.rate:.4g} rollouts/s without it are enough for {target:.4g}, "
+            f"and at {dearest.price_per_hour:.4g} an hour it is the dearest for what it makes"
+        )
         return {dearest.worker_id: False}, reason
 
     def _advice(self, demand: Demand, candidates: Sequence[Candidate]) -> str:

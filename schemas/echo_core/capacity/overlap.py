@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from echo_core.capacity.costs import price_of
 from echo_schemas.errors import UserError
 
 GAMMA = 1.1
@@ -136,7 +137,4 @@ def cost_per_step(demand: Demand, publication_period: int, rate: float, price_pe
     15.04 · 1631.2 / 3600 = $6.81. With 131.9 s of waiting every second step: 15.04 · 1697.2 / 3600 = $7.09.
     """
     step_s = demand.train_s + wait_s(demand, publication_period, rate) / publication_period
-    return price_per_hour * step_s / _SECONDS_PER_HOUR if price_per_hour else 0.0
-
-
-_SECONDS_PER_HOUR = 3600.0
+    return price_of(price_per_hour, step_s) if price_per_hour else 0.0

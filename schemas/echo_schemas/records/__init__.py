@@ -30,6 +30,7 @@ from echo_schemas.records.status import (
 from echo_schemas.records.step import (
     Batch,
     Eval,
+    KindCost,
     PassAtK,
     Position,
     RewardColumn,
@@ -75,6 +76,7 @@ __all__ = [
     "Eval",
     "EvaluationOrder",
     "FinishReason",
+    "KindCost",
     "LogprobSource",
     "MissingRewards",
     "Mode",

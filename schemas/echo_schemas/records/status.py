@@ -162,10 +162,15 @@ class WorkerStatus(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerControl:
-    """Whether a worker takes part, and the newest upstream it should fetch weights from (empty: the log)."""
+    """Whether a worker takes part, and the newest upstream it should fetch weights from (empty: the log).
+
+    `reason` is a sentence for people, `figures` are the numbers of the decision by name.
+    """
 
     active: bool
     fetch_from: tuple[str, ...] = ()
+    reason: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

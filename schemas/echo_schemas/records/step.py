@@ -144,10 +144,25 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:
-    """What one worker contributed to a step: entry i of `staleness` counts its samples of staleness i when the batch was formed."""
+    """What one worker contributed to a step: entry i of `staleness` counts its samples of staleness i when the batch was formed.
+
+    `delivered`: trajectories of it that the learner has read since the report before, trained or not.
+    """
 
     worker_id: str
     staleness: tuple[int, ...] = ()
+    delivered: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindCost:
+    """What the workers of one kind cost since the report before, by use (`echo_core.capacity.costs`); `num_workers` of them were heard."""
+
+    kind: str
+    num_workers: int = 0
+    busy: float = 0.0
+    idle: float = 0.0
+    standby: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +171,7 @@ class StepReport(Record):
 
     Staleness histograms: entry i counts samples of staleness i, for each of the four stages. `batch` is inline, or, when large,
     `batch_blob` names the parts written in the same transaction. `policy` is None in reports of releases that did not commit it.
+    `costs` and `learner_cost`: what was paid since the report before; nothing where no price is known.
     """
 
     SCHEMA: ClassVar[str] = "step_report"
@@ -182,10 +198,12 @@ class StepReport(Record):
     workers: tuple[WorkerShare, ...] = ()
     idle_s: float = 0.0
     training_s: float = 0.0
+    costs: tuple[KindCost, ...] = ()
+    learner_cost: float = 0.0
     time_ms: int
 
     def validate(self) -> None:
-        require_not_negative(version=self.version, idle_s=self.idle_s, training_s=self.training_s)
+        require_not_negative(version=self.version, idle_s=self.idle_s, training_s=self.training_s, learner_cost=self.learner_cost)
         require(
             bool(self.checkpoint),
             InvalidReason.INCONSISTENT,

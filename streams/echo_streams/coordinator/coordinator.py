@@ -26,8 +26,9 @@ from echo_bus.reading.reader import LogReader
 from echo_bus.reading.view import CompactedView
 from echo_bus.requests.broadcast import BroadcastTimer
 from echo_bus.requests.roster import Roster
-from echo_core.capacity.activation import Candidate
-from echo_core.capacity.decision import PoolLook, PoolRule, PoolWorker, Sizing
+from echo_core.capacity.activation import Candidate, total_price
+from echo_core.capacity.decision import PoolLook, PoolRule, PoolWorker, Sizing, figures_of, missing_prices
+from echo_core.capacity.deliveries import Deliveries
 from echo_core.capacity.estimates import KnownRates, RecentMedian
 from echo_core.capacity.sizing import SizingPolicy
 from echo_core.policy import StalenessPolicy
@@ -46,6 +47,10 @@ _TAIL = 64
 _READ_S = 0.5
 # Who takes requests, or would if it were told to. One that starts or ends is nobody to count on.
 _AVAILABLE = (WorkerState.READY, WorkerState.STANDBY)
+_NOBODY = (
+    "No worker is heard any more, so nothing is generated. Start one (`echoswarm run worker`), and look at the logs of those that ended: "
+    "requests wait in Kafka, and nothing is lost."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +85,10 @@ class Coordinator:
         self._roster.follow(parts.workers, clock)
         self._broadcast = BroadcastTimer(self._roster, clock, self._broadcast_s.add, gamma=settings.coordinator.gamma)
         parts.workers.on_change(self._broadcast.on_worker)
+        self._deliveries = Deliveries(group_size=settings.rollout.group_size)
         parts.weights.on_change(self._on_weights)
         self._rates = KnownRates()
+        self._has_heard = False
         # What was ordered here, by worker, with its epoch: the view may not have read it yet.
         self._ordered: dict[str, tuple[int, bool]] = {}
         self._epoch = max((order.epoch for order in self._orders().values()), default=0)
@@ -112,8 +119,12 @@ class Coordinator:
         """Take what the learner reports, waiting at most `timeout_s` for it."""
         for message in self._parts.steps.read(timeout_s=timeout_s):
             report = message.record
-            if isinstance(report, StepReport) and report.training_s > 0:
-                self._training_s.add(report.training_s)
+            if isinstance(report, StepReport):
+                for status in self._roster.living(self._parts.clock.monotonic_s()):
+                    self._deliveries.heard(status)
+                self._deliveries.reported(report.workers)
+                if report.training_s > 0:
+                    self._training_s.add(report.training_s)
 
     def look(self) -> Sizing:
         """One decision, and its orders. Raises UserError if another coordinator has taken over."""
@@ -121,19 +132,23 @@ class Coordinator:
         look = self._pool()
         sizing = self._rule.decide(look)
         if sizing.orders:
-            self._write(sizing.orders, sizing.reason)
-        if sizing.advice:
-            self._parts.notices.say("capacity", f"The pool is too small, so every worker takes part. {sizing.advice}")
-        else:
-            self._parts.notices.clear("capacity")
+            self._write(sizing.orders, sizing.reason, figures_of(look, sizing))
+        self._say("capacity", f"The pool is too small, so every worker takes part. {sizing.advice}" if sizing.advice else "")
+        self._say("prices", missing_prices(look.workers))
         self._measure(look, sizing)
         return sizing
+
+    def _say(self, place: str, sentence: str) -> None:
+        if sentence:
+            self._parts.notices.say(place, sentence)
+        else:
+            self._parts.notices.clear(place)
 
     def call_back(self) -> None:
         """Take back every order to stand by."""
         standing_by = [order.worker_id for order in self._orders().values() if order.worker_id and not self._is_active(order.worker_id)]
         if standing_by:
-            self._write(dict.fromkeys(standing_by, True), "the coordinator ends, so every worker takes part")
+            self._write(dict.fromkeys(standing_by, True), "the coordinator ends, so every worker takes part", {})
 
     def _refuse_successor(self) -> None:
         """Whoever has nothing to order is not told by the cluster that another one orders now: its orders are above our epoch."""
@@ -147,8 +162,15 @@ class Coordinator:
         )
 
     def _pool(self) -> PoolLook:
-        living = [status for status in self._roster.living(self._parts.clock.monotonic_s()) if status.state in _AVAILABLE]
-        rates = self._rates.update({each.worker_id: each.rollouts_per_s for each in living})
+        heard = self._roster.living(self._parts.clock.monotonic_s())
+        self._has_heard = self._has_heard or bool(heard)
+        self._say("pool", _NOBODY if self._has_heard and not heard else "")
+        living = [status for status in heard if status.state in _AVAILABLE]
+        told = self._rates.update({each.worker_id: each.rollouts_per_s for each in living})
+        found = {name: share for name, share in self._deliveries.believed_shares().items() if name in told}
+        self._parts.metrics.disbelieved.set(len(found))
+        self._say("claims", " ".join(_disbelief(name, told[name], share) for name, share in found.items()))
+        rates = {name: rate * found.get(name, 1.0) for name, rate in told.items()}
         return PoolLook(
             train_s=self._training_s.value,
             broadcast_s=self._broadcast_s.value,
@@ -166,7 +188,7 @@ class Coordinator:
     def _orders(self) -> dict[str, Control]:
         return {key: order for key, order in self._parts.control.items().items() if order.worker is not None}
 
-    def _write(self, orders: Mapping[str, bool], reason: str) -> None:
+    def _write(self, orders: Mapping[str, bool], reason: str, figures: Mapping[str, float]) -> None:
         """All of `orders` under one epoch, or none of them. Raises UserError if another coordinator has taken over."""
         parts, now_ms = self._parts, self._parts.clock.time_ms()
         epoch = 1 + max([self._epoch, *(order.epoch for order in self._orders().values())])
@@ -177,7 +199,7 @@ class Coordinator:
                         run_id=self._run_id,
                         epoch=epoch,
                         worker_id=worker_id,
-                        worker=WorkerControl(active=active),
+                        worker=WorkerControl(active=active, reason=reason, figures=figures),
                         issued_by=parts.bus.client_id,
                         time_ms=now_ms,
                     )
@@ -196,9 +218,10 @@ class Coordinator:
 
     def _measure(self, look: PoolLook, sizing: Sizing) -> None:
         metrics = self._parts.metrics
-        num_active = sum(sizing.orders.get(each.worker_id, each.is_active) for each in look.workers)
-        metrics.workers.labels("active").set(num_active)
-        metrics.workers.labels("standby").set(len(look.workers) - num_active)
+        active, standby = sizing.split(look.workers)
+        for state, workers in (("active", active), ("standby", standby)):
+            metrics.workers.labels(state).set(len(workers))
+            metrics.price.labels(state).set(total_price(each.candidate for each in workers))
         metrics.rate.set(sizing.rate)
         figures = {
             metrics.train_seconds: look.train_s,
@@ -215,6 +238,10 @@ class Coordinator:
     def _on_weights(self, _key: str, manifest: WeightManifest | None) -> None:
         if manifest is not None:
             self._broadcast.ready(manifest.version)
+
+
+def _disbelief(worker_id: str, rate: float, share: float) -> str:
+    return f"{worker_id} says {rate:.4g} rollouts/s and delivers {rate * share:.4g}, so it counts with what it delivers."
 
 
 def _candidate(status: WorkerStatus, rate: float) -> Candidate:

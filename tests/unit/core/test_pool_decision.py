@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echo_core.capacity.activation import Candidate
-from echo_core.capacity.decision import PoolLook, PoolRule, PoolWorker, Sizing
+from echo_core.capacity.decision import PoolLook, PoolRule, PoolWorker, Sizing, figures_of, missing_prices
 from echo_core.capacity.sizing import SizingPolicy
 from echo_core.policy import StalenessPolicy
 
@@ -40,7 +40,9 @@ def test_the_dearer_is_released_and_comes_back_when_the_cheap_one_dies() -> None
     assert not pool.look(SURPLUS - 1).orders
     sizing = pool.look()
     assert sizing.orders == {"dear": False}
-    assert sizing.reason == "release dear: 20 rollouts/s without it are enough for 11"
+    assert sizing.reason == (
+        "release dear: 20 rollouts/s without it are enough for 11, and at 4 an hour it is the dearest for what it makes"
+    )
     assert sizing.min_rate == pytest.approx(10.0)
     assert sizing.target == pytest.approx(11.0)
     assert sizing.is_feasible
@@ -110,3 +112,43 @@ def test_weights_that_come_too_late_are_infeasible_for_any_pool() -> None:
     pool.put("b", 400.0, 1.0, is_active=False)
     assert pool.look(SHORT).orders == {"b": True}
     assert "the next ones come before these work" in pool.look().advice
+
+
+def test_the_figures_of_a_decision_are_those_it_went_by_and_what_the_pool_costs_after_it() -> None:
+    pool = Pool()
+    pool.put("cheap", 20.0, 1.0)
+    pool.put("dear", 20.0, 4.0)
+    pool.look(SURPLUS - 1)
+    look = PoolLook(train_s=1.0, broadcast_s=0.2, workers=list(pool.workers.values()))
+    assert figures_of(look, pool.rule.decide(look)) == {
+        "train_s": 1.0,
+        "broadcast_s": 0.2,
+        "min_rate": pytest.approx(10.0),
+        "target_rate": pytest.approx(11.0),
+        "rate": 40.0,
+        "active": 1.0,
+        "price_active": 1.0,
+        "price_standby": 4.0,
+    }
+
+
+def test_what_is_infinite_or_not_known_is_no_figure() -> None:
+    pool = Pool(broadcast_s=1.5)
+    pool.put("a", 20.0, 1.0)
+    look = PoolLook(train_s=1.0, broadcast_s=1.5, workers=list(pool.workers.values()))
+    assert not {"min_rate", "target_rate"} & figures_of(look, pool.rule.decide(look)).keys()
+    assert "train_s" not in figures_of(PoolLook(train_s=None, broadcast_s=None, workers=()), Sizing())
+
+
+def test_missing_prices_are_said_with_what_follows() -> None:
+    def workers(*prices: float) -> list[PoolWorker]:
+        return [
+            PoolWorker(candidate=Candidate(worker_id=f"w{number}", rate=1.0, price_per_hour=price), is_active=True)
+            for number, price in enumerate(prices)
+        ]
+
+    assert not missing_prices(workers(1.0, 2.0))
+    assert not missing_prices(workers(0.0)), "of one there is nothing to choose"
+    assert "w1 count as free and are released last" in missing_prices(workers(1.0, 0.0))
+    assert "the slowest are released first" in missing_prices(workers(0.0, 0.0))
+    assert "and 3 more" in missing_prices(workers(*[0.0] * 8, 1.0))

@@ -353,3 +353,12 @@ def test_a_claim_ends_the_learner_s_wait_so_that_it_is_looked_at_meanwhile(setup
     setup.feed_group(0, 0)
     assert setup.intake.next_batch(0, EXACT, WAIT_S) is None, "one group is no batch"
     assert len(setup.intake.take_probes()) == 1, "one sample of the worker's claim"
+
+
+def test_what_each_worker_delivered_is_counted_once(setup: Setup) -> None:
+    setup.intake.start(None)
+    setup.feed_group(0, 0, worker_id="a")
+    setup.feed_group(1, 1, worker_id="b")
+    assert setup.batch() == [0, 1]
+    assert setup.intake.take_delivered() == {"a": GROUP_SIZE, "b": GROUP_SIZE}
+    assert setup.intake.take_delivered() == {}

@@ -114,9 +114,10 @@ def test_a_negative_staleness_is_refused() -> None:
 
 
 def test_a_step_says_whose_samples_were_how_old() -> None:
-    assert worker_shares(["slow", "fast", "fast", "slow"], [2, 0, 1, 2]) == (
+    assert worker_shares(["slow", "fast", "fast", "slow"], [2, 0, 1, 2], {"slow": 5, "untrained": 3}) == (
         WorkerShare(worker_id="fast", staleness=(1, 1)),
-        WorkerShare(worker_id="slow", staleness=(0, 0, 2)),
+        WorkerShare(worker_id="slow", staleness=(0, 0, 2), delivered=5),
+        WorkerShare(worker_id="untrained", delivered=3),
     )
 
 

@@ -233,7 +233,10 @@ def test_every_example_is_read_from_every_version_of_its_schema(record: Record) 
         found = Codec(ids).decode(b"\x00" + ids.id_of(schema).to_bytes(4, "big") + buffer.getvalue())
         assert type(found) is type(record)
         found_plain = converter_of(type(found)).to_plain(found)
-        assert {name: found_plain[name] for name in written} == {name: plain[name] for name in written}
+        again = io.BytesIO()
+        # By the bytes of that version: fields that it lacks, in records within it too, have their defaults.
+        fastavro.schemaless_writer(again, schema.parsed, {name: found_plain[name] for name in written})
+        assert again.getvalue() == buffer.getvalue()
 
 
 def test_a_schema_of_somebody_else_is_not_one_of_our_records() -> None:

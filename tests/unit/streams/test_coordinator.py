@@ -23,7 +23,7 @@ from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Control, StepReport, WeightManifest, WorkerControl, WorkerState, WorkerStatus
+from echo_schemas.records import Control, StepReport, WeightManifest, WorkerControl, WorkerShare, WorkerState, WorkerStatus
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import CONTROL, STEPS, WEIGHTS, worker_order_key
 from echo_settings import Settings
@@ -82,11 +82,14 @@ class Scene:
         coordinator.hear_steps(1.0)
         return coordinator
 
-    def step(self, version: int, training_s: float) -> None:
-        report = replace(self._report, run_id=RUN, version=version, training_s=training_s)
+    def step(self, version: int, training_s: float, **delivered: int) -> None:
+        shares = tuple(WorkerShare(worker_id=name, delivered=count) for name, count in delivered.items())
+        report = replace(self._report, run_id=RUN, version=version, training_s=training_s, workers=shares)
         self.publisher.publish(STEPS, report, partition=0).wait(WAIT_S)
 
-    def word(self, name: str, rate: float, price: float, *, installed: int = 0, state: WorkerState = WorkerState.READY) -> None:
+    def word(
+        self, name: str, rate: float, price: float, *, installed: int = 0, busy_s: float = 0.0, state: WorkerState = WorkerState.READY
+    ) -> None:
         status = WorkerStatus(
             run_id=RUN,
             worker_id=name,
@@ -95,6 +98,7 @@ class Scene:
             state=state,
             rollouts_per_s=rate,
             price_per_hour=price,
+            busy_s=busy_s,
             installed_version=installed,
             weights_sha256="0" * 64,
             time_ms=self.clock.time_ms(),
@@ -157,12 +161,16 @@ def _released(scene: Scene) -> Coordinator:
 def test_the_dear_one_stands_by_until_the_cheap_one_is_silent(scene: Scene) -> None:
     coordinator = _released(scene)
     order = scene.orders()["dear"]
-    assert (order.epoch, order.worker, order.issued_by) == (1, WorkerControl(active=False), "test.coordinator.coordinator")
+    assert order.worker is not None
+    assert (order.epoch, order.worker.active, order.issued_by) == (1, False, "test.coordinator.coordinator")
+    assert order.worker.reason.startswith("release dear: 20 rollouts/s without it are enough for 11")
+    assert (order.worker.figures["rate"], order.worker.figures["price_standby"]) == (40.0, 4.0)
+    assert (scene.metric("price", state="active"), scene.metric("price", state="standby")) == (1.0, 4.0)
     assert scene.metric("target_rate") == pytest.approx(11.0)
     assert (scene.metric("workers", state="active"), scene.metric("workers", state="standby")) == (1, 1)
     assert scene.looks(coordinator, 9, DEAR) == {"dear": True}
     order = scene.orders()["dear"]
-    assert (order.epoch, order.worker) == (2, WorkerControl(active=True))
+    assert (order.epoch, order.worker is not None and order.worker.active) == (2, True)
 
 
 def test_a_restart_knows_steps_orders_and_epoch_from_the_log_and_ends_its_predecessor(scene: Scene) -> None:
@@ -217,5 +225,40 @@ def test_at_its_end_everybody_takes_part(scene: Scene) -> None:
     stop = StopSignal()
     stop.set()
     coordinator.run(stop)
-    assert scene.orders()["dear"].worker == WorkerControl(active=True)
+    order = scene.orders()["dear"].worker
+    assert order == WorkerControl(active=True, reason="the coordinator ends, so every worker takes part")
     assert scene.orders()["dear"].epoch == 2
+
+
+def test_a_worker_that_delivers_a_tenth_of_what_it_says_counts_with_that_and_is_named(scene: Scene) -> None:
+    coordinator = _released(scene)
+    for version in range(4, 10):
+        for name, rate, price in (("cheap", 200.0, 1.0), ("dear", 20.0, 4.0)):
+            scene.word(name, rate, price, busy_s=10.0 * version)
+        scene.step(version, 1.0, cheap=200, dear=200)
+        coordinator.hear_steps(1.0)
+    scene.clock.advance(1.0)
+    scene.word("cheap", 200.0, 1.0, busy_s=100.0)
+    scene.word("dear", 20.0, 4.0, busy_s=100.0)
+    coordinator.look()
+    assert scene.notices.current()["claims"] == "cheap says 200 rollouts/s and delivers 20, so it counts with what it delivers."
+    assert scene.metric("rate") == pytest.approx(20.0)
+    assert scene.metric("workers_disbelieved") == 1
+
+
+def test_a_pool_that_shrinks_to_none_is_said_and_forgotten_when_somebody_comes(scene: Scene) -> None:
+    coordinator = scene.start()
+    scene.looks(coordinator, 1)
+    assert not scene.notices.current(), "before anybody was heard the run begins"
+    scene.looks(coordinator, 1, CHEAP)
+    scene.looks(coordinator, 9)
+    assert "No worker is heard any more" in scene.notices.current()["pool"]
+    scene.looks(coordinator, 1, CHEAP)
+    assert not scene.notices.current()
+
+
+def test_missing_prices_are_on_healthz(scene: Scene) -> None:
+    scene.step(1, 1.0)
+    coordinator = scene.start()
+    scene.looks(coordinator, 1, CHEAP, ("free", 20.0, 0.0))
+    assert "Without a price free count as free" in scene.notices.current()["prices"]

@@ -1,0 +1,58 @@
+"""What a worker costs now: the setting, or the number in a file that somebody keeps up to date (a spot price).
+
+Read again before each heartbeat if the file has changed. What cannot be read changes nothing and is a notice.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from echo_runtime.notices import Notices
+from echo_schemas.errors import UserError
+
+_HINT = "Write one number into it, the price of an hour, such as 0.35."
+# A price is a few characters; a file that is larger is another one.
+_MOST_BYTES = 1024
+
+
+class PriceFile:
+    """The number in a file. Used from the heartbeat's thread."""
+
+    def __init__(self, path: Path, notices: Notices) -> None:
+        """Raises UserError if the file has no price yet."""
+        self._path = path
+        self._notices = notices
+        self._seen = self._stamp()
+        self._price = self._read()
+
+    def now(self) -> float:
+        """The price that the file has, or had when it last had one."""
+        try:
+            stamp = self._stamp()
+            if stamp != self._seen:
+                self._price, self._seen = self._read(), stamp
+            self._notices.clear("price")
+        except UserError as exc:
+            self._notices.say("price", f"{exc} The price stays {self._price:g}. {exc.hint}")
+        return self._price
+
+    def _stamp(self) -> tuple[int, int, int]:
+        try:
+            found = self._path.stat()
+        except OSError as exc:
+            raise UserError(f"The price file {self._path} cannot be read: {exc.strerror}.", hint=_HINT) from exc
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _read(self) -> float:
+        try:
+            with self._path.open(encoding="utf-8") as file:
+                text = file.read(_MOST_BYTES)
+            price = float(text)
+        except OSError as exc:
+            raise UserError(f"The price file {self._path} cannot be read: {exc.strerror}.", hint=_HINT) from exc
+        except ValueError as exc:
+            raise UserError(f"The price file {self._path} holds no number.", hint=_HINT) from exc
+        if not (math.isfinite(price) and price >= 0):
+            raise UserError(f"The price file {self._path} holds {price:g}, which is no price.", hint=_HINT)
+        return price
