@@ -55,6 +55,12 @@ _MOST_NAME_LENGTH = 100
 _OTHERS = "other writers"
 _CONNECT = "__connect.errors."
 _SPRING = "kafka_dlt-"
+ORIGINAL_PARTITION, ORIGINAL_OFFSET = _CONNECT + "partition", _CONNECT + "offset"
+"""Where the message lay, in decimal digits."""
+READER = _CONNECT + "connector.name"
+"""The consumer group, or the reader, that could not use the message."""
+MESSAGE = _CONNECT + "exception.message"
+"""What was wrong, in a sentence."""
 # Ours are replaced when a redriven message fails again; everything else is the original's and stays.
 _OURS = (_CONNECT, _SPRING, RETRIES, REASON, TRUNCATED_FROM, KEY_TRUNCATED_FROM, HEADERS_LEFT_OUT)
 
@@ -187,14 +193,14 @@ def dead_letter_headers(raw: RawMessage, invalid: InvalidRecord, *, group: str) 
     error_class = f"{type(invalid).__module__}.{type(invalid).__qualname__}"
     text = {
         _CONNECT + "topic": topic,
-        _CONNECT + "partition": partition,
-        _CONNECT + "offset": offset,
-        _CONNECT + "connector.name": group,
+        ORIGINAL_PARTITION: partition,
+        ORIGINAL_OFFSET: offset,
+        READER: group,
         _CONNECT + "task.id": "0",
         _CONNECT + "stage": "VALUE_CONVERTER",
         _CONNECT + "class.name": "echo_bus.reading.decoding.Decoder",
         _CONNECT + "exception.class.name": error_class,
-        _CONNECT + "exception.message": invalid.message,
+        MESSAGE: invalid.message,
         _SPRING + "original-topic": topic,
         _SPRING + "original-partition": partition,
         _SPRING + "original-offset": offset,
@@ -205,10 +211,15 @@ def dead_letter_headers(raw: RawMessage, invalid: InvalidRecord, *, group: str) 
         REASON: invalid.reason.value,
         RETRIES: str(_retries(original)),
     }
-    kept, num_left_out = _fitting([(name, value) for name, value in original if not name.startswith(_OURS)])
+    kept, num_left_out = _fitting([(name, value) for name, value in original if not is_ours(name)])
     if num_left_out:
         text[HEADERS_LEFT_OUT] = str(num_left_out)
     return kept + [(name, value.encode(errors="replace")) for name, value in text.items()]
+
+
+def is_ours(name: str) -> bool:
+    """Whether a header was added by a dead letter, and is not the original's."""
+    return name.startswith(_OURS)
 
 
 def _fitting(headers: list[tuple[str, bytes]]) -> tuple[list[tuple[str, bytes]], int]:
@@ -232,7 +243,7 @@ def _writer_of(raw: RawMessage) -> str:
 
 def said_of(headers: Mapping[str, bytes]) -> str:
     """Why a message is a dead letter, as its headers say it."""
-    reason, message = headers.get(REASON, b"unknown"), headers.get(_CONNECT + "exception.message", b"")
+    reason, message = headers.get(REASON, b"unknown"), headers.get(MESSAGE, b"")
     return f"{reason.decode(errors='replace')}: {message.decode(errors='replace')}"
 
 

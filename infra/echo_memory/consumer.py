@@ -131,6 +131,10 @@ class MemoryConsumer:
             self._broker.changed.notify_all()
         return None if asynchronous else list(offsets)
 
+    def consumer_group_metadata(self) -> Any:
+        """The group's name stands for it."""
+        return self._group_id
+
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         with self._broker.lock:
             committed = self._broker.group(self._group_id).committed

@@ -18,10 +18,11 @@ class TransactionState(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Transaction:
-    """One transaction and the partitions it wrote to."""
+    """One transaction, the partitions it wrote to, and where groups stand once it is committed: group → place → offset, note."""
 
     state: TransactionState = TransactionState.OPEN
     partitions: set[tuple[str, int]] = field(default_factory=set)
+    positions: dict[str, dict[tuple[str, int], tuple[int, str]]] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)

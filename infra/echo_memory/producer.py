@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from echo_bus.client.cluster import DeliveryCallback, Headers
 from echo_memory.broker import Broker, TransactionalId
@@ -107,6 +107,15 @@ class MemoryProducer:
                 raise KafkaException(KafkaError(KafkaError._STATE, "a transaction is already open"))  # noqa: SLF001  public in librdkafka
             self._transaction = holder.transaction = Transaction()
 
+    def send_offsets_to_transaction(self, positions: list[TopicPartition], group_metadata: Any, timeout: float = -1) -> None:
+        self._broker.enter("send_offsets_to_transaction")
+        with self._broker.lock:
+            self._holder()
+            if self._transaction is None:
+                raise KafkaException(KafkaError(KafkaError._STATE, "no transaction is open"))  # noqa: SLF001  public in librdkafka
+            found = self._transaction.positions.setdefault(group_metadata, {})
+            found.update({(each.topic, each.partition): (each.offset, each.metadata or "") for each in positions})
+
     def commit_transaction(self, timeout: float = -1) -> None:
         self._broker.enter("commit_transaction")
         self._report(timeout, all_of_them=True)
@@ -114,6 +123,8 @@ class MemoryProducer:
             holder = self._holder()
             if self._transaction is None:
                 raise KafkaException(KafkaError(KafkaError._STATE, "no transaction is open"))  # noqa: SLF001  public in librdkafka
+            for group, positions in self._transaction.positions.items():
+                self._broker.group(group).committed.update(positions)
             self._transaction = None
             self._broker.end_transaction(holder, TransactionState.COMMITTED)
 

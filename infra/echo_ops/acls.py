@@ -16,7 +16,7 @@ from echo_schemas.topic_files import TopicSpec, load_topic_specs
 # it looks up the group's coordinator, which takes DESCRIBE, and never joins or commits. Processes have names of their own, hence a prefix.
 _OWN_GROUPS = "{role}.*"
 # Whose lag is watched decides which topic's end offsets are asked for.
-_WATCHED_TOPICS = {"worker": "requests", "reward.*": "trajectories"}
+_WATCHED_TOPICS = {"worker": "requests", "reward.*": "trajectories", "redrive.*": "trajectories"}
 # Whose retention its writer looks at.
 _SIZED_TOPIC = "weights.chunks"
 

@@ -135,13 +135,14 @@ def _config_of(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _dead_letters_of(spec: TopicSpec) -> TopicSpec:
-    """The dead-letter topic of `spec`: written by its readers, read by operators."""
+    """The dead-letter topic of `spec`: written by its readers, read by people, who may bring its letters back."""
     return TopicSpec(
         name=f"{spec.name}{DEAD_LETTER_SUFFIX}",
         purpose=f"Messages of {spec.name} that could not be read, with their original bytes, key and headers.",
         owner=spec.owner,
-        producers=spec.consumers,
-        consumers=("operator", *_DEAD_LETTER_READERS.get(spec.name, ())),
+        # Who brings letters back writes none.
+        producers=tuple(role for role in spec.consumers if role != "redrive"),
+        consumers=("operator", "redrive", *_DEAD_LETTER_READERS.get(spec.name, ())),
         records=(),
         key="the original key",
         compatibility="NONE",

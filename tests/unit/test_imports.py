@@ -41,6 +41,7 @@ LIGHT = [
     "echo_replay.export.manifest",
     "echo_ops.cli.export",
     "echo_ops.cli.sql",
+    "echo_ops.cli.dlq",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Transactions that only produce and commit: several records that readers see together or not at all.
+"""Transactions: several records, and positions of consumer groups, that others see together or not at all.
 
 One thread uses a writer. A fatal error means this producer is dead and *may* mean that a successor exists (KIP-98 fencing, but also a
 transaction time-out): `ProducerFenced` says so, and the caller decides by reading the newest session claim.
@@ -7,13 +7,13 @@ transaction time-out): `ProducerFenced` says so, and the caller decides by readi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from echo_bus.client.cluster import RawProducer
+from echo_bus.client.cluster import RawConsumer, RawProducer
 from echo_bus.client.publisher import Publisher, Receipt
 from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import DeadlineExceeded, NotAuthorized, ProducerFenced, TransactionAborted, TransportError
@@ -86,6 +86,28 @@ class TransactionalWriter:
         """Say, within the open transaction, that `key` is gone."""
         self._require_open()
         return self._publisher.publish_tombstone(topic, key)
+
+    def publish_bytes(
+        self,
+        physical: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        partition: int | None = None,
+    ) -> Receipt:
+        """Hand over bytes as they are, within the open transaction."""
+        self._require_open()
+        return self._publisher.publish_bytes(physical, value, key=key, headers=headers, partition=partition)
+
+    def move(self, member: RawConsumer, positions: list[TopicPartition], timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Let the group of `member`, a client that has joined nothing, stand at `positions` once the open transaction is committed."""
+        self._require_open()
+        deadline = Deadline.after(timeout_s, self._clock)
+        group = member.consumer_group_metadata()
+        self._call(
+            lambda left_s: self._producer.send_offsets_to_transaction(positions, group, left_s), deadline, "moving a group's position"
+        )  # fmt: skip
 
     def close(self) -> None:
         """Forget the writer. An open transaction is left to the coordinator, which rolls it back."""

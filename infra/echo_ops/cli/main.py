@@ -17,6 +17,7 @@ topics = typer.Typer(no_args_is_help=True, help="Topics as code: compare the clu
 schemas = typer.Typer(no_args_is_help=True, help="Avro schemas: compatibility, ids, registration.")
 acls = typer.Typer(no_args_is_help=True, help="Access lists, generated from topic files and roles.")
 reward = typer.Typer(no_args_is_help=True, help="Rewards of a run that is going: write, try, attach, weigh, detach.")
+dlq = typer.Typer(no_args_is_help=True, help="Dead letters: what could not be used, brought back exactly once, or discarded.")
 checkpoints = typer.Typer(no_args_is_help=True, help="The checkpoints of a run: what there is, and what nobody needs any more.")
 app.add_typer(kafka, name="kafka")
 app.add_typer(topics, name="topics")
@@ -24,6 +25,7 @@ app.add_typer(schemas, name="schemas")
 app.add_typer(acls, name="acls")
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(reward, name="reward")
+app.add_typer(dlq, name="dlq")
 # Without a name its commands are the application's own.
 app.add_typer(history)
 
@@ -31,6 +33,10 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="Configuration file. Without it run.toml, if there is one, else defaults and environment."),
 ]
+
+DeadTopic = Annotated[str, typer.Argument(help="The topic that the messages belong on, such as trajectories.")]
+Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only letters with this reason; may be repeated.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it.")]
 
 
 @app.callback()
@@ -255,6 +261,69 @@ def reward_detach(
 
     with user_errors():
         commands.detach(config, name, force=force)
+
+
+@dlq.command("list")
+def dlq_list(
+    topics: Annotated[list[str] | None, typer.Argument(help="Topics, such as trajectories; all unless given.")] = None,
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+) -> None:
+    """Say how many messages could not be used, by topic and reason, and how many of them wait."""
+    from echo_ops.cli import dlq as commands
+
+    with user_errors():
+        commands.list_letters(config, topics or [], as_json=as_json)
+
+
+@dlq.command("show")
+def dlq_show(
+    topic: DeadTopic,
+    offset: Annotated[int | None, typer.Argument(help="Of the letter; the newest ones unless given.", min=0)] = None,
+    config: Config = None,
+    last: Annotated[int, typer.Option("--last", "-n", help="How many of the newest.", min=1)] = 5,
+) -> None:
+    """Print letters whole: what was wrong, where they lay, who wrote and who read them."""
+    from echo_ops.cli import dlq as commands
+
+    with user_errors():
+        commands.show(config, topic, offset, last=last)
+
+
+@dlq.command("redrive")
+def dlq_redrive(
+    topic: DeadTopic,
+    config: Config = None,
+    reason: Reasons = None,
+    until: Annotated[str, typer.Option(help="Only letters before this time.")] = "",
+    limit: Annotated[int | None, typer.Option(help="So many letters at most.", min=1)] = None,
+    rate: Annotated[float | None, typer.Option(help="So many a second at most.", min=0.01)] = None,
+    mend: Annotated[str, typer.Option(help="A function that mends a letter: file.py:function.")] = "",
+    pass_by: Annotated[bool, typer.Option("--pass-by", help="Pass by letters that would come straight back.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Write letters to their topic again, each once; without --yes say what would be done."""
+    from echo_ops.cli import dlq as commands
+
+    with user_errors():
+        commands.redrive(
+            config, topic, reason or [], until=until, limit=limit, rate=rate, mend=mend, passes_by=pass_by, is_meant=yes
+        )  # fmt: skip
+
+
+@dlq.command("discard")
+def dlq_discard(
+    topic: DeadTopic,
+    config: Config = None,
+    reason: Reasons = None,
+    until: Annotated[str, typer.Option(help="Only letters before this time.")] = "",
+    yes: Yes = False,
+) -> None:
+    """Let letters wait no longer; without --yes say which. They stay readable until their retention is over."""
+    from echo_ops.cli import dlq as commands
+
+    with user_errors():
+        commands.discard_letters(config, topic, reason or [], until=until, is_meant=yes)
 
 
 @app.command("tail")

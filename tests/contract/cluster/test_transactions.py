@@ -7,6 +7,8 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 
 from echo_bus.client import profiles
 from echo_bus.client.cluster import Cluster, RawProducer
+from echo_bus.client.consumer_queries import committed as committed_positions
+from echo_bus.client.consumer_queries import open_asker
 from echo_bus.clock import Deadline
 from tests.contract.cluster.test_log import wait_for_end
 from tests.contract.conftest import WAIT_S, Consumers, MakeTopic, error_code, read
@@ -86,3 +88,22 @@ def test_producing_outside_a_transaction_is_an_error(cluster: Cluster, make_topi
     with pytest.raises(KafkaException) as caught:
         producer.produce(topic, b"v")
     assert error_code(caught) == KafkaError._STATE
+
+
+def test_a_groups_position_moves_with_the_transaction_or_not_at_all(cluster: Cluster, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    producer = transactional(cluster, f"{topic}.id")
+    member = open_asker(cluster, f"{topic}.group", "test")
+    try:
+        for offset, ends in ((3, producer.abort_transaction), (2, producer.commit_transaction)):
+            producer.begin_transaction()
+            producer.produce(topic, b"one", partition=0)
+            producer.flush(WAIT_S)
+            producer.send_offsets_to_transaction(
+                [TopicPartition(topic, 0, offset, "why")], member.consumer_group_metadata(), WAIT_S
+            )  # fmt: skip
+            ends(WAIT_S)
+        (found,) = committed_positions(member, [(topic, 0)])
+        assert (found.offset, found.metadata) == (2, "why")
+    finally:
+        member.close()

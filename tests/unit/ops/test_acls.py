@@ -64,6 +64,7 @@ def test_who_has_transactional_ids() -> None:
         "User:echo.demo.offline": "echo.demo.feeder",
         "User:echo.demo.coordinator": "echo.demo.coordinator",
         "User:echo.demo.rescore": "echo.demo.rescore.",
+        "User:echo.demo.redrive": "echo.demo.redrive",
     }
 
 

@@ -1,0 +1,263 @@
+"""`echoswarm dlq`: what could not be read, by reason; brought back exactly once, or passed by for good."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from echo_bus.bus import Bus
+from echo_bus.clock import SystemClock
+from echo_bus.errors import TopicMissing
+from echo_ops.cli.context import reach_bus, reach_cluster, read_settings
+from echo_ops.cli.harmless import harmless
+from echo_ops.cli.output import ExitCode, err, fail, out
+from echo_ops.cli.ranges import parse_time
+from echo_ops.redrive.letters import Letter
+from echo_ops.redrive.mending import load_mend
+from echo_ops.redrive.preparing import Handling, Prepared
+from echo_ops.redrive.redriving import ROLE, Backlog, Redrive, Tally, discard, require_reasons, require_redrivable
+from echo_runtime.opening import open_bus
+from echo_schemas.errors import InvalidRecord, UserError
+from echo_schemas.naming import DEAD_LETTER_SUFFIX
+from echo_schemas.topics import BY_NAME, Topic
+
+_SAID = 110
+_BYTES_SHOWN = 256
+_EXAMPLES = 3
+
+
+@dataclass(slots=True)
+class Heap:
+    """Letters of one topic and reason."""
+
+    waiting: int = 0
+    handled: int = 0
+    oldest_ms: int = 0
+    newest_ms: int = 0
+    example: str = ""
+
+    def add(self, letter: Letter, *, is_waiting: bool) -> None:
+        self.waiting += is_waiting
+        self.handled += not is_waiting
+        self.oldest_ms = min(self.oldest_ms or letter.time_ms, letter.time_ms)
+        self.newest_ms = max(self.newest_ms, letter.time_ms)
+        self.example = letter.message
+
+
+def list_letters(config: Path | None, topics: list[str], *, as_json: bool) -> None:
+    """How many letters wait, by topic and reason."""
+    bus = reach_bus(read_settings(config), all_runs=True)
+    heaps: dict[tuple[str, str], Heap] = defaultdict(Heap)
+    for topic in [_topic(name) for name in topics] or BY_NAME.values():
+        # A topic that never had a reader has no dead letters.
+        with suppress(TopicMissing), Backlog(bus, topic) as backlog:
+            for letter in backlog.letters():
+                heaps[topic.name, letter.reason].add(letter, is_waiting=letter.offset >= backlog.position(letter.reason))
+    if as_json:
+        sys.stdout.write(json.dumps([{"topic": topic, "reason": reason, **_plain(heap)} for (topic, reason), heap in heaps.items()]) + "\n")
+        return
+    if not heaps:
+        out.print(f"No dead letters in {bus.namespace.name}.")
+        return
+    table = Table("topic", "reason", "waiting", "handled", "oldest", "newest", "the newest says", box=None, pad_edge=False)
+    for (name, reason), heap in sorted(heaps.items(), key=lambda item: (-item[1].waiting, item[0])):
+        counts = (f"{heap.waiting:,}", f"{heap.handled:,}")
+        table.add_row(name, reason, *counts, _time(heap.oldest_ms), _time(heap.newest_ms), _cut(heap.example))
+    out.print(table)
+
+
+def show(config: Path | None, name: str, offset: int | None, *, last: int) -> None:
+    """One letter by its offset, or the newest ones."""
+    bus = reach_bus(read_settings(config), all_runs=True)
+    with Backlog(bus, _topic(name)) as backlog:
+        first, end = (offset, offset + 1) if offset is not None else (max(0, backlog.end - last), None)
+        count = 0
+        for letter in backlog.letters(first=first, end=end):
+            count += 1
+            _show(bus, letter, is_waiting=letter.offset >= backlog.position(letter.reason))
+    if not count:
+        raise UserError(
+            f"{name} has no such dead letter." if offset is not None else f"{name} has no dead letters.",
+            hint="`echoswarm dlq list` says what there is.",
+        )
+
+
+def redrive(
+    config: Path | None,
+    name: str,
+    reasons: list[str],
+    *,
+    until: str,
+    limit: int | None,
+    rate: float | None,
+    mend: str,
+    passes_by: bool,
+    is_meant: bool,
+) -> None:
+    """Say what would be done, and with `is_meant` do it."""
+    wanted, topic, mended = require_reasons(reasons), require_redrivable(_bare(name)), load_mend(mend) if mend else None
+    settings = read_settings(config)
+    reach_cluster(settings)
+    bus = open_bus(settings, ROLE)
+    with Backlog(bus, topic) as backlog:
+        end = backlog.offset_at(parse_time(until, "--until", SystemClock().time_ms())) if until else backlog.end
+        work = Redrive(bus, backlog, by=_me(), mend=mended)
+
+        def letters() -> Iterator[Letter]:
+            return islice(backlog.waiting(wanted, end), limit)
+
+        if not is_meant:
+            _say_plan(work.prepared(letters()))
+            return
+        tally = work.run(letters(), rate=rate, passes_by=passes_by, note=_progress)
+    _say_done(tally)
+
+
+def discard_letters(config: Path | None, name: str, reasons: list[str], *, until: str, is_meant: bool) -> None:
+    """Say what would be passed by for good, and with `is_meant` do it."""
+    wanted = require_reasons(reasons)
+    settings = read_settings(config)
+    reach_cluster(settings)
+    bus = open_bus(settings, ROLE)
+    with Backlog(bus, _topic(name)) as backlog:
+        end = backlog.offset_at(parse_time(until, "--until", SystemClock().time_ms())) if until else backlog.end
+        waiting = backlog.waiting(wanted, end)
+        counts = discard(bus, backlog, waiting, by=_me()) if is_meant else Counter(letter.reason for letter in waiting)
+    if not counts:
+        out.print("Nothing waits.")
+        return
+    done = "Discarded" if is_meant else "Would discard"
+    out.print(f"{done}: {_counted(counts)}. They stay readable until their retention is over." + ("" if is_meant else " Add --yes."))
+
+
+def _say_plan(prepared: Iterable[Prepared]) -> None:
+    heaps: dict[tuple[Handling, str], list[Prepared]] = defaultdict(list)
+    counts: Counter[tuple[Handling, str]] = Counter()
+    for each in prepared:
+        where = (each.handling, each.letter.reason)
+        counts[where] += 1
+        if len(heaps[where]) < _EXAMPLES:
+            heaps[where].append(each)
+    if not counts:
+        out.print("Nothing waits.")
+        return
+    table = Table("would", "reason", "letters", "for example", box=None, pad_edge=False)
+    for (handling, reason), count in sorted(counts.items(), key=lambda item: (item[0][0] is not Handling.WRITE, -item[1])):
+        example = heaps[handling, reason][0]
+        table.add_row(_WOULD[handling], reason, f"{count:,}", _cut(f"{example.letter.offset}: {example.why or example.letter.message}"))
+    out.print(table)
+    if any(handling is Handling.STOP for handling, _ in counts):
+        out.print(
+            "It ends in front of the first letter that would come straight back: --mend mends them, --pass-by passes them by, "
+            "`echoswarm dlq discard` ends their waiting."
+        )
+    out.print("Nothing was written. Add --yes.")
+
+
+def _say_done(tally: Tally) -> None:
+    parts = [f"{count:,} {_DONE[handling]}" for handling, count in tally.done.items()]
+    out.print(f"{', '.join(parts) or 'Nothing'}.")
+    if tally.stopped is not None:
+        fail(
+            f"It ended in front of the letter {tally.stopped.letter.offset}, which would come straight back: {tally.stopped.why}",
+            "Mend it (--mend), pass such ones by (--pass-by), or discard them. What was written stays written, and is not written again.",
+            ExitCode.FAILED,
+        )
+
+
+_WOULD = {
+    Handling.WRITE: "write again",
+    Handling.STOP: "stop here",
+    Handling.TOO_OFTEN: "pass by: came back twice",
+    Handling.LEFT: "pass by: left by the mend",
+}
+_DONE = {
+    Handling.WRITE: "written again",
+    Handling.STOP: "passed by, since they would come straight back",
+    Handling.TOO_OFTEN: "passed by, since they came back twice",
+    Handling.LEFT: "passed by, since the mend left them",
+}
+
+
+def _progress(tally: Tally) -> None:
+    if err.is_terminal:
+        err.print(f"{tally.done.total():,} done", end="\r")
+
+
+def _show(bus: Bus, letter: Letter, *, is_waiting: bool) -> None:
+    state = "waits" if is_waiting else "was brought back or discarded"
+    out.print(
+        f"{letter.topic.name}{DEAD_LETTER_SUFFIX} @{letter.offset}  {_time(letter.time_ms)}  {state}", style="bold cyan", markup=False
+    )
+    origin = "unknown" if letter.origin is None else f"{letter.topic.name}[{letter.origin.partition}]@{letter.origin.offset}"
+    rows = {
+        "reason": f"{letter.reason}: {letter.message}",
+        "lay at": origin,
+        "read by": letter.reader,
+        "written by": letter.writer,
+        "came back": f"{letter.num_redriven} times",
+        "key": "none" if letter.key is None else letter.key.decode(errors="replace"),
+        "headers": "  ".join(f"{name}={(value or b'').decode(errors='replace')}" for name, value in letter.headers),
+        "value": _content(bus, letter),
+    }
+    for name, text in rows.items():
+        out.print(f"  {name:<11}{harmless(text)}", markup=False)
+
+
+def _content(bus: Bus, letter: Letter) -> str:
+    if letter.value is None:
+        return "none in this copy" if letter.is_cut else "none"
+    cut = " (cut)" if letter.is_cut else ""
+    try:
+        record: Any = bus.codec.decode(letter.value)
+    except InvalidRecord:
+        return f"{len(letter.value):,} bytes{cut}: {letter.value[:_BYTES_SHOWN].hex(' ')}"
+    return f"{record}{cut}"
+
+
+def _topic(name: str) -> Topic:
+    if (found := BY_NAME.get(_bare(name))) is None:
+        raise UserError(f"There is no topic {name!r}.", hint=f"Known: {', '.join(BY_NAME)}.")
+    return found
+
+
+def _bare(name: str) -> str:
+    return name.removesuffix(DEAD_LETTER_SUFFIX)
+
+
+def _me() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        # A container's user without a name.
+        return socket.gethostname()
+
+
+def _plain(heap: Heap) -> dict[str, int | str]:
+    times = {"oldest_ms": heap.oldest_ms, "newest_ms": heap.newest_ms}
+    return {"waiting": heap.waiting, "handled": heap.handled, **times, "example": heap.example}
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.most_common())
+
+
+def _cut(text: str) -> str:
+    text = harmless(text)
+    return text if len(text) <= _SAID else f"{text[:_SAID]}…"
+
+
+def _time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,144 @@
+"""What is to be written for a letter, or why nothing is. No I/O but what `whole` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from echo_bus.client.profiles import MAX_RECORD_BYTES
+from echo_bus.dead_letters import RETRIES
+from echo_ops.redrive.letters import REDRIVEN, Letter
+from echo_ops.redrive.mending import Mend
+from echo_schemas.codec import Codec
+from echo_schemas.errors import EchoError, InvalidReason, InvalidRecord, UserError
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Record
+
+MOST_REDRIVES = 2
+"""How often a message is brought back: what fails a third time needs another mend, and a message of its own."""
+
+Whole = Callable[[Letter], Letter | None]
+"""A cut letter with the bytes that its topic still has; None where it has them no more."""
+
+
+class Handling(StrEnum):
+    """What a redrive does with a letter."""
+
+    WRITE = "write"
+    """It is written again."""
+    STOP = "stop"
+    """It would come straight back: the redrive ends in front of it, unless such ones are passed by."""
+    TOO_OFTEN = "too often"
+    """It was brought back `MOST_REDRIVES` times: passed by."""
+    LEFT = "left"
+    """The mend left it: passed by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A letter and what becomes of it. `key`, `value`, `headers`, `partition`: what is written, where `handling` is WRITE; partition None:
+    as the key says. `why`: one sentence, where nothing is written."""
+
+    letter: Letter
+    handling: Handling
+    why: str = ""
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparing:
+    """How letters of one redrive are prepared. `by`: who redrives, for the headers."""
+
+    codec: Codec
+    namespace: Namespace
+    whole: Whole
+    by: str
+    mend: Mend | None = None
+
+    def prepare(self, letter: Letter, now_ms: int) -> Prepared:
+        """Raises UserError where the user's function fails, with the letter's place."""
+        if letter.num_redriven >= MOST_REDRIVES:
+            return Prepared(letter=letter, handling=Handling.TOO_OFTEN, why=f"It was brought back {letter.num_redriven} times before.")
+        full = self.whole(letter) if letter.is_cut else letter
+        if full is None:
+            return _stop(letter, "The copy was cut, and its topic has the original no more.")
+        if full.origin is None and _is_placed(full):
+            return _stop(letter, "Its headers do not say which partition it was on.")
+        try:
+            value, record = self._mended(full)
+        except InvalidRecord as exc:
+            return _stop(letter, f"{exc.reason.value}: {exc.message}")
+        if value is None or record is None:
+            return Prepared(letter=letter, handling=Handling.LEFT, why="The mend returned None.")
+        if len(value) > MAX_RECORD_BYTES:
+            return _stop(letter, f"It has {len(value):,} bytes; a record has {MAX_RECORD_BYTES:,} at most.")
+        topic = full.topic
+        key = full.key
+        if topic.key is not None:
+            own = topic.key(record).encode()
+            if own != key and self.mend is None:
+                return _stop(letter, f"Its key is {_shown(key)}, the record's own is {_shown(own)}.")
+            key = own
+        return Prepared(
+            letter=letter,
+            handling=Handling.WRITE,
+            key=key,
+            value=value,
+            headers=(*full.headers, *self._provenance(letter, now_ms)),
+            partition=full.origin.partition if _is_placed(full) and full.origin is not None else None,
+        )
+
+    def _mended(self, letter: Letter) -> tuple[bytes | None, Record | None]:
+        """The bytes to write and the record that they are. Raises InvalidRecord where they are none of this topic."""
+        value: bytes | None = letter.value
+        if self.mend is not None:
+            try:
+                answer = self.mend(letter)
+            except Exception as exc:  # the user's function may raise anything
+                raise UserError(
+                    f"The mend failed at the letter {letter.offset} of {letter.topic.name}: {type(exc).__name__}: {exc}.",
+                    hint="Nothing was done with this letter and those behind it; mend the function and run the command again.",
+                ) from exc
+            if answer is None:
+                return None, None
+            try:
+                value = answer if isinstance(answer, bytes) else self.codec.encode(answer)
+            except (EchoError, AttributeError, TypeError) as exc:
+                raise UserError(
+                    f"The mend made no record of the letter {letter.offset} of {letter.topic.name}: {exc}",
+                    hint="It returns a record of echo_schemas.records, the bytes of one, or None.",
+                ) from exc
+        record = self.codec.decode(value)
+        if not isinstance(record, letter.topic.records):
+            raise InvalidRecord(InvalidReason.UNEXPECTED_RECORD, f"A {type(record).__name__} does not belong on {letter.topic.name}.")
+        return value, record
+
+    def _provenance(self, letter: Letter, now_ms: int) -> tuple[tuple[str, bytes], ...]:
+        text = {
+            RETRIES: str(letter.num_redriven),
+            REDRIVEN + "from": f"{self.namespace.dead_letters(letter.topic)}[0]@{letter.offset}",
+            REDRIVEN + "by": self.by,
+            REDRIVEN + "ms": str(now_ms),
+        }
+        return tuple((name, value.encode(errors="replace")) for name, value in text.items())
+
+
+def with_bytes_of(letter: Letter, original: Letter) -> Letter:
+    """`letter` with key, value and headers of the message at its old place."""
+    return replace(letter, key=original.key, value=original.value, headers=original.headers, is_cut=False)
+
+
+def _is_placed(letter: Letter) -> bool:
+    return letter.topic.placed or letter.topic.key is None
+
+
+def _stop(letter: Letter, why: str) -> Prepared:
+    return Prepared(letter=letter, handling=Handling.STOP, why=why)
+
+
+def _shown(key: bytes | None) -> str:
+    return "missing" if key is None else repr(key.decode(errors="replace"))

@@ -1,0 +1,225 @@
+"""Letters written again, each once: a batch of them and the positions of their groups are one transaction.
+
+Everything happens on the caller's thread. Killed, or ended by Ctrl-C, it goes on where the last transaction ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Self
+
+from confluent_kafka import TopicPartition
+
+from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.cluster import RawConsumer
+from echo_bus.client.consumer_queries import committed_offsets, open_asker
+from echo_bus.client.transactions import TransactionalWriter
+from echo_bus.errors import ProducerFenced
+from echo_ops.redrive.letters import Letter, letter_of, letters_of
+from echo_ops.redrive.mending import Mend
+from echo_ops.redrive.preparing import Handling, Prepared, Preparing, with_bytes_of
+from echo_replay.raw_log import RawLog
+from echo_schemas.errors import InvalidReason, UserError
+from echo_schemas.topics import REQUESTS, REWARDS, TRAJECTORIES, Topic
+
+ROLE = "redrive"
+REDRIVABLE = (TRAJECTORIES, REWARDS, REQUESTS)
+"""Topics whose records many may write, each for itself; see docs/decisions/0026-redrive.md."""
+# One transaction takes a few milliseconds; with so many letters in it a redrive is bound by the letters.
+_AT_ONCE = 100
+_PARTITION = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done. `stopped`: the letter that a redrive ended in front of."""
+
+    done: Counter[Handling] = field(default_factory=Counter)
+    stopped: Prepared | None = None
+
+
+class Backlog:
+    """The letters of one topic, and which of them were brought back or discarded. A context manager."""
+
+    def __init__(self, bus: Bus, topic: Topic) -> None:
+        """Raises TopicMissing, NotAuthorized, ClusterUnreachable."""
+        self.topic = topic
+        self._bus = bus
+        self._physical = bus.namespace.dead_letters(topic)
+        self._clients = ExitStack()
+        self._members: dict[str, RawConsumer] = {}
+        self._positions: dict[str, int] = {}
+        self._originals: RawLog | None = None
+        self._log = self._clients.enter_context(RawLog(bus, self._physical))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clients.close()
+
+    @property
+    def end(self) -> int:
+        """The offset after the newest letter."""
+        return self._log.ends[_PARTITION]
+
+    def offset_at(self, time_ms: int) -> int:
+        """The first letter that is not older than `time_ms`."""
+        return self._log.offsets_at(time_ms)[_PARTITION]
+
+    def letters(self, *, first: int = 0, end: int | None = None) -> Iterator[Letter]:
+        """All letters of a range, handled ones too."""
+        return letters_of(self._log, self.topic, first=first, end=end)
+
+    def position(self, reason: str) -> int:
+        """The letters of `reason` before this offset were handled."""
+        if reason not in self._positions:
+            place = (self._physical, _PARTITION)
+            self._positions[reason] = committed_offsets(self.member(reason), [place]).get(place, 0)
+        return self._positions[reason]
+
+    def waiting(self, reasons: frozenset[str], end: int | None = None) -> Iterator[Letter]:
+        """Letters of `reasons` (none: all) up to `end` that nobody has handled, in order."""
+        first = min(map(self.position, reasons)) if reasons else 0
+        for letter in self.letters(first=first, end=end):
+            if (not reasons or letter.reason in reasons) and letter.offset >= self.position(letter.reason):
+                yield letter
+
+    def original(self, letter: Letter) -> Letter | None:
+        """A letter whose copy was cut, with all of its bytes; None if its topic has them no more."""
+        if letter.origin is None:
+            return None
+        if self._originals is None:
+            self._originals = self._clients.enter_context(RawLog(self._bus, self._bus.namespace.topic(self.topic), profiles.LOOK))
+        log, partition, offset = self._originals, letter.origin.partition, letter.origin.offset
+        if not log.lows.get(partition, offset + 1) <= offset < log.ends.get(partition, 0):
+            return None
+        found = next(log.between(partition, [offset]), None)
+        return None if found is None else with_bytes_of(letter, letter_of(found, self.topic))
+
+    def member(self, reason: str) -> RawConsumer:
+        """A client of the group whose position says what was done with letters of `reason`; it joins nothing."""
+        if reason not in self._members:
+            group = self._bus.namespace.group(ROLE, f"{self.topic.name}.{reason}")
+            member = self._members[reason] = open_asker(self._bus.cluster, group, self._bus.client_id)
+            self._clients.callback(member.close)
+        return self._members[reason]
+
+    def place(self, offset: int, note: str) -> TopicPartition:
+        """A position, as a client wants it; `note` stands beside it in the group."""
+        return TopicPartition(self._physical, _PARTITION, offset, note)
+
+
+class Redrive:
+    """One redrive of a backlog. `mend`: None writes what was written."""
+
+    def __init__(self, bus: Bus, backlog: Backlog, *, by: str, mend: Mend | None = None) -> None:
+        self._bus = bus
+        self._backlog = backlog
+        self._by = by
+        self._preparing = Preparing(codec=bus.codec, namespace=bus.namespace, whole=backlog.original, by=by, mend=mend)
+
+    def prepared(self, letters: Iterator[Letter]) -> Iterator[Prepared]:
+        """What would be done with each. Nothing is written."""
+        for letter in letters:
+            yield self._preparing.prepare(letter, self._bus.clock.time_ms())
+
+    def run(
+        self,
+        letters: Iterator[Letter],
+        *,
+        rate: float | None = None,
+        passes_by: bool = False,
+        note: Callable[[Tally], None] = lambda _: None,
+    ) -> Tally:
+        """Write `letters`, `rate` a second at most. It ends in front of one that would come straight back, unless `passes_by`.
+
+        Raises UserError where another redrive has begun or the mend fails, and TransportError; what was done until then stays done.
+        """
+        tally = Tally()
+        prepared = self.prepared(letters)
+        with _alone(self._bus) as writer:
+            while tally.stopped is None and (batch := list(islice(prepared, _batch_size(rate)))):
+                began_s = self._bus.clock.monotonic_s()
+                stop = next((number for number, each in enumerate(batch) if each.handling is Handling.STOP and not passes_by), None)
+                if stop is not None:
+                    tally.stopped = batch[stop]
+                    del batch[stop:]
+                if not batch:
+                    break
+                self._write(writer, batch)
+                tally.done.update(each.handling for each in batch)
+                note(tally)
+                if rate is not None:
+                    time.sleep(max(0.0, len(batch) / rate - (self._bus.clock.monotonic_s() - began_s)))
+        return tally
+
+    def _write(self, writer: TransactionalWriter, batch: list[Prepared]) -> None:
+        physical = self._bus.namespace.topic(self._backlog.topic)
+        with writer.transaction() as transaction:
+            for each in batch:
+                if each.handling is Handling.WRITE:
+                    transaction.publish_bytes(physical, each.value, key=each.key, headers=each.headers, partition=each.partition)
+            for reason, end in {each.letter.reason: each.letter.offset + 1 for each in batch}.items():
+                transaction.move(self._backlog.member(reason), [self._backlog.place(end, f"redriven by {self._by}")])
+
+
+def discard(bus: Bus, backlog: Backlog, letters: Iterator[Letter], *, by: str) -> Counter[str]:
+    """Pass by `letters` for good; how many by reason. They stay readable until their retention is over. Raises as `Redrive.run`."""
+    ends: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    with _alone(bus) as writer:
+        for letter in letters:
+            ends[letter.reason] = letter.offset + 1
+            counts[letter.reason] += 1
+        if ends:
+            with writer.transaction() as transaction:
+                for reason, end in ends.items():
+                    transaction.move(backlog.member(reason), [backlog.place(end, f"discarded by {by}")])
+    return counts
+
+
+@contextmanager
+def _alone(bus: Bus) -> Iterator[TransactionalWriter]:
+    """The namespace's one writer of dead letters. Whoever held it before is ended, so positions are to be read inside, never before."""
+    writer = bus.transactions(ROLE)
+    writer.start()
+    try:
+        yield writer
+    except ProducerFenced as exc:
+        raise UserError(
+            "Another redrive of this namespace has begun, and this one has ended.", hint="One at a time; nothing was written twice."
+        ) from exc
+    finally:
+        writer.close()
+
+
+def require_redrivable(name: str) -> Topic:
+    """The topic `name`. Raises UserError for one whose letters are not brought back."""
+    known = {topic.name: topic for topic in REDRIVABLE}
+    if name not in known:
+        raise UserError(
+            f"Dead letters of {name!r} are not brought back.",
+            hint=f"Only those of {', '.join(known)} are: the others hold state, where an older record would replace a newer one, or the "
+            "learner alone writes them.",
+        )
+    return known[name]
+
+
+def require_reasons(names: list[str]) -> frozenset[str]:
+    """Raises UserError for a reason that there is not."""
+    known = {reason.value for reason in InvalidReason}
+    if wrong := [name for name in names if name not in known]:
+        raise UserError(f"There is no reason {wrong[0]!r}.", hint=f"Reasons are {', '.join(sorted(known))}.")
+    return frozenset(names)
+
+
+def _batch_size(rate: float | None) -> int:
+    """Letters of one transaction: of a quarter of a second where a rate is given, so that it is even."""
+    return _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 4)))

@@ -1,0 +1,338 @@
+"""Dead letters brought back: each once, none that would come straight back, and nobody's position moved by mistake."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import NewTopic
+
+from echo_bus.bus import Bus
+from echo_bus.client.cluster import RawMessage
+from echo_bus.clock import ManualClock
+from echo_bus.dead_letters import RETRIES, DeadLetters
+from echo_bus.metrics import BusMetrics
+from echo_memory import MemoryCluster
+from echo_ops.redrive import redriving
+from echo_ops.redrive.letters import REDRIVEN, Letter
+from echo_ops.redrive.mending import Mend, load_mend
+from echo_ops.redrive.preparing import Handling
+from echo_ops.redrive.redriving import Backlog, Redrive, discard, require_reasons, require_redrivable
+from echo_replay.raw_log import RawLog
+from echo_schemas.codec import lock_file_codec
+from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
+from echo_schemas.headers import SOURCE
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Record
+from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topics import REQUESTS, TRAJECTORIES, Topic
+from tests.unit.schemas.samples import trajectory
+
+WAIT_S = 30.0
+NAMESPACE = Namespace("unit.redrive")
+CODEC = lock_file_codec()
+UNKNOWN_SCHEMA = InvalidReason.UNKNOWN_SCHEMA
+MALFORMED = InvalidReason.MALFORMED
+
+
+class Log:
+    """A cluster in memory, with what a reader would have made of its messages."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster(clock=ManualClock())
+        names = [spec.name for spec in load_topic_specs()]
+        topics = [NewTopic(f"{NAMESPACE.name}.{name}", 1 if name.endswith(".dlq") else 2, 1) for name in names]
+        for future in self.cluster.admin().create_topics(topics).values():
+            future.result(WAIT_S)
+        self.bus = Bus(
+            cluster=self.cluster, namespace=NAMESPACE, codec=CODEC, metrics=BusMetrics(), clock=ManualClock(), role="redrive", run_id="demo"
+        )  # fmt: skip
+        self._publisher = self.bus.publisher()
+
+    def write(
+        self, topic: Topic, value: bytes | None, *, key: bytes | None, partition: int | None = None, retries: int | None = None
+    ) -> None:
+        headers = [(SOURCE, b"w1")] + ([] if retries is None else [(RETRIES, str(retries).encode())])
+        physical = NAMESPACE.topic(topic)
+        self._publisher.publish_bytes(physical, value, key=key, headers=headers, partition=partition).wait(WAIT_S)
+
+    def let_die(self, topic: Topic, reason: InvalidReason, *, is_whole: bool = True) -> None:
+        """The newest message of `topic` becomes a dead letter."""
+        letters = DeadLetters(self._publisher, namespace=NAMESPACE, group="echo.learner", metrics=self.bus.metrics)
+        newest = max(self.messages(NAMESPACE.topic(topic)), key=lambda raw: (raw.timestamp()[1], raw.offset() or 0))
+        letters.send(newest, topic, InvalidRecord(reason, "It was wrong."), is_whole).wait(WAIT_S)
+
+    def die(self, record: Record, reason: InvalidReason = UNKNOWN_SCHEMA, *, key: bytes | None = None, retries: int | None = None) -> None:
+        """A trajectory that was written and could not be read."""
+        own = TRAJECTORIES.key(record).encode() if TRAJECTORIES.key is not None else b""
+        self.write(TRAJECTORIES, CODEC.encode(record), key=own if key is None else key, partition=0, retries=retries)
+        self.let_die(TRAJECTORIES, reason)
+
+    def messages(self, physical: str) -> list[RawMessage]:
+        with RawLog(self.bus, physical) as log:
+            return [raw for batch in log.messages() for raw in batch]
+
+    def redriven(self, topic: Topic = TRAJECTORIES) -> list[RawMessage]:
+        return [raw for raw in self.messages(NAMESPACE.topic(topic)) if any(name == REDRIVEN + "from" for name, _ in raw.headers() or ())]
+
+    def run(
+        self, mend: Mend | None = None, *, reasons: frozenset[str] = frozenset(), passes_by: bool = False, limit: int | None = None
+    ) -> Counter[Handling]:
+        with Backlog(self.bus, TRAJECTORIES) as backlog:
+            work = Redrive(self.bus, backlog, by="me@here", mend=mend)
+            return work.run(_first(backlog.waiting(reasons), limit), passes_by=passes_by).done
+
+    def waiting(self, *reasons: str) -> list[int]:
+        with Backlog(self.bus, TRAJECTORIES) as backlog:
+            return [letter.offset for letter in backlog.waiting(frozenset(reasons))]
+
+
+def _first(letters: Iterator[Letter], limit: int | None) -> Iterator[Letter]:
+    for number, letter in enumerate(letters):
+        if limit is not None and number >= limit:
+            return
+        yield letter
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def test_a_letter_comes_back_once_with_its_bytes_its_key_and_where_it_comes_from(log: Log) -> None:
+    record = trajectory(seq=3)
+    log.die(record)
+    assert log.run() == {Handling.WRITE: 1}
+    assert log.run() == {}
+    (back,) = log.redriven()
+    headers = dict(back.headers() or ())
+    assert (back.value(), back.key()) == (CODEC.encode(record), b"demo/3")
+    assert headers[SOURCE] == b"w1"
+    assert headers[RETRIES] == b"0"
+    assert headers[REDRIVEN + "from"] == b"unit.redrive.trajectories.dlq[0]@0"
+    assert headers[REDRIVEN + "by"] == b"me@here"
+    assert not [name for name in headers if name.startswith(("__connect", "kafka_dlt", "echo-reason"))]
+
+
+def test_reasons_are_apart(log: Log) -> None:
+    log.die(trajectory(seq=1), MALFORMED)
+    log.die(trajectory(seq=2), UNKNOWN_SCHEMA)
+    log.die(trajectory(seq=3), MALFORMED)
+    assert log.run(reasons=frozenset({"malformed"})) == {Handling.WRITE: 2}
+    assert log.waiting() == [1]
+    assert log.run() == {Handling.WRITE: 1}
+    assert sorted(raw.key() or b"" for raw in log.redriven()) == [b"demo/1", b"demo/2", b"demo/3"]
+
+
+def test_a_limit_ends_a_redrive_and_the_next_goes_on_there(log: Log) -> None:
+    for seq in range(5):
+        log.die(trajectory(seq=seq))
+    assert log.run(limit=2) == {Handling.WRITE: 2}
+    assert log.waiting() == [2, 3, 4]
+    assert log.run() == {Handling.WRITE: 3}
+    assert sorted(raw.key() or b"" for raw in log.redriven()) == [f"demo/{seq}".encode() for seq in range(5)]
+
+
+def test_what_would_come_straight_back_ends_the_redrive_in_front_of_it(log: Log) -> None:
+    log.die(trajectory(seq=1))
+    log.write(TRAJECTORIES, b"rubbish", key=b"demo/2", partition=0)
+    log.let_die(TRAJECTORIES, MALFORMED)
+    log.die(trajectory(seq=3))
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
+        tally = Redrive(log.bus, backlog, by="me").run(backlog.waiting(frozenset()))
+    assert tally.done == {Handling.WRITE: 1}
+    assert tally.stopped is not None
+    assert tally.stopped.letter.offset == 1
+    assert "bad_magic" in tally.stopped.why
+    assert log.waiting() == [1, 2]
+    assert log.run(passes_by=True) == {Handling.STOP: 1, Handling.WRITE: 1}
+    assert log.waiting() == []
+    assert len(log.redriven()) == 2
+
+
+def test_a_key_that_is_not_the_records_is_not_written_again_unless_a_mend_makes_the_record(log: Log) -> None:
+    log.die(trajectory(seq=1), InvalidReason.KEY_MISMATCH, key=b"another")
+    assert log.run(passes_by=False) == {}
+    assert log.run(lambda letter: letter.value) == {Handling.WRITE: 1}
+    (back,) = log.redriven()
+    assert back.key() == b"demo/1"
+
+
+def test_a_mend_gives_a_record_bytes_or_leaves_the_letter(log: Log) -> None:
+    for seq in range(3):
+        log.die(trajectory(seq=seq))
+
+    def mend(letter: Letter) -> Record | bytes | None:
+        assert letter.value is not None
+        record = CODEC.decode(letter.value)
+        assert isinstance(record, type(trajectory()))
+        if record.seq == 0:
+            return replace(record, prompt="mended")
+        return letter.value if record.seq == 1 else None
+
+    assert log.run(mend) == {Handling.WRITE: 2, Handling.LEFT: 1}
+    first, second = log.redriven()
+    assert CODEC.decode(first.value()) == trajectory(seq=0, prompt="mended")
+    assert second.value() == CODEC.encode(trajectory(seq=1))
+
+
+def test_a_mend_that_raises_or_makes_no_record_is_named_and_nothing_is_lost(log: Log) -> None:
+    log.die(trajectory(seq=1))
+
+    def fails(letter: Letter) -> Record:
+        raise KeyError("prompt")
+
+    with pytest.raises(UserError, match=r"failed at the letter 0 of trajectories: KeyError"):
+        log.run(fails)
+    with pytest.raises(UserError, match="made no record of the letter 0"):
+        log.run(lambda letter: "text")  # type: ignore[arg-type,return-value]
+    assert log.run(lambda letter: b"rubbish") == {}
+    assert log.waiting() == [0]
+    assert log.redriven() == []
+
+
+def test_a_message_returns_twice_and_not_a_third_time(log: Log) -> None:
+    log.die(trajectory(seq=1), retries=0)
+    log.die(trajectory(seq=2), retries=1)
+    assert log.run() == {Handling.WRITE: 1, Handling.TOO_OFTEN: 1}
+    (back,) = log.redriven()
+    assert (back.key(), dict(back.headers() or ())[RETRIES]) == (b"demo/1", b"1")
+
+
+def test_a_cut_copy_comes_back_whole_from_its_old_place(log: Log) -> None:
+    record = trajectory(seq=1)
+    for _ in range(2):
+        log.write(TRAJECTORIES, CODEC.encode(record), key=b"demo/1", partition=1)
+        log.let_die(TRAJECTORIES, UNKNOWN_SCHEMA, is_whole=False)
+    assert log.run() == {Handling.WRITE: 2}
+    assert [raw.value() for raw in log.redriven()] == [CODEC.encode(record)] * 2
+
+
+def test_a_cut_copy_whose_original_is_gone_stops_the_redrive(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.write(TRAJECTORIES, CODEC.encode(trajectory(seq=1)), key=b"demo/1", partition=1)
+    log.let_die(TRAJECTORIES, UNKNOWN_SCHEMA, is_whole=False)
+    monkeypatch.setattr(RawLog, "between", lambda self, partition, offsets: iter(()))
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
+        tally = Redrive(log.bus, backlog, by="me").run(backlog.waiting(frozenset()))
+    assert tally.stopped is not None
+    assert "has the original no more" in tally.stopped.why
+
+
+def test_nothing_is_written_and_no_position_moves_where_the_transaction_fails(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.die(trajectory(seq=1))
+    fails = KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, "no", retriable=False, txn_requires_abort=True))
+    original = log.cluster.producer
+
+    def producer(properties: object) -> object:
+        made = original(properties)  # type: ignore[arg-type]
+
+        def commit(timeout: float = -1) -> None:
+            raise fails
+
+        monkeypatch.setattr(made, "commit_transaction", commit)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log.cluster, "producer", producer)
+        with pytest.raises(Exception, match=r"(?i)abort|rolled"):
+            log.run()
+    assert log.waiting() == [0]
+    assert log.redriven() == []
+    assert log.run() == {Handling.WRITE: 1}
+
+
+def test_a_second_redrive_ends_the_first_which_writes_nothing_more(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redriving, "_AT_ONCE", 10)
+    for seq in range(25):
+        log.die(trajectory(seq=seq))
+    counts: list[Counter[Handling]] = []
+
+    def second(_: object) -> None:
+        if not counts:
+            counts.append(Counter())
+            counts[0] = log.run()
+
+    with Backlog(log.bus, TRAJECTORIES) as backlog, pytest.raises(UserError, match="Another redrive"):
+        Redrive(log.bus, backlog, by="me").run(backlog.waiting(frozenset()), note=second)
+    assert counts[0] == {Handling.WRITE: 15}
+    assert sorted(raw.key() or b"" for raw in log.redriven()) == sorted(f"demo/{seq}".encode() for seq in range(25))
+
+
+def test_discarded_letters_wait_no_more_and_stay_readable(log: Log) -> None:
+    for seq in range(3):
+        log.die(trajectory(seq=seq), MALFORMED)
+    log.die(trajectory(seq=3), UNKNOWN_SCHEMA)
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
+        assert discard(log.bus, backlog, backlog.waiting(frozenset({"malformed"})), by="me") == {"malformed": 3}
+    assert log.waiting() == [3]
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
+        assert len(list(backlog.letters())) == 4
+
+
+def test_until_leaves_younger_letters(log: Log) -> None:
+    log.die(trajectory(seq=1))
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
+        end = backlog.end
+    log.die(trajectory(seq=2))
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
+        assert [letter.offset for letter in backlog.waiting(frozenset(), end)] == [0]
+
+
+def test_where_keys_do_not_place_a_record_it_returns_to_its_partition(log: Log) -> None:
+    log.write(REQUESTS, b"rubbish", key=None, partition=1)
+    log.let_die(REQUESTS, MALFORMED)
+    with Backlog(log.bus, REQUESTS) as backlog:
+        (letter,) = backlog.waiting(frozenset())
+    assert letter.origin is not None
+    assert letter.origin.partition == 1
+
+
+def test_headers_that_are_missing_or_wrong_are_unknown(log: Log) -> None:
+    physical = NAMESPACE.dead_letters(TRAJECTORIES)
+    log.bus.publisher().publish_bytes(physical, b"x", key=b"k", headers=[(RETRIES, b"\xff")]).wait(WAIT_S)
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
+        (letter,) = backlog.letters()
+    assert (letter.reason, letter.origin, letter.num_redriven, letter.writer) == ("unknown", None, 0, "unknown")
+    assert log.run(passes_by=True) == {Handling.STOP: 1}
+
+
+@pytest.mark.parametrize("name", ["steps", "control", "nonsense"])
+def test_other_topics_letters_are_not_brought_back(name: str) -> None:
+    with pytest.raises(UserError, match="not brought back"):
+        require_redrivable(name)
+
+
+def test_a_reason_that_there_is_not_is_refused_with_those_there_are() -> None:
+    assert require_reasons(["malformed"]) == {"malformed"}
+    with pytest.raises(UserError, match="no reason 'mallformed'") as caught:
+        require_reasons(["mallformed"])
+    assert "malformed" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("mend", "", "names no function"),
+        ("none.py:mend", None, "no file"),
+        ("mends.py:mend", "import nothing_of_this_name", "cannot be imported: ModuleNotFoundError"),
+        ("mends.py:mend", "mend = 3", "no function 'mend'"),
+        ("no_such_module_anywhere:mend", None, "cannot be imported"),
+    ],
+)
+def test_a_mend_that_is_not_there_is_refused(
+    name: str, content: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / "mends.py").write_text(content)
+    with pytest.raises(UserError, match=said):
+        load_mend(name)
+
+
+def test_a_mend_is_a_function_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mends.py").write_text("def shorten(letter):\n    return letter.value[:1]\n")
+    assert callable(load_mend(f"{tmp_path}/mends.py:shorten"))
