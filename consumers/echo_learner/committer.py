@@ -9,6 +9,7 @@ Used from the learner's thread; the publication has its own.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ class Committer:
         """Have a version for workers to serve: a fresh run's first one is saved and published; of a resumed one, what a crash kept back."""
         parts = self._parts
         parts.metrics.version.set(self.version)
+        parts.metrics.staleness_budget.set(self._settings.staleness.budget)
         self._published = self._publish_rest()
         if self._beginning.is_fresh:
             self._commit(publish=True)
@@ -214,6 +216,10 @@ class Committer:
         parts.store.save(self._state, tuple(self._outbox), snapshot, parts.trainer.save)
         self.checkpoint_s = parts.clock.monotonic_s() - started_s
         parts.metrics.checkpoint_seconds.observe(self.checkpoint_s)
+        parts.metrics.checkpoint_bytes.set(parts.store.num_bytes(name))
+        with suppress(OSError):
+            # Whoever cannot be asked has just taken a checkpoint: the next one says what is wrong.
+            parts.metrics.checkpoint_free_bytes.set(parts.store.free_bytes())
         if snapshot is not None:
             self._publish(snapshot, assembly)
 

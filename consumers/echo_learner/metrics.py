@@ -26,6 +26,9 @@ class LearnerMetrics:
 
         self.version = gauge("version", "Training steps completed.")
         self.published = gauge("published", "Newest version that is in the log.")
+        self.staleness_budget = gauge("staleness_budget", "[staleness] budget: versions that a sample may be old when it is trained.")
+        self.checkpoint_bytes = gauge("checkpoint_bytes", "Bytes of the newest checkpoint.")
+        self.checkpoint_free_bytes = gauge("checkpoint_free_bytes", "Bytes that are free where checkpoints are written.")
         self.steps = counter("steps", "Training steps completed by this process.")
         self.samples = counter("samples_trained", "Trajectories trained on by this process.")
         self.groups_trained = counter("groups_trained", "Groups trained on by this process.")

@@ -6,9 +6,7 @@ Threads: `open_role` runs on the main thread, where Python delivers signals; `St
 from __future__ import annotations
 
 import gc
-import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock, SystemClock
 from echo_bus.metrics import BusMetrics
+from echo_runtime.announcement import announcement_of_this_process
 from echo_runtime.notices import Notices
 from echo_runtime.opening import open_bus
 from echo_runtime.places import PlaceTimes
@@ -101,7 +100,7 @@ def open_role(
     """Everything a role needs, until the block ends. `role` is one of roles.yaml; `name` tells several of a kind apart in client ids.
     `start`: see `RoleProcess`.
 
-    `announce`: a file that gets `{"role", "name", "pid", "metrics"}` as JSON once the metrics server listens. On the main thread the first
+    `announce`: a file that gets this process's `Announcement` once the metrics server listens. On the main thread the first
     SIGTERM or SIGINT sets `stop`; the second ends the process, and so does the end of [run] drain_s.
     """
     registry = CollectorRegistry()
@@ -126,7 +125,9 @@ def open_role(
     with drain_on_signals(stop.set, limit_s=settings.run.drain_s), server:
         logger.info("%s: metrics at %s/metrics", full_name, server.url)
         if announce is not None:
-            _write(announce, {"role": role, "name": name, "pid": os.getpid(), "metrics": server.url})
+            announcement_of_this_process(
+                url=server.url, namespace=bus.namespace.name, run=settings.run.name, role=role, process=full_name
+            ).write(announce)
         yield RoleProcess(
             settings=settings,
             bus=bus,
@@ -149,11 +150,3 @@ def _live(checks: Mapping[str, Check]) -> dict[str, Check]:
         return " ".join(problems) or None
 
     return {"role": ask}
-
-
-def _write(path: Path, content: Mapping[str, object]) -> None:
-    """In one rename, so that a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(json.dumps(content), encoding="utf-8")
-    unfinished.replace(path)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from echo_bus.clock import Deadline
+from echo_runtime.announcement import read_announcement
 from tests.installed import missing
 from tests.thorough import IS_THOROUGH
 
@@ -47,8 +48,9 @@ def test_a_demo_that_was_killed_goes_on_when_it_is_typed_again(tmp_path: Path, j
         with output.open("wb") as file, subprocess.Popen(COMMAND, cwd=tmp_path, env=environ, stdout=file, stderr=file) as process:
             await_said(output, f"step {step}/{STEPS}", process)
             (folder,) = (tmp_path / "runs").iterdir()
-            announced = json.loads((folder / "processes" / "learner.json").read_text(encoding="utf-8"))
-            os.kill(announced["pid"] if victim == "learner" else process.pid, signal.SIGKILL)
+            announced = read_announcement(folder / "processes" / "learner.json")
+            assert announced is not None
+            os.kill(announced.pid if victim == "learner" else process.pid, signal.SIGKILL)
             process.wait(WAIT_S)
         said[victim] = output.read_text(encoding="utf-8")
         assert ("going on with" in said[victim]) == (number > 0)

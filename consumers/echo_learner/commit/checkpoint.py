@@ -202,6 +202,10 @@ class CheckpointStore:
                 hint="Free space there, or move the folder to where there is some and set [checkpoint] folder.",
             )
 
+    def free_bytes(self) -> int:
+        """Bytes that are free where checkpoints are written. Raises OSError."""
+        return shutil.disk_usage(self._folder).free
+
     def anchor(self) -> None:
         """Make durable what the folder shows now, and the way to it: whoever made a checkpoint or a folder may have died before it did.
 

@@ -19,6 +19,7 @@ acls = typer.Typer(no_args_is_help=True, help="Access lists, generated from topi
 reward = typer.Typer(no_args_is_help=True, help="Rewards of a run that is going: write, try, attach, weigh, detach.")
 dlq = typer.Typer(no_args_is_help=True, help="Dead letters: what could not be used, brought back exactly once, or discarded.")
 checkpoints = typer.Typer(no_args_is_help=True, help="The checkpoints of a run: what there is, and what nobody needs any more.")
+monitoring = typer.Typer(no_args_is_help=True, help="Alerts and dashboards for Prometheus and Grafana.")
 app.add_typer(kafka, name="kafka")
 app.add_typer(topics, name="topics")
 app.add_typer(schemas, name="schemas")
@@ -26,6 +27,7 @@ app.add_typer(acls, name="acls")
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(reward, name="reward")
 app.add_typer(dlq, name="dlq")
+app.add_typer(monitoring, name="monitoring")
 # Without a name its commands are the application's own.
 app.add_typer(history)
 
@@ -324,6 +326,21 @@ def dlq_discard(
 
     with user_errors():
         commands.discard_letters(config, topic, reason or [], until=until, is_meant=yes)
+
+
+@monitoring.command("render")
+def monitoring_render(
+    into: Annotated[Path, typer.Option(help="The folder that the files go to.")] = Path("monitoring"),
+    runs: Annotated[Path, typer.Option(help="The folder that holds the runs' folders, for Prometheus to find their processes.")] = Path(
+        "runs"
+    ),
+    runbooks: Annotated[str, typer.Option(help="Address of the folder with the runbooks, which alerts point to.")] = "docs/runbooks",
+) -> None:
+    """Write alert rules, a scrape configuration and dashboards."""
+    from echo_ops.cli import monitoring as commands
+
+    with user_errors():
+        commands.render_files(into, runs=runs, runbooks=runbooks)
 
 
 @app.command("tail")

@@ -20,8 +20,9 @@ from echo_bus.reading.reader import LogReader
 from echo_bus.reading.view import CompactedView
 from echo_ops.report.offsets import OffsetWatch
 from echo_ops.report.run_view import Milestone, RunView
-from echo_ops.report.scrape import announced_url, scrape_notices, scrape_places
+from echo_ops.report.scrape import scrape_notices, scrape_places
 from echo_ops.rewards.watch import ScorerLine, ScorerWatch
+from echo_runtime.announcement import read_announcement
 from echo_schemas.records import Control
 from echo_schemas.topics import CONTROL, DROPS, EVALS, PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 
@@ -157,9 +158,9 @@ class Observer:
 
     def _scrape(self) -> None:
         for name, announce in self._announced.items():
-            url = announced_url(announce)
-            places = scrape_places(url) if url is not None else None
-            notices = scrape_notices(url) if url is not None else None
+            announced = read_announcement(announce)
+            places = scrape_places(announced.url) if announced is not None else None
+            notices = scrape_notices(announced.url) if announced is not None else None
             with self._lock:
                 if places is not None:
                     self._view.read_places(name, places)

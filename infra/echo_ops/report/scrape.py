@@ -6,21 +6,12 @@ import json
 import re
 import urllib.request
 from http.client import HTTPException
-from pathlib import Path
 from urllib.error import HTTPError
 
 from echo_core.bottleneck import Place, PlaceUse, Use
 
 _LINE = re.compile(r'^echo_place_seconds_total\{place="(\w+)",use="(\w+)"\} ([0-9.e+-]+)$', re.MULTILINE)
 _TIMEOUT_S = 1.0
-
-
-def announced_url(announce: Path) -> str | None:
-    """Where a child serves its metrics; None if it has not said so yet, or not to the end."""
-    try:
-        return str(json.loads(announce.read_text(encoding="utf-8"))["metrics"])
-    except (FileNotFoundError, ValueError, KeyError):
-        return None
 
 
 def scrape_places(url: str) -> dict[Place, PlaceUse] | None:

@@ -19,6 +19,7 @@ from echo_bus.client import profiles
 from echo_bus.client.publisher import wait_all
 from echo_bus.clock import Deadline
 from echo_bus.requests.dispatch import WorkObserver
+from echo_runtime.announcement import read_announcement
 from echo_runtime.opening import open_bus
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Reward, Trajectory
@@ -50,7 +51,9 @@ class Child:
         """Every sample of the metrics page, by name and label values; empty before there is a page."""
         if not self._announce.exists():
             return {}
-        url = json.loads(self._announce.read_text(encoding="utf-8"))["metrics"]
+        announced = read_announcement(self._announce)
+        assert announced is not None
+        url = announced.url
         with urllib.request.urlopen(f"{url}/metrics", timeout=WAIT_S) as page:
             text = page.read().decode()
         return {

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from echo_runtime.announcement import read_announcement
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, Progress
@@ -39,7 +40,9 @@ def reward(stage: Stage, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def announced_pid(stage: Stage) -> int:
     announce = stage.folder / "runs" / "demo" / "processes" / "reward-brevity.json"
-    return int(json.loads(announce.read_text(encoding="utf-8"))["pid"])
+    announced = read_announcement(announce)
+    assert announced is not None
+    return announced.pid
 
 
 def is_running(pid: int) -> bool:

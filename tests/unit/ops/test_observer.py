@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import urllib.request
 from http.client import IncompleteRead
@@ -19,7 +20,8 @@ from echo_ops.report import observer
 from echo_ops.report.observer import Observer
 from echo_ops.report.offsets import OffsetWatch
 from echo_ops.report.run_view import RunView
-from echo_ops.report.scrape import announced_url, scrape_places
+from echo_ops.report.scrape import scrape_places
+from echo_runtime.announcement import Announcement, read_announcement
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Drop, DropReason
@@ -38,8 +40,20 @@ def test_a_role_that_dies_in_the_middle_of_its_answer_has_no_counters(monkeypatc
 
 
 def test_an_announcement_that_is_not_whole_is_none_yet(tmp_path: Path) -> None:
-    (tmp_path / "learner.json").write_text('{"metrics": "ht')
-    assert announced_url(tmp_path / "learner.json") is None
+    path = tmp_path / "learner.json"
+    assert read_announcement(path) is None
+    for content in ('[{"targets": ["127.', "{}", "[]", '[{"targets": [], "labels": {}}]', '[{"targets": ["127.0.0.1:9"], "labels": {}}]'):
+        path.write_text(content)
+        assert read_announcement(path) is None
+
+
+def test_a_process_is_announced_as_a_target_of_prometheus(tmp_path: Path) -> None:
+    announced = Announcement(target="127.0.0.1:9", namespace="echo.a", run="r", role="worker", process="worker.w1", pid=7)
+    announced.write(tmp_path / "processes" / "w1.json")
+    assert read_announcement(tmp_path / "processes" / "w1.json") == announced
+    (target,) = json.loads((tmp_path / "processes" / "w1.json").read_text())
+    assert target["targets"] == ["127.0.0.1:9"]
+    assert {name for name in target["labels"] if not name.startswith("__meta_")} == {"namespace", "run", "role", "process"}
 
 
 @pytest.fixture
@@ -87,7 +101,8 @@ def test_whatever_a_look_at_the_roles_raises_the_watching_goes_on(bus: Bus, tmp_
             again.set()
         raise RuntimeError(url)
 
-    (tmp_path / "learner.json").write_text('{"metrics": "http://127.0.0.1:9"}')
+    announced = Announcement(target="127.0.0.1:9", namespace="echo.a", run="r", role="learner", process="learner", pid=7)
+    announced.write(tmp_path / "learner.json")
     monkeypatch.setattr(observer, "scrape_places", scrape)
     watching = Observer(RunView("r", started_ms=0, steps_wanted=1, budget=1), {"learner": tmp_path / "learner.json"}, lambda: 1.0)
     watching.start(bus)

@@ -1,0 +1,1 @@
+"""Alerts and dashboards for Prometheus and Grafana, from the metrics in the code."""
