@@ -50,7 +50,8 @@ from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.heartbeat import GenerationTime, WorkerHeartbeat, first_status
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.snapshot_folders import snapshot_folder
-from echo_rollout.weights import LogSource, WeightWatcher
+from echo_rollout.weights.sources import LogSource
+from echo_rollout.weights.watcher import WeightWatcher
 from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
 from echo_schemas.codec import lock_file_codec

@@ -85,7 +85,7 @@ def _read_secret_files(node: dict[str, Any]) -> None:
         value = node[key]
         if isinstance(value, dict):
             _read_secret_files(value)
-        elif key.endswith(_FILE_SUFFIX) and key.removesuffix(_FILE_SUFFIX) in {"password", *_SECRET_PROPERTIES}:
+        elif key.endswith(_FILE_SUFFIX) and key.removesuffix(_FILE_SUFFIX) in {"password", "secret", *_SECRET_PROPERTIES}:
             del node[key]
             try:
                 node[key.removesuffix(_FILE_SUFFIX)] = Path(value).read_text(encoding="utf-8").rstrip("\n")

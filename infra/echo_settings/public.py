@@ -1,8 +1,9 @@
 """What of a configuration may be published: in the topic `runs`, in reports, in logs. A list of what may, not of what may not. Pure.
 
-Every key of our own sections may: none of them holds a secret but [registry] password, and addresses with a user and password are refused
-when the file is read. Of tables whose keys are somebody else's ([kafka.client], the engines' options), numbers and booleans may, and texts
-under the names below. [task.options], [learner.loss_options] and the options of [[eval]] say what is trained, and are published whole.
+Every key of our own sections may: none of them holds a secret but [registry] password and [weights] secret, and addresses with a user and
+password are refused when the file is read. Of tables whose keys are somebody else's ([kafka.client], the engines' options), numbers and
+booleans may, and texts under the names below. [task.options], [learner.loss_options] and the options of [[eval]] say what is trained, and
+are published whole.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _ENGINE = frozenset(
 
 def public_config(settings: Settings) -> dict[str, Any]:
     """The settings as plain data, as far as they may be published."""
-    content = settings.model_dump(mode="json", exclude={"registry": {"password"}})
+    content = settings.model_dump(mode="json", exclude={"registry": {"password"}, "weights": {"secret"}})
     content["kafka"]["client"] = _listed(settings.kafka.client, _CLIENT)
     rollout = content["rollout"]
     for each in (rollout, *rollout["pool"]):

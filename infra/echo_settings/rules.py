@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from echo_core.evaluation import EvaluationSpec, held_out_seed
 from echo_core.policy import Admission, OverBudget, StalenessPolicy
 from echo_schemas.records import Sampling
@@ -21,6 +23,11 @@ def staleness_policy(settings: Settings) -> StalenessPolicy:
         admission=Admission(settings.staleness.admission),
         over_budget=OverBudget(settings.staleness.over_budget),
     )
+
+
+def store_from_bytes(settings: Settings) -> float:
+    """Snapshots of at least so many bytes go to the store; infinite: none does."""
+    return {"log": math.inf, "store": 0}.get(settings.weights.source or "", settings.store.above_mb << 20)
 
 
 def training_sampling(settings: Settings) -> Sampling:

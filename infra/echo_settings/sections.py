@@ -12,6 +12,7 @@ from echo_settings.evaluation import EvalSettings, check_evaluations
 from echo_settings.offline import OfflineSettings
 from echo_settings.pool import PoolSettings, check_pool
 from echo_settings.section import Section, part_of_key, without_credentials
+from echo_settings.weights import WeightsSettings
 
 
 class RunSettings(Section):
@@ -341,6 +342,7 @@ class Settings(Section):
     staleness: StalenessSettings = StalenessSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     store: StoreSettings = StoreSettings()
+    weights: WeightsSettings = WeightsSettings()
     eval: tuple[EvalSettings, ...] = ()
     offline: OfflineSettings = OfflineSettings()
     coordinator: CoordinatorSettings = CoordinatorSettings()

@@ -12,7 +12,7 @@ from echo_rollout.engines.engine import SnapshotRejected
 from echo_rollout.exact_versions import ExactVersions
 from echo_rollout.generation import GroupPrompt, GroupSampler, Sample
 from echo_rollout.older_snapshots import OlderSnapshots, VersionNotKept
-from echo_rollout.weights import SnapshotSource
+from echo_rollout.weights.sources import SnapshotSource
 from echo_schemas.records import RolloutRequest, WeightManifest
 from echo_tasks.task import Task
 

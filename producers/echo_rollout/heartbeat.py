@@ -111,7 +111,12 @@ class WorkerHeartbeat:
         self._wake.set()
 
     def change(
-        self, *, state: WorkerState | None = None, installed: tuple[int, str] | None = None, capabilities: Mapping[str, str] | None = None
+        self,
+        *,
+        state: WorkerState | None = None,
+        installed: tuple[int, str] | None = None,
+        capabilities: Mapping[str, str] | None = None,
+        peer_address: str | None = None,
     ) -> None:
         """Change what is said, and say it at once. `installed`: version and SHA-256, which acknowledges them."""
         with self._lock:
@@ -122,6 +127,8 @@ class WorkerHeartbeat:
                 changes["installed_version"], changes["weights_sha256"] = installed
             if capabilities is not None:
                 changes["capabilities"] = dict(capabilities)
+            if peer_address is not None:
+                changes["peer_address"] = peer_address
             self._status = _changed(self._status, **changes)
         self.publish()
 

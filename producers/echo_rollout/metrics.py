@@ -59,6 +59,18 @@ class WorkerMetrics:
         self.install_seconds = Histogram(
             "echo_rollout_install_seconds", "From seeing a manifest to its acknowledgement.", registry=registry, buckets=_INSTALL_BUCKETS
         )
+        self.peer_bytes = Counter(
+            "echo_rollout_peer_bytes",
+            "Bytes of snapshots where workers pass them on: sent to and received from others, and read from the log or the store (truth).",
+            ["way"],
+            registry=registry,
+        )
+        self.peers_left_out = Counter(
+            "echo_rollout_peers_left_out",
+            "Times that another worker was left out as a source of weights, by why.",
+            ["why"],
+            registry=registry,
+        )
         self.skipped = Counter(
             "echo_rollout_versions_skipped", "Published versions that were passed over for a newer one.", registry=registry
         )

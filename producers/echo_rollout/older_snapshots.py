@@ -16,7 +16,7 @@ from pathlib import Path
 from echo_bus.blobs.files import partial_of
 from echo_bus.errors import TransportError
 from echo_rollout.engines.engine import Snapshot, SnapshotRef
-from echo_rollout.weights import SnapshotSource
+from echo_rollout.weights.sources import SnapshotSource
 from echo_schemas.errors import EchoError
 from echo_schemas.records import WeightManifest
 

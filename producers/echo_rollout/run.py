@@ -28,7 +28,8 @@ from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
 from echo_rollout.prompts import PromptCodec, vocabulary_size
 from echo_rollout.snapshot_folders import snapshot_folder
-from echo_rollout.weights import LogSource
+from echo_rollout.weights.peers.opening import open_peers
+from echo_rollout.weights.sources import PublishedSource
 from echo_rollout.worker import Worker
 from echo_rollout.worker_parts import WorkerParts
 from echo_rollout.worker_setup import GROUP
@@ -73,6 +74,8 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
         reader = stack.enter_context(closing(process.bus.blob_reader()))
         reader.warm(WEIGHT_CHUNKS)
         importing.join()
+        source, metrics = PublishedSource(reader, settings.store.uri), WorkerMetrics(process.registry)
+        peers = open_peers(settings, process.bus, source, stack, worker_id=worker_id, metrics=metrics, clock=process.clock)
         worker = Worker(
             WorkerParts(
                 settings=settings,
@@ -83,13 +86,14 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
                 task=task,
                 codec=codec,
                 vocabulary=vocabulary,
-                source=LogSource(reader, settings.store.uri),
+                source=source,
                 journal=journal,
                 folder=folder,
                 places=process.places,
                 notices=process.notices,
-                metrics=WorkerMetrics(process.registry),
+                metrics=metrics,
                 clock=process.clock,
+                peers=peers,
                 kind=kind,
                 may_join=_may_join(process, worker_id, stack),
                 evaluation_tasks=evaluation_tasks,

@@ -30,7 +30,7 @@ from echo_rollout.exact_versions import ExactVersions
 from echo_rollout.joining import find_others, still_work
 from echo_rollout.orders import WorkerOrders
 from echo_rollout.undelivered import Undelivered
-from echo_rollout.weights import WeightWatcher
+from echo_rollout.weights.watcher import WeightWatcher
 from echo_rollout.worker_parts import WorkerParts
 from echo_rollout.worker_setup import ACKNOWLEDGE_SHARE, FINISH_SHARE, Voice, open_crew, open_voice
 from echo_runtime.process import StopSignal
@@ -117,7 +117,7 @@ class _Serving:
         self._engine = ExactVersions(parts.engine, parts.clock)
         self._watcher = WeightWatcher(
             self._engine,
-            parts.source,
+            parts.peers or parts.source,
             newest=lambda: weights.get(key),
             folder=parts.folder,
             on_installed=self._on_installed,
@@ -137,7 +137,8 @@ class _Serving:
         self._spawn(self._join_unless(others))
         await self._failing.or_done(self._engine.start())
         check_capabilities(self._engine.capabilities, self._parts.settings.rollout)
-        self._heartbeat.change(capabilities=self._engine.capabilities.described())
+        peers = self._parts.peers
+        self._heartbeat.change(capabilities=self._engine.capabilities.described(), peer_address=peers.address if peers else None)
         self._spawn(self._watcher.run())
         stopped = asyncio.Event()
         stop.on_set(lambda: self._failing.on_loop(stopped.set))

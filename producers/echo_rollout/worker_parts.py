@@ -12,7 +12,8 @@ from echo_rollout.engines.engine import Engine
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.prompts import ChatCodec
-from echo_rollout.weights import SnapshotSource
+from echo_rollout.weights.peers.source import PeerSource
+from echo_rollout.weights.sources import SnapshotSource
 from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
 from echo_settings import Settings
@@ -42,5 +43,7 @@ class WorkerParts:
     clock: Clock
     kind: str = ""
     may_join: Callable[[], bool] = lambda: True
+    # Of the newest versions, where workers pass them on; `source` has all others.
+    peers: PeerSource | None = None
     # By the evaluation's name; one that is not there asks `task`.
     evaluation_tasks: Mapping[str, Task] = field(default_factory=dict)

@@ -6,7 +6,7 @@
                stripe 2: learner → c → a → b                      other at most, chunk by chunk, as the chunks arrive
 
 The paper does not say how a worker whose chain carries one stripe gets the others; here every stripe passes every worker. These are plans
-and predictions: nothing here transports anything.
+and predictions; `echo_rollout/weights/peers` transports.
 """
 
 from __future__ import annotations
@@ -105,6 +105,18 @@ class StripedChains:
         plan = StripedChains(tuple((*chain, worker) for chain in self.chains))
         links = (Relink(stripe=stripe, child=worker, parent=plan.parent(stripe, worker)) for stripe in range(len(self.chains)))
         return plan, tuple(links)
+
+
+# The filling of the chains may take this share of a transfer: W workers hand on chunks of which one takes N / n of it on a line.
+_FILLING = 0.25
+
+
+def num_stripes(num_chunks: int, num_workers: int) -> int:
+    """How many stripes to make of a snapshot: as many as workers, but fewer of a small one.
+
+    72 chunks, 2 workers: 2 stripes; 8 workers: 72 · 0.25 / 8 = 2; 18,000 chunks, 9 workers: 9.
+    """
+    return max(1, min(num_workers, int(num_chunks * _FILLING / max(1, num_workers))))
 
 
 def plan_chains(workers: Sequence[str], num_stripes: int) -> StripedChains:

@@ -21,7 +21,7 @@ import pytest
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.errors import TransportError
-from echo_rollout.weights import LogSource
+from echo_rollout.weights.sources import PublishedSource
 from echo_runtime.opening import open_bus
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, RunControl, RunState, StepReport, Trajectory, WeightManifest, WorkerState, WorkerStatus
@@ -189,7 +189,7 @@ def test_what_an_engine_says_of_its_tokens_is_what_the_version_that_it_names_say
     for version in {min(found), max(found)}:
         folder = tmp_path / f"v{version}"
         with closing(ended.bus.blob_reader()) as reader:
-            LogSource(reader).fetch(ended.manifests[version], folder)
+            PublishedSource(reader).fetch(ended.manifests[version], folder)
         base = AutoModelForCausalLM.from_pretrained(Path(resolve_base(ended.base)), dtype=torch.float32)
         model: Any = PeftModel.from_pretrained(base, folder)
         for record in found[version][:32]:

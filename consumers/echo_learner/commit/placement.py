@@ -1,4 +1,4 @@
-"""Where the bytes of a snapshot go: through the log, or, from [store] above_mb on, into a store. And whether that can take them.
+"""Where the bytes of a snapshot go: through the log or into a store, as [weights] source and [store] above_mb say; can that take them?
 
 What cannot go on is said before anything is written: at the start by the size that the base model tells, and before each checkpoint that is
 larger than any before by the size that it has.
@@ -23,11 +23,12 @@ from echo_learner.commit.store import SnapshotStore
 from echo_schemas.errors import UserError
 from echo_schemas.topics import WEIGHT_CHUNKS
 from echo_settings import Settings
+from echo_settings.rules import store_from_bytes
 from echo_tasks.base_models import resolve_base
 
 logger = logging.getLogger(__name__)
 
-_MIB, _GIB = 1 << 20, 1 << 30
+_GIB = 1 << 30
 # While a snapshot is written the one before must stay readable, and both may lie on one partition.
 _KEPT_AT_ONCE = 2
 _ASK_S = 30.0
@@ -41,9 +42,11 @@ class SnapshotPlacement:
     def __init__(self, bus: Bus, settings: Settings) -> None:
         """Raises UserError if [store] uri names a kind of address that nothing here serves."""
         self._bus = bus
-        self._above_bytes = settings.store.above_mb * _MIB
+        self._above_bytes = store_from_bytes(settings)
         self._is_own_folder = not settings.store.uri
         uri = settings.store.uri or (Path(settings.checkpoint.folder).absolute() / "snapshots").as_uri()
+        self.lists_chunks = settings.weights.may_pass_on
+        """Whether every manifest must come with the checksums of its chunks."""
         self._store = SnapshotStore(
             uri, settings.run.name, keep=settings.store.keep or (settings.checkpoint.keep if self._is_own_folder else 0)
         )

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from echo_bus.blobs.chunk_list import list_chunks
 from echo_bus.blobs.transfer import BlobWriter
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.client.transactions import TransactionalWriter
@@ -81,6 +82,10 @@ class SnapshotWriter:
                 snapshot.pieces(),
                 num_bytes=snapshot.num_bytes,
                 sha256=sha256,
+            )
+        if self._placement.lists_chunks and (store is not None or not where["blob"].chunks):
+            where["chunk_list"] = self._blobs.write(
+                WEIGHT_CHUNKS, self._run_id, f"v/{snapshot.version}/{sha256[:12]}/chunks", list_chunks(snapshot.pieces())
             )
         return WeightManifest(
             run_id=self._run_id,

@@ -1,24 +1,26 @@
-"""The files of a snapshot while they arrive: written one after another, hashed beside it, whole or absent under their own name.
+"""The files of a snapshot while they arrive: verified, in any order, whole or absent under their own name.
 
-    bytes in order ─▶ <parent>/.<name>.partial/ ─ all checksums right ─▶ rename ─▶ <parent>/<name>/
+    pieces in order, or chunks in any ─▶ <parent>/.<name>.partial/ ─ all checksums right ─▶ rename ─▶ <parent>/<name>/
 
-A transfer that the network ended leaves the partial folder and a note of how far it came; the next attempt begins there. What is there is
-hashed again, so that nothing is believed of an earlier attempt. One thread uses it.
+Files are hashed beside the transfer, as far as everything before has arrived. A transfer that the network ended leaves the partial folder
+and a note of what it holds; the next attempt goes on there. What is there is hashed again, so that nothing is believed of an earlier
+attempt. One thread uses it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Sequence
-from io import BufferedRandom
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from echo_bus.blobs.digests import StreamDigest
+from echo_bus.blobs.digests import StreamDigest, sha256_of
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
-from echo_schemas.records import WeightFile
+from echo_schemas.records import ChunkRef, WeightFile
 
 _NOTE = ".arrived.json"
 _READ_AT_ONCE = 8 << 20
@@ -32,28 +34,36 @@ def partial_of(folder: Path) -> Path:
 class ArrivingFiles:
     """Fills the new folder `folder`. Use it in a `with` block and call `complete` at its end.
 
+    Bytes come by `add`, in order, or as the chunks that were named, by `put`, in any order; not by both.
+
     A block that ends with a TransportError keeps what has arrived; after BlobCorrupt, OffsetLost and anything else nothing stays. Nothing
     is forced onto the disk: the folder survives the end of the process, not of the machine.
     """
 
-    def __init__(self, folder: Path, files: Sequence[WeightFile], sha256: str) -> None:
-        """`sha256`: of all files, one after another. Raises FileExistsError if `folder` exists."""
+    def __init__(self, folder: Path, files: Sequence[WeightFile], sha256: str, chunks: Sequence[ChunkRef] = ()) -> None:
+        """`sha256`: of all files, one after another. `chunks`: all that the same bytes are cut into. Raises FileExistsError if `folder`
+        exists.
+        """
         if folder.exists():
             raise FileExistsError(folder)
         self._folder = folder
         self._staging = partial_of(folder)
         self._files = files
+        self._ends = tuple(accumulate(file.num_bytes for file in files))
         self._sha256 = sha256
+        self._chunks = chunks
+        self._starts = starts_of(chunks)
         self._begin()
 
     def _begin(self) -> None:
         self.num_bytes = 0
-        """Bytes that are there, those of an earlier attempt included."""
+        """Bytes from the first on that are there without a gap, those of an earlier attempt included."""
         self.num_pieces = 0
         """Calls of `add` that they came in."""
+        self.arrived: set[int] = set()
+        """Indices of the chunks that are there, each verified."""
+        self._next = 0
         self._number = -1
-        self._missing = 0
-        self._out: BufferedRandom | None = None
         self._whole = StreamDigest()
         self._others: list[StreamDigest] = []
 
@@ -66,35 +76,47 @@ class ArrivingFiles:
             self._close()
             shutil.rmtree(self._staging, ignore_errors=True)
             self._staging.mkdir()
+            for file in self._files:
+                (self._staging / file.name).parent.mkdir(parents=True, exist_ok=True)
+                (self._staging / file.name).touch(exist_ok=False)
             self._begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self._close()
-            if error is None:
-                return
-            if isinstance(error, TransportError) and not isinstance(error, BlobCorrupt | OffsetLost) and self.num_bytes:
-                note = {"sha256": self._sha256, "num_bytes": self.num_bytes, "num_pieces": self.num_pieces}
+        self._close()
+        if error is None:
+            return
+        is_resumable = isinstance(error, TransportError) and not isinstance(error, BlobCorrupt | OffsetLost)
+        if is_resumable and (self.num_bytes or self.arrived):
+            note = {
+                "sha256": self._sha256,
+                "num_bytes": self.num_bytes,
+                "num_pieces": self.num_pieces,
+                "chunks": sorted(self.arrived),
+            }
+            try:
                 (self._staging / _NOTE).write_text(json.dumps(note), encoding="utf-8")
+            except OSError:
+                # No room for the note; `error` says more.
+                pass
+            else:
                 return
-        except OSError:
-            # The last bytes or the note found no room. `error`, if there is one, says more.
-            if error is None:
-                raise
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def add(self, piece: bytes | memoryview) -> None:
         """The next bytes, which must not change afterwards. Raises BlobCorrupt for more than the files hold."""
-        rest = memoryview(piece)
-        while len(rest):
-            while not self._missing:
-                self._open_next(is_new=True)
-            part, rest = rest[: self._missing], rest[self._missing :]
-            assert self._out is not None
-            self._out.write(part)
-            self._count(part)
+        self._write(self.num_bytes, piece)
+        self._hash(memoryview(piece))
         self.num_pieces += 1
+
+    def put(self, index: int, data: bytes) -> None:
+        """The chunk of this index; one that is there already changes nothing. Raises BlobCorrupt if it is not the one that was named."""
+        if index in self.arrived:
+            return
+        if not 0 <= index < len(self._chunks) or not _is_chunk(data, self._chunks[index]):
+            raise BlobCorrupt(f"Chunk {index} of {self._folder.name} does not have the promised checksum.")
+        self._write(self._starts[index], data)
+        self._note_arrived(index, data)
 
     @property
     def is_whole(self) -> bool:
@@ -103,11 +125,9 @@ class ArrivingFiles:
 
     def complete(self) -> Path:
         """Verify every file and give the folder its name. Raises BlobCorrupt."""
-        while self._missing == 0 and self._number + 1 < len(self._files) and not self._files[self._number + 1].num_bytes:
-            self._open_next(is_new=True)
-        if self._missing or self._number + 1 < len(self._files):
-            name = self._files[self._number if self._missing else self._number + 1].name
-            raise BlobCorrupt(f"The blob ends before {name} does.")
+        if self.num_bytes < self._ends[-1]:
+            raise BlobCorrupt(f"The blob ends before {self._files[self._file_at(self.num_bytes)].name} does.")
+        self._reach(len(self._files) - 1)
         is_whole = self.is_whole
         for file, digest in zip(self._files, [*self._whole.noted, *(other.finish() for other in self._others)], strict=True):
             if digest != file.sha256:
@@ -124,58 +144,101 @@ class ArrivingFiles:
         note = json.loads((self._staging / _NOTE).read_text(encoding="utf-8"))
         (self._staging / _NOTE).unlink()
         left = int(note["num_bytes"])
-        if note["sha256"] != self._sha256 or not 0 < left <= sum(file.num_bytes for file in self._files):
+        if note["sha256"] != self._sha256 or not 0 <= left <= self._ends[-1] or bool(self._chunks) != bool(note["chunks"]):
             raise ValueError("it is of another snapshot")
-        while left:
-            while not self._missing:
-                self._open_next(is_new=False)
-            assert self._out is not None
-            part = self._out.read(min(left, self._missing, _READ_AT_ONCE))
+        for file in self._files:
+            if (self._staging / file.name).stat().st_size > file.num_bytes:
+                os.truncate(self._staging / file.name, file.num_bytes)
+        if self._chunks:
+            for index in note["chunks"]:
+                data = read_span(self._staging, self._files, self._starts[index], self._chunks[index].num_bytes)
+                if _is_chunk(data, self._chunks[index]):
+                    self._note_arrived(index, data)
+            return
+        while self.num_bytes < left:
+            part = read_span(self._staging, self._files, self.num_bytes, min(_READ_AT_ONCE, left - self.num_bytes))
             if not part:
                 raise ValueError("it holds less than was noted")
-            left -= len(part)
-            self._count(part)
-        if self._out is not None:
-            self._out.truncate()
+            self._hash(memoryview(part))
         self.num_pieces = int(note["num_pieces"])
 
-    def _open_next(self, *, is_new: bool) -> None:
-        """Go on in the next file that has bytes, or, at an empty one, make it."""
-        self._close_file()
-        self._number += 1
-        if self._number == len(self._files):
-            raise BlobCorrupt("The blob holds more bytes than its files.")
-        file = self._files[self._number]
-        path = self._staging / file.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._out = path.open("x+b" if is_new else "r+b")
-        self._missing = file.num_bytes
-        if self._number:
-            self._others.append(StreamDigest())
-        elif not file.num_bytes:
-            self._whole.note()
+    def _note_arrived(self, index: int, data: bytes) -> None:
+        """Hash the chunk if everything before it is hashed, and those behind it that waited for it."""
+        self.arrived.add(index)
+        while self._next in self.arrived:
+            chunk = self._chunks[self._next]
+            again = data if self._next == index else read_span(self._staging, self._files, self._starts[self._next], chunk.num_bytes)
+            self._hash(memoryview(again))
+            self._next += 1
 
-    def _count(self, part: bytes | memoryview) -> None:
-        """`part` lies in the file that is open."""
-        self._whole.update(part)
-        if self._number:
-            self._others[-1].update(part)
-        self._missing -= len(part)
-        self.num_bytes += len(part)
-        if not self._missing:
-            if not self._number:
+    def _write(self, start: int, data: bytes | memoryview) -> None:
+        """`data` at `start` of all bytes. Raises BlobCorrupt for more than the files hold."""
+        rest = memoryview(data)
+        if start + len(rest) > self._ends[-1]:
+            raise BlobCorrupt("The blob holds more bytes than its files.")
+        for path, offset, size in _spans(self._staging, self._files, start, len(rest)):
+            part, rest = rest[:size], rest[size:]
+            with path.open("r+b", buffering=0) as out:
+                out.seek(offset)
+                while len(part):
+                    part = part[out.write(part) or 0 :]
+
+    def _hash(self, rest: memoryview) -> None:
+        """The next bytes in order, which are written."""
+        while len(rest):
+            number = self._file_at(self.num_bytes)
+            self._reach(number)
+            part, rest = rest[: self._ends[number] - self.num_bytes], rest[self._ends[number] - self.num_bytes :]
+            self._whole.update(part)
+            if number:
+                self._others[number - 1].update(part)
+            self.num_bytes += len(part)
+            if not number and self.num_bytes == self._ends[0]:
                 # The first file's checksum is that of the whole up to its end.
                 self._whole.note()
-            self._close_file()
 
-    def _close_file(self) -> None:
-        out, self._out = self._out, None
-        if out is not None:
-            out.close()
+    def _reach(self, number: int) -> None:
+        """Open the digests of the files up to this one."""
+        while self._number < number:
+            self._number += 1
+            if self._number:
+                self._others.append(StreamDigest())
+            elif not self._files[0].num_bytes:
+                self._whole.note()
+
+    def _file_at(self, position: int) -> int:
+        """The file that holds the byte at `position`."""
+        return next(number for number, end in enumerate(self._ends) if position < end)
 
     def _close(self) -> None:
-        try:
-            self._close_file()
-        finally:
-            for digest in (self._whole, *self._others):
-                digest.close()
+        for digest in (self._whole, *self._others):
+            digest.close()
+
+
+def starts_of(chunks: Sequence[ChunkRef]) -> tuple[int, ...]:
+    """Where each chunk begins among all bytes."""
+    return tuple(accumulate((chunk.num_bytes for chunk in chunks), initial=0))[:-1]
+
+
+def read_span(folder: Path, files: Sequence[WeightFile], start: int, num_bytes: int) -> bytes:
+    """`num_bytes` bytes from `start` on of all files of `folder`, one after another; fewer where they end before. Raises OSError."""
+    parts = []
+    for path, offset, size in _spans(folder, files, start, num_bytes):
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            parts.append(file.read(size))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _spans(folder: Path, files: Sequence[WeightFile], start: int, num_bytes: int) -> Iterator[tuple[Path, int, int]]:
+    """File, offset in it and size of each part of the bytes from `start` on."""
+    for file in files:
+        size = min(num_bytes, file.num_bytes - start)
+        if size > 0:
+            yield folder / file.name, start, size
+            num_bytes -= size
+        start = max(0, start - file.num_bytes)
+
+
+def _is_chunk(data: bytes, chunk: ChunkRef) -> bool:
+    return len(data) == chunk.num_bytes and sha256_of(data) == chunk.sha256

@@ -116,7 +116,7 @@ class BlobWriter:
             stack.callback(pool.shutdown, cancel_futures=True)
             whole = None if sha256 is not None else stack.enter_context(closing(StreamDigest()))
             try:
-                for index, (piece, digest) in enumerate(_with_digests(_cut(data, CHUNK_BYTES), pool)):
+                for index, (piece, digest) in enumerate(_with_digests(cut(data, CHUNK_BYTES), pool)):
                     if index == num_chunks:
                         raise BlobCorrupt(f"What was to become {blob} holds more than the {num_bytes} bytes that were said.")
                     if whole is not None:
@@ -234,6 +234,13 @@ class BlobReader:
                 self._refuse(ref, run_id, stall_s)
             return arriving.complete()
 
+    def read_chunks(self, ref: BlobRef, run_id: str, first: int, end: int, *, stall_s: float = STALL_S) -> Generator[bytes, None, None]:
+        """The chunks from index `first` to before `end`, not verified: the caller knows their checksums. Raises as `read` does."""
+        with closing(self._chunks(ref, run_id, stall_s, first=first, end=end)) as chunks:
+            for chunk in chunks:
+                self._metrics.blob_bytes.labels("read").inc(len(chunk.data))
+                yield chunk.data
+
     @contextmanager
     def _counted(self, ref: BlobRef) -> Iterator[None]:
         started_s = self._clock.monotonic_s()
@@ -267,18 +274,21 @@ class BlobReader:
             found = watermarks(consumer, list(physical.values()))
         return {place: found[physical[place]][0] for place in places}
 
-    def _chunks(self, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0) -> Generator[Chunk, None, None]:
+    def _chunks(self, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0, end: int | None = None) -> Generator[Chunk, None, None]:
         """The blob's chunks, by a client that is given back if it has read them all."""
         with self._client() as consumer:
-            yield from self._chunks_at(BlobCursor(consumer), ref, run_id, stall_s, first=first)
+            yield from self._chunks_at(BlobCursor(consumer), ref, run_id, stall_s, first=first, end=end)
 
-    def _chunks_at(self, cursor: BlobCursor, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0) -> Generator[Chunk, None, None]:
-        """The blob's chunks from `first` on by index, not verified; repeated and foreign ones between them are passed over."""
+    def _chunks_at(
+        self, cursor: BlobCursor, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0, end: int | None = None
+    ) -> Generator[Chunk, None, None]:
+        """The blob's chunks from `first` on by index to before `end`, not verified; repeated and foreign ones are passed over."""
         topic = BY_NAME.get(ref.topic)
         if topic is None:
             raise BlobCorrupt(f"The blob {ref.blob} names the topic {ref.topic!r}, which is not one of ours.")
         promised, wanted = {chunk.index: chunk.sha256 for chunk in ref.chunks}, first
-        if wanted == ref.num_chunks:
+        end = ref.num_chunks if end is None else end
+        if wanted == end:
             return
         # Each chunk takes an offset at least, so that none of those wanted lies below this one.
         rest = replace(ref, first_offset=min(ref.first_offset + first, ref.last_offset))
@@ -293,7 +303,7 @@ class BlobReader:
                 raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
             yield chunk
             wanted += 1
-            if wanted == ref.num_chunks:
+            if wanted == end:
                 return
         raise BlobCorrupt(f"Chunk {wanted} of {ref.num_chunks} of {ref.blob} is not in the log.")
 
@@ -340,7 +350,7 @@ def _refuse_altered(chunks: Iterable[Chunk], ref: BlobRef) -> NoReturn:
     raise BlobCorrupt(f"The blob {ref.blob} does not have the promised checksum.")
 
 
-def _cut(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes | memoryview]:
+def cut(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes | memoryview]:
     """The same bytes in pieces of `size`, the last one shorter; one empty piece of none. Copies only where two pieces meet."""
     begun: list[bytes | memoryview] = []
     missing, is_empty = size, True

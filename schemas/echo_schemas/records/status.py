@@ -116,7 +116,8 @@ class WorkerStatus(Record):
     """A worker's heartbeat, and its acknowledgement of an installed version (`installed_version` with `weights_sha256`).
 
     `kind` is its name among [[rollout.pool]], `partitions` those of `requests` that it has, `capacity` the groups it takes in hand at most
-    (0: not said), `rollouts` the trajectories acknowledged since it started.
+    (0: not said), `rollouts` the trajectories acknowledged since it started, `peer_address` (host:port) where it serves chunks of
+    snapshots to other workers.
     """
 
     SCHEMA: ClassVar[str] = "worker_status"
@@ -138,6 +139,7 @@ class WorkerStatus(Record):
     partitions: tuple[int, ...] = ()
     capacity: int = 0
     rollouts: int = 0
+    peer_address: str = ""
     time_ms: int
 
     def validate(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_core.dissemination import Line, Lines, Relink, StripedChains, chains_s, plan_chains, star_s
+from echo_core.dissemination import Line, Lines, Relink, StripedChains, chains_s, num_stripes, plan_chains, star_s
 from echo_schemas.errors import UserError
 from tests.thorough import examples
 
@@ -121,3 +121,9 @@ def test_a_line_that_carries_nothing_is_a_sentence() -> None:
         Lines(learner_up=0.0, workers={})
     with pytest.raises(UserError):
         plan_chains(["a"], 0)
+
+
+def test_a_small_snapshot_is_cut_into_few_stripes() -> None:
+    assert [num_stripes(72, workers) for workers in (1, 2, 4, 8)] == [1, 2, 4, 2]
+    assert num_stripes(18_000, 9) == 9
+    assert num_stripes(0, 5) == num_stripes(3, 1000) == 1

@@ -16,7 +16,7 @@ from echo_core.bottleneck import Bottleneck, Place, describe
 from echo_learner.metrics import LearnerMetrics
 from echo_rollout.metrics import FeederMetrics, OfflineMetrics, WorkerMetrics
 from echo_rollout.publishing import GroupEnd, GroupFailure
-from echo_rollout.weights import InstallOutcome
+from echo_rollout.weights.watcher import InstallOutcome
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import DropReason
 from echo_streams.metrics import CoordinatorMetrics, StreamsMetrics

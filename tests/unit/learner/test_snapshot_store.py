@@ -13,6 +13,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
+from echo_bus.blobs.chunk_list import read_chunk_list
 from echo_learner.commit.placement import check_start, expected_bytes
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.evaluation.setup import kept_manifests
@@ -205,3 +206,13 @@ def test_the_size_of_whole_models_is_known_at_the_start(pipeline: Pipeline, tmp_
     assert (pipeline.folder / "snapshots" / "demo").is_dir(), "above 1 GiB: the store, which was tried"
     with pytest.raises(UserError, match=r"keeps 1\.0 GiB a partition, and a snapshot of 1\.0 GiB needs 2\.0"):
         check_start(pipeline.bus, pipeline.settings(policy=policy, store={"above_mb": 5000}))
+
+
+def test_a_manifest_of_the_store_comes_with_its_list_of_chunks_where_workers_may_pass_them_on(pipeline: Pipeline, tmp_path: Path) -> None:
+    fill(pipeline, 1)
+    pipeline.train(NumpyTrainer(), steps=1, **store(f"file://{tmp_path}/bucket"), weights={"source": "peers", "secret": "s" * 32})
+    for manifest in pipeline.manifests():
+        assert manifest.chunk_list is not None
+        listed = pipeline.bus.blob_reader().read(manifest.chunk_list, manifest.run_id)
+        (chunk,) = read_chunk_list(listed, manifest.num_bytes)
+        assert chunk.sha256 == manifest.sha256, "one chunk is the whole"

@@ -22,7 +22,7 @@ from echo_ops.monitoring.dashboards import DASHBOARDS, as_grafana
 from echo_ops.monitoring.rendering import alert_rules, render
 from echo_ops.settings_page import settings_page
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
-from echo_rollout.weights import InstallOutcome
+from echo_rollout.weights.watcher import InstallOutcome
 from echo_runtime.places import PlaceTimes
 from echo_streams.metrics import CoordinatorMetrics, StreamsMetrics
 

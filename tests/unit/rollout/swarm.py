@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.feeder import Feeder, FeederParts
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
-from echo_rollout.weights import LogSource
+from echo_rollout.weights.peers.opening import open_peers
+from echo_rollout.weights.sources import PublishedSource
 from echo_rollout.worker import Worker
 from echo_rollout.worker_parts import WorkerParts
 from echo_rollout.worker_setup import GROUP
@@ -283,8 +284,13 @@ class Swarm:
         self.worker_registry = registry
         folder = self.folder / f"weights-{worker_id}-{time.monotonic_ns()}"
         folder.mkdir(parents=True)
-        journal = CrashJournal(self.folder / f"{worker_id}.journal")
-        with closing(journal):
+        journal, source, metrics = (
+            CrashJournal(self.folder / f"{worker_id}.journal"),
+            PublishedSource(self.bus.blob_reader()),
+            WorkerMetrics(registry),
+        )
+        with closing(journal), ExitStack() as stack:
+            peers = open_peers(self.settings, self.bus, source, stack, worker_id=worker_id, metrics=metrics, clock=clock)
             worker = Worker(
                 WorkerParts(
                     settings=self.settings,
@@ -295,12 +301,13 @@ class Swarm:
                     task=task,
                     codec=LetterCodec(),
                     vocabulary=32,
-                    source=LogSource(self.bus.blob_reader()),
+                    source=source,
+                    peers=peers,
                     journal=journal,
                     folder=folder,
                     places=PlaceTimes(registry, clock),
                     notices=self.notices,
-                    metrics=WorkerMetrics(registry),
+                    metrics=metrics,
                     clock=clock,
                     evaluation_tasks=self.evaluation_tasks,
                     may_join=self.may_join,

@@ -15,7 +15,7 @@ from echo_bus.clock import SystemClock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
 from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
-from echo_rollout.weights import LogSource
+from echo_rollout.weights.sources import PublishedSource
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import WeightFile, WeightKind, WeightManifest
@@ -29,16 +29,16 @@ def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def source_of(cluster: MemoryCluster, store: str) -> LogSource:
+def source_of(cluster: MemoryCluster, store: str) -> PublishedSource:
     bus = Bus(
         cluster=cluster, namespace=Namespace("test"), codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="worker"
     )
     reader: BlobReader = bus.blob_reader()
-    return LogSource(reader, store)
+    return PublishedSource(reader, store)
 
 
 @pytest.fixture
-def source(cluster: MemoryCluster) -> LogSource:
+def source(cluster: MemoryCluster) -> PublishedSource:
     return source_of(cluster, "")
 
 
@@ -77,26 +77,28 @@ def manifest(tmp_path: Path) -> WeightManifest:
     )
 
 
-def test_the_files_of_an_address_arrive_whole(source: LogSource, manifest: WeightManifest, tmp_path: Path) -> None:
+def test_the_files_of_an_address_arrive_whole(source: PublishedSource, manifest: WeightManifest, tmp_path: Path) -> None:
     source.fetch(manifest, tmp_path / "v3")
     assert {path.name: path.read_bytes() for path in (tmp_path / "v3").iterdir()} == FILES
 
 
-def test_a_file_that_is_not_there_is_a_lost_snapshot(source: LogSource, manifest: WeightManifest, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_a_lost_snapshot(source: PublishedSource, manifest: WeightManifest, tmp_path: Path) -> None:
     (folder_of(manifest) / "config.json").unlink()
     with pytest.raises(OffsetLost, match=r"config\.json"):
         source.fetch(manifest, tmp_path / "v3")
     assert [path.name for path in tmp_path.iterdir()] == ["snapshots"]
 
 
-def test_a_file_that_was_altered_is_named(source: LogSource, manifest: WeightManifest, tmp_path: Path) -> None:
+def test_a_file_that_was_altered_is_named(source: PublishedSource, manifest: WeightManifest, tmp_path: Path) -> None:
     (folder_of(manifest) / "config.json").write_bytes(b"[]")
     with pytest.raises(BlobCorrupt, match=r"config\.json does not have the promised checksum"):
         source.fetch(manifest, tmp_path / "v3")
     assert [path.name for path in tmp_path.iterdir()] == ["snapshots"]
 
 
-def test_files_that_are_right_but_make_another_snapshot_are_refused(source: LogSource, manifest: WeightManifest, tmp_path: Path) -> None:
+def test_files_that_are_right_but_make_another_snapshot_are_refused(
+    source: PublishedSource, manifest: WeightManifest, tmp_path: Path
+) -> None:
     with pytest.raises(BlobCorrupt, match="together"):
         source.fetch(placed(manifest, sha256="0" * 64), tmp_path / "v3")
     assert [path.name for path in tmp_path.iterdir()] == ["snapshots"]
@@ -117,7 +119,7 @@ def test_files_that_are_right_but_make_another_snapshot_are_refused(source: LogS
 def test_no_record_makes_a_worker_open_another_address_than_the_stores(
     cluster: MemoryCluster, manifest: WeightManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, uri: str
 ) -> None:
-    monkeypatch.setattr("echo_rollout.weights._remote_pieces", lambda *_: pytest.fail("something was opened"))
+    monkeypatch.setattr("echo_rollout.weights.store._remote_pieces", lambda *_: pytest.fail("something was opened"))
     asked = replace(manifest, uri=uri.format(own=manifest.uri, sha=manifest.sha256[:12]))
     with pytest.raises(TransportError, match="is not its place in") as refused:
         source_of(cluster, store).fetch(asked, tmp_path / "v3")
@@ -143,7 +145,7 @@ def test_a_store_of_an_unknown_kind_says_so(cluster: MemoryCluster, manifest: We
 
 
 def test_a_store_that_fails_midway_is_gone_on_with(
-    source: LogSource, manifest: WeightManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: PublishedSource, manifest: WeightManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fsspec.implementations.local import LocalFileSystem
 

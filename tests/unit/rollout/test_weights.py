@@ -23,7 +23,7 @@ from echo_memory import MemoryCluster
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.metrics import WorkerMetrics
-from echo_rollout.weights import InstallOutcome, WeightWatcher
+from echo_rollout.weights.watcher import InstallOutcome, WeightWatcher
 from echo_runtime.notices import STANDSTILL_S, Notices
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import BlobRef, WeightFile, WeightKind, WeightManifest, WorkerState
@@ -61,7 +61,7 @@ def test_a_snapshot_that_is_not_in_the_log_as_promised_leaves_the_old_weights_in
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, altered: Callable[[BlobRef], BlobRef]
 ) -> None:
     monkeypatch.setattr(blob_cursor, "_MISSING_S", 0.02)
-    monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 0.01)
+    monkeypatch.setattr("echo_rollout.weights.watcher._RETRY_LEAST_S", 0.01)
     swarm = make_swarm()
     swarm.publish_version(0)
     worker = swarm.start_worker(ScriptedEngine())
@@ -213,7 +213,7 @@ class Watch:
 def test_a_fetch_that_fails_is_counted_by_reason_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: InstallOutcome
 ) -> None:
-    monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 0.01)
+    monkeypatch.setattr("echo_rollout.weights.watcher._RETRY_LEAST_S", 0.01)
     source = ScriptedSource(error)
     watch = Watch(source, tmp_path)
     watch.newest = manifest_of(5)
@@ -228,7 +228,7 @@ def test_a_fetch_that_fails_is_counted_by_reason_and_tried_again(
 
 
 def test_a_newer_manifest_ends_the_wait_for_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 600.0)
+    monkeypatch.setattr("echo_rollout.weights.watcher._RETRY_LEAST_S", 600.0)
     source = ScriptedSource(ClusterUnreachable("nobody answers"))
     watch = Watch(source, tmp_path)
     watch.newest = manifest_of(1)
@@ -244,7 +244,7 @@ def test_a_newer_manifest_ends_the_wait_for_another_try(tmp_path: Path, monkeypa
 
 
 def test_what_arrived_of_a_version_that_was_followed_by_another_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 600.0)
+    monkeypatch.setattr("echo_rollout.weights.watcher._RETRY_LEAST_S", 600.0)
 
     class Interrupted(ScriptedSource):
         def fetch(self, manifest: WeightManifest, folder: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_version_that_the_engine_refused_is_not_offered_to_it_again(tmp_path: 
 
 
 def test_weights_that_do_not_come_are_told_with_what_stands_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_rollout.weights._RETRY_LEAST_S", 600.0)
+    monkeypatch.setattr("echo_rollout.weights.watcher._RETRY_LEAST_S", 600.0)
     watch = Watch(ScriptedSource(ClusterUnreachable("nobody answers")), tmp_path)
 
     def told() -> str:

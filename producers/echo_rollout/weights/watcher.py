@@ -1,6 +1,6 @@
 """From a manifest on `weights` to installed weights, without stopping generation.
 
-    view's thread ──wake──▶ watcher (asyncio) ──▶ fetch (a thread): chunks or object store → files, verified → engine.install → acknowledged
+    view's thread ──wake──▶ watcher (asyncio) ──▶ fetch (a thread): a source → files, verified → engine.install → acknowledged
 
 Always the newest manifest: versions published while one is fetched are passed over. Whatever fails keeps the old weights in force, is
 counted by reason, and is tried again with back-off, unless a newer manifest comes first; what the network interrupted goes on where it
@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
 
-from echo_bus.blobs.files import ArrivingFiles, partial_of
-from echo_bus.blobs.transfer import BlobReader
+from echo_bus.blobs.files import partial_of
 from echo_bus.clock import Clock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
 from echo_core.bottleneck import Place, Use
 from echo_rollout.engines.engine import Engine, Snapshot, SnapshotRef, SnapshotRejected
 from echo_rollout.metrics import WorkerMetrics
+from echo_rollout.weights.sources import SnapshotSource
 from echo_runtime.notices import Notices, Standstill
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import WeightManifest
@@ -34,7 +32,6 @@ from echo_schemas.records import WeightManifest
 logger = logging.getLogger(__name__)
 
 _RETRY_LEAST_S, _RETRY_MOST_S = 0.2, 5.0
-_PIECE_BYTES = 1 << 20
 
 
 class InstallOutcome(StrEnum):
@@ -46,34 +43,6 @@ class InstallOutcome(StrEnum):
     UNREACHABLE = "unreachable"
     NO_SPACE = "no_space"
     REJECTED = "rejected"
-
-
-class SnapshotSource(Protocol):
-    """Where the files of a manifest come from."""
-
-    def fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        """All files into the new folder `folder`, verified. Blocks, for as long as something comes.
-
-        What a TransportError other than the first two interrupts stays in `partial_of(folder)`, and the next call goes on there; nothing
-        else stays. Raises BlobCorrupt, OffsetLost, another TransportError, or OSError.
-        """
-
-
-class LogSource:
-    """Chunks on the log, or the run's store where the manifest says so."""
-
-    def __init__(self, reader: BlobReader, store: str = "") -> None:
-        """`store`: [store] uri; empty: a folder of this machine, beside the learner's checkpoints."""
-        self._reader = reader
-        self._store = store
-
-    def fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        if manifest.blob is not None:
-            if manifest.blob.sha256 != manifest.sha256:
-                raise BlobCorrupt(f"The manifest of version {manifest.version} and its blob do not promise the same checksum.")
-            self._reader.read_files(manifest.blob, manifest.run_id, manifest.files, folder)
-        else:
-            _fetch_uri(manifest, folder, self._store)
 
 
 class WeightWatcher:
@@ -205,56 +174,3 @@ class WeightWatcher:
 
 def _ref_of(manifest: WeightManifest) -> SnapshotRef:
     return SnapshotRef(version=manifest.version, sha256=manifest.sha256)
-
-
-def _fetch_uri(manifest: WeightManifest, folder: Path, allowed: str) -> None:
-    """Files of the run's store, each verified, and the whole against the manifest. No record makes a worker open any other address."""
-    place = f"{manifest.run_id}/v{manifest.version}-{manifest.sha256[:12]}"
-    try:
-        import fsspec
-
-        if allowed:
-            store, top = fsspec.core.url_to_fs(allowed)
-            root = f"{top.rstrip('/')}/{place}"
-            is_there = manifest.uri == str(store.unstrip_protocol(root))
-        else:
-            store, root = fsspec.filesystem("file"), (manifest.uri or "").removeprefix("file://")
-            is_there = root != manifest.uri and root == os.path.normpath(root) and root.endswith(f"/snapshots/{place}")
-    except (ImportError, ValueError) as exc:
-        raise TransportError(f"{allowed} cannot be read: {exc}.", hint="Install the fsspec driver that it names.") from exc
-    if not is_there:
-        where = f"{allowed} ([store] uri)" if allowed else "a folder of this machine, as an empty [store] uri says"
-        raise TransportError(
-            f"Version {manifest.version} lies at {manifest.uri}, which is not its place in {where}; it is not opened.",
-            hint="Give the workers the learner's [store] uri.",
-        )
-    with ArrivingFiles(folder, manifest.files, manifest.sha256) as arriving:
-        there = arriving.num_bytes
-        for file in manifest.files:
-            skipped = min(there, file.num_bytes)
-            there -= skipped
-            with closing(_remote_pieces(store, f"{root}/{file.name}", manifest, skipped, file.num_bytes)) as pieces:
-                for piece in pieces:
-                    arriving.add(piece)
-        arriving.complete()
-
-
-def _remote_pieces(store: Any, path: str, manifest: WeightManifest, start: int, end: int) -> Generator[bytes, None, None]:
-    """The bytes of one file in a store, from `start` to `end`, its promised size. Raises BlobCorrupt, OffsetLost, TransportError."""
-    if start == end:
-        return
-    try:
-        with store.open(path, "rb") as remote:
-            remote.seek(start)
-            while start < end and (piece := remote.read(min(_PIECE_BYTES, end - start))):
-                start += len(piece)
-                yield piece
-    except FileNotFoundError as exc:
-        raise OffsetLost(
-            f"A file of {manifest.uri} is not there: {exc}.",
-            hint="The learner's file:// is another machine's elsewhere: [store] uri must be an address that learner and workers share.",
-        ) from exc
-    except Exception as exc:  # a driver raises whatever the library below it does
-        raise TransportError(f"A file of {manifest.uri} cannot be read: {exc!r}.") from exc
-    if start < end:
-        raise BlobCorrupt(f"The file {path} ends {end - start} bytes before it should.")
