@@ -56,7 +56,8 @@ class BookEntry:
 class DropTable:
     """Every drop in the order of the log, first those of records, then those of whole seqs; all columns have one entry a drop.
 
-    `partitions`, `offsets`: of the record, -1 where a whole seq was dropped. `reasons`: places in `DropReason`'s order.
+    `partitions`, `offsets`: of the record, -1 where a whole seq was dropped. `reasons`: places in `DropReason`'s order. `sampled_by`: the
+    oldest version that made a token of it, -1 where the drop does not say; `num_tokens`: 0 there.
     """
 
     partitions: Ints
@@ -65,6 +66,8 @@ class DropTable:
     reasons: Ints
     versions: Ints
     times_ms: Ints
+    sampled_by: Ints
+    num_tokens: Ints
     workers: tuple[str, ...]
     """Who sampled it, where that is why; else empty."""
     details: tuple[str, ...]
@@ -80,6 +83,7 @@ class _Drops:
 
     def __init__(self) -> None:
         self._keys, self._reasons, self._versions, self._times, self._details, self._workers = (array(kind) for kind in "qbiqii")
+        self._sampled_by, self._num_tokens = array("i"), array("i")
         self._texts: dict[str, int] = {"": 0}
         self._by_text: list[str] = [""]
         self._order: Ints | None = None
@@ -92,15 +96,21 @@ class _Drops:
         self._times.append(drop.time_ms)
         self._details.append(self._number(drop.detail or ""))
         self._workers.append(self._number(drop.worker_id or ""))
+        self._sampled_by.append(-1 if drop.version is None else drop.version)
+        self._num_tokens.append(drop.num_tokens)
         self._order = None
 
     def keys(self) -> Ints:
         return np.array(self._keys, np.int64)
 
-    def columns(self) -> tuple[Ints, Ints, Ints, list[str], list[str]]:
-        """Reasons, versions, times, workers, details."""
-        reasons, versions, times = (np.array(column, np.int64) for column in (self._reasons, self._versions, self._times))
-        return reasons, versions, times, [self._by_text[at] for at in self._workers], [self._by_text[at] for at in self._details]
+    def columns(self) -> list[Ints]:
+        """Reasons, versions, times, sampling versions, numbers of tokens."""
+        columns = (self._reasons, self._versions, self._times, self._sampled_by, self._num_tokens)
+        return [np.array(column, np.int64) for column in columns]
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """Workers, details."""
+        return [self._by_text[at] for at in self._workers], [self._by_text[at] for at in self._details]
 
     def _number(self, text: str) -> int:
         if text not in self._texts:
@@ -213,16 +223,21 @@ class Fates:
             records, groups = self._records, self._groups
             codes = records.keys()
             none = np.full(len(groups.keys()), -1, np.int64)
-            columns, more = records.columns(), groups.columns()
+            reasons, versions, times_ms, sampled_by, num_tokens = (
+                np.concatenate(both) for both in zip(records.columns(), groups.columns(), strict=True)
+            )
+            workers, details = (one + other for one, other in zip(records.texts(), groups.texts(), strict=True))
             return DropTable(
                 partitions=np.concatenate([codes >> _OFFSET_BITS, none]),
                 offsets=np.concatenate([codes & ((1 << _OFFSET_BITS) - 1), none]),
                 seqs=np.concatenate([np.array(self._record_seqs, np.int64), groups.keys()]),
-                reasons=np.concatenate([columns[0], more[0]]),
-                versions=np.concatenate([columns[1], more[1]]),
-                times_ms=np.concatenate([columns[2], more[2]]),
-                workers=(*columns[3], *more[3]),
-                details=(*columns[4], *more[4]),
+                reasons=reasons,
+                versions=versions,
+                times_ms=times_ms,
+                sampled_by=sampled_by,
+                num_tokens=num_tokens,
+                workers=tuple(workers),
+                details=tuple(details),
             )
 
 

@@ -151,22 +151,21 @@ class History:
         rewards_until_ms: int | None = None,
         decodes: bool = True,
         answered: str = "",
+        clock_error_ms: int = MAX_CLOCK_ERROR_MS,
     ) -> Iterator[Told]:
         """What the log holds of `selection` now, partition after partition in the order of each, or (`by_time`) merged by timestamp.
 
         `rewards_until_ms`: rewards that were written later are not looked for; None: to the end of the log. `decodes` False: trajectories
-        are left undecoded. `answered`: of the reward of this name a record without a value counts too, as NaN.
+        are left undecoded. `answered`: of the reward of this name a record without a value counts too, as NaN. `clock_error_ms`: how far
+        the clocks of those who write may differ; where much is written, a small one spares reading most of it.
         What retention has removed of it is in `missing` before the first one comes. Raises UserError for a range that is not there;
         DeadlineExceeded, TransportError, RegistryError.
         """
         self.missing.clear()
         profile = self._profile(selection)
+        reach = _Reach(until_ms=rewards_until_ms, answered=answered, clock_error_ms=clock_error_ms)
         with ExitStack() as stack:
-            join = (
-                stack.enter_context(closing(_Rewards(self.bus, self.run_id, selection, profile, rewards_until_ms, answered)))
-                if rewards
-                else None
-            )
+            join = stack.enter_context(closing(_Rewards(self.bus, self.run_id, selection, profile, reach))) if rewards else None
             if join is not None:
                 self.rewards_to = dict(join.ends)
             trajectories = stack.enter_context(RawLog(self.bus, self.bus.namespace.topic(TRAJECTORIES), profile))
@@ -240,16 +239,22 @@ def open_history(bus: Bus, run_id: str) -> History:
     return History(bus, run_id)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reach:
+    """Which rewards are looked for: see `History.read`."""
+
+    until_ms: int | None
+    answered: str
+    clock_error_ms: int
+
+
 class _Rewards:
     """Rewards of pieces of `trajectories`, read from the time of the first record on to the end: one may be attached long afterwards."""
 
-    def __init__(
-        self, bus: Bus, run_id: str, selection: Selection, profile: profiles.Properties, until_ms: int | None, answered: str
-    ) -> None:
-        self._answered = answered
+    def __init__(self, bus: Bus, run_id: str, selection: Selection, profile: profiles.Properties, reach: _Reach) -> None:
         keys = selection.range.group_ids if isinstance(selection.range, Groups) else ()
         self._keys = frozenset(key.encode() for key in keys)  # of the groups that are wanted; empty: all
-        self._ids, self._run_id, self._until_ms = bus.codec.ids, run_id, until_ms
+        self._ids, self._run_id, self._reach = bus.codec.ids, run_id, reach
         self._log = RawLog(bus, bus.namespace.topic(REWARDS), profile)
 
     @property
@@ -259,13 +264,13 @@ class _Rewards:
 
     def columns(self, pieces: list[Piece], first_ms: int) -> dict[int, RewardColumns]:
         """By partition, for records of `pieces`, of which the oldest was written at `first_ms`."""
-        starts = self._log.offsets_at(max(0, first_ms - MAX_CLOCK_ERROR_MS))
-        ends = self._log.ends if self._until_ms is None else self._log.offsets_at(self._until_ms + MAX_CLOCK_ERROR_MS)
+        starts = self._log.offsets_at(max(0, first_ms - self._reach.clock_error_ms))
+        ends = self._log.ends if self._reach.until_ms is None else self._log.offsets_at(self._reach.until_ms + self._reach.clock_error_ms)
         joins: dict[int, RewardJoin] = {}
         for number in {piece.partition for piece in pieces if piece.partition in starts}:
             mine = [piece for piece in pieces if piece.partition == number]
             span = min(piece.first for piece in mine), max(piece.end for piece in mine)
-            joins[number] = RewardJoin(self._run_id, self._ids, number, *span, answered=self._answered)
+            joins[number] = RewardJoin(self._run_id, self._ids, number, *span, answered=self._reach.answered)
         for batch in self._log.within({number: (starts[number], ends[number]) for number in joins}):
             by_partition: dict[int, list[RawMessage]] = {}
             for raw in batch:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import (
     OFFSET_INVALID,
+    ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
@@ -51,6 +52,21 @@ class DescribedSetting:
     value: str
     is_default: bool = False
     source: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """One group of list_consumer_groups."""
+
+    group_id: str
+    state: ConsumerGroupState
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroups:
+    """What list_consumer_groups answers."""
+
+    valid: list[ListedGroup]
 
 
 class MemoryAdmin:
@@ -125,6 +141,17 @@ class MemoryAdmin:
             return ListedOffset(log.start if type(spec).__name__ == "EarliestSpec" else log.end)
 
         return {place: self._answer(partial(offset_of, place, spec)) for place, spec in wanted.items()}
+
+    def list_consumer_groups(self, **_: Any) -> Future[ListedGroups]:
+        def listed() -> ListedGroups:
+            known = [
+                ListedGroup(name, ConsumerGroupState.STABLE if group.members else ConsumerGroupState.EMPTY)
+                for name, group in sorted(self._broker.groups.items())
+                if group.members or group.committed
+            ]
+            return ListedGroups(known)
+
+        return self._answer(listed)
 
     def list_consumer_group_offsets(
         self, wanted: list[ConsumerGroupTopicPartitions], **_: Any

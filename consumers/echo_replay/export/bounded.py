@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+from echo_bus.clock import Deadline
 from echo_replay.export.columns import (
     choose_names,
     drops_table,
@@ -31,13 +32,15 @@ from echo_schemas.topics import WORKERS
 _ROWS_AT_ONCE = 1_000
 
 
-def load_selection(history: History, selection: Selection, most: int, home: Path) -> ExportManifest:
-    """Write what is selected into `home`, which is empty. Raises UserError if it is more than `most` trajectories; OSError,
-    TransportError.
+def load_selection(
+    history: History, selection: Selection, most: int, home: Path, deadline: Deadline | None = None
+) -> ExportManifest:  # fmt: skip
+    """Write what is selected into `home`, which is empty. Raises UserError if it is more than `most` trajectories, or not read by
+    `deadline`; OSError, TransportError.
     """
     files: list[ExportedFile] = []
     names: tuple[str, ...] = ()
-    for number, told in enumerate(_batches(history.read(selection), most)):
+    for number, told in enumerate(_batches(history.read(selection), most, deadline)):
         names = choose_names(names, {name for each in told for name in each.rewards})
         table = trajectories_table(told, [each.rewards for each in told], names)
         files.append(write_whole(home, Slot(Table.TRAJECTORIES, 0, number), table))
@@ -61,7 +64,7 @@ def load_selection(history: History, selection: Selection, most: int, home: Path
     )
 
 
-def _batches(told: Iterator[Told], most: int) -> Iterator[list[Told]]:
+def _batches(told: Iterator[Told], most: int, deadline: Deadline | None) -> Iterator[list[Told]]:
     num_read = 0
     while batch := list(itertools.islice(told, _ROWS_AT_ONCE)):
         num_read += len(batch)
@@ -69,5 +72,9 @@ def _batches(told: Iterator[Told], most: int) -> Iterator[list[Told]]:
             raise UserError(
                 f"The question is about more than {most:,} trajectories.",
                 hint="Name a smaller range (--version, --step, --since), raise --most, or export the run and ask with --from.",
+            )
+        if deadline is not None and deadline.expired():
+            raise UserError(
+                f"{num_read:,} trajectories were read, and that took too long.", hint="Name a smaller range, or ask an export of the run."
             )
         yield batch

@@ -58,6 +58,12 @@ def ask(home: Path, manifest: ExportManifest, question: str, *, timeout_s: float
     return Answer(columns=columns, rows=rows[:limit] if limit else rows, is_cut=bool(limit) and len(rows) > limit)
 
 
+def check_question(question: str) -> None:
+    """Before anything is read for it. Raises UserError for what is no single SELECT."""
+    with duckdb.connect(":memory:") as connection:
+        _refuse_all_but_select(connection, question)
+
+
 @contextmanager
 def _opened(home: Path, manifest: ExportManifest) -> Iterator[Any]:
     paths = {table: [str((home / file.path).resolve()) for file in manifest.files if file.slot.table is table] for table in Table}

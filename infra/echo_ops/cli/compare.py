@@ -23,7 +23,7 @@ def compare(config: Path | None, first: str, second: str, last: int) -> None:
     """Print how they differ on the newest records. Raises UserError for a name that nobody gives, or where no sample has both."""
     settings = read_settings(config)
     bus = reach_bus(settings)
-    rewards = _newest(bus, last)
+    rewards = [each for each in newest_rewards(bus, last) if each.outcome is RewardOutcome.SCORED]
     names = {reward.name for reward in rewards}
     a, b = full_name(first, names), full_name(second, names)
     by_name = {name: [reward for reward in rewards if reward.name == name] for name in (a, b)}
@@ -55,14 +55,18 @@ def lines_of(a: str, b: str, found: Comparison) -> list[str]:
     return lines
 
 
-def _newest(bus: Bus, last: int) -> list[Reward]:
-    """The values among the newest `last` records of each partition of `rewards`, in the order of the log."""
+def newest_rewards(bus: Bus, last: int, until_ms: int | None = None) -> list[Reward]:
+    """The run's among the newest `last` records of each partition of `rewards`, in the order of the log. `until_ms`: the newest before that
+    time, for a run that others have followed. Raises TransportError.
+    """
     found: list[Reward] = []
     with closing(bus.look([REWARDS])) as reader:
-        reader.start({place: max(low, high - last) for place, (low, high) in reader.bounds().items()})
-        for messages in reader.read_to_end(Deadline.after(_READ_S, bus.clock)):
-            records = (message.record for message in messages)
-            found += [each for each in records if isinstance(each, Reward) and each.outcome is RewardOutcome.SCORED]
+        bounds = reader.bounds()
+        ends = {place: high for place, (_, high) in bounds.items()} if until_ms is None else reader.offsets_at(until_ms)
+        reader.start({place: max(low, ends[place] - last) for place, (low, _) in bounds.items()})
+        for messages in reader.read_to_end(Deadline.after(_READ_S, bus.clock), ends):
+            records = (message.record for message in messages if message.offset < ends[message.topic.name, message.partition])
+            found += [each for each in records if isinstance(each, Reward)]
     return found
 
 

@@ -249,9 +249,14 @@ def view(
     config: Config = None,
     run: RunName = "",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")] = 0,
+    demo: Annotated[bool, typer.Option("--demo", help="Show small made-up runs: no Kafka, no run of your own is needed.")] = False,
+    export: Annotated[Path | None, typer.Option(help="Answer questions in SQL from this export instead of the log.")] = None,
+    draw: Annotated[list[str] | None, typer.Option(help="TASK=FILE.py:FUNCTION draws the episodes of a task; may be repeated.")] = None,
 ) -> None:
-    """Look at a run in a browser: curves, steps, groups, trajectories, search, drops. Reads the log, live; only this machine reaches it."""
+    """Look at a run in a browser: from a curve to the token, who did what when, questions in SQL. Reads the log, live; only this machine
+    reaches it.
+    """
     from echo_ops.cli import view as body
 
     with user_errors():
-        body.view(config, run=run, port=port)
+        body.view(config, run=run, port=port, demo=demo, export=export, draw=draw or ())

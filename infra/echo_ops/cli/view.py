@@ -3,23 +3,53 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
+from echo_bus.bus import Bus
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.output import err, out
+from echo_ops.cli.painting import Pieces
 from echo_ops.cli.ranges import history_of
+from echo_ops.viewer.drawings import Drawings
 from echo_ops.viewer.server import ViewerServer
-from echo_ops.viewer.source import Source
+from echo_ops.viewer.source import Source, SourceOptions
 
 
-def view(config: Path | None, *, run: str, port: int) -> None:
+def view(config: Path | None, *, run: str, port: int, demo: bool, export: Path | None, draw: Sequence[str]) -> None:
     """Serve it and say where."""
-    settings = read_settings(config)
-    bus = reach_bus(settings)
-    history = history_of(bus, run or settings.run.name)
+    drawings = Drawings.parse(draw)
+    if export is not None:
+        _check_export(export)
+    bus, name, pieces = _demo() if demo else _run(config)
+    history = history_of(bus, run or name)
     for note in history.notes:
         err.print(f"note: {note}", markup=False)
-    with Source(history.bus, history) as source, ViewerServer(source, port) as server:
+    options = SourceOptions(drawings=drawings, export=export, pieces=pieces)
+    with Source(history.bus, history, options) as source, ViewerServer(source, port) as server:
+        if demo:
+            out.print("A made-up run: played by a script, in this process; nothing was trained, and nothing is kept.")
         out.print(f"{history.run_id} is shown at {server.url}")
         err.print("Only this machine can reach it. Ctrl-C ends.", style="dim")
         threading.Event().wait()
+
+
+def _run(config: Path | None) -> tuple[Bus, str, None]:
+    settings = read_settings(config)
+    return reach_bus(settings), settings.run.name, None
+
+
+def _demo() -> tuple[Bus, str, Pieces]:
+    from echo_ops.viewer.demo.in_memory import DEMO_RUN, make_demo
+
+    bus, pieces = make_demo()
+    return bus, DEMO_RUN, pieces
+
+
+def _check_export(export: Path) -> None:
+    from echo_ops.cli.analysis import require_analysis
+
+    require_analysis("pyarrow", "duckdb")
+    from echo_replay.export.manifest import open_export
+
+    open_export(export)

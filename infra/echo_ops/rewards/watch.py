@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -152,6 +152,12 @@ class ScorerWatch:
                 return
             self._heard[pair] = Heard()
         self._heard[pair].add(reward)
+
+    def hear(self, rewards: Iterable[Reward]) -> None:
+        """Of these, instead of what was heard before."""
+        self._heard = {}
+        for reward in rewards:
+            self._hear(reward)
 
     def look(self, terms: Sequence[RewardTerm], orders: Mapping[str, Control], version: int) -> list[ScorerLine]:
         """A line for each reward that is given or ordered, weighted ones first. `terms` in force, `orders` of `control`, `version` of the

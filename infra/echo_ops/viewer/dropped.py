@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from echo_ops.cli.harmless import harmless
+from echo_ops.viewer.steps import histogram
 from echo_ops.viewer.windows import Json, Window
 from echo_replay.history import History
 from echo_schemas.records import DropReason
@@ -25,6 +26,8 @@ def dropped_page(history: History, window: Window, *, reason: str = "", version:
     if worker:
         keep &= np.array([each == worker for each in table.workers], np.bool_)
     chosen = np.flatnonzero(keep)
+    # A seq that is dropped whole has no length.
+    records = chosen[(table.partitions[chosen] >= 0) & (table.num_tokens[chosen] > 0)]
     newest = chosen[np.argsort(-table.times_ms[chosen], kind="stable")]
     workers, counts = np.unique([table.workers[at] for at in chosen if table.workers[at]], return_counts=True)
     reasons, of_reason = np.unique(table.reasons[chosen], return_counts=True)
@@ -33,6 +36,7 @@ def dropped_page(history: History, window: Window, *, reason: str = "", version:
         "num_dropped": len(table.seqs),
         "reasons": {_REASONS[code].value: count for code, count in zip(reasons.tolist(), of_reason.tolist(), strict=True)},
         "versions": _by_version(table.versions[chosen]),
+        "lengths": histogram(table.num_tokens[records].astype(np.float64)),
         "workers": {harmless(str(name)): int(count) for name, count in zip(workers, counts, strict=True)},
         "drops": [
             {
@@ -44,6 +48,8 @@ def dropped_page(history: History, window: Window, *, reason: str = "", version:
                 "time_ms": int(table.times_ms[at]),
                 "worker": harmless(table.workers[at]),
                 "detail": harmless(table.details[at]),
+                "sampled_by": int(table.sampled_by[at]) if table.sampled_by[at] >= 0 else None,
+                "num_tokens": int(table.num_tokens[at]),
             }
             for at in window.of(newest.tolist())
         ],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from echo_ops.viewer.windows import Json, number
-from echo_replay.history import History
 from echo_schemas.records import RewardStats, StepReport
 
 _REWARD = "reward: "
@@ -33,26 +33,43 @@ def rewards_in(report: StepReport) -> list[RewardStats]:
     return [stats for stats in found if stats.name != _TOTAL] if len(report.reward_terms) == 1 else found
 
 
-def metrics_page(history: History, names: Sequence[str], first: int, last: int | None, most_points: int) -> Json:
-    """The curves of `names` (empty: the rewards) over the versions `first` to `last`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What of the curves is shown: versions `first` to `last` (None: to the newest), in at most `most_points` points."""
+
+    first: int = 0
+    last: int | None = None
+    most_points: int = 800
+
+
+def metrics_page(
+    reports: Sequence[StepReport], names: Sequence[str], frame: Frame, others: Mapping[str, Sequence[StepReport]] | None = None
+) -> Json:
+    """The curves of `names` (empty: the rewards), and the same of other runs by name.
 
     More steps than `most_points` are put together in stretches of one length, each with its mean, least and most: of 2,500 steps and
     1,000 points, three steps to a point. `versions`: the newest of each stretch.
     """
-    reports = [step.report for step in list(history.log.steps)]
     known: dict[str, None] = {}
     for report in reports:
         known.update(dict.fromkeys(values_of(report)))
-    chosen = [report for report in reports if report.version >= first and (last is None or report.version <= last)]
     wanted = list(names) or [name for name in known if name.startswith(_REWARD)]
-    rows = [values_of(report) for report in chosen]
-    length = max(1, -(-len(rows) // most_points))
     return {
         "names": sorted(known),
+        **_curves(reports, [name for name in wanted if name in known], frame),
+        "unknown": [name for name in wanted if name not in known],
+        "others": {run: _curves(other, wanted, frame) for run, other in (others or {}).items()},
+    }
+
+
+def _curves(reports: Sequence[StepReport], names: Sequence[str], frame: Frame) -> Json:
+    chosen = [each for each in reports if each.version >= frame.first and (frame.last is None or each.version <= frame.last)]
+    rows = [values_of(report) for report in chosen]
+    length = max(1, -(-len(rows) // frame.most_points))
+    return {
         "steps_a_point": length,
         "versions": [chosen[min(at + length, len(chosen)) - 1].version for at in range(0, len(chosen), length)],
-        "curves": {name: _curve(rows, name, length) for name in wanted if name in known},
-        "unknown": [name for name in wanted if name not in known],
+        "curves": {name: _curve(rows, name, length) for name in names},
     }
 
 

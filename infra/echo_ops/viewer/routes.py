@@ -1,8 +1,9 @@
 """Which address shows what: a path and its query become one query's answer. Knows no HTTP but the names of what can go wrong.
 
-/api/overview                    /api/group/17          /api/trajectory/3:1234
-/api/metrics?name=kl&points=800  /api/step/12           /api/search?pattern=...     /api/search/<its name>
-/api/steps                       /api/dropped
+/api/overview                           /api/group/17     /api/trajectory/3:1234
+/api/metrics?name=kl&run=other          /api/step/12      /api/search?pattern=...     /api/search/<its name>
+/api/steps                              /api/lineage/12   /api/sql?question=select...
+/api/timeline?step=12&seconds=60        /api/dropped      /api/pool    /api/rewards?a=exact&b=brevity
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from dataclasses import dataclass
 from echo_bus.clock import SystemClock
 from echo_ops.cli.ranges import RangeOptions, selection_of
 from echo_ops.viewer.dropped import dropped_page
-from echo_ops.viewer.metrics import metrics_page
+from echo_ops.viewer.lineage import lineage_page
+from echo_ops.viewer.metrics import Frame
+from echo_ops.viewer.questions import MOST_ROWS
 from echo_ops.viewer.samples import group_page, trajectory_page
 from echo_ops.viewer.searches import MOST_HITS
 from echo_ops.viewer.source import Source
 from echo_ops.viewer.steps import SORTS, find_step, step_page, steps_page
+from echo_ops.viewer.timeline import MOST_SECONDS
 from echo_ops.viewer.windows import Json, Window
 from echo_replay.searching import TextMatcher, TokenMatcher, parse_tokens
-from echo_replay.selection import Fate
+from echo_replay.selection import Fate, Selection
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.headers import number_of
 from echo_schemas.records import DropReason, Purpose
@@ -30,6 +34,7 @@ from echo_schemas.records import DropReason, Purpose
 _MOST_ROWS, _MOST_SAMPLES, _MOST_TOKENS, _MOST_POINTS, _MOST_CURVES = 500, 64, 4_000, 2_000, 12
 _WITHIN = {"prompt": ("prompt",), "answer": ("completion",), "both": ("prompt", "completion")}
 _MOST_PATTERN = 500
+_MOST_RUNS = 3
 
 
 class BadQuery(EchoError):
@@ -89,10 +94,11 @@ def _overview(source: Source, query: Query, _: str) -> Json:
 
 
 def _metrics(source: Source, query: Query, _: str) -> Json:
-    query.check("name", "first", "last", "points")
-    names = list(query.values.get("name", []))[:_MOST_CURVES]
+    query.check("name", "first", "last", "points", "run")
+    names, runs = (list(query.values.get(name, []))[:most] for name, most in (("name", _MOST_CURVES), ("run", _MOST_RUNS)))
     last = query.number("last", 0) if query.text("last") else None
-    return metrics_page(source.books(), names, query.number("first", 0), last, max(1, query.number("points", 800, _MOST_POINTS)))
+    frame = Frame(first=query.number("first", 0), last=last, most_points=max(1, query.number("points", 800, _MOST_POINTS)))
+    return source.curves(names, frame, runs)
 
 
 def _steps(source: Source, query: Query, _: str) -> Json:
@@ -119,7 +125,7 @@ def _trajectory(source: Source, query: Query, place: str) -> Json:
     partition, offset = place.split(":")
     window, late = query.window(1_000, _MOST_TOKENS), bool(query.text("late"))
     with source.reading() as history:
-        return trajectory_page(history, int(partition), int(offset), window, source.pieces, late=late)
+        return trajectory_page(history, int(partition), int(offset), window, source.pieces, source.drawings, late=late)
 
 
 def _dropped(source: Source, query: Query, _: str) -> Json:
@@ -129,17 +135,33 @@ def _dropped(source: Source, query: Query, _: str) -> Json:
     return dropped_page(source.books(), query.window(50, _MOST_ROWS), reason=reason, version=version, worker=query.text("worker"))
 
 
-_RANGE = ("version", "step", "since", "until", "worker", "task")
+def _timeline(source: Source, query: Query, _: str) -> Json:
+    query.check("until", "seconds", "step")
+    until_ms = query.number("until", 0) if query.text("until") else None
+    step = query.number("step", 0) if query.text("step") else None
+    return source.timeline(until_ms=until_ms, seconds=max(1, query.number("seconds", 60, MOST_SECONDS)), step=step)
 
 
-def _search(source: Source, query: Query, _: str) -> Json:
-    query.check(*_RANGE, "pattern", "tokens", "in", "ignore_case", "purpose", "fate", "limit")
-    pattern, tokens = query.text("pattern"), query.text("tokens")
-    if pattern and tokens:
-        raise BadQuery("Search for a text or for tokens, not for both.")
-    if len(pattern) > _MOST_PATTERN:
-        raise BadQuery(f"A pattern has at most {_MOST_PATTERN} characters.")
-    within = _WITHIN[query.text("in", list(_WITHIN)) or "both"]
+def _pool(source: Source, query: Query, _: str) -> Json:
+    query.check("offset", "limit")
+    return source.pool(query.window(50, _MOST_ROWS))
+
+
+def _rewards(source: Source, query: Query, _: str) -> Json:
+    query.check("a", "b")
+    return source.rewards((query.text("a"), query.text("b")))
+
+
+def _lineage(source: Source, query: Query, version: str) -> Json:
+    query.check()
+    return lineage_page(source.books(), int(version))
+
+
+_RANGE = ("version", "step", "since", "until", "worker", "task", "purpose", "fate")
+
+
+def _selection(query: Query, run_id: str) -> Selection:
+    """The range and the filters of an address."""
     options = RangeOptions(
         version=query.text("version"),
         step=query.text("step"),
@@ -150,10 +172,24 @@ def _search(source: Source, query: Query, _: str) -> Json:
         purpose=query.text("purpose", [each.value for each in Purpose]),
         fate=query.text("fate", [each.value for each in Fate]),
     )
+    try:
+        return selection_of(options, run_id, SystemClock().time_ms())
+    except UserError as exc:
+        raise BadQuery(exc.message, hint=exc.hint) from exc
+
+
+def _search(source: Source, query: Query, _: str) -> Json:
+    query.check(*_RANGE, "pattern", "tokens", "in", "ignore_case", "limit")
+    pattern, tokens = query.text("pattern"), query.text("tokens")
+    if pattern and tokens:
+        raise BadQuery("Search for a text or for tokens, not for both.")
+    if len(pattern) > _MOST_PATTERN:
+        raise BadQuery(f"A pattern has at most {_MOST_PATTERN} characters.")
+    within = _WITHIN[query.text("in", list(_WITHIN)) or "both"]
     books = source.books()
+    selection = _selection(query, books.run_id)
     matcher: TextMatcher | TokenMatcher | None = None
     try:
-        selection = selection_of(options, books.run_id, SystemClock().time_ms())
         if pattern:
             matcher = TextMatcher(pattern, ignore_case=bool(query.text("ignore_case")), within=within)
         elif tokens:
@@ -161,6 +197,20 @@ def _search(source: Source, query: Query, _: str) -> Json:
     except UserError as exc:
         raise BadQuery(exc.message, hint=exc.hint) from exc
     return source.searches.start(books, selection, matcher, query.number("limit", 100, MOST_HITS))
+
+
+def _sql(source: Source, query: Query, _: str) -> Json:
+    query.check(*_RANGE, "question", "limit")
+    question = query.text("question")
+    if not question:
+        raise BadQuery("There is no question.", hint="Write one SELECT, such as select fate, count(*) from trajectories group by fate.")
+    selection = _selection(query, source.run_id)
+    if source.questions.export is not None and selection != Selection():
+        raise BadQuery("A range belongs to a question of the log; here an export is asked.", hint="Write the range as a WHERE instead.")
+    try:
+        return source.questions.ask(question, selection, max(1, query.number("limit", 100, MOST_ROWS)), source.reading)
+    except UserError as exc:
+        raise BadQuery(exc.message, hint=exc.hint) from exc
 
 
 def _search_on(source: Source, query: Query, name: str) -> Json:
@@ -176,6 +226,11 @@ _PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
     (re.compile(r"/api/group/((?:eval-|probe-)?[0-9]{1,18})"), _group),
     (re.compile(r"/api/trajectory/([0-9]{1,9}:[0-9]{1,15})"), _trajectory),
     (re.compile(r"/api/dropped"), _dropped),
+    (re.compile(r"/api/timeline"), _timeline),
+    (re.compile(r"/api/pool"), _pool),
+    (re.compile(r"/api/rewards"), _rewards),
+    (re.compile(r"/api/lineage/([0-9]{1,15})"), _lineage),
+    (re.compile(r"/api/sql"), _sql),
     (re.compile(r"/api/search"), _search),
     (re.compile(r"/api/search/([0-9a-f]{16})"), _search_on),
 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from echo_ops.cli.harmless import harmless
 from echo_ops.cli.painting import Pieces, generated_places, passages_of
-from echo_ops.viewer.boards import boards_of
+from echo_ops.viewer.drawings import Drawings
 from echo_ops.viewer.steps import find_step, neighbours
 from echo_ops.viewer.windows import Json, Window, number, shown
 from echo_replay.fates import BookEntry
@@ -21,8 +21,10 @@ from echo_schemas.records import Purpose, Trajectory
 _PROMPT_CHARACTERS, _ANSWER_CHARACTERS = 4_000, 1_500
 # Records of one group beyond which it is no group but a mistake.
 _MOST_RECORDS = 2_000
-# A reward that is attached this long after a sample's fate was decided is looked for only if somebody asks.
-_LATE_MS = 600_000
+# Rewards that are written later than this after a sample's fate was decided are looked for only if somebody asks, and those of writers
+# whose clocks differ by more than this: a run that is scored a thousand times a second has written a million of them in the meantime.
+_LATE_MS, _CLOCK_ERROR_MS = 60_000, 5_000
+_LEARNER_METRICS = ("logprob_diff_mean", "logprob_diff_max", "fresh_logprob_diff_mean", "mismatch_kl", "ratio_mean", "clip_fraction")
 # A tokenizer needs so many tokens before a piece to word it.
 _CONTEXT = 8
 
@@ -35,7 +37,7 @@ def group_page(history: History, group: str, window: Window, *, late: bool = Fal
     group_id = f"{history.run_id}/{group}"
     seq = number_of(group)
     outcomes = [] if seq is None else [history.fates.of(*place, None) for place in history.fates.places_of_seq(seq)]
-    read = history.read(Selection(range=Groups(frozenset({group_id}))), rewards_until_ms=None if late else _until(history, outcomes))
+    read = _read(history, Selection(range=Groups(frozenset({group_id}))), outcomes, late=late)
     found = sorted(itertools.islice(read, _MOST_RECORDS), key=_place_in_group)
     if not found:
         raise _nothing(history, group, seq)
@@ -58,15 +60,15 @@ def group_page(history: History, group: str, window: Window, *, late: bool = Fal
 
 
 def trajectory_page(
-    history: History, partition: int, offset: int, window: Window, pieces: Pieces | None, *, late: bool = False
-) -> Json:  # fmt: skip
+    history: History, partition: int, offset: int, window: Window, pieces: Pieces | None, drawings: Drawings, *, late: bool = False
+) -> Json:
     """One record and a window of its tokens. `pieces`: None where the tokenizer is not there; token ids stand alone then.
 
     Raises UserError if no trajectory of the run lies there.
     """
     outcome = history.fates.of(partition, offset, None)
     selection = Selection(range=Offsets({partition: (offset, offset)}))
-    told = next(iter(list(history.read(selection, rewards_until_ms=None if late else _until(history, [outcome])))), None)
+    told = next(_read(history, selection, [outcome], late=late), None)
     if told is None:
         raise UserError(f"At {partition}:{offset} lies no trajectory of {history.run_id}.", hint="Another run's record may lie there.")
     page = _sample(told) | {"time_ms": told.time_ms}
@@ -95,9 +97,18 @@ def trajectory_page(
         "answer": shown(trajectory.completion, _PROMPT_CHARACTERS),
         "window": window.plain(len(tokens)),
         "tokens": _tokens(trajectory, window, pieces),
-        "boards": boards_of(trajectory, pieces, history.log.runs[-1].config if history.log.runs else "{}"),
+        "frames": drawings.of(trajectory, pieces, history.log.runs[-1].config if history.log.runs else "{}"),
+        "learner": _learner_said(history, told.step),
         "missing": list(history.missing),
     }
+
+
+def _learner_said(history: History, step: int | None) -> Json:
+    """How far the learner's log-probabilities were from the sampler's in the step that trained it: what the log has of it."""
+    if step is None:
+        return {}
+    metrics = find_step(history, step).report.metrics
+    return {name: number(metrics[name]) for name in _LEARNER_METRICS if name in metrics}
 
 
 def _tokens(trajectory: Trajectory, window: Window, pieces: Pieces | None) -> Json:
@@ -150,6 +161,13 @@ def _place_in_group(told: Told) -> tuple[bool, str, int, int]:
         return True, "", 0, told.where.offset
     # The attempt that was trained stands first.
     return told.step is None, trajectory.attempt, trajectory.index, told.where.offset
+
+
+def _read(history: History, selection: Selection, outcomes: Sequence[BookEntry], *, late: bool) -> Iterator[Told]:
+    """With the rewards that were written about the same time, or (`late`) with all of them."""
+    if late:
+        return history.read(selection)
+    return history.read(selection, rewards_until_ms=_until(history, outcomes), clock_error_ms=_CLOCK_ERROR_MS)
 
 
 def _until(history: History, entries: Sequence[BookEntry]) -> int | None:

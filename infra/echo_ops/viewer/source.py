@@ -10,52 +10,90 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 
 from echo_bus.bus import Bus
-from echo_bus.clock import Clock, SystemClock
+from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
 from echo_bus.reading.view import CompactedView
+from echo_ops.cli.compare import newest_rewards
 from echo_ops.cli.painting import Pieces, tokenizer_of
+from echo_ops.report.pool import PoolView
+from echo_ops.rewards.watch import ScorerWatch
+from echo_ops.rewards.weights import terms_in_force
+from echo_ops.viewer.drawings import Drawings
+from echo_ops.viewer.metrics import Frame, metrics_page
 from echo_ops.viewer.overview import overview_page
+from echo_ops.viewer.pool import pool_page
+from echo_ops.viewer.questions import Questions
+from echo_ops.viewer.rewards import rewards_page
+from echo_ops.viewer.runs import OtherRuns
 from echo_ops.viewer.searches import Searches, TooMany
-from echo_ops.viewer.windows import Json
+from echo_ops.viewer.timeline import timeline_page
+from echo_ops.viewer.windows import Json, Window
 from echo_replay.history import History
 from echo_replay.run_log import Step, read_batch
-from echo_schemas.records import Batch, Progress, WorkerStatus
-from echo_schemas.topics import PROGRESS, WORKERS
+from echo_schemas.records import Batch, Control, Progress, WorkerStatus
+from echo_schemas.topics import CONTROL, PROGRESS, WORKERS
 
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 4.0
+# The newest rewards of each partition that are looked at.
+_RECENT_REWARDS = 400
+_STILL_SCORED_MS = 60_000
+_CONTROL_S = 10.0
 # Batches of the steps last looked at: some dozen bytes a sample.
 _KEPT_BATCHES = 16
 # Pages that read the log at the same time, and how long one more waits for its turn.
 _MOST_READERS, _TURN_S = 4, 10.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What a viewer is given beside the log: how tasks are drawn, an export to be asked, and the texts of tokens (None: by the tokenizer
+    of the run's model).
+    """
+
+    drawings: Drawings = field(default_factory=Drawings)
+    export: Path | None = None
+    pieces: Pieces | None = None
+
+
 class Source:
     """A context manager: its threads and clients end with it."""
 
-    def __init__(self, bus: Bus, history: History, clock: Clock | None = None) -> None:
+    def __init__(self, bus: Bus, history: History, options: SourceOptions | None = None, clock: Clock | None = None) -> None:
         """Takes `history` over. Raises DeadlineExceeded, TransportError."""
+        options = options or SourceOptions()
         self._history, self._clock = history, clock or SystemClock()
         self.searches = Searches(self._clock)
+        self.questions = Questions(history.run_id, options.export)
+        self.drawings = options.drawings
         self._turns = threading.BoundedSemaphore(_MOST_READERS)
         self._lock = threading.Lock()
         self._batches: OrderedDict[int, Batch] = OrderedDict()
         self._workers: dict[str, WorkerStatus] = {}
         self._earlier: dict[str, WorkerStatus] = {}
         self._blind = ""
-        self._pieces: Pieces | None = None
+        self._pieces = options.pieces
+        self._pool = PoolView()
+        self._num_trained = 0
+        self._watch_lock = threading.Lock()
         self._stop = threading.Event()
         with contextlib.ExitStack() as clients:
             self._progress: CompactedView[Progress] = bus.view(PROGRESS, Progress, only=history.run_id)
             clients.callback(self._progress.close)
             self._statuses: CompactedView[WorkerStatus] = bus.view(WORKERS, WorkerStatus)
             clients.callback(self._statuses.close)
+            self.runs = OtherRuns(bus, self._clock)
+            clients.callback(self.runs.close)
+            self._watch = ScorerWatch(history.bus)
+            clients.callback(self._watch.close)
             self._clients = clients.pop_all()
         self._thread = threading.Thread(target=self._follow, name="viewer", daemon=True)
 
@@ -125,6 +163,52 @@ class Source:
             page["troubles"].insert(0, blind)
         return page
 
+    def timeline(self, *, until_ms: int | None, seconds: int, step: int | None) -> Json:
+        """Who did what when. Raises UserError, TransportError, TooMany."""
+        with self.reading() as history:
+            return timeline_page(history, until_ms=until_ms, seconds=seconds, step=step)
+
+    def pool(self, window: Window) -> Json:
+        """The workers and the orders to them. Raises TransportError, TooMany."""
+        with self._lock:
+            workers, lines = dict(self._workers), self._pool.lines()
+        with self.reading() as history:
+            orders = _orders_of(history.bus)
+        return pool_page([line for line in lines if line.worker_id in workers], workers, orders, window, self._clock.time_ms())
+
+    def rewards(self, pair: tuple[str, str]) -> Json:
+        """Who scores, and two rewards beside one another. Raises TransportError, TooMany."""
+        with self.reading() as history:
+            recent = newest_rewards(history.bus, _RECENT_REWARDS, self._rewards_until())
+            with closing(history.bus.orders()) as view:
+                orders = view.items()
+            steps = list(history.log.steps)
+            version = steps[-1].version if steps else 0
+            order = orders.get(f"{self.run_id}/rewards")
+            ordered = None if order is None else order.rewards
+            terms = terms_in_force(steps[-1].report.reward_terms if steps else (), ordered, version)
+            with self._watch_lock:
+                self._watch.hear(recent)
+                lines = self._watch.lines(terms, orders, version)
+        return rewards_page(lines, recent, terms, ordered, pair)
+
+    def _rewards_until(self) -> int | None:
+        """In a run that is long over, when its newest rewards were written: those of others lie behind them."""
+        steps = list(self._history.log.steps)
+        newest_ms = steps[-1].report.time_ms + _STILL_SCORED_MS if steps else self._clock.time_ms()
+        return newest_ms if newest_ms < self._clock.time_ms() else None
+
+    def curves(self, names: Sequence[str], frame: Frame, others: Sequence[str]) -> Json:
+        """Numbers of every step, of this run and of others. Raises UserError for a run that is not there; TransportError."""
+        runs = self.runs.known()
+        own = [step.report for step in list(self._history.log.steps)]
+        page = metrics_page(own, names, frame, {run: self.runs.reports(run) for run in others if run != self.run_id})
+        page["run"] = self.run_id
+        page["runs"] = [
+            {"run": run, "parent_run": runs[run].parent_run, "parent_version": runs[run].parent_version} for run in sorted(runs)
+        ]
+        return page
+
     def refresh(self) -> None:
         """Read what has come since."""
         try:
@@ -139,12 +223,18 @@ class Source:
             if any(status.time_ms != self._workers[name].time_ms for name, status in workers.items() if name in self._workers):
                 self._earlier = self._workers
             self._workers, self._blind = workers, ""
+            for status in workers.values():
+                self._pool.hear(status, status.time_ms / 1000)
+            steps = list(self._history.log.steps)
+            for step in steps[self._num_trained :]:
+                self._pool.train(step.report.workers)
+            self._num_trained = len(steps)
 
     def _follow(self) -> None:
         # The tokenizer takes a second to load: the first page does not wait for it.
         runs = self._history.log.runs
         try:
-            self._pieces = tokenizer_of(runs[-1].model) if runs else None
+            self._pieces = self._pieces or (tokenizer_of(runs[-1].model) if runs else None)
         except Exception:  # a model's files are whatever somebody put there; the viewer shows ids instead
             logger.exception("The tokenizer cannot be loaded")
         while not self._stop.is_set():
@@ -153,3 +243,11 @@ class Source:
             except Exception:  # the edge of the thread: its traceback belongs in the log, and pages are served on
                 logger.exception("The viewer cannot refresh")
             self._stop.wait(_EVERY_S)
+
+
+def _orders_of(bus: Bus) -> list[Control]:
+    """Every order that the log still holds, in its order: of a compacted topic, at least the newest of each key."""
+    with closing(bus.look([CONTROL])) as reader:
+        reader.start()
+        found = [message.record for messages in reader.read_to_end(Deadline.after(_CONTROL_S, bus.clock)) for message in messages]
+    return [record for record in found if isinstance(record, Control)]

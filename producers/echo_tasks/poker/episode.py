@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -45,6 +45,22 @@ class Said:
     amount: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What lies on the table as the player at `seat` sees it, for a picture. `stacks`: chips left, seat by seat; `said`: the betting."""
+
+    hand: tuple[str, ...]
+    board: tuple[str, ...]
+    pot: int
+    seat: int
+    stacks: tuple[int, ...]
+    said: tuple[str, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
 class Hand(Protocol):
     """A hand of cards, seen from one player's seat; whenever it is not over, that player is to act."""
 
@@ -58,6 +74,9 @@ class Hand(Protocol):
 
     def shown(self) -> str:
         """The state in words, as far as the player may see it."""
+
+    def table(self) -> Table:
+        """The same for a picture."""
 
     def play(self, answer: str) -> tuple[str, AnswerKind]:
         """Do what `answer` says, let the others act, and say what was done and what the answer was."""
@@ -99,6 +118,10 @@ class HandEpisode:
     def reset(self) -> Observation:
         """Nothing: the prompt shows the state."""
         return Observation(text="")
+
+    def table(self) -> Table:
+        """What lies on the table now."""
+        return self._hand.table()
 
     def step(self, action: str) -> Turn:
         """Act, and let the others act until it is this player's turn again or nothing is left to decide. Raises ValueError afterwards."""

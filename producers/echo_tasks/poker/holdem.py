@@ -15,7 +15,7 @@ from typing import Any
 from echo_schemas.records import ChatMessage
 from echo_tasks.poker.betting import Seats, meant
 from echo_tasks.poker.cards import NUM_CARDS, card_name
-from echo_tasks.poker.episode import AnswerKind, HandEpisode, amount, choice, names, read_answer, turn_text, whole
+from echo_tasks.poker.episode import AnswerKind, HandEpisode, Table, amount, choice, names, read_answer, turn_text, whole
 from echo_tasks.poker.opponents import CALL, FOLD, OPPONENTS, View
 from echo_tasks.task import AllTokens, Entry, Prompt
 
@@ -143,6 +143,17 @@ class HoldemHand:
             f"You are seat {self._seat + 1} of {self._seats.num} ({self._seats.position(self._seat)}). Stacks: {stacks}\n"
             f"Betting: {'; '.join(self._said) or 'none yet'}\n"
             f"Legal: {stay}{raises}"
+        )
+
+    def table(self) -> Table:
+        put_in = self._put_in()
+        return Table(
+            hand=tuple(map(card_name, self._cards[2 * self._seat : 2 * self._seat + 2])),
+            board=tuple(map(card_name, self._cards[2 * self._seats.num : self._num_dealt])),
+            pot=sum(put_in),
+            seat=self._seat,
+            stacks=tuple(self._seats.stack - chips for chips in put_in),
+            said=tuple(self._said),
         )
 
     def play(self, answer: str) -> tuple[str, AnswerKind]:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from echo_schemas.records import ChatMessage
-from echo_tasks.poker.episode import AnswerKind, HandEpisode, Said, amount, choice, names, read_answer, turn_text
+from echo_tasks.poker.episode import AnswerKind, HandEpisode, Said, Table, amount, choice, names, read_answer, turn_text
 from echo_tasks.task import AllTokens, Entry, Prompt
 
 _CARDS = ("Jack", "Queen", "King")
@@ -114,13 +114,27 @@ class KuhnHand:
     def shown(self) -> str:
         if not self._is_chat:
             return f"{self._cards[self._seat]}{''.join(map(str, self._actions))}>"
-        mine = [f"{'You' if index % 2 == self._seat else 'Opponent'} {_word(self._actions[:index], action)}s"
-                for index, action in enumerate(self._actions)]  # fmt: skip
+        mine = self._said()
         legal = f"{_word(self._actions, PASS)} or {_word(self._actions, BET)}".title().replace("Or", "or")
         return (
             f"State: Hand: {_CARDS[self._cards[self._seat]]}, Pot: {2 + self._actions.count(BET)}, "
             f"Betting: {', '.join(mine) or 'none yet'}\nLegal: {legal}"
         )
+
+    def table(self) -> Table:
+        bets = [self._actions[seat::2].count(BET) for seat in range(2)]
+        return Table(
+            hand=(_CARDS[self._cards[self._seat]],),
+            board=(),
+            pot=2 + sum(bets),
+            seat=self._seat,
+            stacks=tuple(1 - bet for bet in bets),
+            said=tuple(self._said()),
+        )
+
+    def _said(self) -> list[str]:
+        return [f"{'You' if index % 2 == self._seat else 'Opponent'} {_word(self._actions[:index], action)}s"
+                for index, action in enumerate(self._actions)]  # fmt: skip
 
     def play(self, answer: str) -> tuple[str, AnswerKind]:
         action, verdict = self._read(answer)

@@ -43,6 +43,10 @@ class Page:
         """Go there."""
         self.tell("Page.navigate", url=url)
 
+    def resize(self, width: int, height: int = 900) -> None:
+        """As a screen of so many pixels would show it."""
+        self.tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
     def press(self, key: str) -> None:
         """A key, by its name in the DOM."""
         for kind in ("keyDown", "keyUp"):

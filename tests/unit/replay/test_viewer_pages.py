@@ -13,9 +13,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_ops.viewer.boards import boards_of
+from echo_ops.viewer.drawings import Drawings
 from echo_ops.viewer.dropped import dropped_page
-from echo_ops.viewer.metrics import metrics_page
+from echo_ops.viewer.lineage import lineage_page
+from echo_ops.viewer.metrics import Frame, metrics_page
 from echo_ops.viewer.overview import overview_page
 from echo_ops.viewer.samples import group_page, trajectory_page
 from echo_ops.viewer.steps import SORTS, find_step, histogram, step_page, steps_page
@@ -67,16 +68,24 @@ def test_a_run_that_has_ended_is_no_alarm_but_a_silent_learner_is(history: Histo
 
 
 def test_curves_are_exact_for_few_steps_and_stretches_for_many(history: History) -> None:
-    every = as_json(metrics_page(history, ["reward: exact", "nothing"], 0, None, 100))
+    reports = [step.report for step in history.log.steps]
+    every = as_json(metrics_page(reports, ["reward: exact", "nothing"], Frame()))
     assert every["versions"] == list(range(1, STEPS_TRAINED + 1))
     assert every["unknown"] == ["nothing"]
     means = every["curves"]["reward: exact"]["mean"]
-    few = metrics_page(history, ["reward: exact"], 0, None, 2)
+    few = metrics_page(reports, ["reward: exact"], Frame(most_points=2))
     assert few["steps_a_point"] == 3
     assert few["versions"] == [3, 6]
     assert few["curves"]["reward: exact"]["mean"] == pytest.approx([np.mean(means[:3]), np.mean(means[3:])])
     assert few["curves"]["reward: exact"]["high"][0] == max(means[:3])
-    assert metrics_page(history, [], 2, 3, 100)["versions"] == [2, 3]
+    assert metrics_page(reports, [], Frame(first=2, last=3))["versions"] == [2, 3]
+
+
+def test_another_run_is_drawn_beside_this_one_by_its_own_versions(history: History) -> None:
+    reports = [step.report for step in history.log.steps]
+    page = as_json(metrics_page(reports, ["reward: exact"], Frame(), {"fork": reports[2:4]}))
+    assert page["others"]["fork"]["versions"] == [3, 4]
+    assert page["others"]["fork"]["curves"]["reward: exact"]["mean"] == page["curves"]["reward: exact"]["mean"][2:4]
 
 
 def test_steps_come_newest_first_in_windows(history: History) -> None:
@@ -113,10 +122,10 @@ def test_a_group_stands_side_by_side_with_every_attempt(history: History) -> Non
 
 
 def test_from_the_curve_to_the_token_by_what_the_pages_name(history: History) -> None:
-    version = metrics_page(history, [], 0, None, 100)["versions"][-1]
+    version = metrics_page([step.report for step in history.log.steps], [], Frame())["versions"][-1]
     seq = step_of(history, version)["groups"][0]["seq"]
     member = group_page(history, str(seq), Window())["samples"][0]
-    page = as_json(trajectory_page(history, member["partition"], member["offset"], Window(), None))
+    page = as_json(trajectory_page(history, member["partition"], member["offset"], Window(), None, Drawings()))
     assert page["step"] == version
     assert page["group"] == str(seq)
     generated = sum(span["end"] - span["start"] for span in page["spans"])
@@ -127,16 +136,16 @@ def test_from_the_curve_to_the_token_by_what_the_pages_name(history: History) ->
 def test_tokens_come_in_windows_with_their_texts(history: History) -> None:
     member = group_page(history, "1", Window())["samples"][0]
     place = member["partition"], member["offset"]
-    whole = trajectory_page(history, *place, Window(), lambda ids: [f"<{token}>" for token in ids])
-    part = trajectory_page(history, *place, Window(1, 1), lambda ids: [f"<{token}>" for token in ids])
+    whole = trajectory_page(history, *place, Window(), lambda ids: [f"<{token}>" for token in ids], Drawings())
+    part = trajectory_page(history, *place, Window(1, 1), lambda ids: [f"<{token}>" for token in ids], Drawings())
     for name in ("ids", "texts", "logprobs"):
         assert part["tokens"][name] == whole["tokens"][name][1:2]
-    assert trajectory_page(history, *place, Window(900, 5), None)["tokens"]["ids"] == []
+    assert trajectory_page(history, *place, Window(900, 5), None, Drawings())["tokens"]["ids"] == []
 
 
 def test_a_record_that_nobody_can_read_is_shown_as_such(history: History) -> None:
     dead = next(each for each in history.read(rewards=False) if each.trajectory is None)
-    page = as_json(trajectory_page(history, dead.where.partition, dead.where.offset, Window(), None))
+    page = as_json(trajectory_page(history, dead.where.partition, dead.where.offset, Window(), None, Drawings()))
     assert page["fate"] == Fate.DEAD
     assert page["tokens"] is None
 
@@ -148,6 +157,8 @@ def test_drops_are_counted_and_filtered(history: History) -> None:
     some = dropped_page(history, Window(0, 1), reason=reason)
     assert some["window"]["total"] == count
     assert len(some["drops"]) == 1
+    assert sum(page["lengths"]["counts"]) == sum(each["num_tokens"] > 0 and each["offset"] is not None for each in page["drops"]) > 0
+    assert any(each["sampled_by"] == 0 for each in page["drops"])
     assert dropped_page(history, Window(), worker="nobody")["drops"] == []
 
 
@@ -165,13 +176,50 @@ def test_a_sokoban_episode_is_played_again(history: History) -> None:
     entry = json.dumps({"board": drawn(level.room, level.state), "moves": len(level.solution)})
     answer = f"<answer>{' || '.join(level.solution)}</answer>"
     played = replace(sample(0, 0), task="sokoban", entry=entry, completion=answer)
-    frames = boards_of(played, None, "{}")
-    assert [frame["move"] for frame in frames[1:]] == [move.value for move in level.solution]
+    frames = Drawings().of(played, None, "{}")
+    assert [frame["label"].split()[1] for frame in frames[1:]] == [move.value for move in level.solution]
     assert "√" in frames[-1]["board"]
     assert "X" not in frames[-1]["board"]
-    assert boards_of(replace(played, entry="{}"), None, "{}") == []
-    assert boards_of(replace(played, task="other"), None, "{}") == []
-    assert boards_of(replace(played, completion="no answer"), None, '{"task": 7}')[1]["move"] == "no_answer"
+    assert Drawings().of(replace(played, entry="{}"), None, "{}") == []
+    assert Drawings().of(replace(played, task="other"), None, "{}") == []
+    assert "no_answer" in Drawings().of(replace(played, completion="no answer"), None, '{"task": 7}')[1]["label"]
+
+
+def test_a_user_draws_a_task_and_a_drawing_that_fails_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def frames(entry, answers):\n    yield 'grid', entry['grid'] + '\\x1b[2J'\n    yield 'answer', answers[7]\n")
+    found = Drawings.parse([f"mine={file}:frames"]).of(replace(sample(0, 0), task="mine", entry='{"grid": "x.o"}'), None, "{}")
+    assert found[0] == {"label": "grid", "text": "x.o␛[2J"}
+    assert "IndexError" in found[1]["text"]
+    for wrong in ("mine", f"mine={file}:nothing", f"mine={tmp_path}/none.py:frames"):
+        with pytest.raises(UserError):
+            Drawings.parse([wrong])
+
+
+def test_a_hand_of_poker_is_played_again() -> None:
+    pytest.importorskip("pyspiel", reason="hands are played by OpenSpiel: install the extra 'tasks'")
+    entry = json.dumps({"cards": [2, 0], "seat": 0, "opponent": "call-station", "seed": "s"})
+    played = replace(sample(0, 0), task="kuhn-poker", entry=entry, completion="<answer>Bet</answer>")
+    deal, end = Drawings().of(played, None, "{}")
+    assert (deal["table"]["hand"], deal["table"]["pot"]) == (("King",), 2)
+    assert (end["label"], end["table"]["pot"]) == ("answer 1: bet, +2", 4)
+    assert Drawings().of(replace(played, entry="{}"), None, "{}") == []
+
+
+def test_a_version_knows_what_made_it_and_what_became_of_its_samples(history: History) -> None:
+    page = as_json(lineage_page(history, 2))
+    assert (page["previous"], page["next"]) == (1, 3)
+    assert sum(each["count"] for each in page["step"]["sampled_by"]) == page["step"]["num_samples"] == SAMPLES
+    assert page["step"]["sampled_by"][0]["version"] == 0
+    first = lineage_page(history, 0)
+    assert first["step"] is None
+    assert first["dropped"]["stale"] > 0
+    # Offline ones were sampled by no version.
+    live = [each for each in history.read(rewards=False) if each.trajectory and not each.trajectory.is_exempt]
+    told = Counter(each.step for each in live if each.step and each.trajectory and each.trajectory.min_version == 0)
+    assert {each["step"]: each["count"] for each in first["trained"]} == dict(told)
+    with pytest.raises(UserError, match="no version 90"):
+        lineage_page(history, 90)
 
 
 def test_histograms_keep_few_values_exactly() -> None:

@@ -1,10 +1,16 @@
 // The address says which page; this fetches what it needs, draws it, moves by keyboard, and draws again while the run goes on.
 
 import { card, h, link } from "./dom.js";
+import { lineage } from "./lineage.js";
 import * as pages from "./pages.js";
+import { pool } from "./pool.js";
+import { rewards } from "./rewards.js";
+import { search, sql } from "./search.js";
+import { timeline } from "./timeline.js";
 
 const LIVE_MS = 4000, SEARCH_MS = 700;
-const NAV = [["o", "#/", "Overview"], ["m", "#/metrics", "Metrics"], ["s", "#/steps", "Steps"], ["/", "#/search", "Search"], ["d", "#/dropped", "Dropped"]];
+const NAV = [["o", "#/", "Overview"], ["m", "#/metrics", "Metrics"], ["s", "#/steps", "Steps"], ["t", "#/timeline", "Timeline"], ["r", "#/rewards", "Rewards"], ["p", "#/pool", "Pool"],
+  ["l", "#/lineage", "Lineage"], ["d", "#/dropped", "Dropped"], ["/", "#/search", "Search"], ["q", "#/sql", "SQL"]];
 const main = document.getElementById("page"), live = document.getElementById("live");
 let current = {}, turn = 0, timer = 0;
 
@@ -46,7 +52,12 @@ const LOADERS = {
   step: async (state) => pages.step(await ask(`step/${encodeURIComponent(state.rest)}`, asked(state)), state),
   group: async (state) => pages.group(await ask(`group/${encodeURIComponent(state.rest)}`, asked(state)), state),
   trajectory: async (state) => pages.trajectory(await ask(`trajectory/${state.rest}`, asked(state, "colour", "ids")), state),
-  search: async (state) => pages.search([...state.query].length ? await ask("search", asked(state)) : null, state),
+  timeline: async (state) => timeline(await ask("timeline", asked(state)), state),
+  pool: async (state) => pool(await ask("pool", asked(state)), state),
+  rewards: async (state) => rewards(await ask("rewards", asked(state)), state),
+  lineage: async (state) => lineage(await ask(`lineage/${encodeURIComponent(state.rest || (await ask("overview")).version)}`)),
+  search: async (state) => search([...state.query].length ? await ask("search", asked(state)) : null, state),
+  sql: async (state) => sql(state.query.get("question") ? await ask("sql", asked(state)).catch((error) => ({ error: error.message })) : null, state),
   dropped: async (state) => pages.dropped(await ask("dropped", asked(state)), state),
 };
 
@@ -94,7 +105,7 @@ async function follow(name, state, mine) {
     if (mine !== turn) return;
     const page = await ask(`search/${name}`, "limit=500").catch(() => null);
     if (mine !== turn || !page) return;
-    const drawn = pages.search(page, state), form = main.querySelector("form");
+    const drawn = search(page, state), form = main.querySelector("form");
     draw(drawn);
     if (form) main.querySelector("form").replaceWith(form);
     if (page.is_done) return;
@@ -122,5 +133,6 @@ addEventListener("keydown", (event) => {
 addEventListener("hashchange", () => show(false));
 
 ask("overview").then((page) => { document.getElementById("run").textContent = page.run; }).catch(() => {});
+document.getElementById("keys").replaceChildren(...NAV.map(([key]) => h("kbd", { title: "a page" }, key)));
 document.getElementById("nav").replaceChildren(...NAV.map(([key, address, name]) => h("a", { href: address, title: `key ${key}` }, name)));
 show(false);

@@ -2,12 +2,13 @@
 
 import { bars, curve, histogram } from "./charts.js";
 import { ago, card, facts, h, link, pager, rewards, say, table, time } from "./dom.js";
-import { LEGEND, boards, strip } from "./tokens.js";
+import { frames } from "./drawings.js";
+import { LEGEND, strip } from "./tokens.js";
 
-const place = (each) => `#/trajectory/${each.partition}:${each.offset}`;
-const fate = (each) => h("span", { class: `fate ${each.became.split(/[ :]/)[0]}` }, each.became);
+export const place = (each) => `#/trajectory/${each.partition}:${each.offset}`;
+export const fate = (each) => h("span", { class: `fate ${each.became.split(/[ :]/)[0]}` }, each.became);
 const ages = (counts) => (counts || []).map((count, age) => [`${age}`, count, null]);
-const missing = (sentences) => (sentences || []).map((sentence) => h("p", { class: "alarm" }, sentence));
+export const missing = (sentences) => (sentences || []).map((sentence) => h("p", { class: "alarm" }, sentence));
 
 function stepRows(steps) {
   return table(["version", "rewards", "samples", "staleness", "waited", "trained", "time"], steps.map((step) => [
@@ -36,11 +37,11 @@ export function overview(page, state, curves, steps) {
         [say(page.staleness_mean, 2), "mean staleness"], [say(page.num_trained), "samples trained"],
         [link("#/dropped", say(page.num_dropped)), "dropped"],
       ].map(([value, label]) => h("div", { class: "number" }, h("b", {}, value), h("span", {}, label)))),
-      card("Rewards", drawn(curves, 10)),
-      card("Newest steps", stepRows(steps.steps), link("#/steps", "all steps")),
-      card("Workers", table(["worker", "kind", "engine", "state", "version", "samples/s", "in flight", "samples", "last heard"], page.workers.map((each) => [
+      curves.versions.length ? card("Rewards", h("div", { class: "grid" }, drawn(curves, 10))) : card("Rewards", h("p", { class: "empty" }, "No step has been trained yet: curves begin with the first.")),
+      steps.steps.length ? card("Newest steps", stepRows(steps.steps), link("#/steps", "all steps")) : null,
+      card("Workers", page.workers.length === 0 ? h("p", { class: "empty" }, "No worker has said anything yet.") : table(["worker", "kind", "engine", "state", "version", "samples/s", "in flight", "samples", "last heard"], page.workers.map((each) => [
         link(`#/search?worker=${encodeURIComponent(each.worker)}`, each.worker), each.kind || "–", each.engine, each.state, each.version === null ? "–" : `v${each.version}`,
-        say(each.rollouts_per_s, 1), say(each.in_flight), say(each.rollouts), `${ago(each.silent_s)} ago`]))),
+        say(each.rollouts_per_s, 1), say(each.in_flight), say(each.rollouts), `${ago(each.silent_s)} ago`])), link("#/pool", "the pool")),
       page.notes.length ? card("What the books do not know", page.notes.map((note) => h("p", {}, note))) : null,
     ],
   };
@@ -48,15 +49,24 @@ export function overview(page, state, curves, steps) {
 
 function drawn(page, over) {
   const open = (version) => { location.hash = `#/step/${version}`; };
-  return Object.entries(page.curves).map(([name, values]) => curve(name, page.versions, values, over, open));
+  const others = Object.entries(page.others || {});
+  return Object.entries(page.curves).map(([name, values]) => curve(name, [
+    { label: page.run, versions: page.versions, ...values },
+    ...others.filter(([, other]) => other.curves[name]).map(([label, other]) => ({ label, versions: other.versions, ...other.curves[name] })),
+  ], over, open));
+}
+
+// The runs of the namespace: each may be drawn over this one.
+function runChips(page, state) {
+  const shown = Object.keys(page.others);
+  const said = (each) => (each.parent_run ? `${each.run} (forked from ${each.parent_run} v${each.parent_version})` : each.run);
+  return page.runs.length > 1 ? h("p", { class: "chips" }, "beside it: ", page.runs.filter((each) => each.run !== page.run).map((each) =>
+    h("a", { href: state.address({ run: shown.includes(each.run) ? shown.filter((name) => name !== each.run) : [...shown, each.run] }), class: shown.includes(each.run) ? "on" : "" }, said(each)))) : null;
 }
 
 export function metrics(page, state) {
   const chosen = Object.keys(page.curves), over = Number(state.query.get("smooth") || 1);
-  const toggled = (name) => {
-    const names = chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name];
-    return state.address({ name: names });
-  };
+  const toggled = (name) => state.address({ name: chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name] });
   return {
     title: "Metrics",
     live: true,
@@ -64,16 +74,17 @@ export function metrics(page, state) {
     body: [
       h("h1", {}, "Metrics"),
       h("p", { class: "chips" }, "smoothing: ", [1, 5, 10, 50].map((each) => h("a", { href: state.address({ smooth: each === 1 ? null : each }), class: each === over ? "on" : "" }, each === 1 ? "none" : `mean of ${each}`))),
+      runChips(page, state),
       page.steps_a_point > 1 ? h("p", { class: "soft" }, `${page.steps_a_point} steps a point: the line is their mean, the thin lines the least and the most. ?first= and ?last= narrow the range.`) : null,
       page.unknown.length ? h("p", { class: "alarm" }, `No step states ${page.unknown.join(", ")}.`) : null,
-      h("div", { class: "grid" }, drawn(page, over).map((each) => card(null, each))),
-      card("All numbers of a step", h("p", { class: "chips" }, page.names.map((name) => h("a", { href: toggled(name), class: chosen.includes(name) ? "on" : "" }, name)))),
+      chosen.length ? h("div", { class: "grid" }, drawn(page, over).map((each) => card(null, each))) : h("p", { class: "empty" }, page.names.length ? "No number is chosen: take some below." : "No step has been trained yet: curves begin with the first."),
+      page.names.length ? card("All numbers of a step", h("p", { class: "chips" }, page.names.map((name) => h("a", { href: toggled(name), class: chosen.includes(name) ? "on" : "" }, name)))) : null,
     ],
   };
 }
 
 export function steps(page, state) {
-  return { title: "Steps", live: true, inside: page.steps.length ? `#/step/${page.steps[0].version}` : null, body: [h("h1", {}, "Steps"), pager(state, page.window), stepRows(page.steps), pager(state, page.window)] };
+  return { title: "Steps", live: true, inside: page.steps.length ? `#/step/${page.steps[0].version}` : null, body: [h("h1", {}, "Steps"), page.steps.length ? [pager(state, page.window), stepRows(page.steps), pager(state, page.window)] : h("p", { class: "empty" }, "No step has been trained yet.")] };
 }
 
 export function step(page, state) {
@@ -87,7 +98,7 @@ export function step(page, state) {
     inside: page.groups.length ? `#/group/${page.groups[0].seq}` : null,
     body: [
       h("h1", {}, `Step ${page.version}`),
-      h("p", { class: "soft" }, `${time(page.time_ms)} · ${say(page.num_samples)} samples · waited ${say(page.idle_s, 2)} s, trained ${say(page.training_s, 2)} s`),
+      h("p", { class: "soft" }, `${time(page.time_ms)} · ${say(page.num_samples)} samples · waited ${say(page.idle_s, 2)} s, trained ${say(page.training_s, 2)} s · `, link(`#/timeline?step=${page.version}`, "timeline"), " · ", link(`#/lineage/${page.version}`, "lineage")),
       page.missing ? h("p", { class: "alarm" }, `The batch is gone: ${page.missing}.`) : null,
       h("div", { class: "grid" },
         Object.entries(page.histograms).map(([name, data]) => card(`Reward ${name}`, histogram(data), page.defaulted[name] ? h("p", { class: "soft" }, `${page.defaulted[name]} are the default`) : null)),
@@ -134,6 +145,14 @@ export function group(page, state) {
   };
 }
 
+// Of the learner's log-probabilities the log has what the step states, not each token's.
+function learner(page) {
+  const names = Object.keys(page.learner || {});
+  return card("Learner and sampler", names.length
+    ? [facts(names.map((name) => [link(`#/metrics?name=${encodeURIComponent(name)}`, name), say(page.learner[name], 5)])), h("p", { class: "soft" }, `Of all tokens of step ${page.step}: the log has the sampler's log-probability of each token, and of the learner's what a step states.`)]
+    : h("p", { class: "soft" }, page.step === null ? "No step trained it, so the learner's log-probabilities are not known." : "Its step states nothing about them."));
+}
+
 const versions = (each) => (each.versions[0] === each.versions[1] ? `v${each.versions[0]}` : `v${each.versions[0]} to v${each.versions[1]}`);
 const late = (state) => state.query.get("late") ? null : h("p", {}, link(state.address({ late: 1 }), "Look for rewards that were attached later"));
 
@@ -153,7 +172,7 @@ export function trajectory(page, state) {
       h("p", {}, h("b", {}, rewards(page.rewards)), page.advantage !== null ? h("span", { class: page.advantage > 0 ? "good" : page.advantage < 0 ? "bad" : "" }, ` advantage ${say(page.advantage, 4)}`) : null,
         page.turn_rewards && page.turn_rewards.length ? ` · by turn ${page.turn_rewards.map((value) => say(value)).join(", ")}` : null),
       page.drop && h("p", { class: "alarm" }, `dropped at v${page.drop.version}: ${page.drop.why} ${page.drop.detail}`),
-      page.boards && page.boards.length ? card("Boards", boards(page.boards)) : null,
+      page.frames && page.frames.length ? card("Episode", frames(page.frames)) : null,
       page.tokens ? card("Tokens",
         h("p", { class: "chips" }, "colour: ", chip("logprob", "probability"), chip("advantage", "advantage"), chip("version", "version"), chip("none", "none"), h("a", { href: state.address({ ids: ids ? null : 1 }), class: ids ? "on" : "" }, "ids")),
         h("p", { class: "legend" }, legend.map(([label, css]) => h("span", { class: `token ${css}` }, label)), page.tokens.texts ? null : " The tokenizer is not on this machine, or still loads: ids stand for text."),
@@ -161,42 +180,9 @@ export function trajectory(page, state) {
       page.tokens ? h("div", { class: "grid" },
         card("What it is", facts([["task", page.task], ["purpose", page.purpose], ["worker", page.worker], ["engine", page.engine], ["attempt", page.attempt], ["ended by", page.finish_reason], ["source", page.source], ["log-probabilities", page.logprob_source],
           ["tokens", `${page.num_tokens}, of them ${page.num_generated} generated`], ["mean log-probability", say(page.mean_logprob)], ["written", time(page.time_ms)], ["waited, generated", `${say(page.milliseconds.waited)} ms, ${say(page.milliseconds.generated)} ms`], ["weights", page.weights_sha256.slice(0, 16)]])),
-        card("Versions", table(["tokens", "version"], page.spans.map((span) => [`[${span.start}, ${span.end})`, `v${span.version}`])), facts(Object.entries(page.metadata)))) : null,
+        learner(page), card("Versions", table(["tokens", "version"], page.spans.map((span) => [`[${span.start}, ${span.end})`, `v${span.version}`])), facts(Object.entries(page.metadata)))) : null,
       page.tokens ? h("div", { class: "grid" }, card("Prompt", h("pre", {}, page.prompt.text)), card("Answer", h("pre", {}, page.answer.text))) : null,
       late(state),
-    ],
-  };
-}
-
-const FATES = ["", "trained", "dropped", "dead", "evaluated", "probed", "open"];
-
-export function search(page, state) {
-  const field = (name, label, hint) => h("label", {}, h("span", {}, label), h("input", { name, value: state.query.get(name) || "", placeholder: hint, autocomplete: "off" }));
-  const form = h("form", {
-    class: "search",
-    onsubmit: (event) => {
-      event.preventDefault();
-      const values = new URLSearchParams([...new FormData(form)].filter((pair) => pair[1]));
-      location.hash = `#/search?${values}`;
-    },
-  },
-  field("pattern", "text", "a regular expression"), field("tokens", "or token ids", "17,4,9"), field("step", "steps", "100..140"), field("version", "or versions", "100..140"),
-  field("since", "or since", "2h"), field("until", "until", "2026-11-22T17:05"), field("worker", "worker", "worker-0"), field("task", "task", ""),
-  h("label", {}, h("span", {}, "fate"), h("select", { name: "fate" }, FATES.map((name) => h("option", { value: name, selected: name === (state.query.get("fate") || "") }, name || "any")))),
-  h("button", {}, "Search"));
-  return {
-    title: "Search",
-    inside: page && page.hits.length ? place(page.hits[0]) : null,
-    going: page && !page.is_done ? page.search : null,
-    body: [
-      h("h1", {}, "Search"), form,
-      page ? [
-        h("p", { role: "status" }, `${say(page.window.total)} found in ${say(page.num_looked_at)} trajectories`, page.is_done ? "." : "; still looking."),
-        page.error ? h("p", { class: "alarm" }, page.error) : null, missing(page.missing),
-        table(["record", "group", "became", "rewards", "worker", "text"], page.hits.map((hit) => [
-          link(place(hit), `${hit.partition}:${hit.offset}`), hit.group ? link(`#/group/${hit.group}`, `${hit.group}/${hit.index}`) : "–", fate(hit), rewards(hit.rewards), hit.worker || "–",
-          hit.snippet ? h("code", {}, hit.snippet[0], h("mark", {}, hit.snippet[1]), hit.snippet[2]) : "–"]), "hits"),
-      ] : h("p", { class: "soft" }, "A text, tokens, or only a range and filters. One range: steps, versions or times."),
     ],
   };
 }
@@ -213,10 +199,11 @@ export function dropped(page, state) {
       page.num_dropped ? h("div", { class: "grid" },
         card("By reason", bars(Object.entries(page.reasons).map(([name, count]) => [name, count, state.address({ reason: name, offset: null })]))),
         card("By the learner's version", bars(page.versions.map((each) => [each.first === each.last ? `v${each.first}` : `v${each.first} to v${each.last}`, each.count, where(each)]))),
-        Object.keys(page.workers).length ? card("By worker, where that is why", bars(Object.entries(page.workers).map(([name, count]) => [name, count, state.address({ worker: name, offset: null })]))) : null) : h("p", {}, "Nothing was dropped."),
+        page.lengths.counts.length ? card("By length", histogram(page.lengths, "tokens")) : null,
+        Object.keys(page.workers).length ? card("By worker, where that is why", bars(Object.entries(page.workers).map(([name, count]) => [name, count, state.address({ worker: name, offset: null })]))) : null) : h("p", { class: "empty" }, "Nothing was dropped."),
       pager(state, page.window),
-      table(["what", "group", "why", "at", "worker", "detail", "time"], page.drops.map((each) => [
-        each.partition === null ? "the whole seq" : link(place(each), `${each.partition}:${each.offset}`), link(`#/group/${each.seq}`, `${each.seq}`), each.why, `v${each.version}`, each.worker || "–", each.detail || "–", time(each.time_ms)])),
+      page.drops.length === 0 ? null : table(["what", "group", "why", "at", "sampled by", "tokens", "worker", "detail", "time"], page.drops.map((each) => [
+        each.partition === null ? "the whole seq" : link(place(each), `${each.partition}:${each.offset}`), link(`#/group/${each.seq}`, `${each.seq}`), each.why, `v${each.version}`, each.sampled_by === null ? "–" : link(`#/lineage/${each.sampled_by}`, `v${each.sampled_by}`), each.num_tokens ? say(each.num_tokens) : "–", each.worker || "–", each.detail || "–", time(each.time_ms)])),
     ],
   };
 }

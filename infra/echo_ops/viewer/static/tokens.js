@@ -1,4 +1,4 @@
-// A trajectory token by token, in the colour of its probability, its advantage or its version; and Sokoban boards.
+// A trajectory token by token, in the colour of its probability, its advantage or its version.
 
 import { h, say } from "./dom.js";
 
@@ -39,19 +39,4 @@ export function strip(page, colour, ids) {
     rows.push(h("div", { class: "turn" }, h("div", { class: "soft" }, `${turn.is_generated ? "policy" : "given"} [${turn.start}, ${turn.end})`), h("pre", {}, tokens)));
   }
   return rows;
-}
-
-const CELLS = { "#": "wall", _: "floor", O: "target", "√": "done", X: "box", P: "player", S: "player" };
-const SIGNS = { O: "○", "√": "■", X: "■", P: "●", S: "●" };
-
-function board(text, label) {
-  return h("div", { class: "board", role: "img", "aria-label": label }, text.split("\n").map((row) =>
-    h("div", {}, [...row].map((cell) => h("span", { class: CELLS[cell] || "floor", title: CELLS[cell] }, SIGNS[cell] || " ")))));
-}
-
-export function boards(frames) {
-  return h("div", { class: "boards" }, frames.map((frame, at) => {
-    const label = at ? `${at}. ${frame.move} (answer ${frame.turn})` : "at the beginning";
-    return h("figure", {}, board(frame.board, `the board, ${label}`), h("figcaption", { class: "soft" }, label));
-  }));
 }

@@ -1,0 +1,88 @@
+"""Where a version's weights come from, and what became of the samples that it made: from the books alone, so at once. Pure.
+
+Samples count for the oldest version that made a token of them, as their age does: of step s, those of age a were sampled by s - 1 - a.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from echo_ops.viewer.metrics import rewards_in
+from echo_ops.viewer.windows import Json, number
+from echo_replay.history import History
+from echo_replay.run_log import Step
+from echo_schemas.errors import UserError
+from echo_schemas.records import DropReason, StepReport
+
+_REASONS = tuple(DropReason)
+
+
+def lineage_page(history: History, version: int) -> Json:
+    """Raises UserError for a version that is neither published nor trained."""
+    steps = {step.version: step for step in list(history.log.steps)}
+    manifests = {manifest.version: manifest for _, is_current, manifest in list(history.log.manifests) if not is_current}
+    known = sorted({*steps, *manifests})
+    if version not in steps and version not in manifests:
+        hint = f"{history.run_id} has {known[0]} to {known[-1]}." if known else f"{history.run_id} has published none yet."
+        raise UserError(f"There is no version {version} of {history.run_id}.", hint=hint)
+    at = known.index(version)
+    step, manifest = steps.get(version), manifests.get(version)
+    trained = _trained_in(list(steps.values()), version)
+    return {
+        "version": version,
+        "previous": known[at - 1] if at else None,
+        "next": known[at + 1] if at + 1 < len(known) else None,
+        "step": None if step is None else _made(step),
+        "published": None
+        if manifest is None
+        else {
+            "time_ms": manifest.created_ms,
+            "kind": manifest.kind.value,
+            "num_bytes": manifest.num_bytes,
+            "sha256": manifest.sha256,
+            "checkpoint": manifest.checkpoint,
+            "parent": manifest.parent,
+            "parent_run": manifest.parent_run,
+        },
+        "trained": [{"step": each, "count": count} for each, count in sorted(trained.items())],
+        "dropped": _dropped(history, version),
+    }
+
+
+def _made(step: Step) -> Json:
+    report = step.report
+    return {
+        "time_ms": report.time_ms,
+        "session": report.session,
+        "checkpoint": report.checkpoint,
+        "parent": report.parent,
+        "training_s": report.training_s,
+        "world_size": report.world_size,
+        "num_samples": len(step.seqs) or sum(report.staleness_total),
+        "num_groups": len(step.tokens),
+        "groups": list(dict.fromkeys(step.seqs.tolist())),
+        "workers": [{"worker": each.worker_id, "count": sum(each.staleness)} for each in report.workers],
+        "sampled_by": [
+            {"version": version, "count": count} for version, count in sorted(_sampled_by(report).items(), reverse=True) if count
+        ],
+        "rewards": [{"name": s.name, "mean": number(s.mean), "std": number(s.std)} for s in rewards_in(report)],
+        "terms": [{"name": term.name, "weight": term.weight} for term in report.reward_terms],
+        "budget": None if report.policy is None else report.policy.budget,
+        "missing": step.missing,
+    }
+
+
+def _sampled_by(report: StepReport) -> dict[int, int]:
+    return {report.version - 1 - age: count for age, count in enumerate(report.staleness_total)}
+
+
+def _trained_in(steps: list[Step], version: int) -> dict[int, int]:
+    """Of the samples that `version` made, how many were trained in which step."""
+    counts = {step.version: _sampled_by(step.report).get(version, 0) for step in steps if step.version > version}
+    return {made: count for made, count in counts.items() if count}
+
+
+def _dropped(history: History, version: int) -> Json:
+    table = history.fates.drops()
+    codes, counts = np.unique(table.reasons[(table.sampled_by == version) & (table.partitions >= 0)], return_counts=True)
+    return {_REASONS[code].value: count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}

@@ -1,0 +1,58 @@
+"""The pool: what each worker is, does and costs, and what it was ordered to do and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from echo_ops.cli.harmless import harmless
+from echo_ops.report.pool import WorkerLine, cost_per_1000
+from echo_ops.viewer.windows import Json, Window, number
+from echo_schemas.records import Control, WorkerControl, WorkerState, WorkerStatus
+
+_TEXTS = ("worker_id", "kind", "engine")
+# Who has said goodbye costs nothing.
+_PAID = (WorkerState.STARTING, WorkerState.READY, WorkerState.STANDBY, WorkerState.DRAINING)
+
+
+def pool_page(
+    lines: Sequence[WorkerLine], statuses: Mapping[str, WorkerStatus], orders: Iterable[Control], window: Window, now_ms: int
+) -> Json:
+    """`lines`: what was measured since the viewer began; `orders`: to workers, in the order of the log."""
+    newest = sorted((each for each in orders if each.worker is not None), key=lambda each: -each.time_ms)
+    paid = [statuses[line.worker_id].price_per_hour for line in lines if statuses[line.worker_id].state in _PAID]
+    return {
+        "now_ms": now_ms,
+        "price_per_hour": number(sum(paid)),
+        "cost_per_1000": number(cost_per_1000(lines)),
+        "workers": [_worker(line, statuses[line.worker_id], now_ms) for line in lines],
+        "window": window.plain(len(newest)),
+        "orders": [_order(order, order.worker) for order in window.of(newest) if order.worker is not None],
+    }
+
+
+def _order(order: Control, worker: WorkerControl) -> Json:
+    return {
+        "time_ms": order.time_ms,
+        "worker": harmless(order.worker_id or ""),
+        "is_active": worker.active,
+        "by": harmless(order.issued_by),
+        "epoch": order.epoch,
+        "reason": harmless(worker.reason),
+        "figures": {harmless(name): number(value) for name, value in sorted(worker.figures.items())},
+    }
+
+
+def _worker(line: WorkerLine, status: WorkerStatus, now_ms: int) -> Json:
+    numbers = {name: number(value) if isinstance(value, float) else value for name, value in asdict(line).items()}
+    return {
+        **numbers,
+        **{name: harmless(str(numbers[name])) for name in _TEXTS},
+        "state": line.state.value,
+        "host": harmless(status.host),
+        "rollouts_per_s": number(status.rollouts_per_s),
+        "rollouts": status.rollouts,
+        "capacity": status.capacity,
+        "partitions": list(status.partitions),
+        "silent_s": max(0.0, (now_ms - status.time_ms) / 1000),
+    }

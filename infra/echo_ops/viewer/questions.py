@@ -1,0 +1,107 @@
+"""Questions in SQL: of an export, or of one range of the log, as `echoswarm sql` answers them; one at a time, and each ends.
+
+Called by the server's threads; blocks for as long as a question may take. DuckDB and Arrow are imported by the first question.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from echo_bus.clock import Deadline
+from echo_ops.cli.analysis import require_analysis
+from echo_ops.cli.harmless import harmless
+from echo_ops.viewer.searches import TooMany
+from echo_ops.viewer.windows import Json
+from echo_replay.history import History
+from echo_replay.selection import Selection
+from echo_schemas.errors import UserError
+
+if TYPE_CHECKING:
+    from echo_replay.export.queries import Answer
+
+MOST_ROWS = 500
+# Trajectories of the log that a question is about; more belong into an export.
+_MOST_TRAJECTORIES = 20_000
+# For reading the log, and again for the answer.
+_TIMEOUT_S = 20.0
+_MOST_CELL = 600
+
+
+class Questions:
+    """The questions of one viewer. `export`: a folder of `echoswarm export`; without it the log is asked."""
+
+    def __init__(self, run_id: str, export: Path | None = None) -> None:
+        self._run_id, self.export = run_id, export
+        self._turn = threading.Lock()
+
+    def ask(self, question: str, selection: Selection, limit: int, reading: Callable[[], AbstractContextManager[History]]) -> Json:
+        """Raises UserError for what is no question, may not be read, is about too much or takes too long; TooMany, TransportError."""
+        require_analysis("pyarrow", "duckdb")
+        if not self._turn.acquire(blocking=False):
+            raise TooMany("Another question is being answered.", hint="Wait for it, or until it has taken too long.")
+        try:
+            if self.export is not None:
+                from echo_replay.export.manifest import open_export
+                from echo_replay.export.queries import ask
+
+                home, manifest = open_export(self.export, self._run_id)
+                return _plain(ask(home, manifest, question, timeout_s=_TIMEOUT_S, limit=limit), [])
+            return self._ask_the_log(question, selection, limit, reading)
+        finally:
+            self._turn.release()
+
+    def _ask_the_log(
+        self, question: str, selection: Selection, limit: int, reading: Callable[[], AbstractContextManager[History]]
+    ) -> Json:  # fmt: skip
+        from echo_replay.export.bounded import load_selection
+        from echo_replay.export.queries import ask, check_question
+
+        check_question(question)
+        try:
+            with TemporaryDirectory(prefix="echoswarm-view-") as folder:
+                with reading() as history:
+                    manifest = load_selection(history, selection, _MOST_TRAJECTORIES, Path(folder), Deadline.after(_TIMEOUT_S))
+                    missing = list(history.missing)
+                return _plain(ask(Path(folder), manifest, question, timeout_s=_TIMEOUT_S, limit=limit), missing)
+        except OSError as exc:
+            raise UserError(
+                f"What was read cannot be kept in a temporary folder ({exc.strerror or exc}).", hint="Set TMPDIR to a disk with room."
+            ) from exc
+
+
+def _plain(answer: Answer, missing: list[str]) -> Json:
+    return {
+        "columns": [harmless(column) for column in answer.columns],
+        "rows": [[_cell(value) for value in row] for row in answer.rows],
+        "is_cut": answer.is_cut,
+        "missing": missing,
+    }
+
+
+def _cell(value: Any) -> str | float | int | bool | None:
+    """A value as JSON has it; lists and structs as their beginning."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return value if math.isfinite(value) and abs(value) < 1 << 53 else str(value)
+    text = "".join(itertools.islice(_words(value), _MOST_CELL))
+    return harmless(text[:_MOST_CELL] + ("…" if len(text) >= _MOST_CELL else ""), keep_lines=True)
+
+
+def _words(value: Any) -> Iterator[str]:
+    """A text, in pieces of which the first ones do: an answer may hold a list of a million tokens."""
+    if isinstance(value, list):
+        yield "["
+        for number, each in enumerate(value):
+            yield ", " if number else ""
+            yield str(each)
+        yield "]"
+    else:
+        yield str(value)[: _MOST_CELL + 1]

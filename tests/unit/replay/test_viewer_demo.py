@@ -1,0 +1,208 @@
+"""The made-up runs of `echoswarm view --demo`, and through them the pages that need workers, rewards, forks and questions."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+
+pytest.importorskip("torch", reason="audits import the learner's types: install the extra 'learner'")
+pytest.importorskip("pyspiel", reason="hands are played by OpenSpiel: install the extra 'tasks'")
+
+from echo_ops.viewer.demo.in_memory import DEMO_RUN, make_demo
+from echo_ops.viewer.server import ViewerServer
+from echo_ops.viewer.source import Source, SourceOptions
+from echo_replay.audit import audit_run
+from echo_replay.history import open_history
+from echo_replay.verdicts import Promise, Verdict
+from tests.unit.replay.browser import find_browser, opened
+
+WAIT_S = 30.0
+STEPS = 24
+
+
+@dataclass
+class Demo:
+    """The viewer of the demo's first run."""
+
+    source: Source
+    server: ViewerServer
+
+    def get(self, path: str, **query: Any) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=WAIT_S)
+        try:
+            connection.request("GET", f"/api/{path}?{urlencode(query, doseq=True, quote_via=quote)}")
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def page(self, path: str, **query: Any) -> Any:
+        status, page = self.get(path, **query)
+        assert status == 200, page
+        return page
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Demo]:
+    bus, pieces = make_demo()
+    history = open_history(bus, DEMO_RUN)
+    with Source(history.bus, history, SourceOptions(pieces=pieces)) as source, ViewerServer(source) as server:
+        source.refresh()
+        yield Demo(source, server)
+
+
+def test_its_log_keeps_what_a_log_promises(demo: Demo) -> None:
+    report = audit_run(demo.source.books().bus, DEMO_RUN)
+    broken = {finding.promise for finding in report.findings if finding.verdict is Verdict.BROKEN}
+    # There are no weights.
+    assert broken <= {Promise.CURRENT}, report
+
+
+def test_rewards_rise_and_boards_are_drawn(demo: Demo) -> None:
+    means = demo.page("metrics")["curves"]["reward: return"]["mean"]
+    assert len(means) == STEPS
+    assert sum(means[-6:]) > sum(means[:6])
+    seq = demo.page(f"step/{STEPS}")["groups"][0]["seq"]
+    samples = demo.page(f"group/{seq}")["samples"]
+    page = demo.page(f"trajectory/{samples[0]['partition']}:{samples[0]['offset']}")
+    assert "P" in page["frames"][0]["board"] or "S" in page["frames"][0]["board"]
+    assert "".join(page["tokens"]["texts"]).startswith("You are solving a Sokoban puzzle.")
+    assert page["learner"]["logprob_diff_mean"] > 0
+
+
+def test_the_timeline_has_a_lane_for_each_worker_and_the_time_that_rewards_took(demo: Demo) -> None:
+    page = demo.page("timeline", step=10, seconds=30)
+    assert {lane["worker"] for lane in page["lanes"]} == {"gpu-0", "cpu-0", "cpu-1"}
+    assert 10 in [each["version"] for each in page["steps"]]
+    assert any(each["version"] == 10 for each in page["broadcasts"])
+    assert {each["name"] for each in page["lags"]} >= {"return"}
+    for lane in page["lanes"]:
+        assert all(span["end_ms"] >= page["since_ms"] and span["start_ms"] <= page["until_ms"] for span in lane["spans"])
+        assert all(one["end_ms"] <= two["start_ms"] for one, two in zip(lane["spans"], lane["spans"][1:], strict=False))
+    assert demo.page("timeline", until=1)["lanes"] == []
+    assert demo.get("timeline", step=900)[0] == 404
+
+
+def test_a_long_stretch_is_cut_and_says_so(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_ops.viewer.timeline._MOST_RECORDS", 100)
+    page = demo.page("timeline", seconds=3_600)
+    assert page["is_cut"]
+    assert sum(span["num_samples"] for lane in page["lanes"] for span in lane["spans"]) <= 100
+
+
+def test_the_pool_says_what_workers_are_and_why_one_was_released(demo: Demo) -> None:
+    page = demo.page("pool")
+    kinds = {each["worker_id"]: (each["kind"], each["price_per_hour"], each["state"]) for each in page["workers"]}
+    assert kinds["gpu-0"] == ("large", 2.4, "gone")
+    assert sum(each["trained"] for each in page["workers"]) == STEPS * 48
+    order = page["orders"][0]
+    assert (order["worker"], order["is_active"]) == ("cpu-1", False)
+    assert "are enough for" in order["reason"]
+
+
+def test_rewards_have_their_shadows_beside_them(demo: Demo) -> None:
+    page = demo.page("rewards")
+    lines = {each["name"]: each for each in page["lines"]}
+    assert (lines["return"]["weight"], lines["my_rewards.py:brevity"]["weight"]) == (1.0, 0.0)
+    coverage = {each["name"]: each["coverage"] for each in page["values"]}
+    assert coverage["return"] == 1.0
+    assert 0.3 < coverage["my_rewards.py:brevity"] < 0.7
+    found = page["comparison"]
+    assert (found["a"], found["b"]) == ("return", "my_rewards.py:brevity")
+    assert sum(map(sum, found["square"]["counts"])) == found["num_matched"] > 0
+    assert demo.page("rewards", a="return", b="return")["comparison"]["flipped"] == 0
+    assert demo.page("rewards", a="return", b="nobody")["comparison"] is None
+
+
+def test_a_fork_lies_over_the_run_that_it_came_from(demo: Demo) -> None:
+    page = demo.page("metrics", run="sokoban-fork")
+    assert page["others"]["sokoban-fork"]["versions"] == list(range(13, 25))
+    assert {"run": "sokoban-fork", "parent_run": DEMO_RUN, "parent_version": 12} in page["runs"]
+    status, body = demo.get("metrics", run="nobody")
+    assert (status, "no run 'nobody'" in body["error"]) == (404, True)
+
+
+def test_drops_are_counted_by_who_sampled_them(demo: Demo) -> None:
+    page = demo.page("dropped")
+    assert page["reasons"] == {"stale": len(page["drops"])}
+    sampled = page["drops"][0]["sampled_by"]
+    lineage = demo.page(f"lineage/{sampled}")
+    assert lineage["dropped"]["stale"] == sum(each["sampled_by"] == sampled and each["offset"] is not None for each in page["drops"])
+
+
+def test_a_question_is_answered_and_one_that_writes_or_does_not_end_is_not(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("duckdb", reason="questions are answered by DuckDB: install the extra 'analysis'")
+    page = demo.page("sql", question="select fate, count(*) as n from trajectories group by fate order by n desc", step="1..3")
+    assert page["columns"] == ["fate", "n"]
+    assert page["rows"] == [["trained", 3 * 48]]
+    assert demo.page("sql", question="select tokens from trajectories limit 1", step="1")["rows"][0][0].startswith("[")
+    monkeypatch.setattr("echo_ops.viewer.questions._TIMEOUT_S", 1.0)
+    for question, says in (
+        ("create table x as select 1", "may only read"),
+        ("select 1; select 2", "one is answered"),
+        ("select * from read_csv('/etc/passwd')", "names a file"),
+        ("select nothing from trajectories", "nothing"),
+        ("select sum(a.i * b.i) from range(10000000) a(i), range(10000000) b(i)", "not answered within"),
+        ("", "no question"),
+    ):
+        status, body = demo.get("sql", question=question, step="1")
+        assert (status, says in body["error"]) == (400, True), body
+    monkeypatch.setattr("echo_ops.viewer.questions._MOST_TRAJECTORIES", 10)
+    assert "more than 10 trajectories" in demo.get("sql", question="select 1", step="1")[1]["error"]
+
+
+def test_in_a_browser_every_page_says_something_at_both_widths(demo: Demo, tmp_path: Path) -> None:
+    if (browser := find_browser()) is None:
+        pytest.skip("no Chromium on this machine; ECHO_CHROMIUM names one")
+    pages = {
+        "o": ("Newest steps", "svg.curve"),
+        "m": ("All numbers of a step", "svg.curve circle"),
+        "s": ("v24", "tbody tr"),
+        "t": ("seconds until a reward came", "svg.timeline rect.span"),
+        "r": ("advantages that change their sign", ".square span"),
+        "p": ("are enough for", "tbody tr"),
+        "l": ("What became of its samples", ".bar"),
+        "d": ("By length", ".bar"),
+        "/": ("One range", "form"),
+        "q": ("One SELECT", "textarea"),
+    }
+    with opened(browser, tmp_path / "profile") as page:
+        page.open(demo.server.url)
+        page.wait_for("document.querySelector('svg.curve') !== null")
+        for width in (1_280, 390):
+            page.resize(width)
+            for key, (says, holds) in pages.items():
+                page.press(key)
+                page.wait_for(f"document.body.innerText.includes({json.dumps(says)}) && document.querySelector('{holds}') !== null")
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{key} is wider than {width} pixels"
+                page.evaluate("document.activeElement.blur()")
+
+
+def test_in_a_browser_keys_move_through_time_and_versions_and_a_span_opens_its_group(demo: Demo, tmp_path: Path) -> None:
+    if (browser := find_browser()) is None:
+        pytest.skip("no Chromium on this machine; ECHO_CHROMIUM names one")
+    with opened(browser, tmp_path / "profile") as page:
+        page.open(f"{demo.server.url}#/lineage/7")
+        page.wait_for("document.title.startsWith('Lineage v7 ')")
+        page.press("ArrowLeft")
+        page.wait_for("document.title.startsWith('Lineage v6 ')")
+        page.evaluate("location.hash = '#/timeline?step=10&seconds=15'")
+        page.wait_for("document.querySelector('svg.timeline') !== null")
+        before = page.evaluate("document.querySelector('main .card p').textContent")
+        page.press("ArrowRight")
+        page.wait_for(f"document.querySelector('main .card p').textContent !== {json.dumps(before)}")
+        page.evaluate("document.querySelector('svg.timeline rect.span.trained').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+        page.wait_for("document.title.startsWith('Group ')")
+        page.evaluate("location.hash = '#/sql?question=select+1+as+one&step=1'")
+        page.wait_for("document.body.innerText.includes('1 row.')")
+        page.evaluate("location.hash = '#/sql?question=drop+table+steps&step=1'")
+        page.wait_for("document.body.innerText.includes('may only read')")
+        page.evaluate("location.hash = '#/metrics?run=sokoban-fork'")
+        page.wait_for("document.querySelectorAll('figcaption .key').length === 2")
