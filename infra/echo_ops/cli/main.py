@@ -330,17 +330,19 @@ def dlq_discard(
 
 @monitoring.command("render")
 def monitoring_render(
+    config: Config = None,
     into: Annotated[Path, typer.Option(help="The folder that the files go to.")] = Path("monitoring"),
-    runs: Annotated[Path, typer.Option(help="The folder that holds the runs' folders, for Prometheus to find their processes.")] = Path(
-        "runs"
-    ),
+    run: Annotated[
+        list[Path] | None,
+        typer.Option(help="A run's folder, for Prometheus to find its processes; may be repeated. The configured run's unless given."),
+    ] = None,
     runbooks: Annotated[str, typer.Option(help="Address of the folder with the runbooks, which alerts point to.")] = "docs/runbooks",
 ) -> None:
     """Write alert rules, a scrape configuration and dashboards."""
     from echo_ops.cli import monitoring as commands
 
     with user_errors():
-        commands.render_files(into, runs=runs, runbooks=runbooks)
+        commands.render_files(config, into, runs=run or [], runbooks=runbooks)
 
 
 @app.command("tail")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,22 @@ def alert_rules(runbooks: str = RUNBOOKS) -> str:
     return re.sub(rf"runbook_url: {RUNBOOKS}/", lambda _: f"runbook_url: {runbooks.rstrip('/')}/", text)
 
 
-def scrape_configuration(runs: Path) -> dict[str, Any]:
-    """A Prometheus configuration that finds the processes of every run whose folder lies in `runs`, as they come and go."""
+def scrape_configuration(runs: Sequence[Path]) -> dict[str, Any]:
+    """A Prometheus configuration that finds the processes of the runs in these folders, as they come and go."""
     return {
         "global": {"scrape_interval": _SCRAPE_EVERY, "evaluation_interval": _SCRAPE_EVERY},
         "rule_files": ["alerts.yaml"],
         "scrape_configs": [
             {
                 "job_name": "echoswarm",
-                "file_sd_configs": [{"files": [str(runs.absolute() / "*" / "processes" / "*.json")], "refresh_interval": "10s"}],
+                # Prometheus takes a star in the last part of a path only.
+                "file_sd_configs": [{"files": [str(run.absolute() / "processes" / "*.json") for run in runs], "refresh_interval": "10s"}],
             }
         ],
     }
 
 
-def _files(runs: Path, runbooks: str) -> Iterator[tuple[str, str]]:
+def _files(runs: Sequence[Path], runbooks: str) -> Iterator[tuple[str, str]]:
     yield "alerts.yaml", alert_rules(runbooks)
     yield "prometheus.yml", yaml.safe_dump(scrape_configuration(runs), sort_keys=False)
     provider = {"name": "echoswarm", "type": "file", "folder": "EchoSwarm", "options": {"path": "/var/lib/grafana/dashboards"}}
@@ -47,8 +48,8 @@ def _files(runs: Path, runbooks: str) -> Iterator[tuple[str, str]]:
         yield f"grafana/dashboards/{dashboard.name}.json", json.dumps(as_grafana(dashboard), indent=1) + "\n"
 
 
-def render(into: Path, *, runs: Path, runbooks: str = RUNBOOKS) -> list[Path]:
-    """Write all files below `into`, in place of those that are there; their paths. Raises OSError."""
+def render(into: Path, *, runs: Sequence[Path], runbooks: str = RUNBOOKS) -> list[Path]:
+    """Write all files below `into`, in place of those that are there; their paths. `runs`: the runs' folders. Raises OSError."""
     written = []
     for name, text in _files(runs, runbooks):
         path = into / name

@@ -130,13 +130,15 @@ def test_labels_in_a_sentence_are_those_that_the_expression_keeps() -> None:
 
 
 def test_files_are_written_that_prometheus_and_grafana_load(tmp_path: Path) -> None:
-    written = render(tmp_path / "out", runs=tmp_path / "runs", runbooks="http://wiki.example/pages/")
+    written = render(tmp_path / "out", runs=[tmp_path / "a", tmp_path / "b"], runbooks="http://wiki.example/pages/")
     names = {str(path.relative_to(tmp_path / "out")) for path in written}
     assert {"alerts.yaml", "prometheus.yml", "grafana/dashboards/run.json"} < names
     rules = yaml.safe_load((tmp_path / "out" / "alerts.yaml").read_text())
     assert rules["groups"][0]["rules"][0]["annotations"]["runbook_url"] == "http://wiki.example/pages/EchoNoProgress.md"
     scrape = yaml.safe_load((tmp_path / "out" / "prometheus.yml").read_text())
-    assert scrape["scrape_configs"][0]["file_sd_configs"][0]["files"] == [str(tmp_path / "runs" / "*" / "processes" / "*.json")]
+    assert scrape["scrape_configs"][0]["file_sd_configs"][0]["files"] == [
+        str(tmp_path / run / "processes" / "*.json") for run in ("a", "b")
+    ]
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: str(dashboard.name))

@@ -1,0 +1,135 @@
+"""Each alert fires on its cause and rests without it, as Prometheus itself computes it. Needs `promtool` (Debian: package prometheus)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from echo_ops.monitoring.rendering import alert_rules, render
+
+PROMTOOL = shutil.which("promtool")
+pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on PATH; Debian and Ubuntu have it in the package prometheus")
+LEARNER = 'namespace="a", run="r", role="learner", process="learner"'
+WORKER = 'namespace="a", run="r", role="worker", process="worker.w1"'
+REWARD = 'namespace="a", run="r", role="reward", process="reward.exact"'
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series by name and labels, one value a minute for five hours, in promtool's notation: how they are when the alert fires, and else."""
+
+    fires: dict[str, str]
+    rests: dict[str, str]
+
+
+def learner(name: str, labels: str = "") -> str:
+    return f"{name}{{{LEARNER}{', ' if labels else ''}{labels}}}"
+
+
+def worker(name: str, labels: str = "") -> str:
+    return f"{name}{{{WORKER}{', ' if labels else ''}{labels}}}"
+
+
+def reward(name: str, labels: str = "") -> str:
+    return f"{name}{{{REWARD}{', ' if labels else ''}{labels}}}"
+
+
+def counts(per_minute: float) -> str:
+    return f"0+{per_minute}x300"
+
+
+def is_always(value: float) -> str:
+    return f"{value}x300"
+
+
+def steps(seconds: float) -> dict[str, str]:
+    """A learner whose steps take so long."""
+    return {learner("echo_learner_step_seconds_sum"): counts(60), learner("echo_learner_step_seconds_count"): counts(60 / seconds)}
+
+
+def one(series: str, fires: str, rests: str) -> Case:
+    return Case({series: fires}, {series: rests})
+
+
+STALE = learner("echo_learner_step", 'metric="staleness_total_mean"')
+TRAINED = learner("echo_learner_samples_trained_total")
+DROPPED = learner("echo_learner_dropped_total", 'reason="stale", what="trajectory"')
+LAG, SCORED = reward("echo_streams_lag", 'partition="0"'), reward("echo_streams_trajectories_total")
+FAILED = reward("echo_streams_rewards_total", 'name="exact", outcome="failed"')
+GOOD = reward("echo_streams_rewards_total", 'name="exact", outcome="scored"')
+PUBLISHED, INSTALLED = learner("echo_learner_published"), worker("echo_rollout_installed_version")
+CASES = {
+    "EchoNoProgress": Case(
+        {learner("echo_learner_version"): "0+1x240 240x60", **steps(60)}, {learner("echo_learner_version"): "0+1x300", **steps(60)}
+    ),
+    "EchoProcessGone": one(f"up{{{WORKER}}}", "1x290 0x10", is_always(1)),
+    "EchoLearnerStarved": one(learner("echo_learner_idle_seconds_total"), counts(30), counts(6)),
+    "EchoPoolTooSmall": one(learner("echo_streams_coordinator_feasible"), is_always(0), is_always(1)),
+    "EchoStalenessNearBudget": Case(
+        {STALE: is_always(2.8), learner("echo_learner_staleness_budget"): is_always(3)},
+        {STALE: is_always(1.5), learner("echo_learner_staleness_budget"): is_always(3)},
+    ),
+    "EchoDropsHigh": Case({DROPPED: counts(10), TRAINED: counts(100)}, {DROPPED: counts(1), TRAINED: counts(100)}),
+    "EchoNotFinite": one(learner("echo_learner_step", 'metric="num_not_finite"'), is_always(2), is_always(0)),
+    "EchoOffPolicy": one(learner("echo_learner_step", 'metric="ess"'), is_always(0.3), is_always(0.97)),
+    "EchoRewardLag": Case(
+        {LAG: "0+50x300", SCORED: counts(60), **steps(10)},
+        # As far behind, and it does not grow.
+        {LAG: is_always(15_000), SCORED: counts(60), **steps(10)},
+    ),
+    "EchoRewardFails": Case({FAILED: counts(5), GOOD: counts(95)}, {FAILED: is_always(0), GOOD: counts(95)}),
+    "EchoWorkerLies": one(learner("echo_learner_claims_total", 'worker="w1", verdict="disagrees"'), counts(1), is_always(0)),
+    "EchoWeightsNotInstalled": Case({INSTALLED: is_always(3), PUBLISHED: "0+1x300"}, {INSTALLED: "0+1x300", PUBLISHED: "0+1x300"}),
+    "EchoWorkerCannotDeliver": one(worker("echo_rollout_undelivered_seconds"), is_always(60), is_always(0)),
+    "EchoRequestsLost": one(worker("echo_rollout_requests_reissued_total", 'why="lost"'), counts(1), is_always(3)),
+    "EchoDeadLetters": one(worker("echo_bus_dead_letters_total", 'topic="t", reason="malformed"'), counts(1), is_always(7)),
+    "EchoPublishFails": one(worker("echo_bus_publish_failures_total", 'topic="t", error="_MSG_TIMED_OUT"'), counts(1), is_always(7)),
+    "EchoPublishBlocked": one(worker("echo_bus_publish_blocked_seconds_total", 'topic="t"'), counts(20), counts(1)),
+    "EchoCommitsFail": one(worker("echo_bus_commits_total", 'group="g", outcome="failed"'), counts(1), is_always(1)),
+    "EchoFenced": one(learner("echo_bus_transactions_total", 'outcome="fenced"'), "0x290 1x10", is_always(0)),
+    "EchoCheckpointDisk": Case(
+        {learner("echo_learner_checkpoint_free_bytes"): is_always(2e9), learner("echo_learner_checkpoint_bytes"): is_always(1e9)},
+        {learner("echo_learner_checkpoint_free_bytes"): is_always(9e9), learner("echo_learner_checkpoint_bytes"): is_always(1e9)},
+    ),
+}
+
+
+def test_every_alert_has_a_case() -> None:
+    assert {rule["alert"] for group in yaml.safe_load(alert_rules())["groups"] for rule in group["rules"]} == set(CASES)
+
+
+@pytest.mark.parametrize("state", ["fires", "rests"])
+def test_alerts_fire_on_their_cause_and_rest_without_it(state: str, tmp_path: Path) -> None:
+    (tmp_path / "alerts.yaml").write_text(alert_rules())
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": series, "values": values} for series, values in getattr(case, state).items()],
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})',
+                    "eval_time": "298m",
+                    "exp_samples": [{"labels": "{}", "value": 1}] if state == "fires" else [],
+                }
+            ],
+        }
+        for alert, case in CASES.items()
+    ]
+    (tmp_path / "cases.yaml").write_text(yaml.safe_dump({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": tests}))
+    _promtool("test", "rules", str(tmp_path / "cases.yaml"))
+
+
+def test_prometheus_takes_the_files(tmp_path: Path) -> None:
+    render(tmp_path, runs=[tmp_path / "runs" / "a"])
+    _promtool("check", "config", str(tmp_path / "prometheus.yml"))
+
+
+def _promtool(*words: str) -> None:
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, *words], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
