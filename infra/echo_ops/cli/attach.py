@@ -149,6 +149,7 @@ def say_beginning(bus: Bus, group: str, asked: Asked, trial: Trial) -> str:
         return begins
     num = round(total * asked.share)
     cost = "" if trial.s_per_sample is None else f", about {max(1, round(num * trial.s_per_sample)):,} s of scoring"
+    cost += f" and ${num * trial.usd_per_sample:,.2f}" if trial.usd_per_sample else ""
     what = "It goes on where it was" if known else f"From {text}"
     of = "" if asked.share >= 1.0 else f" ({asked.share:.0%} of {total:,})"
     out.print(f"{what}: {num:,} trajectories{of}{cost}", markup=False)

@@ -265,6 +265,8 @@ def show_trial(path: str, trial: Trial) -> None:
             flat = sum(len(set(found)) == 1 for found in several)
             out.print(f"  groups   {flat} of {len(several)} give no signal: all their samples are worth the same")
         out.print(f"  seconds  median {statistics.median(seconds):.2g}, slowest {seconds[-1]:.2g} a call", markup=False)
+        if trial.usd_per_sample:
+            out.print(f"  cost     ${trial.usd_per_sample:.2g} a sample", markup=False)
     by_place = {item.at: item for item in trial.items}
 
     def row(kind: str, reward: Reward) -> tuple[str, ...]:

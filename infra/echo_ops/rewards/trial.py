@@ -47,6 +47,11 @@ class Trial:
         return [each.value for each in self.rewards if each.value is not None]
 
     @property
+    def usd_per_sample(self) -> float:
+        """What a sample costs, where the function says it (`cost_usd` among the components)."""
+        return sum(each.components.get("cost_usd", 0.0) for each in self.rewards) / max(1, len(self.rewards))
+
+    @property
     def s_per_sample(self) -> float | None:
         """Seconds a sample; None if nothing was timed."""
         return self.seconds / self.num_timed if self.num_timed else None

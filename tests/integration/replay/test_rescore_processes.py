@@ -77,7 +77,7 @@ def test_whatever_a_function_does_each_sample_has_one_answer(here: Path) -> None
     assert team.num_replaced == 2
     (forked,) = here.glob("forked-*")
     deadline = Deadline.after(_WAIT_S)
-    while Path(f"/proc/{forked.name.removeprefix('forked-')}/cmdline").exists():
+    while _is_alive(forked.name.removeprefix("forked-")):
         assert not deadline.expired(), "waited for the end of what a function has forked"
 
 
@@ -113,6 +113,13 @@ def test_a_killed_rescore_goes_on_and_writes_nothing_twice(kafka_bootstrap: str,
     assert f"{len(after) - len(before)} scored" in again.stdout
     # What was not committed is scored again, and nothing else.
     assert len(rescored.CALLS.read_text().splitlines()) < len(after) + len(before)
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _written(pipeline: Pipeline) -> list[Reward]:
