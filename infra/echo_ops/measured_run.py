@@ -28,6 +28,8 @@ class MeasuredRun:
     broadcast_s: float | None
     rollouts: int | None
     workers: tuple[Candidate, ...]
+    learner_price_per_hour: float = 0.0
+    cost_per_step: float | None = None
 
 
 def read_measured_run(folder: Path) -> MeasuredRun:
@@ -55,12 +57,15 @@ def measured_run(summary: Mapping[str, Any]) -> MeasuredRun:
     if rollouts is None and steps:
         rollouts = summary["trajectories_trained"] / steps
     broadcast_s = summary["t_bcast_p50_s"]
+    cost = summary.get("cost") or {}
     return MeasuredRun(
         run=str(summary["run"]),
         train_s=None if train_s is None else float(train_s),
         broadcast_s=None if broadcast_s is None else float(broadcast_s),
         rollouts=None if rollouts is None else round(rollouts),
         workers=tuple(_worker(line) for line in summary["workers"] if line["samples_per_s"] and (line["idle_share"] or 0) < 1),
+        learner_price_per_hour=float(cost.get("learner_per_hour") or 0.0),
+        cost_per_step=cost.get("per_step"),
     )
 
 

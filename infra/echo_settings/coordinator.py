@@ -8,7 +8,7 @@ from echo_settings.section import Section
 
 
 class CoordinatorSettings(Section):
-    """[coordinator]: puts workers that the learner does not need on standby, and calls them back (docs/pool.md)."""
+    """[coordinator]: puts workers that the learner does not need on standby, and calls them back (docs/coordinator.md)."""
 
     enabled: bool = False
     """Whether there is a coordinator. Without one every worker takes part, whatever a coordinator of an earlier start ordered."""

@@ -412,7 +412,9 @@ def plan(
     budget: Annotated[str, typer.Option(metavar="S,S,…", help="Staleness budgets to plan for.")] = "3",
     kappa: Annotated[str, typer.Option(metavar="N|auto", help="Steps between publications; auto: what needs the cheapest pool.")] = "auto",
     gamma: Annotated[float, typer.Option(help="Safety factor on the rate that is needed.")] = 1.1,
-    learner_price: Annotated[float, typer.Option("--learner-price", help="Of the learner's machines together, per hour.")] = 0.0,
+    learner_price: Annotated[
+        float | None, typer.Option("--learner-price", help="Of the learner's machines together, per hour; as in the run of --from-run.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Say how many workers a run needs, which ones, and what a step then costs; exit 1 if no plan works. Starts nothing."""

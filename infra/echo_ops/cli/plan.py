@@ -36,17 +36,19 @@ class Given:
     kappa: str = _AUTO
 
 
-def plan(from_run: Path | None, given: Given, *, gamma: float, learner_price: float, as_json: bool) -> None:
+def plan(from_run: Path | None, given: Given, *, gamma: float, learner_price: float | None, as_json: bool) -> None:
     """Print a plan for each budget; exits 1 if none works."""
     measured = None if from_run is None else read_measured_run(from_run)
     demand, candidates = _demand(given, measured), _candidates(given, measured)
     period = _period(given.kappa)
+    if learner_price is None:
+        learner_price = 0.0 if measured is None else measured.learner_price_per_hour
     plans = [
         provision(demand, candidates, Limits(budget=each, publication_period=period, gamma=gamma, learner_price_per_hour=learner_price))
         for each in _budgets(given.budgets)
     ]
     if as_json:
-        sys.stdout.write(json.dumps(as_plain(demand, candidates, plans), indent=1, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(as_plain(demand, candidates, plans, measured), indent=1, ensure_ascii=False) + "\n")
     else:
         for line in _lines(demand, candidates, plans, measured):
             out.print(line, markup=False)
@@ -129,13 +131,17 @@ def _period(text: str) -> int | None:
 # What is shown
 
 
-def as_plain(demand: Demand, candidates: Sequence[Candidate], plans: Sequence[Provision]) -> dict[str, Any]:
+def as_plain(
+    demand: Demand, candidates: Sequence[Candidate], plans: Sequence[Provision], measured: MeasuredRun | None = None
+) -> dict[str, Any]:
     """Everything as JSON has it; what is infinite is null."""
     return {
         "train_s": demand.train_s,
         "broadcast_s": demand.broadcast_s,
         "rollouts_per_step": demand.rollouts,
         "available_rate": total_rate(candidates),
+        "measured_cost_per_step": None if measured is None else measured.cost_per_step,
+        "unpriced": _unpriced(candidates),
         "plans": [
             {
                 "budget": each.limits.budget,
@@ -180,7 +186,16 @@ def _lines(demand: Demand, candidates: Sequence[Candidate], plans: Sequence[Prov
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     words = [f"S = {each.limits.budget}: {advice(each, demand)}" for each in plans if not each.is_feasible]
+    if measured is not None and measured.cost_per_step is not None:
+        words.append(f"In the run a step cost {measured.cost_per_step:.4g}, with everybody that it paid, on standby too.")
+    if unpriced := _unpriced(candidates):
+        words.append(f"Without a price {', '.join(unpriced)} count as free: give it in [rollout], [[rollout.pool]] or --kind.")
     return [head, "", *table, *(["", *words] if words else [])]
+
+
+def _unpriced(candidates: Sequence[Candidate]) -> list[str]:
+    """The kinds that have a worker without a price."""
+    return sorted({each.kind for each in candidates if not each.price_per_hour})
 
 
 def _row(each: Provision) -> tuple[str, ...]:

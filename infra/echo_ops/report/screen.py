@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +20,7 @@ from echo_ops.report.evaluations import numbers
 from echo_ops.report.pool import WorkerLine
 from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
 from echo_ops.rewards.watch import ScorerLine, ScorerState
+from echo_schemas.records import WorkerState
 
 DRAW_EVERY_S = 0.75
 _BAR = "█"
@@ -170,14 +171,14 @@ def _scorer(line: ScorerLine) -> Text:
 def _workers(view: RunView, elapsed_s: float, width: int, height: int) -> RenderableType:
     """A line a worker over the last seconds, with as many columns as there is room for; the last line stands for those without one."""
     lines = view.pool.lines(recent=True)
-    columns = _columns(width, has_kinds=any(line.kind for line in lines), has_prices=any(line.price_per_hour for line in lines))
+    columns = _columns(width, lines, elapsed_s)
     table = Table(expand=True, box=None, header_style="dim")
     for name in columns:
         table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
     room = height - _FRAME_ROWS
     shown = lines if len(lines) <= room else lines[: room - 1]
     for line in shown:
-        table.add_row(*(_COLUMNS[name][1](line, elapsed_s) for name in columns))
+        table.add_row(*(_COLUMNS[name](line, elapsed_s) for name in columns))
     if len(shown) < len(lines):
         rest = lines[len(shown) :]
         table.add_row(f"and {len(rest)} more, {sum(line.samples_per_s or 0.0 for line in rest):,.0f} samples/s")
@@ -185,36 +186,47 @@ def _workers(view: RunView, elapsed_s: float, width: int, height: int) -> Render
     return Panel(table, title=f"workers{published}", border_style="blue", title_align="left")
 
 
-def _columns(width: int, *, has_kinds: bool, has_prices: bool) -> list[str]:
+def _columns(width: int, lines: Sequence[WorkerLine], now_s: float) -> list[str]:
     """The names of the columns that fit, in their order; the most asked for are chosen first."""
+    has_kinds, has_prices = any(line.kind for line in lines), any(line.price_per_hour for line in lines)
     unasked = {*(() if has_kinds else ("kind",)), *(() if has_prices else ("price/h", "per 1,000"))}
     left, chosen = width - _FRAME_COLUMNS, set()
     for name in _BY_IMPORTANCE:
-        if name not in unasked and _COLUMNS[name][0] <= left:
-            left -= _COLUMNS[name][0]
+        needed = _COLUMN_SPACE + max(len(name), *(len(_COLUMNS[name](line, now_s)) for line in lines), 0)
+        if name not in unasked and needed <= left:
+            left -= needed
             chosen.add(name)
     return [name for name in _COLUMNS if name in chosen]
 
 
-# Of the panel: its border and the heads of the columns; its border and the space beside it.
-_FRAME_ROWS, _FRAME_COLUMNS = 3, 4
+# Of the panel: its border and the heads of the columns; its border and the space beside it. Of a column: the space around it.
+_FRAME_ROWS, _FRAME_COLUMNS, _COLUMN_SPACE = 3, 4, 2
+# A worker that was not heard for so long says nothing of what it does now.
+_SILENT_S = 10.0
 _LEFT = {"worker", "kind", "engine", "state"}
-# Name: the width that it needs, and its text for a worker at a time.
-_COLUMNS: dict[str, tuple[int, Callable[[WorkerLine, float], str]]] = {
-    "worker": (12, lambda line, now_s: line.worker_id),
-    "kind": (9, lambda line, now_s: line.kind or "–"),
-    "engine": (13, lambda line, now_s: line.engine.rpartition(":")[2]),
-    "state": (9, lambda line, now_s: line.state.value),
-    "version": (8, lambda line, now_s: "–" if line.version is None else f"v{line.version}"),
-    "samples/s": (10, lambda line, now_s: _number(line.samples_per_s, ",.1f")),
-    "share": (6, lambda line, now_s: _number(line.share, ".0%")),
-    "idle": (5, lambda line, now_s: _number(line.idle_share, ".0%")),
-    "stale": (6, lambda line, now_s: _number(line.staleness_mean, ".1f")),
-    "price/h": (8, lambda line, now_s: f"{line.price_per_hour:g}"),
-    "per 1,000": (10, lambda line, now_s: _number(line.cost_per_1000, ".3g")),
-    "tokens/s": (10, lambda line, now_s: f"{line.tokens_per_s:,.0f}"),
-    "in flight": (10, lambda line, now_s: str(line.in_flight)),
-    "heard": (9, lambda line, now_s: f"{max(0.0, now_s - line.heard_s):.0f} s ago"),
+
+
+def _state(line: WorkerLine, now_s: float) -> str:
+    is_silent = line.state is not WorkerState.GONE and now_s - line.heard_s > _SILENT_S
+    return "silent" if is_silent else line.state.value
+
+
+# Name: its text for a worker at a time.
+_COLUMNS: dict[str, Callable[[WorkerLine, float], str]] = {
+    "worker": lambda line, now_s: line.worker_id,
+    "kind": lambda line, now_s: line.kind or "–",
+    "engine": lambda line, now_s: line.engine.rpartition(":")[2],
+    "state": _state,
+    "version": lambda line, now_s: "–" if line.version is None else f"v{line.version}",
+    "samples/s": lambda line, now_s: _number(line.samples_per_s, ",.1f"),
+    "share": lambda line, now_s: _number(line.share, ".0%"),
+    "idle": lambda line, now_s: _number(line.idle_share, ".0%"),
+    "stale": lambda line, now_s: _number(line.staleness_mean, ".1f"),
+    "price/h": lambda line, now_s: f"{line.price_per_hour:g}",
+    "per 1,000": lambda line, now_s: _number(line.cost_per_1000, ".3g"),
+    "tokens/s": lambda line, now_s: f"{line.tokens_per_s:,.0f}",
+    "in flight": lambda line, now_s: str(line.in_flight),
+    "heard": lambda line, now_s: f"{max(0.0, now_s - line.heard_s):.0f} s ago",
 }
 _BY_IMPORTANCE = (
     *("worker", "state", "version", "samples/s", "share", "stale", "idle", "kind"),

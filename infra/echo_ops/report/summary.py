@@ -99,6 +99,7 @@ def _cost(bill: Bill) -> dict[str, Any] | None:
     return {
         "total": bill.total,
         "learner": bill.learner,
+        "learner_per_hour": bill.learner_per_hour,
         "workers": workers.total,
         "idle": workers.idle,
         "standby": workers.standby,

@@ -104,6 +104,7 @@ class Bill:
 
     kinds: dict[str, Spending] = field(default_factory=dict)
     learner: float = 0.0
+    learner_s: float = 0.0
     num_steps: int = 0
     num_samples: int = 0
     first_step: float = 0.0
@@ -114,6 +115,7 @@ class Bill:
             spent = Spending(busy=each.busy, idle=each.idle, standby=each.standby)
             self.kinds[each.kind] = self.kinds.get(each.kind, NOTHING) + spent
         self.learner += report.learner_cost
+        self.learner_s += report.idle_s + report.training_s
         self.num_samples += sum(report.staleness_total)
         self.num_steps += 1
         if self.num_steps == 1:
@@ -128,6 +130,11 @@ class Bill:
     def total(self) -> float:
         """Workers and learner."""
         return self.workers.total + self.learner
+
+    @property
+    def learner_per_hour(self) -> float:
+        """The learner's price, as its steps were charged."""
+        return self.learner * SECONDS_PER_HOUR / self.learner_s if self.learner_s > 0 else 0.0
 
     @property
     def per_step(self) -> float | None:

@@ -88,6 +88,30 @@ def test_a_kind_that_cannot_be_read_says_how_one_is_written(text: str) -> None:
     assert refused.value.hint
 
 
+def test_a_run_that_was_paid_lends_its_learners_price_and_says_what_a_step_cost(tmp_path: Path) -> None:
+    line = {"worker_id": "w", "kind": "k", "samples_per_s": 200.0, "idle_share": 0.0, "price_per_hour": 0.0}
+    cost = {"learner_per_hour": 3.6, "per_step": 0.005}
+    summary = {
+        "run": "r",
+        "steps": 5,
+        "t_train_p50_s": 1.0,
+        "rollouts_per_step": 100,
+        "t_bcast_p50_s": 0.1,
+        "workers": [line],
+        "cost": cost,
+    }
+    (tmp_path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    found = CliRunner().invoke(app, ["plan", "--from-run", str(tmp_path), "--budget", "3,4,6", "--json"])
+    plain = json.loads(found.stdout)
+    assert [each["cost_per_step"] for each in plain["plans"]] == pytest.approx([0.001] * 3)
+    assert (plain["measured_cost_per_step"], plain["unpriced"]) == (0.005, ["k"])
+    shown = CliRunner().invoke(app, ["plan", "--from-run", str(tmp_path)]).stdout
+    assert "In the run a step cost 0.005" in shown
+    assert "Without a price k count as free" in shown
+    other = CliRunner().invoke(app, ["plan", "--from-run", str(tmp_path), "--learner-price", "36", "--json"])
+    assert json.loads(other.stdout)["plans"][0]["cost_per_step"] == pytest.approx(0.01)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"steps": 3}'])
 def test_a_file_that_is_no_summary_is_a_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(text, encoding="utf-8")

@@ -127,3 +127,26 @@ def test_report_and_closing_lines_say_what_each_worker_did_and_cost() -> None:
     page = report_page(view, summary, public_config(Settings()), [], 0)
     for words in ("<h2>Workers</h2>", "slow-0", "20.0%", "50.0%", "cost 0.022 per 1,000"):
         assert words in page, words
+
+
+def test_a_worker_that_is_not_heard_any_more_is_called_silent() -> None:
+    view = view_of_two()
+    view.pool.hear(replace(word("fast-0", 115, rollouts=4600, busy_s=115.0), price_per_hour=3.6), 115)
+    console = Console(width=200, height=40, file=io.StringIO(), force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(render(view, 116.0, 200, 40, "logs", []))
+    rows = {name: line for line in capture.get().splitlines() for name in ("fast-0", "slow-0") if name in line}
+    assert "ready" in rows["fast-0"]
+    assert "silent" in rows["slow-0"]
+
+
+def test_a_column_is_as_wide_as_what_stands_in_it() -> None:
+    view = learning_view(30)
+    for tick in (0, 10):
+        view.pool.hear(
+            replace(word("a-rather-long-name-of-a-worker-0", tick, rollouts=10 * tick, busy_s=float(tick)), price_per_hour=3.6), tick
+        )
+    for width in (100, 140, 180):
+        text = shown(view, width)
+        assert "a-rather-long-name-of-a-worker-0" in text
+        assert "…" not in text

@@ -97,6 +97,17 @@ def test_the_environment_describes_a_pool_as_json(tmp_path: Path) -> None:
     assert [kind.workers for kind in load_settings(write(tmp_path, ""), environ).rollout.pool] == [4]
 
 
-def test_the_example_is_a_run_of_two_engines() -> None:
+def test_the_example_has_three_kinds_at_three_prices() -> None:
     settings = load_settings(Path(__file__).parents[4] / "examples" / "pool.toml", {})
-    assert [(name, kind.rollout.engine) for name, kind in kinds_of(settings)] == [("server", "vllm"), ("laptop", "transformers")]
+    assert [(name, kind.rollout.price_per_hour) for name, kind in kinds_of(settings)] == [("server", 2.0), ("spot", 0.5), ("laptop", 0.1)]
+    assert settings.coordinator.enabled
+
+
+def test_a_kind_has_its_own_price_file_and_its_own_time_to_drain(tmp_path: Path) -> None:
+    content = (
+        '[rollout]\nprice_file = "all"\n[[rollout.pool]]\nname = "a"\n[[rollout.pool]]\nname = "b"\nprice_file = "b"\ndrain_s = 25\n'
+        '[[rollout.pool]]\nname = "c"\nprice_per_hour = 1.0\n'
+    )
+    kinds = dict(kinds_of(load_settings(write(tmp_path, content), {})))
+    assert [kinds[name].rollout.price_file for name in "abc"] == ["all", "b", ""]
+    assert [kinds[name].run.drain_s for name in "abc"] == [2.5, 25.0, 2.5]
