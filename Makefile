@@ -74,6 +74,7 @@ fmt: $(STAMP) ## Format and mend what the linter can mend
 bench: $(STAMP) ## Measure everything against its baseline on this machine (about forty minutes)
 	$(BIN)/python bench/datapath.py
 	$(BIN)/python bench/weights.py
+	$(BIN)/python bench/broadcast.py
 	$(BIN)/python bench/rewards.py
 	$(BIN)/python bench/rollout.py
 	$(BIN)/python bench/overhead.py

@@ -16,6 +16,7 @@ from echo_bus.errors import BlobCorrupt
 from echo_embedded.security import Security
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.heartbeat import first_status
+from echo_rollout.weights.peers.line import Line
 from echo_rollout.weights.peers.neighbours import follow_neighbours, split_address
 from echo_rollout.weights.peers.opening import tls_contexts
 from echo_rollout.weights.peers.source import PeerSource
@@ -145,6 +146,14 @@ def test_neighbours_are_the_living_that_say_where_and_can_be_reached(make_swarm:
         assert neighbours() == {"other": "10.0.0.2:1", "same machine": "127.0.0.1:1", "last": "[::1]:5"}
         clock.advance(100)
         assert neighbours() == {}
+
+
+def test_a_line_lets_no_more_pass_than_it_may() -> None:
+    line = Line(1000.0)
+    line.reserve(100)
+    assert 0.05 < line.reserve(50) <= 0.15
+    assert line.reserve(1000) > 1.0
+    assert Line().reserve(1 << 40) == 0
 
 
 def test_an_address_is_a_host_and_a_port() -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 
 from echo_rollout.weights.peers.line import Line
 from echo_rollout.weights.peers.neighbours import split_address
-from echo_rollout.weights.peers.wire import WAIT_S, Kind, PeerFault, Request, Why, ask, receive
+from echo_rollout.weights.peers.wire import WAIT_S, Kind, PeerFault, Request, Why, ask, receive, receive_data
 from echo_schemas.records import ChunkRef
 
 _CONNECT_S = 5.0
@@ -74,8 +74,7 @@ async def chunks_from(
             started_s = loop.time()
             try:
                 async with asyncio.timeout(pace.chunk_s):
-                    data = await reader.readexactly(size)
-                    await line.pass_on(size)
+                    data = await receive_data(reader, size, line)
             except TimeoutError as exc:
                 raise PeerFault(Why.SLOW, f"a chunk did not come within {pace.chunk_s:.1f} s") from exc
             pace.took(loop.time() - started_s)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
+import time
 
 # What may pass at once after a pause.
 _BURST_S = 0.02
@@ -11,21 +13,25 @@ _PIECE_BYTES = 64 << 10
 
 
 class Line:
-    """`bytes_per_s`: infinite for no limit. On one loop."""
+    """`bytes_per_s`: infinite for no limit. Thread-safe."""
 
     def __init__(self, bytes_per_s: float = math.inf) -> None:
         self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
         self._free_s = 0.0
+        self.piece_bytes = 1 << 30 if math.isinf(bytes_per_s) else _PIECE_BYTES
+        """So much passes at once at most: those that share a limited line take turns by pieces."""
+
+    def reserve(self, num_bytes: int) -> float:
+        """Seconds until so many bytes, which are counted now, may pass."""
+        if math.isinf(self._bytes_per_s):
+            return 0.0
+        with self._lock:
+            now_s = time.monotonic()
+            self._free_s = max(self._free_s, now_s - _BURST_S) + num_bytes / self._bytes_per_s
+            return max(0.0, self._free_s - now_s)
 
     async def pass_on(self, num_bytes: int) -> None:
-        """Until so many bytes may pass. Several callers take turns by pieces, so each gets its share."""
-        if math.isinf(self._bytes_per_s):
-            return
-        loop = asyncio.get_running_loop()
-        while num_bytes > 0:
-            piece = min(num_bytes, _PIECE_BYTES)
-            num_bytes -= piece
-            now_s = loop.time()
-            self._free_s = max(self._free_s, now_s - _BURST_S) + piece / self._bytes_per_s
-            if self._free_s > now_s:
-                await asyncio.sleep(self._free_s - now_s)
+        """Until so many bytes may pass."""
+        if wait_s := self.reserve(num_bytes):
+            await asyncio.sleep(wait_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import ssl
 from contextlib import ExitStack, closing
@@ -10,6 +9,7 @@ from contextlib import ExitStack, closing
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
 from echo_rollout.metrics import WorkerMetrics
+from echo_rollout.weights.peers.line import Line
 from echo_rollout.weights.peers.neighbours import follow_neighbours
 from echo_rollout.weights.peers.source import PeerOptions, PeerSource
 from echo_rollout.weights.sources import ChunkSource
@@ -42,7 +42,7 @@ def open_peers(
         tls=tls_contexts(settings),
         least_bytes=0 if is_told else _LEAST_BYTES,
         least_workers=2 if is_told else _LEAST_WORKERS,
-        up=math.inf if weights.upload_mbit is None else weights.upload_mbit * _BYTES_PER_MBIT,
+        up=Line() if weights.upload_mbit is None else Line(weights.upload_mbit * _BYTES_PER_MBIT),
     )
     workers = stack.enter_context(closing(bus.view(WORKERS, WorkerStatus)))
     neighbours = follow_neighbours(workers, clock, worker_id=worker_id, host=socket.gethostname(), heartbeat_s=settings.rollout.heartbeat_s)

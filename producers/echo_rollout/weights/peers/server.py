@@ -59,6 +59,9 @@ class PeerServer:
             await self._give(request, writer)
         except PeerFault as exc:
             logger.warning("The peer at %s is not served: %s.", name, exc)
+        except asyncio.CancelledError:
+            # `PeerSource.close`; asyncio's own callback would report a server's task that ends as cancelled.
+            logger.debug("The connection to the peer at %s is ended", name)
         except (OSError, EOFError, TimeoutError) as exc:
             # It has hung up, or is not heard any more; it asks again, or somebody else.
             logger.debug("The connection to the peer at %s ended: %r", name, exc)
@@ -77,9 +80,8 @@ class PeerServer:
             if data is None:
                 await send(writer, Kind.GONE)
                 return
-            await self._line.pass_on(len(data))
             async with asyncio.timeout(_IDLE_S):
-                await send(writer, Kind.CHUNK, index, data)
+                await send(writer, Kind.CHUNK, index, data, self._line)
             self._metrics.peer_bytes.labels("sent").inc(len(data))
 
     async def _chunk(self, sha256: str, index: int, writer: asyncio.StreamWriter) -> bytes | None:

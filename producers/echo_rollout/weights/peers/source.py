@@ -10,12 +10,11 @@ hashing, disk and the truth have threads of their own. What is decided and why: 
 from __future__ import annotations
 
 import asyncio
-import math
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -37,7 +36,7 @@ _END_S = 5.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerOptions:
     """How peers meet. `advertise`: the host that others are told. `tls`: contexts of the server and of the client. Below `least_bytes` or
-    `least_workers` a snapshot comes from the truth. `down` and `up`: bytes per second.
+    `least_workers` a snapshot comes from the truth. `down` and `up`: what may pass.
     """
 
     worker_id: str
@@ -49,8 +48,8 @@ class PeerOptions:
     tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
     least_bytes: int = 0
     least_workers: int = 2
-    down: float = math.inf
-    up: float = math.inf
+    down: Line = field(default_factory=Line)
+    up: Line = field(default_factory=Line)
 
 
 class PeerSource:
@@ -77,12 +76,10 @@ class PeerSource:
             truth=truth,
             shelf=shelf,
             tls=client_tls,
-            line=Line(options.down),
+            line=options.down,
             metrics=metrics,
         )
-        self._server = PeerServer(
-            shelf, run_id=options.run_id, secret=options.secret, tls=server_tls, line=Line(options.up), metrics=metrics
-        )
+        self._server = PeerServer(shelf, run_id=options.run_id, secret=options.secret, tls=server_tls, line=options.up, metrics=metrics)
 
     def start(self) -> Self:
         """Serve. Raises UserError where that is not possible."""

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from echo_rollout.weights.peers.line import Line
 from echo_schemas.errors import EchoError
 
 WAIT_S = 0.5
@@ -29,6 +30,7 @@ _LENGTH = struct.Struct(">I")
 _FRAME = struct.Struct(">BII")
 # A request names ranges of indices; this is enough for some thousand gaps.
 _MAX_REQUEST_BYTES = 65_536
+_OPEN = Line()
 
 
 class Why(StrEnum):
@@ -122,11 +124,24 @@ async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secre
     return request
 
 
-async def send(writer: asyncio.StreamWriter, kind: Kind, index: int = 0, data: bytes = b"") -> None:
-    """One frame."""
+async def send(writer: asyncio.StreamWriter, kind: Kind, index: int = 0, data: bytes = b"", line: Line = _OPEN) -> None:
+    """One frame, as fast as `line` allows."""
     writer.write(_FRAME.pack(kind, index, len(data)))
-    writer.write(data)
+    for start in range(0, len(data), line.piece_bytes):
+        piece = memoryview(data)[start : start + line.piece_bytes]
+        await line.pass_on(len(piece))
+        writer.write(piece)
+        await writer.drain()
     await writer.drain()
+
+
+async def receive_data(reader: asyncio.StreamReader, num_bytes: int, line: Line) -> bytes:
+    """The bytes behind a frame's head, as fast as `line` allows. Raises IncompleteReadError."""
+    parts = []
+    for start in range(0, num_bytes, line.piece_bytes):
+        parts.append(await reader.readexactly(min(line.piece_bytes, num_bytes - start)))
+        await line.pass_on(len(parts[-1]))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def receive(reader: asyncio.StreamReader) -> tuple[Kind, int, int]:

@@ -1,0 +1,112 @@
+"""The transfer parts of several workers on a real Kafka: addresses from heartbeats, chunks from the log; one lies, and one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from echo_bus.blobs.transfer import CHUNK_BYTES
+from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.clock import SystemClock
+from echo_rollout.heartbeat import GenerationTime, WorkerHeartbeat, first_status
+from echo_rollout.metrics import WorkerMetrics
+from echo_rollout.weights.peers.opening import open_peers
+from echo_rollout.weights.peers.source import PeerSource
+from echo_rollout.weights.peers.wire import Kind, Request, send
+from echo_rollout.weights.sources import PublishedSource
+from echo_runtime.places import PlaceTimes
+from echo_schemas.records import WeightManifest, WorkerState
+from echo_settings import Settings
+from tests.integration.rollout.conftest import Fleet
+from tests.unit.rollout.peer_rig import SECRET, peer
+from tests.unit.rollout.swarm import RUN, wait_until
+
+pytestmark = pytest.mark.kafka
+
+NUM_CHUNKS = 12
+
+
+class Part:
+    """What of a worker concerns weights: its heartbeat, its peers, its reader of blobs."""
+
+    def __init__(self, bus: Bus, folder: Path, name: str, stack: ExitStack, *, upload_mbit: float | None = None, address: str = "") -> None:
+        """`address`: said in place of its own."""
+        self.name = name
+        self._folder = folder / name
+        self._registry, clock = CollectorRegistry(), SystemClock()
+        settings = Settings.model_validate(
+            {
+                "run": {"name": RUN},
+                "rollout": {"heartbeat_s": 0.2},
+                "weights": {"source": "peers", "secret": SECRET.decode(), "upload_mbit": upload_mbit},
+            }
+        )
+        status = first_status(run_id=RUN, worker_id=name, engine="scripted", price_per_hour=0.0)
+        publisher = stack.enter_context(closing(bus.publisher(profiles.PRODUCER_LATENCY)))
+        generation = GenerationTime(PlaceTimes(self._registry, clock), clock)
+        heartbeat = stack.enter_context(closing(WorkerHeartbeat(publisher, status, generation, clock, every_s=0.2)))
+        reader = stack.enter_context(closing(bus.blob_reader()))
+        opened = open_peers(
+            settings, bus, PublishedSource(reader), stack, worker_id=name, metrics=WorkerMetrics(self._registry), clock=clock
+        )
+        assert opened is not None
+        self.peers: PeerSource = opened
+        heartbeat.start()
+        heartbeat.change(state=WorkerState.READY, peer_address=address or opened.address)
+
+    def fetch(self, manifest: WeightManifest) -> bytes:
+        self.peers.fetch(manifest, self._folder / f"v{manifest.version}")
+        return (self._folder / f"v{manifest.version}" / manifest.files[0].name).read_bytes()
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self._registry.get_sample_value(f"echo_rollout_{name}_total", labels) or 0.0
+
+
+@pytest.fixture
+def add(fleet: Fleet, tmp_path: Path) -> Iterator[Callable[..., Part]]:
+    with ExitStack() as stack:
+        yield lambda name, **options: Part(fleet.bus, tmp_path, name, stack, **options)
+
+
+def test_a_snapshot_reaches_every_worker_although_one_lies_and_one_dies(
+    fleet: Fleet, add: Callable[..., Part], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    data = os.urandom(NUM_CHUNKS * CHUNK_BYTES - 100)
+
+    async def lies(request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for index in request.indices():
+            await send(writer, Kind.CHUNK, index, bytes(min(CHUNK_BYTES, len(data) - index * CHUNK_BYTES)))
+
+    with peer(lies) as (address, _):
+        first, _liar, third = add("a"), add("b", address=address), add("c")
+        # Slow enough that it still gives when it dies: a chunk takes it a third of a second.
+        dying, fifth = add("d", upload_mbit=20.0), add("e")
+        parts = (first, third, dying, fifth)
+        wait_until(lambda: all(len(part.peers._neighbours()) == 4 for part in parts), "everybody to know the others")
+        manifest = fleet.publish_version(1, content=data)
+        with ThreadPoolExecutor(len(parts)) as pool:
+            fetches = {part.name: pool.submit(part.fetch, manifest) for part in parts}
+            wait_until(lambda: fifth.metric("peer_bytes", way="received") >= 2 * CHUNK_BYTES, "e to have something from d")
+            dying.peers.close()
+            got = {name: fetches[name].result(60) for name in "ace"}
+    assert set(got.values()) == {data}
+    assert first.metric("peer_bytes", way="truth") == len(data), "one chain, of which a is the first"
+    assert (third.metric("peer_bytes", way="truth"), fifth.metric("peer_bytes", way="truth")) == (0, 0)
+    assert third.metric("peers_left_out", why="wrong") == 1
+    assert fifth.metric("peers_left_out", why="broke_off") == 1
+    assert "Worker b (" in caplog.text, "the liar is named"
+    assert "Worker d (" in caplog.text
+    late = add("f")
+    wait_until(lambda: "e" in late.peers._neighbours(), "the late one to know the others")
+    assert late.fetch(manifest) == data
+    assert late.metric("peer_bytes", way="truth") == 0
