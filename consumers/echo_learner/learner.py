@@ -58,7 +58,7 @@ class Learner:
         """
         self._stepper.begin()
         self._waiting.begin()
-        while not stop.is_set() and not self._committer.is_complete:
+        while not (stop.is_set() or self._orders.is_stopping or self._committer.is_complete):
             self._orders.obey(self.version)
             self._compare_claims()
             self._waiting.name_missing_rewards()

@@ -6,7 +6,9 @@ Used from the learner's thread.
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 
+from echo_bus.bus import Bus
 from echo_bus.reading.view import CompactedView
 from echo_learner.intake import Intake
 from echo_learner.reward_watch import FailingReward, RewardWatch, without
@@ -15,6 +17,14 @@ from echo_schemas.records import Control, RewardTerm, RunState
 from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
+
+
+def refuse_stopped(bus: Bus, run_id: str) -> None:
+    """Raise UserError for a run that a person has stopped and nobody has let go on."""
+    with closing(bus.orders()) as control:
+        order = control.get(f"{run_id}/run")
+    if order is not None and order.run is not None and order.run.state is RunState.STOPPING:
+        raise UserError(f"{run_id} was told to stop, by {order.issued_by}.", hint=f"echoswarm runs resume {run_id} lets it go on.")
 
 
 class RunOrders:
@@ -36,8 +46,17 @@ class RunOrders:
     @property
     def is_paused(self) -> bool:
         """Whether the run is to stand still."""
+        return self._state is RunState.PAUSED
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the run is to end after its step."""
+        return self._state is RunState.STOPPING
+
+    @property
+    def _state(self) -> RunState:
         order = self._control.get(f"{self._run_id}/run")
-        return order is not None and order.run is not None and order.run.state is RunState.PAUSED
+        return RunState.RUNNING if order is None or order.run is None else order.run.state
 
     def obey(self, version: int) -> None:
         """A new reward specification takes effect at max(version asked, learner version + 1). `version`: of the learner."""

@@ -17,6 +17,7 @@ from echo_learner.commit.session import Tip
 from echo_learner.evaluation.setup import kept_manifests
 from echo_learner.learner import Learner
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.orders import refuse_stopped
 from echo_learner.parts import LearnerParts, open_parts
 from echo_learner.start import Beginning, Conduct, begin_session
 from echo_learner.training.config import ignored_rewards, trainer_config
@@ -44,6 +45,7 @@ def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = Fa
         return
     metrics = LearnerMetrics(process.registry)
     # Whoever may not go on learns it now, and not when the trainer is up.
+    refuse_stopped(process.bus, settings.run.name)
     claim = look(process.bus, settings, sessions.read_tip(process.bus, settings.run.name), takeover=takeover, skip=skip).tip.claim
     with without_collection():
         trainer = open_trainer(config, settings.learner.ranks)

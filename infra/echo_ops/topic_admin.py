@@ -70,6 +70,11 @@ class TopicAdmin:
         partitions = [part for name in self.wanted() if name in topics for part in topics[name].partitions.values()]
         return sum(len(part.isrs) < len(part.replicas) for part in partitions)
 
+    def existing(self) -> list[str]:
+        """Topics of the files that the cluster has."""
+        names = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
+        return sorted(name for name in self.wanted() if name in names)
+
     def strangers(self) -> list[str]:
         """Topics below the namespace that no file describes."""
         names = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics

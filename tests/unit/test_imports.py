@@ -42,6 +42,7 @@ LIGHT = [
     "echo_ops.cli.export",
     "echo_ops.cli.sql",
     "echo_ops.cli.dlq",
+    "echo_ops.cli.runs",
 ]
 
 

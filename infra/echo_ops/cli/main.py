@@ -19,6 +19,7 @@ acls = typer.Typer(no_args_is_help=True, help="Access lists, generated from topi
 reward = typer.Typer(no_args_is_help=True, help="Rewards of a run that is going: write, try, attach, weigh, detach.")
 dlq = typer.Typer(no_args_is_help=True, help="Dead letters: what could not be used, brought back exactly once, or discarded.")
 checkpoints = typer.Typer(no_args_is_help=True, help="The checkpoints of a run: what there is, and what nobody needs any more.")
+runs = typer.Typer(no_args_is_help=True, help="The runs of the namespace: which there are, pausing, stopping, removing.")
 monitoring = typer.Typer(no_args_is_help=True, help="Alerts and dashboards for Prometheus and Grafana.")
 app.add_typer(kafka, name="kafka")
 app.add_typer(topics, name="topics")
@@ -28,6 +29,7 @@ app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(reward, name="reward")
 app.add_typer(dlq, name="dlq")
 app.add_typer(monitoring, name="monitoring")
+app.add_typer(runs, name="runs")
 # Without a name its commands are the application's own.
 app.add_typer(history)
 
@@ -36,6 +38,7 @@ Config = Annotated[
     typer.Option("--config", "-c", help="Configuration file. Without it run.toml, if there is one, else defaults and environment."),
 ]
 
+RunId = Annotated[str, typer.Argument(help="The run, as `echoswarm runs list` names it.")]
 DeadTopic = Annotated[str, typer.Argument(help="The topic that the messages belong on, such as trajectories.")]
 Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only letters with this reason; may be repeated.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it.")]
@@ -326,6 +329,63 @@ def dlq_discard(
 
     with user_errors():
         commands.discard_letters(config, topic, reason or [], until=until, is_meant=yes)
+
+
+@runs.command("list")
+def runs_list(config: Config = None, as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False) -> None:
+    """Say which runs the namespace has, and how each of them is."""
+    from echo_ops.cli import runs as commands
+
+    with user_errors():
+        commands.list_runs(config, as_json=as_json)
+
+
+@runs.command("show")
+def runs_show(name: RunId, config: Config = None) -> None:
+    """Say what a run is and how it stands."""
+    from echo_ops.cli import runs as commands
+
+    with user_errors():
+        commands.show(config, name)
+
+
+@runs.command("pause")
+def runs_pause(name: RunId, config: Config = None) -> None:
+    """Let a run stand still: no request is written, no step is trained; its processes wait."""
+    from echo_ops.cli import runs as commands
+    from echo_schemas.records import RunState
+
+    with user_errors():
+        commands.order(config, name, RunState.PAUSED)
+
+
+@runs.command("resume")
+def runs_resume(name: RunId, config: Config = None) -> None:
+    """Let a paused or stopped run go on."""
+    from echo_ops.cli import runs as commands
+    from echo_schemas.records import RunState
+
+    with user_errors():
+        commands.order(config, name, RunState.RUNNING)
+
+
+@runs.command("stop")
+def runs_stop(name: RunId, config: Config = None) -> None:
+    """Let a run end after its step, with everything saved and published."""
+    from echo_ops.cli import runs as commands
+    from echo_schemas.records import RunState
+
+    with user_errors():
+        commands.order(config, name, RunState.STOPPING)
+
+
+@runs.command("delete")
+def runs_delete(name: RunId, config: Config = None, yes: Yes = False) -> None:
+    """Remove a run: topics, groups, access lists, checkpoints; without --yes say what there is of it."""
+    from echo_ops.cli import runs as commands
+
+    with user_errors():
+        commands.delete(config, name, is_meant=yes)
 
 
 @monitoring.command("render")

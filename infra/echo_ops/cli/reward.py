@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo_bus.bus import Bus
-from echo_bus.client import profiles
 from echo_bus.clock import Deadline
 from echo_learner.commit.session import read_tip
 from echo_learner.training.config import reward_terms
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.output import out
 from echo_ops.groups import has_members
+from echo_ops.orders import give_order
 from echo_ops.rewards.template import write_template
 from echo_ops.rewards.trial import Trial, recent_trajectories, try_reward
 from echo_ops.rewards.watch import OWN_APPLICATION, Heard, ScorerLine, ScorerState, ScorerWatch, behind_words, plain_line
@@ -36,11 +36,10 @@ from echo_ops.rewards.weights import (
 )
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Progress, Reward, RewardAttachment, RewardControl, RewardTerm
-from echo_schemas.topics import CONTROL, PROGRESS, attachment_key
+from echo_schemas.topics import PROGRESS, attachment_key
 from echo_settings import Settings
 from echo_streams.run import attach as load_attached
 
-_WRITE_S = 10.0
 _END_S = 30.0
 _LOOK_S = 0.2
 # A name has been scored lately if its newest value is no older than this beside the newest of all.
@@ -129,7 +128,7 @@ def weigh(config: Path | None, text: str, *, from_version: int | None, missing: 
     waiting = now.order(f"{settings.run.name}/rewards")
     if waiting is not None and waiting.rewards is not None and waiting.rewards.from_version > now.version + 1:
         out.print(f"This replaces the order for version {waiting.rewards.from_version}: {listed(waiting.rewards.terms)}.", markup=False)
-    _order(settings, bus, now.order(f"{settings.run.name}/rewards"), rewards=RewardControl(from_version=starts, terms=terms))
+    give_order(bus, settings.run.name, now.order(f"{settings.run.name}/rewards"), rewards=RewardControl(from_version=starts, terms=terms))
     (term,) = (term for term in terms if term.name == name)
     begun = "" if starts > now.version + 1 else " (from the next, if that step has begun)"
     out.print(f"From version {starts} on{begun} the run is trained on {listed(terms)}; for {name} {policy_of(term)}.", markup=False)
@@ -157,11 +156,11 @@ def detach(config: Path | None, asked: str, *, force: bool) -> None:
     order = RewardAttachment(
         application=line.application, is_attached=False, rewards=tuple(each.name for each in ended), share=line.share
     )  # fmt: skip
-    _order(settings, bus, now.order(attachment_key(settings.run.name, line.application)), attachment=order)
+    give_order(bus, settings.run.name, now.order(attachment_key(settings.run.name, line.application)), attachment=order)
     left = tuple(term for term in now.terms if term.weight or term.name not in {each.name for each in ended})
     if left != now.terms and not force:
         key = f"{settings.run.name}/rewards"
-        _order(settings, bus, now.order(key), rewards=RewardControl(from_version=now.version + 1, terms=left))
+        give_order(bus, settings.run.name, now.order(key), rewards=RewardControl(from_version=now.version + 1, terms=left))
     group, deadline = bus.namespace.group("reward", line.application), Deadline.after(_END_S)
     while has_members(bus.cluster, group):
         if deadline.expired():
@@ -175,7 +174,7 @@ def detach(config: Path | None, asked: str, *, force: bool) -> None:
 
 def attach_order(settings: Settings, bus: Bus, now: RunNow, attachment: RewardAttachment) -> None:
     """Order that an application is attached."""
-    _order(settings, bus, now.order(attachment_key(settings.run.name, attachment.application)), attachment=attachment)
+    give_order(bus, settings.run.name, now.order(attachment_key(settings.run.name, attachment.application)), attachment=attachment)
 
 
 def run_now(settings: Settings, bus: Bus) -> RunNow:
@@ -219,19 +218,6 @@ def refuse_sampled(name: str, now: RunNow, policy: Missing | None) -> None:
             f"{name!r} is attached to {partial[0].share:.0%} of the groups only: the others would wait for it in vain.",
             hint="Detach it and attach it without --sample; or say what the others do: --missing without, or --missing 0.",
         )
-
-
-def _order(
-    settings: Settings, bus: Bus, known: Control | None, *, rewards: RewardControl | None = None, attachment: RewardAttachment | None = None
-) -> None:
-    """Write an order with an epoch above that of the one before, and of any that was given earlier."""
-    now_ms = bus.clock.time_ms()
-    epoch = max(now_ms, 0 if known is None else known.epoch + 1)
-    order = Control(
-        run_id=settings.run.name, epoch=epoch, rewards=rewards, attachment=attachment, issued_by=bus.client_id, time_ms=now_ms
-    )  # fmt: skip
-    with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
-        publisher.publish(CONTROL, order).wait(_WRITE_S)
 
 
 def _line_of(asked: str, lines: Sequence[ScorerLine]) -> ScorerLine:

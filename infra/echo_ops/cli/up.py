@@ -239,6 +239,8 @@ class _Run:
         if self._options.plain or not out.is_terminal:
             self.tick()
         with self._observer.view() as view:
+            if outcome == RunEnd.FINISHED and not 0 < view.steps_wanted <= view.num_steps:
+                outcome = RunEnd.STOPPED
             summary = summarise_run(view, wall_s=self._elapsed_s(), outcome=outcome, software=software())
             name = "exact match" if view.is_exact else "reward"
             config = public_config(self._settings)

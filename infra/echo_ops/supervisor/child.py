@@ -148,7 +148,7 @@ class Crew:
             self.children.append(self._launch(plan))
 
     def check(self) -> bool:
-        """Whether the learner has finished its steps. The offline producer may end well before, and a worker while another one works: what
+        """Whether the learner has ended as it should. Who writes requests may end well before, and a worker while another one works: what
         it had in hand is delivered again (`take_lost` tells of it). Raises RoleDied if any other process ended, or one of these otherwise.
         """
         finished = False
@@ -161,7 +161,7 @@ class Crew:
                 finished = True
             elif child.plan.role is Role.WORKER and works_on:
                 self._lost.setdefault(child.plan.name, (child.plan, code))
-            elif child.plan.role is not Role.OFFLINE or code != 0:
+            elif child.plan.role not in {Role.OFFLINE, Role.FEEDER} or code != 0:
                 died = RoleRefused if code == _USAGE else RoleDied
                 raise died(child.plan, code, _last_words(child.plan.log, child.log_start), self._memory.verdict())
         return finished

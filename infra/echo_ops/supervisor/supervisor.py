@@ -34,6 +34,8 @@ class RunEnd(StrEnum):
     """How a run ended; a role that died is an exception."""
 
     FINISHED = "finished"
+    STOPPED = "stopped"
+    """By an order: the learner ended well, before its last step."""
     INTERRUPTED = "interrupted"
 
 

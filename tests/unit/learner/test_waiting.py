@@ -13,6 +13,7 @@ from pydantic import ValidationError
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_bus.clock import ManualClock
+from echo_learner.orders import refuse_stopped
 from echo_schemas.columns import FLAG_DTYPE, VALUE_DTYPE
 from echo_schemas.errors import UserError
 from echo_schemas.records import (
@@ -345,6 +346,30 @@ def test_a_paused_run_trains_nothing_until_it_may(pipeline: Pipeline, start: Sta
     pipeline.write(CONTROL, order(2, RunState.RUNNING))
     running.join()
     assert [report.version for report in pipeline.reports()] == [1, 2]
+
+
+def test_a_run_that_is_stopped_by_an_order_ends_after_its_step_and_is_not_begun_again_until_it_may(
+    pipeline: Pipeline, start: Start
+) -> None:
+    def order(epoch: int, state: RunState) -> None:
+        control = Control(run_id="demo", epoch=epoch, run=RunControl(state=state), issued_by="somebody", time_ms=epoch)
+        pipeline.write(CONTROL, control)
+
+    fill(pipeline, 1)
+    running = start(learner={"steps": 2})
+    pipeline.wait_for_manifest(1)
+    order(1, RunState.STOPPING)
+    running.join()
+    assert [report.version for report in pipeline.reports()] == [1]
+    assert pipeline.store.load(pipeline.reports()[0].checkpoint).version == 1
+    assert_books(pipeline)
+    bus = running.process.bus
+    with pytest.raises(UserError, match="told to stop, by somebody") as caught:
+        refuse_stopped(bus, "demo")
+    assert "runs resume demo" in (caught.value.hint or "")
+    order(2, RunState.RUNNING)
+    refuse_stopped(bus, "demo")
+    refuse_stopped(bus, "another")
 
 
 def test_a_learner_that_is_told_to_stop_ends_between_steps(pipeline: Pipeline, start: Start) -> None:

@@ -161,6 +161,17 @@ def test_logged_episodes_may_be_in_the_log_long_before_the_last_step(tmp_path: P
         failing.run()
 
 
+def test_a_feeder_that_was_told_to_stop_ends_before_its_learner(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.at[2] = scene.ends("feeder", 0)
+    scene.at[6] = scene.ends("learner", 0)
+    assert scene.run() is RunEnd.FINISHED
+    failing = Scene(tmp_path)
+    failing.at[2] = failing.ends("feeder", 1)
+    with pytest.raises(RoleDied, match="The feeder ended with exit code 1"):
+        failing.run()
+
+
 def test_a_run_goes_on_without_a_worker_as_long_as_another_works(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.at[3] = scene.ends("worker-1", 1)

@@ -1,0 +1,177 @@
+"""`echoswarm runs`: which there are, what is wanted of them, and how one is removed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.table import Table
+
+from echo_bus.bus import Bus
+from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.output import out
+from echo_ops.orders import give_order
+from echo_ops.runs.deletion import Remains, find_remains, remove
+from echo_ops.runs.listing import RunLine, Standing, find_run, read_runs
+from echo_schemas.errors import UserError
+from echo_schemas.records import RunControl, RunState
+from echo_settings import Settings
+
+_MIB = 1 << 20
+_SAID = {
+    RunState.PAUSED: "No request is written and no step is trained until `echoswarm runs resume {name}`. What is in hand is kept.",
+    RunState.STOPPING: "Its learner ends after its step; all is saved and published. `echoswarm runs resume {name}` lets it go on.",
+    RunState.RUNNING: "It goes on.",
+}
+
+
+def list_runs(config: Path | None, *, as_json: bool) -> None:
+    """One line a run of the namespace, the oldest first."""
+    _, bus = _reach(config)
+    lines = read_runs(bus)
+    if as_json:
+        sys.stdout.write(json.dumps([_plain(line) for line in lines]) + "\n")
+        return
+    if not lines:
+        out.print(f"No run was ever accepted in {bus.namespace.name}.", markup=False)
+        return
+    table = Table("run", "is", "version", "mode", "task", "model", "began", "last heard", box=None, pad_edge=False)
+    now_ms = bus.clock.time_ms()
+    for line in lines:
+        run = line.run
+        began, heard = _time(run.created_ms), _heard(line, now_ms)
+        table.add_row(run.run_id, line.standing.value, _version(line), run.mode.value, run.task, run.model, began, heard)
+    out.print(table)
+
+
+def show(config: Path | None, name: str) -> None:
+    """What a run is and how it stands."""
+    settings, bus = _reach(config)
+    line = find_run(read_runs(bus), name, bus.namespace.name)
+    run, progress = line.run, line.progress
+    rows = {
+        "is": line.standing.value,
+        "version": _version(line),
+        "last heard": _heard(line, bus.clock.time_ms()),
+        "began": _time(run.created_ms),
+        "mode": f"{run.mode.value}, staleness budget {run.staleness_budget}, published every {run.publication_period} steps",
+        "task": f"{run.task}, groups of {run.group_size}, {run.groups_per_step} a step, seed {run.seed}",
+        "model": run.model,
+        "comes from": "nothing" if run.parent_run is None else f"{run.parent_run}, version {run.parent_version}",
+        "software": ", ".join(f"{package} {version}" for package, version in run.software.items()),
+    }
+    if progress is not None:
+        rows["groups"] = f"{progress.groups_trained:,} trained, {progress.groups_dropped:,} dropped, {progress.groups_ready:,} ready"
+    if line.order is not None and line.order.run is not None:
+        rows["ordered"] = f"{line.order.run.state.value}, by {line.order.issued_by}, {_time(line.order.time_ms)}"
+    out.print(f"{name} in {bus.namespace.name}", style="bold cyan", markup=False)
+    for title, text in rows.items():
+        out.print(f"  {title:<11}{text}", markup=False)
+    if settings.run.name == name:
+        out.print(f"  {'folder':<11}{settings.checkpoint.folder}", markup=False)
+
+
+def order(config: Path | None, name: str, state: RunState) -> None:
+    """Order that a run stands still, stops, or goes on."""
+    _, bus = _reach(config)
+    line = find_run(read_runs(bus), name, bus.namespace.name)
+    now = RunState.RUNNING if line.order is None or line.order.run is None else line.order.run.state
+    if now is state:
+        out.print(f"{name} was told so already: it is {line.standing.value}.", markup=False)
+        return
+    give_order(bus, name, line.order, run=RunControl(state=state))
+    hint = (
+        ""
+        if line.is_alive or state is not RunState.RUNNING
+        else " Nobody trains it now: start it with the command that it was started with."
+    )
+    out.print(f"{name}: ordered. {_SAID[state].format(name=name)}{hint}", markup=False)
+
+
+def delete(config: Path | None, name: str, *, is_meant: bool) -> None:
+    """Say what there is of a run, and with `is_meant` remove it. Raises UserError for one that is alive."""
+    settings, bus = _reach(config)
+    lines = read_runs(bus)
+    line = find_run(lines, name, bus.namespace.name)
+    if line.is_alive:
+        raise UserError(f"{name} is {line.standing.value}.", hint=f"Stop it first: echoswarm runs stop {name}")
+    if settings.run.name != name:
+        raise UserError(
+            f"The configured run is {settings.run.name!r}: where the checkpoints of {name!r} lie is in its own file.",
+            hint="Name that file with --config.",
+        )
+    others = [other.run.run_id for other in lines if other is not line]
+    remains = find_remains(bus, name, Path(settings.checkpoint.folder), is_alone=not others)
+    _say_remains(settings, bus, remains, others)
+    if not is_meant:
+        out.print("Nothing was removed. Add --yes.")
+        return
+    remove(bus, remains)
+    out.print(f"{name} is removed.", markup=False)
+
+
+def _say_remains(settings: Settings, bus: Bus, remains: Remains, others: list[str]) -> None:
+    say = "{:<12}{}".format
+    if remains.topics:
+        out.print(say("topics", f"{len(remains.topics)}: {remains.topics[0]} … {remains.topics[-1]}, with all records"), markup=False)
+    if others:
+        out.print(
+            say("records", "the newest of " + ", ".join(f"{len(keys)} keys of {name}" for name, keys in remains.keys.items())), markup=False
+        )
+        out.print(say("", f"The rest goes with retention: {', '.join(others)} is in the same topics."), markup=False)
+    if remains.groups:
+        out.print(say("groups", ", ".join(remains.groups)), markup=False)
+    if remains.acls:
+        out.print(say("access", f"{len(remains.acls)} entries of access lists below {bus.namespace.name}."), markup=False)
+    elif remains.acls is None:
+        out.print(say("access", "no access lists that this login can see"), markup=False)
+    for path in remains.paths:
+        out.print(say("file", str(path)), markup=False)
+    out.print(say("", f"{remains.num_bytes / _MIB:,.1f} MiB in files"), markup=False)
+    left = ["transactional ids, which the brokers forget after a week"]
+    left += [f"snapshots in {settings.store.uri}"] if settings.store.uri else []
+    left += ["subjects of the registry"] if settings.registry.url else []
+    out.print(say("left", ", ".join(left)), markup=False)
+
+
+def _reach(config: Path | None) -> tuple[Settings, Bus]:
+    settings = read_settings(config)
+    return settings, replace(reach_bus(settings), run_id=None)
+
+
+def _plain(line: RunLine) -> dict[str, object]:
+    run, progress = line.run, line.progress
+    return {
+        "run": run.run_id,
+        "standing": line.standing.value,
+        "version": None if progress is None else progress.version,
+        "steps": line.steps,
+        "mode": run.mode.value,
+        "task": run.task,
+        "model": run.model,
+        "created_ms": run.created_ms,
+        "heard_ms": None if progress is None else progress.time_ms,
+        "parent_run": run.parent_run,
+        "parent_version": run.parent_version,
+    }
+
+
+def _version(line: RunLine) -> str:
+    if line.progress is None:
+        return "none"
+    return f"{line.progress.version}" + (f" of {line.steps}" if line.steps else "")
+
+
+def _heard(line: RunLine, now_ms: int) -> str:
+    if line.progress is None:
+        return "never"
+    if line.standing in {Standing.TRAINING, Standing.PAUSED, Standing.STOPPING}:
+        return f"{max(0, now_ms - line.progress.time_ms) / 1000:.0f} s ago"
+    return _time(line.progress.time_ms)
+
+
+def _time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

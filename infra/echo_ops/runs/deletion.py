@@ -1,0 +1,171 @@
+"""What a run leaves, and its removal: topics, groups and access lists of a namespace that has no other run; else what can be taken out alone.
+
+Records of one run among others cannot be taken out of a topic: the newest of each key in compacted topics is, the others go with retention.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+
+from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.kafka import translate
+from echo_bus.message import raw_headers
+from echo_learner.commit.checkpoint import CheckpointStore
+from echo_ops.groups import groups_with_members
+from echo_ops.topic_admin import TopicAdmin
+from echo_replay.raw_log import RawLog
+from echo_schemas.errors import UserError
+from echo_schemas.headers import RUN
+from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topics import BY_NAME
+
+_WAIT_S = 30.0
+# What `echoswarm up` and the learner write beside the checkpoints.
+_BESIDE = ("logs", "processes", "snapshots", "report.html", "summary.json", "supervisor.log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remains:
+    """What would be removed. `topics`: physical names, of a namespace that has no other run; else `keys`: name of a compacted topic → keys.
+    `acls` None: this login may not see them, or the cluster has none."""
+
+    run_id: str
+    topics: tuple[str, ...]
+    keys: dict[str, tuple[str, ...]]
+    groups: tuple[str, ...]
+    acls: tuple[AclBinding, ...] | None
+    paths: tuple[Path, ...]
+    num_bytes: int
+
+
+def find_remains(bus: Bus, run_id: str, folder: Path, *, is_alone: bool) -> Remains:
+    """What there is of the run. `is_alone`: the namespace has no other. Raises UserError where somebody is still in a group; TransportError."""
+    prefix = f"{bus.namespace.name}."
+    members = {name: busy for name, busy in groups_with_members(bus.cluster).items() if name.startswith(prefix)} if is_alone else {}
+    if working := sorted(name for name, is_busy in members.items() if is_busy):
+        raise UserError(f"Somebody is still in the group {working[0]}.", hint="End workers and reward processes first. Nothing was removed.")
+    paths = tuple(_paths_of(bus, run_id, folder))
+    return Remains(
+        run_id=run_id,
+        topics=tuple(TopicAdmin(bus.cluster, bus.namespace).existing()) if is_alone else (),
+        keys={} if is_alone else _keys_of(bus, run_id),
+        groups=tuple(sorted(members)),
+        acls=_acls_of(bus, prefix) if is_alone else (),
+        paths=paths,
+        num_bytes=sum(map(_size_of, paths)),
+    )
+
+
+def remove(bus: Bus, remains: Remains) -> None:
+    """Remove it: the log first, so that what is cut off in the middle can be removed again by the same command. Raises TransportError, UserError."""
+    admin = bus.cluster.admin()
+    try:
+        if remains.topics:
+            for done in admin.delete_topics(list(remains.topics), request_timeout=_WAIT_S).values():
+                done.result(_WAIT_S)
+        if remains.groups:
+            for done in admin.delete_consumer_groups(list(remains.groups), request_timeout=_WAIT_S).values():
+                done.result(_WAIT_S)
+        if remains.acls:
+            for done in admin.delete_acls([_exactly(each) for each in remains.acls], request_timeout=_WAIT_S).values():
+                done.result(_WAIT_S)
+    except KafkaException as exc:
+        raise translate(exc, "the cluster") from exc
+    _bury(bus, remains.keys)
+    for path in remains.paths:
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as exc:
+            raise UserError(f"{path} cannot be removed: {exc.strerror or exc}.", hint="The log is gone; remove the folder by hand.") from exc
+    for folder in {path.parent for path in remains.paths}:
+        # Not empty: it holds what is not the run's.
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _keys_of(bus: Bus, run_id: str) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for spec in load_topic_specs():
+        if spec.name not in BY_NAME or spec.config["cleanup.policy"] != "compact":
+            continue
+        alive: dict[bytes, bool] = {}
+        with RawLog(bus, bus.namespace.topic(BY_NAME[spec.name])) as log:
+            for messages in log.messages():
+                for raw in messages:
+                    is_own = dict(raw_headers(raw)).get(RUN) == run_id.encode()
+                    key = raw.key() or b""
+                    if is_own or key in alive:
+                        alive[key] = raw.value() is not None
+        if keys := tuple(sorted(key.decode(errors="replace") for key, is_there in alive.items() if is_there)):
+            found[spec.name] = keys
+    return found
+
+
+def _bury(bus: Bus, keys: dict[str, tuple[str, ...]]) -> None:
+    if not keys:
+        return
+    publisher = bus.publisher(profiles.PRODUCER_LATENCY)
+    try:
+        receipts = [publisher.publish_tombstone(BY_NAME[name], key) for name, each in keys.items() for key in each]
+        for receipt in receipts:
+            receipt.wait(_WAIT_S)
+    finally:
+        publisher.close()
+
+
+def _acls_of(bus: Bus, prefix: str) -> tuple[AclBinding, ...] | None:
+    # None is anything, which the client's types do not say.
+    some: Any = None
+    anything = AclBindingFilter(ResourceType.ANY, some, ResourcePatternType.ANY, some, some, AclOperation.ANY, AclPermissionType.ANY)
+    try:
+        bindings = bus.cluster.admin().describe_acls(anything, request_timeout=_WAIT_S).result(_WAIT_S)
+    except KafkaException:
+        # No authorizer, or a login that may not look.
+        return None
+    return tuple(each for each in bindings if each.name.startswith(prefix))
+
+
+def _exactly(binding: AclBinding) -> AclBindingFilter:
+    return AclBindingFilter(
+        binding.restype,
+        binding.name,
+        binding.resource_pattern_type,
+        binding.principal,
+        binding.host,
+        binding.operation,
+        binding.permission_type,
+    )
+
+
+def _paths_of(bus: Bus, run_id: str, folder: Path) -> list[Path]:
+    """The run's checkpoints, and what lies beside them unless another run's checkpoints do too."""
+    if not folder.is_dir():
+        return []
+    store = CheckpointStore(folder, bus.codec)
+    own, is_alone = [], True
+    for name in store.ids():
+        try:
+            is_own = store.load(name).run_id == run_id
+        except UserError:
+            # Nobody can say whose it is.
+            is_own = False
+        own += [folder / name] if is_own else []
+        is_alone &= is_own
+    beside = [folder / name for name in _BESIDE if (folder / name).exists()]
+    return own + (beside if is_alone else [])
+
+
+def _size_of(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -1,0 +1,88 @@
+"""Which runs a namespace has, and how each of them is."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from enum import StrEnum
+
+from echo_bus.bus import Bus
+from echo_schemas.errors import UserError
+from echo_schemas.records import Control, Progress, Run, RunState
+from echo_schemas.topics import PROGRESS, RUNS
+
+# A learner writes its progress once a second at least.
+_HEARD_MS = 10_000
+
+
+class Standing(StrEnum):
+    """How a run is."""
+
+    TRAINING = "training"
+    PAUSED = "paused"
+    """Its learner lives and waits for an order to go on."""
+    STOPPING = "stopping"
+    """It was told to stop, and its learner still lives."""
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    """Its steps are trained."""
+    SILENT = "silent"
+    """Nobody told it to stop, and its learner is not heard of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """One run. `progress` None: its learner never spoke; `steps`: wanted in all, 0: without an end; `order`: what was last ordered."""
+
+    run: Run
+    progress: Progress | None
+    steps: int
+    order: Control | None
+    standing: Standing
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its learner was heard of just now."""
+        return self.standing in {Standing.TRAINING, Standing.PAUSED, Standing.STOPPING}
+
+
+def read_runs(bus: Bus) -> list[RunLine]:
+    """Every run of the namespace, the oldest first. `bus`: of no run. Raises TransportError."""
+    runs, progress = bus.newest(RUNS, Run), bus.newest(PROGRESS, Progress)
+    with closing(bus.orders()) as view:
+        orders = view.items()
+    now_ms = bus.clock.time_ms()
+    lines = (line_of(run, progress.get(name), orders.get(f"{name}/run"), now_ms) for name, run in runs.items())
+    return sorted(lines, key=lambda line: line.run.created_ms)
+
+
+def line_of(run: Run, progress: Progress | None, order: Control | None, now_ms: int) -> RunLine:
+    """How a run is at `now_ms`."""
+    wanted = RunState.RUNNING if order is None or order.run is None else order.run.state
+    steps = _steps_of(run)
+    is_heard = progress is not None and now_ms - progress.time_ms <= _HEARD_MS
+    if is_heard:
+        standing = {RunState.RUNNING: Standing.TRAINING, RunState.PAUSED: Standing.PAUSED, RunState.STOPPING: Standing.STOPPING}[wanted]
+    elif progress is not None and 0 < steps <= progress.version:
+        standing = Standing.FINISHED
+    else:
+        standing = Standing.STOPPED if wanted is RunState.STOPPING else Standing.SILENT
+    return RunLine(run=run, progress=progress, steps=steps, order=order, standing=standing)
+
+
+def find_run(lines: list[RunLine], name: str, namespace: str) -> RunLine:
+    """The run `name`. Raises UserError that names those there are."""
+    for line in lines:
+        if line.run.run_id == name:
+            return line
+    known = ", ".join(line.run.run_id for line in lines)
+    raise UserError(f"{namespace} has no run {name!r}.", hint=f"It has {known}." if known else "No run was ever accepted there.")
+
+
+def _steps_of(run: Run) -> int:
+    try:
+        return int(json.loads(run.config)["learner"]["steps"])
+    except (ValueError, KeyError, TypeError):
+        # Another release wrote it.
+        return 0

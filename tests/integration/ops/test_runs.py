@@ -1,0 +1,115 @@
+"""`echoswarm runs` on a real broker: what is wanted of a run is in the log, and a run is removed without a trace, or beside another one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from echo_bus.bus import Bus
+from echo_bus.client.consumer_queries import open_asker
+from echo_runtime.opening import open_bus
+from echo_schemas.examples import load_examples
+from echo_schemas.naming import Namespace
+from echo_schemas.records import Control, Progress, Run, RunState
+from echo_schemas.topics import CONTROL, PROGRESS, RUNS, TRAJECTORIES
+from echo_settings import load_settings
+from tests.integration.ops.test_commands import Shell
+from tests.unit.schemas.samples import trajectory
+
+pytestmark = pytest.mark.kafka
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def shell(kafka_bootstrap: str, namespace: Namespace, tmp_path: Path) -> Shell:
+    shell = Shell(
+        tmp_path,
+        ECHO_KAFKA__BOOTSTRAP=kafka_bootstrap,
+        ECHO_KAFKA__NAMESPACE=namespace.name,
+        ECHO_RUN__NAME="demo",
+        ECHO_CHECKPOINT__FOLDER=str(tmp_path / "runs" / "demo"),
+    )
+    assert shell("topics", "apply").returncode == 0
+    return shell
+
+
+@pytest.fixture
+def bus(shell: Shell) -> Bus:
+    return open_bus(load_settings(None, shell.environ), "learner")
+
+
+def begin(bus: Bus, name: str, *, heard_ms: int) -> None:
+    """What a learner writes of a run."""
+    run = next(record for record in load_examples(RUNS).values() if isinstance(record, Run))
+    progress = next(record for record in load_examples(PROGRESS).values() if isinstance(record, Progress))
+    publisher = bus.publisher()
+    config = json.dumps({"learner": {"steps": 100}})
+    publisher.publish(RUNS, replace(run, run_id=name, config=config, created_ms=heard_ms))
+    publisher.publish(PROGRESS, replace(progress, run_id=name, version=3, published=3, time_ms=heard_ms))
+    publisher.publish(TRAJECTORIES, trajectory(seq=1, run_id=name, group_id=f"{name}/1"))
+    publisher.close()
+
+
+def topics_of(bootstrap: str, namespace: Namespace) -> list[str]:
+    known = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=WAIT_S).topics
+    return [name for name in known if name.startswith(f"{namespace.name}.")]
+
+
+def test_a_run_is_paused_stopped_and_let_go_on_by_orders_in_the_log(shell: Shell, bus: Bus) -> None:
+    assert "No run was ever accepted" in shell("runs", "list").stdout
+    assert "has no run 'demo'" in shell("runs", "pause", "demo").stderr
+    begin(bus, "demo", heard_ms=bus.clock.time_ms())
+    (line,) = json.loads(shell("runs", "list", "--json").stdout)
+    assert (line["run"], line["standing"], line["version"], line["steps"]) == ("demo", "training", 3, 100)
+    for command, state in (("pause", RunState.PAUSED), ("stop", RunState.STOPPING), ("resume", RunState.RUNNING)):
+        done = shell("runs", command, "demo")
+        assert done.returncode == 0, done.stderr
+        order = bus.newest(CONTROL, Control)["demo/run"]
+        assert order.run is not None
+        assert order.run.state is state
+        assert "told so already" in shell("runs", command, "demo").stdout
+    shown = shell("runs", "show", "demo").stdout
+    assert "3 of 100" in shown
+    assert "running, by" in shown
+
+
+def test_a_run_that_is_alone_is_removed_without_a_trace(
+    shell: Shell, bus: Bus, kafka_bootstrap: str, namespace: Namespace, tmp_path: Path
+) -> None:
+    begin(bus, "demo", heard_ms=bus.clock.time_ms())
+    assert "Stop it first" in shell("runs", "delete", "demo", "--yes").stderr
+    begin(bus, "demo", heard_ms=1)
+    asker = open_asker(bus.cluster, namespace.group("worker"), bus.client_id)
+    asker.commit(offsets=[TopicPartition(namespace.topic(TRAJECTORIES), 0, 1)], asynchronous=False)
+    asker.close()
+    folder = tmp_path / "runs" / "demo"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "logs" / "learner.log").write_text("x")
+    said = shell("runs", "delete", "demo")
+    assert "Nothing was removed" in said.stdout, said
+    assert namespace.group("worker") in said.stdout
+    assert len(topics_of(kafka_bootstrap, namespace)) == 26
+    done = shell("runs", "delete", "demo", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert topics_of(kafka_bootstrap, namespace) == []
+    assert not folder.exists()
+    groups = AdminClient({"bootstrap.servers": kafka_bootstrap}).list_consumer_groups(request_timeout=WAIT_S).result(WAIT_S).valid
+    assert not [group.group_id for group in groups if group.group_id.startswith(f"{namespace.name}.")]
+
+
+def test_a_run_beside_another_leaves_the_other_as_it_is(shell: Shell, bus: Bus, kafka_bootstrap: str, namespace: Namespace) -> None:
+    begin(bus, "demo", heard_ms=1)
+    begin(bus, "other", heard_ms=2)
+    said = shell("runs", "delete", "demo", "--yes")
+    assert said.returncode == 0, said.stderr
+    assert "other is in the same topics" in said.stdout
+    runs = replace(bus, run_id=None).newest(RUNS, Run)
+    assert set(runs) == {"other"}
+    assert set(replace(bus, run_id=None).newest(PROGRESS, Progress)) == {"other"}
+    assert len(topics_of(kafka_bootstrap, namespace)) == 26
+    assert "its own file" in shell("runs", "delete", "other", "--yes").stderr

@@ -1,0 +1,64 @@
+"""How a run stands, from what it says of itself and what was ordered."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from echo_ops.runs.listing import Standing, find_run, line_of
+from echo_schemas.errors import UserError
+from echo_schemas.examples import load_examples
+from echo_schemas.records import Control, Progress, Run, RunControl, RunState
+from echo_schemas.topics import PROGRESS, RUNS
+
+NOW_MS = 1_000_000
+RUN = next(record for record in load_examples(RUNS).values() if isinstance(record, Run))
+SPOKE = next(record for record in load_examples(PROGRESS).values() if isinstance(record, Progress))
+
+
+def run(steps: int = 10) -> Run:
+    return replace(RUN, config=json.dumps({"learner": {"steps": steps}}))
+
+
+def spoke(ago_ms: int, version: int = 3) -> Progress:
+    return replace(SPOKE, version=version, published=0, time_ms=NOW_MS - ago_ms)
+
+
+def told(state: RunState) -> Control:
+    return Control(run_id=RUN.run_id, epoch=1, run=RunControl(state=state), issued_by="me", time_ms=1)
+
+
+@pytest.mark.parametrize(
+    ("progress", "order", "standing"),
+    [
+        (spoke(500), None, Standing.TRAINING),
+        (spoke(500), told(RunState.RUNNING), Standing.TRAINING),
+        (spoke(500), told(RunState.PAUSED), Standing.PAUSED),
+        (spoke(500), told(RunState.STOPPING), Standing.STOPPING),
+        (spoke(60_000), told(RunState.STOPPING), Standing.STOPPED),
+        (spoke(60_000), told(RunState.PAUSED), Standing.SILENT),
+        (spoke(60_000), None, Standing.SILENT),
+        (spoke(60_000, version=10), None, Standing.FINISHED),
+        (spoke(60_000, version=10), told(RunState.STOPPING), Standing.FINISHED),
+        (None, None, Standing.SILENT),
+    ],
+)
+def test_how_a_run_stands(progress: Progress | None, order: Control | None, standing: Standing) -> None:
+    line = line_of(run(), progress, order, NOW_MS)
+    assert line.standing is standing
+    assert line.is_alive == (progress is not None and progress.time_ms > NOW_MS - 10_000)
+
+
+@pytest.mark.parametrize("config", ["", "[]", "{}", '{"learner": {"steps": "many"}}'])
+def test_a_configuration_of_another_release_has_no_known_end(config: str) -> None:
+    assert line_of(replace(RUN, config=config), spoke(60_000, version=10), None, NOW_MS).standing is Standing.SILENT
+
+
+def test_a_name_that_there_is_not_is_refused_with_those_there_are() -> None:
+    lines = [line_of(run(), None, None, NOW_MS)]
+    assert find_run(lines, RUN.run_id, "echo.a") is lines[0]
+    with pytest.raises(UserError, match="has no run 'nobody'") as caught:
+        find_run(lines, "nobody", "echo.a")
+    assert RUN.run_id in (caught.value.hint or "")
