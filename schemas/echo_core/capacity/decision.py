@@ -3,6 +3,7 @@
 no step known              everybody takes part
 T_bcast not known yet      shortages are mended, nobody is released
 short                      the cheapest are activated            (`PoolSizer`)
+somebody cheaper waits     it is activated in the place of the dearest (`PoolSizer`)
 far above the target       the dearest is released, one a look   (`PoolSizer`)
 all together too few       everybody takes part, and a sentence says what would help
 """
@@ -142,6 +143,9 @@ class PoolRule:
         )
 
     def _orders(self, look: PoolLook, resizing: Resizing, rate: float, target: float) -> tuple[dict[str, bool], str]:
+        if resizing.replaces:
+            why = f"they can do the work of {resizing.replaces} for less, which is then released"
+            return dict.fromkeys(resizing.activate, True), _activated(resizing.activate, why)
         if resizing.activate:
             short = f"the active workers make {rate:.4g} of {target:.4g} rollouts/s"
             return dict.fromkeys(resizing.activate, True), _activated(resizing.activate, short)

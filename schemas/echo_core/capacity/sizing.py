@@ -4,6 +4,8 @@
         activate by rising c/mu until the target is reached
     rate without the dearest ≥ target · (1 + margin), `surplus_ticks` ticks in a row
         release the dearest, by c/mu
+    others that wait could take the place of the dearest for less, `surplus_ticks` ticks in a row
+        activate them; the dearest is then to spare and is released as above (prices have moved)
     anything between
         nothing
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from echo_core.capacity.activation import Candidate, by_unit_price, reaches, total_rate
+from echo_core.capacity.activation import Candidate, by_unit_price, reaches, total_price, total_rate
 from echo_schemas.errors import UserError
 
 
@@ -38,10 +40,11 @@ class SizingPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resizing:
-    """What one tick asks for. At most one of the two is not empty."""
+    """What one tick asks for. At most one of the two is not empty. `replaces`: whose place the activated take, for less money."""
 
     activate: tuple[str, ...] = ()
     release: tuple[str, ...] = ()
+    replaces: str = ""
 
 
 class PoolSizer:
@@ -52,6 +55,7 @@ class PoolSizer:
         self._active = set(active)
         self._num_short = 0
         self._num_surplus = 0
+        self._num_dear = 0
 
     @property
     def active(self) -> frozenset[str]:
@@ -78,13 +82,38 @@ class PoolSizer:
         can_spare = bool(active) and total_rate(active[:-1]) >= target * (1 + self._policy.margin)
         self._num_short = self._num_short + 1 if is_short else 0
         self._num_surplus = self._num_surplus + 1 if can_spare else 0
+        instead = [] if is_short or can_spare else self._instead_of_dearest(active, known, target)
+        self._num_dear = self._num_dear + 1 if instead else 0
         if self._num_short >= self._policy.short_ticks:
             return self._activate(active, known, target)
         if self._num_surplus >= self._policy.surplus_ticks:
             self._num_surplus = 0
             self._active.discard(active[-1].worker_id)
             return Resizing(release=(active[-1].worker_id,))
+        if self._num_dear >= self._policy.surplus_ticks:
+            self._num_dear = 0
+            self._active.update(each.worker_id for each in instead)
+            return Resizing(activate=tuple(each.worker_id for each in instead), replaces=active[-1].worker_id)
         return Resizing()
+
+    def _instead_of_dearest(self, active: list[Candidate], known: list[Candidate], target: float) -> list[Candidate]:
+        """Who waits and could do the work of the dearest for less, per rollout and together, so that the dearest is then to spare. Empty
+        where there is nobody. Less by twice the margin: rates were off by it when one was released, and may be by it the other way now.
+
+        Target 2.0, margin 0.15; a makes 2.5 at 5.0 an hour; b and c wait and make 1.5 each at 1.0: b and c make 3.0 ≥ 2.3 for 2.0.
+        """
+        if not active:
+            return []
+        dearest, margin = active[-1], 1 + self._policy.margin
+        chosen: list[Candidate] = []
+        for each in known:
+            if each.unit_price * margin**2 >= dearest.unit_price:
+                return []
+            if each.worker_id not in self._active:
+                chosen.append(each)
+                if reaches(total_rate([*active[:-1], *chosen]), target * margin):
+                    return chosen if total_price(chosen) * margin**2 < dearest.price_per_hour else []
+        return []
 
     def _activate(self, active: list[Candidate], known: list[Candidate], target: float) -> Resizing:
         chosen: list[Candidate] = []

@@ -152,3 +152,20 @@ def test_missing_prices_are_said_with_what_follows() -> None:
     assert "w1 count as free and are released last" in missing_prices(workers(1.0, 0.0))
     assert "the slowest are released first" in missing_prices(workers(0.0, 0.0))
     assert "and 3 more" in missing_prices(workers(*[0.0] * 8, 1.0))
+
+
+def test_a_price_that_rises_has_others_take_its_place_and_then_it_is_released() -> None:
+    pool = Pool()
+    pool.put("spot", 20.0, 0.5)
+    pool.put("server", 20.0, 2.0)
+    assert pool.look(SURPLUS).orders == {"server": False}
+    pool.put("spot", 20.0, 2.2)
+    assert not pool.look(3 * SURPLUS).orders, "less than the margin dearer"
+    pool.put("spot", 20.0, 5.0)
+    assert not pool.look(SURPLUS - 1).orders
+    sizing = pool.look()
+    assert sizing.orders == {"server": True}
+    assert sizing.reason == "activate server: they can do the work of spot for less, which is then released"
+    assert not pool.look(SURPLUS - 1).orders
+    assert pool.look().orders == {"spot": False}
+    assert not pool.look(5 * SURPLUS).orders, "the pool does not flap"
