@@ -1,10 +1,11 @@
-"""What each way of sizing a pool costs, in simulated time: everybody, a fixed choice, the cheapest anew at each look, and hysteresis.
+"""What each way of sizing a pool costs, in simulated time: everybody, a fixed choice, the cheapest anew at each look, and the
+coordinator's rule.
 
     python bench/sizing.py [--steps 100] [--seeds 3] [--json FILE]
 
 Forty machines, of which thirty are taken away every six hours for an hour (exponential); T_train 1600 s, T_bcast 120 s, 1024 rollouts a
-step, S = 3, kappa = 2, a look every five minutes, rates within ± 5 %. First random pools: the greedy choices against the optimum. Needs no
-Kafka.
+step, S = 3, kappa = 2, a look every five minutes, lengths that differ by a fifth. First random pools: the greedy choices against the
+optimum. Needs no Kafka.
 """
 
 from __future__ import annotations
@@ -13,39 +14,38 @@ import argparse
 import json
 import random
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 
 from echo_core.capacity.activation import Candidate, cheapest_first, choose_optimum, choose_workers, total_price, total_rate
-from echo_core.capacity.overlap import Demand
-from echo_core.capacity.simulation import AllOn, ChosenAnew, FixedPool, Hysteresis, Machine, Scenario, SizingRule, simulate
-from echo_core.capacity.sizing import PoolSizer, SizingPolicy
 from echo_core.policy import StalenessPolicy
+from echo_core.simulation.fleet import simulate
+from echo_core.simulation.scenario import Generation, Kind, PoolKind, PoolPlan, Route, Scenario, Weights
 
-_HOUR_S = 3600.0
 _LEARNER_PRICE = 4 * 3.06
-RULES: dict[str, Callable[[], SizingRule]] = {
-    "all on": AllOn,
-    "fixed": FixedPool,
-    "chosen anew": ChosenAnew,
-    "hysteresis": lambda: Hysteresis(PoolSizer(SizingPolicy())),
+# The coordinator begins with everybody and releases one in five looks; what is compared is how it goes on.
+_WARMUP_STEPS = 40
+RULES: dict[str, PoolKind] = {
+    "everybody": PoolKind.EVERYBODY,
+    "chosen once": PoolKind.CHEAPEST,
+    "chosen anew": PoolKind.ANEW,
+    "live": PoolKind.LIVE,
 }
 
 
-def fleet(steps: int, seed: int) -> Scenario:
+def fleet(steps: int, seed: int, rule: PoolKind) -> Scenario:
     """The scenario of the module's head."""
-    steady = [Candidate(worker_id=f"h100-{index}", rate=0.5, price_per_hour=2.5) for index in range(10)]
-    spot = [Candidate(worker_id=f"4090-{index}", rate=0.2, price_per_hour=0.4) for index in range(30)]
     return Scenario(
-        demand=Demand(train_s=1600.0, broadcast_s=120.0, rollouts=1024),
+        train_s=1600.0,
         policy=StalenessPolicy(budget=3, publication_period=2, groups_per_step=64, group_size=16),
-        machines=[
-            *(Machine(worker=each) for each in steady),
-            *(Machine(worker=each, mean_up_s=6 * _HOUR_S, mean_down_s=_HOUR_S) for each in spot),
+        weights=Weights(route=Route.FIXED, fixed_s=120.0),
+        kinds=[
+            Kind(name="h100", count=10, rate=0.5, price_per_hour=2.5),
+            Kind(name="4090", count=30, rate=0.2, price_per_hour=0.4, preemptions_per_day=4.0, away_s=3600.0, notice_s=0.0),
         ],
         steps=steps,
-        tick_s=300.0,
-        spread=0.05,
+        warmup_steps=_WARMUP_STEPS,
+        generation=Generation(tail=0.2),
+        pool=PoolPlan(kind=rule, every_s=300.0),
         learner_price_per_hour=_LEARNER_PRICE,
         seed=seed,
     )
@@ -55,13 +55,12 @@ def compare_rules(steps: int, seeds: int) -> dict[str, dict[str, float]]:
     """Means over the seeds."""
     found = {}
     for name, rule in RULES.items():
-        outcomes = [simulate(fleet(steps, seed), rule()) for seed in range(seeds)]
-        ages = [sum(age * count for age, count in enumerate(each.staleness)) / sum(each.staleness) for each in outcomes]
+        outcomes = [simulate(fleet(steps, seed, rule)) for seed in range(seeds)]
         found[name] = {
             "cost_per_step": round(statistics.mean(each.cost_per_step for each in outcomes), 2),
             "bubble_ratio": round(statistics.mean(each.bubble_ratio for each in outcomes), 3),
-            "staleness_mean": round(statistics.mean(ages), 2),
-            "staleness_max": max(len(each.staleness) - 1 for each in outcomes),
+            "staleness_mean": round(statistics.mean(each.staleness_mean for each in outcomes), 2),
+            "staleness_max": max(each.staleness_max for each in outcomes),
             "workers": round(statistics.mean(each.mean_active for each in outcomes), 1),
             "activated": round(statistics.mean(each.num_activated for each in outcomes)),
         }

@@ -12,12 +12,15 @@ import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from echo_schemas.errors import UserError
+from echo_settings.section import Section
 from echo_settings.sections import Settings
+
+_SectionT = TypeVar("_SectionT", bound=Section)
 
 _PREFIX = "ECHO_"
 _NESTING = "__"
@@ -32,9 +35,18 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     where = "the environment" if path is None else str(path)
     _overlay(content, environ)
     _read_secret_files(content)
-    _refuse_unknown(content, Settings, where, ())
+    return _checked(content, Settings, where)
+
+
+def load_sections(path: Path, model: type[_SectionT]) -> _SectionT:
+    """Another file than a run's, with the same errors. Raises UserError, naming what to mend."""
+    return _checked(_read(path), model, str(path))
+
+
+def _checked(content: Mapping[str, Any], model: type[_SectionT], where: str) -> _SectionT:
+    _refuse_unknown(content, model, where, ())
     try:
-        return Settings.model_validate(content)
+        return model.model_validate(content)
     except ValidationError as exc:
         raise UserError(_explain(exc, where)) from None
 

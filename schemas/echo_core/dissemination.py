@@ -131,40 +131,51 @@ def plan_chains(workers: Sequence[str], num_stripes: int) -> StripedChains:
     return StripedChains(tuple((*workers[start:], *workers[:start]) for start in starts))
 
 
-def chains_s(plan: StripedChains, lines: Lines, num_bytes: int, num_chunks: int) -> float:
-    """Seconds until the last worker has all stripes, each cut into `num_chunks` chunks of G / (N·n) bytes.
+def chains_s(plan: StripedChains, lines: Lines, num_bytes: float, num_chunks: int) -> float:
+    """Seconds until the last worker has all stripes: the largest of `chain_arrivals_s`; 0 without workers."""
+    return max(chain_arrivals_s(plan, lines, num_bytes, num_chunks).values(), default=0.0)
+
+
+def chain_arrivals_s(plan: StripedChains, lines: Lines, num_bytes: float, num_chunks: int) -> dict[str, float]:
+    """By worker, seconds until it has all stripes, each cut into `num_chunks` chunks of G / (N·n) bytes.
 
     A hop's speed is the least of what sender and receiver give each of N stripes (their lines divided evenly) and of one flow. Chunks of
-    equal size pass hops of fixed speed in Σ_h t_h + (n − 1)·max_h t_h, t_h being a chunk's time on hop h; each hop adds the latency once.
+    equal size have passed some hops of fixed speed after Σ t + (n − 1)·max t, t being a chunk's time on each of them; each hop adds the
+    latency once.
 
     16.4 GB, nine workers of 12.5 MB/s both ways, a learner of 125 MB/s, one stripe of 164 chunks: a chunk takes 100 MB / 12.5 MB/s = 8 s;
-    nine hops: 9 · 8 + 163 · 8 = 1376 s. Twice the workers: 1448 s. The paper measured 1437 s, the loading of the weights included.
+    nine hops: 9 · 8 + 163 · 8 = 1376 s, the first worker has it after 1312 s. Twice the workers: 1448 s. The paper measured 1437 s, the
+    loading of the weights included.
     """
     if num_chunks < 1 or num_bytes < 0:
         raise UserError("A stripe has at least one chunk, and a snapshot no negative size.")
     num_stripes = len(plan.chains)
     chunk = num_bytes / (num_stripes * num_chunks)
-    return max(_chain_s(chain, lines, num_stripes, chunk, num_chunks) for chain in plan.chains)
+    found: dict[str, float] = {}
+    for chain in plan.chains:
+        passed_s = slowest_s = 0.0
+        up = lines.learner_up
+        for hop, worker in enumerate(chain, start=1):
+            line = lines.workers[worker]
+            chunk_s = chunk / min(up / num_stripes, line.down / num_stripes, lines.flow)
+            passed_s, slowest_s, up = passed_s + chunk_s, max(slowest_s, chunk_s), line.up
+            arrives_s = passed_s + (num_chunks - 1) * slowest_s + hop * lines.latency_s
+            found[worker] = max(found.get(worker, 0.0), arrives_s)
+    return found
 
 
-def _chain_s(chain: Sequence[str], lines: Lines, num_stripes: int, chunk: float, num_chunks: int) -> float:
-    if not chain:
-        return 0.0
-    ups = [lines.learner_up, *(lines.workers[worker].up for worker in chain[:-1])]
-    downs = [lines.workers[worker].down for worker in chain]
-    hops = [chunk / min(up / num_stripes, down / num_stripes, lines.flow) for up, down in zip(ups, downs, strict=True)]
-    return math.fsum(hops) + (num_chunks - 1) * max(hops) + len(hops) * lines.latency_s
+def star_s(workers: Sequence[str], lines: Lines, num_bytes: float) -> float:
+    """Seconds until the last worker has the snapshot: the largest of `star_arrivals_s`; 0 without workers."""
+    return max(star_arrivals_s(workers, lines, num_bytes).values(), default=0.0)
 
 
-def star_s(workers: Sequence[str], lines: Lines, num_bytes: int) -> float:
-    """Seconds until the last worker has the snapshot straight from the learner, whose line is divided evenly for as long as it takes.
+def star_arrivals_s(workers: Sequence[str], lines: Lines, num_bytes: float) -> dict[str, float]:
+    """By worker, seconds until it has the snapshot straight from the learner, whose line is divided evenly for as long as it takes.
 
     For equal workers this is exact; among unequal ones it is an upper bound, since the others get more when one has finished.
 
     16.4 GB to nine workers of 12.5 MB/s: a learner of 125 MB/s gives each 12.5 MB/s after all, 1312 s;
     one of 37.5 MB/s gives each 4.17 MB/s, 3936 s. Eighteen workers: 2362 s and 7872 s.
     """
-    if not workers:
-        return 0.0
-    share = lines.learner_up / len(workers)
-    return max(num_bytes / min(share, lines.workers[worker].down, lines.flow) for worker in workers) + lines.latency_s
+    share = lines.learner_up / max(1, len(workers))
+    return {worker: num_bytes / min(share, lines.workers[worker].down, lines.flow) + lines.latency_s for worker in workers}

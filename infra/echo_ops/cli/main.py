@@ -487,6 +487,25 @@ def plan(
         commands.plan(from_run, given, gamma=gamma, learner_price=learner_price, as_json=as_json)
 
 
+@app.command("simulate")
+def simulate(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The scenario, a TOML file (docs/simulate.md).")] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="ECHO-2's figures and table 2 instead of a scenario.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps that are counted, instead of the file's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all that is drawn, instead of the file's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    page: Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Write one HTML page with the curves.")] = None,
+) -> None:
+    """Run a fleet that nobody has at hand in simulated time: waiting, staleness, broadcast, cost. Starts nothing."""
+    from echo_ops.cli import simulate as commands
+
+    with user_errors():
+        if paper:
+            commands.simulate_paper(as_json=as_json, page=page)
+        else:
+            commands.simulate(file, steps=steps, seed=seed, as_json=as_json, page=page)
+
+
 @app.command("run")
 def run(
     role: Annotated[Role, typer.Argument(help="Which role this process is.")],

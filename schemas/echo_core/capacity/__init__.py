@@ -8,5 +8,4 @@ deliveries     whether workers deliver what they say they make
 decision       one look at the pool: who is activated or released, and why
 costs          what workers cost, by use: working, idle, on standby
 provisioning   one answer for one budget: workers, publication period, cost, or what to change
-simulation     a fleet in simulated time, to see what the rules are worth
 """

@@ -1,0 +1,76 @@
+"""`echoswarm simulate`: a fleet in simulated time. Starts nothing, needs no Kafka."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from echo_core.simulation.fleet import simulate as simulated
+from echo_ops.cli.output import out
+from echo_ops.simulation.figures import as_plain, table
+from echo_ops.simulation.file import read_scenario
+from echo_ops.simulation.page import scenario_page
+from echo_ops.simulation.paper import paper_scenario, reproduce
+from echo_ops.simulation.paper_page import misses, paper_page
+from echo_schemas.errors import UserError
+
+
+def simulate(file: Path | None, *, steps: int | None, seed: int | None, as_json: bool, page: Path | None) -> None:
+    """One scenario; raises UserError if the learner came to a standstill."""
+    if file is None:
+        raise UserError("No scenario was named.", hint="Give a TOML file (docs/simulate.md has one), or --paper.")
+    scenario = read_scenario(file)
+    changes: dict[str, Any] = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
+    scenario = replace(scenario, **changes)
+    outcome = simulated(scenario)
+    if page is not None:
+        write_page(page, scenario_page(file.stem, scenario, outcome))
+    if as_json:
+        sys.stdout.write(json.dumps(as_plain(scenario, outcome), indent=1) + "\n")
+    else:
+        _print_rows(table(scenario, outcome))
+    if len(outcome.steps) < outcome.wanted_steps:
+        raise UserError(
+            f"The learner trained {len(outcome.steps)} of {outcome.wanted_steps} steps, and then waited for groups that never came.",
+            hint="Add workers, or let them fail less often than a group takes.",
+        )
+
+
+def simulate_paper(*, as_json: bool, page: Path | None) -> None:
+    """ECHO-2's figures and table."""
+    found = reproduce(paper_scenario())
+    if page is not None:
+        write_page(page, paper_page(found))
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return
+    rows: list[tuple[str, ...]] = [("table 2", "$ per step", "T_bcast", "wait")]
+    for row in found["table2"]["rows"]:
+        pairs = [f"{row['simulated'][name]:.5g} ({row['paper'][name]:g})" for name in ("cost_per_step", "broadcast_s", "wait_s")]
+        rows.append((f"{row['method']}, {row['paper']['machines']} machines", *pairs))
+    _print_rows(rows)
+    out.print("In brackets: the paper's.", *misses(found), sep="\n", markup=False)
+    out.print(f"Figure 1: staleness 3 in {', '.join(found['fig1']['oldest_steps'])}.", markup=False)
+    for curve in found["fig3c"]["curves"]:
+        out.print(f"Figure 3c, S = {curve['budget']}: no bubble from {curve['enough_workers']} workers on.", markup=False)
+    for row in found["cost_saving"]["rows"]:
+        saved = f"{row['saving_sync']:.1%} against sync, {row['saving_async']:.1%} against async"
+        out.print(f"Cost of a step, S = {row['budget']}: {saved}.", markup=False)
+
+
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        out.print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), markup=False)
+
+
+def write_page(path: Path, content: str) -> None:
+    """Raises UserError where the file cannot be written."""
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as exc:
+        raise UserError(f"The page {path} cannot be written: {exc.strerror}.", hint="Name a file in a folder that exists.") from exc
