@@ -26,11 +26,13 @@ from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
 from echo_rollout.engines.catalogue import check_engine
 from echo_rollout.engines.engine import check_prompt
+from echo_rollout.weights.peers.opening import tls_contexts
 from echo_runtime.opening import open_cluster
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import FinishReason
 from echo_settings import Settings
+from echo_settings.kinds import kinds_of
 from echo_settings.rules import evaluation_specs, training_sampling
 from echo_streams.run import all_rewards, attach, check_isolation
 from echo_streams.scoring import Attached
@@ -63,7 +65,7 @@ class Objection:
 
 def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Objection]:
     """Every finding, in the order of the file's sections."""
-    for look in (_base, _prompt, _loss, _engines, _rewards, _evaluations, _offline, _folders, _memory):
+    for look in (_base, _prompt, _loss, _engines, _rewards, _evaluations, _offline, _weights, _folders, _memory):
         yield from _guarded(look, settings)
     if not quickly:
         for look in (_prompt_fits, _reward_calls, _cluster, _registry):
@@ -212,6 +214,19 @@ def _offline(settings: Settings) -> Iterator[Objection]:
     episodes = settings.offline.episodes
     if episodes and not Path(episodes).is_file():
         yield Objection(f"[offline] episodes names {episodes}, and there is no such file.")
+
+
+def _weights(settings: Settings) -> Iterator[Objection]:
+    weights = settings.weights
+    if not weights.may_pass_on:
+        return
+    num_workers = sum(kind.rollout.workers for _, kind in kinds_of(settings))
+    if weights.port and num_workers > 1:
+        yield Objection(
+            f"[weights] port = {weights.port} serves one worker, and {num_workers} are started on this machine.", "Write port = 0."
+        )
+    if num_workers:
+        tls_contexts(settings)
 
 
 def _folders(settings: Settings) -> Iterator[Objection]:

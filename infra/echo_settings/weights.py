@@ -10,6 +10,8 @@ from echo_settings.section import Section
 
 # 128 bits in hexadecimal.
 _LEAST_SECRET = 32
+# On one machine Kafka is as near as any peer.
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 class WeightsSettings(Section):
@@ -17,7 +19,7 @@ class WeightsSettings(Section):
 
     source: Literal["log", "store", "peers"] | None = None
     """All through Kafka, all through [store], or from worker to worker. None: Kafka or the store by [store] above_mb, and from worker to
-    worker where there is a `secret`, snapshots have 16 MiB or more, and three workers live."""
+    worker where there is a `secret`, `host` is not this machine alone, snapshots have 16 MiB or more, and three workers live."""
     secret: SecretStr = SecretStr("")
     """What the workers of a run know and nobody else, 32 characters or more; better given as `secret_file` or ECHO_WEIGHTS__SECRET."""
     host: str = "127.0.0.1"
@@ -53,4 +55,5 @@ class WeightsSettings(Section):
     @property
     def may_pass_on(self) -> bool:
         """Whether workers may pass snapshots on."""
-        return self.source == "peers" or (self.source is None and bool(self.secret.get_secret_value()))
+        is_meant = bool(self.secret.get_secret_value()) and self.host not in _LOOPBACK
+        return self.source == "peers" or (self.source is None and is_meant)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,11 @@ class Fleet(Swarm):
         kind: str = "PacedEngine",
         drain_s: float | None = None,
         price: float = 0.0,
+        weights: Mapping[str, Any] | None = None,
         **engine: Any,
     ) -> subprocess.Popen[bytes]:
-        """Start a role; `engine`: options of the engine, `kind` its class. `drain_s`: of [run], None for its default. `price`: an hour."""
+        """Start a role; `engine`: options of the engine, `kind` its class. `drain_s`: of [run], None for its default. `price`: an hour.
+        `weights`: the section."""
         settings = {
             "run": {"name": RUN} | ({} if drain_s is None else {"drain_s": drain_s}),
             "kafka": {
@@ -78,6 +80,7 @@ class Fleet(Swarm):
             "learner": {"groups_per_step": 4},
             "staleness": {"budget": 1, "publication_period": 1, "admission": admission},
             "coordinator": {"enabled": True, "every_s": 0.3},
+            "weights": dict(weights or {}),
         }
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps(settings), encoding="utf-8")

@@ -26,7 +26,7 @@ from echo_rollout.weights.sources import PublishedSource
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import WeightManifest, WorkerState
 from echo_settings import Settings
-from tests.integration.rollout.conftest import Fleet
+from tests.integration.rollout.conftest import Fleet, await_in
 from tests.unit.rollout.peer_rig import SECRET, peer
 from tests.unit.rollout.swarm import RUN, wait_until
 
@@ -110,3 +110,12 @@ def test_a_snapshot_reaches_every_worker_although_one_lies_and_one_dies(
     wait_until(lambda: "e" in late.peers._neighbours(), "the late one to know the others")
     assert late.fetch(manifest) == data
     assert late.metric("peer_bytes", way="truth") == 0
+
+
+def test_workers_as_processes_say_where_they_serve_and_install_what_they_pass_on(fleet: Fleet) -> None:
+    for name in ("w0", "w1"):
+        fleet.launch("worker", name, weights={"source": "peers", "secret": SECRET.decode()})
+    await_in(fleet, lambda: len({said.worker_id for said in fleet.statuses() if said.peer_address}) == 2, "both to say where they serve")
+    fleet.publish_version(1, content=os.urandom(3 * CHUNK_BYTES))
+    await_in(fleet, lambda: {said.worker_id for said in fleet.statuses() if said.installed_version == 1} == {"w0", "w1"}, "version 1")
+    assert all(SECRET.decode() not in fleet.log(name) for name in ("w0", "w1"))

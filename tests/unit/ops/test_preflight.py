@@ -144,6 +144,17 @@ def test_a_mistake_is_one_sentence_and_up_refuses_it(
     assert filled(says) in caught.value.message
 
 
+def test_workers_that_pass_weights_on_need_ports_and_with_tls_certificates(settings: Any) -> None:
+    weights = {"source": "peers", "secret": "s" * 32, "port": 7400}
+    assert problems(settings(weights=weights), quickly=True) == []
+    (found,) = problems(settings(weights=weights, rollout={"workers": 2}), quickly=True)
+    assert found == "[weights] port = 7400 serves one worker, and 2 are started on this machine."
+    tls = {"client": {"security.protocol": "SSL"}}
+    (found,) = problems(settings(weights=weights, kafka=tls), quickly=True)
+    assert "need a certificate" in found
+    assert problems(settings(weights=weights, kafka=tls, rollout={"workers": 0}), quickly=True) == []
+
+
 def test_mistakes_are_all_told_at_once(settings: Any) -> None:
     wrong = settings(task={"name": "revers-digits"}, learner={"loss": "grpo"}, rollout={"engine": "vlm"})
     assert len(problems(wrong)) == 3

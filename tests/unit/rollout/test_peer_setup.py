@@ -74,7 +74,8 @@ def test_peers_need_a_secret_and_it_shows_nowhere(tmp_path: Path) -> None:
     ("text", "from_bytes", "may_pass_on"),
     [
         ("", 1 << 30, False),
-        (f'secret = "{SECRET}"', 1 << 30, True),
+        (f'secret = "{SECRET}"', 1 << 30, False),
+        (f'secret = "{SECRET}"\nhost = "0.0.0.0"', 1 << 30, True),
         ('source = "log"', float("inf"), False),
         (f'source = "store"\nsecret = "{SECRET}"', 0, False),
         (f'source = "peers"\nsecret = "{SECRET}"', 1 << 30, True),

@@ -243,6 +243,16 @@ def test_a_late_joiner_gets_from_the_others_what_they_have(tmp_path: Path) -> No
         assert truth.given == list(range(32, 48)), "the one stripe of which c is the first"
 
 
+def test_what_the_truth_has_lost_comes_from_workers_that_have_it(workers: Rig, truth: MemoryTruth) -> None:
+    workers.add("b")
+    workers.add("c")
+    workers.fetch_all(MANIFEST)
+    truth.fails_after = 2
+    workers.add("a")
+    assert workers.fetch("a", MANIFEST) == DATA, "the first of the chain, and the others are behind it"
+    assert workers.metric("a", "peer_bytes", way="received") == len(DATA) - 2 * CHUNK
+
+
 def test_what_was_interrupted_goes_on_where_it_was_even_with_an_altered_file(workers: Rig, truth: MemoryTruth, tmp_path: Path) -> None:
     workers.add("a")
     workers.addresses["b"] = "127.0.0.1:9"

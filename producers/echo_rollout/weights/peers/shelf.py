@@ -8,7 +8,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo_bus.blobs.files import partial_of, read_span, starts_of
+from echo_bus.blobs.files import partial_of, read_span
 from echo_schemas.records import ChunkRef, WeightManifest
 
 # The version that arrives, the one in force, and one that is still in use.
@@ -23,10 +23,12 @@ class Held:
     chunks: tuple[ChunkRef, ...]
     folder: Path
     arrived: Set[int]
+    starts: tuple[int, ...]
+    """Where each chunk begins."""
 
     def read(self, index: int) -> bytes:
         """A chunk that has arrived. Blocks; raises OSError when the files are gone."""
-        start, num_bytes = starts_of(self.chunks)[index], self.chunks[index].num_bytes
+        start, num_bytes = self.starts[index], self.chunks[index].num_bytes
         try:
             data = read_span(partial_of(self.folder), self.manifest.files, start, num_bytes)
         except FileNotFoundError:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from echo_bus.blobs.files import ArrivingFiles
+from echo_bus.blobs.files import ArrivingFiles, starts_of
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.weights.peers.line import Line
 from echo_rollout.weights.peers.server import PeerServer
@@ -115,7 +115,7 @@ class PeerSource:
             self._metrics.peer_bytes.labels("truth").inc(manifest.num_bytes)
             return
         with ArrivingFiles(folder, manifest.files, manifest.sha256, chunks) as arriving:
-            transfer = Transfer(self._parts, Held(manifest, chunks, folder, arriving.arrived), arriving, others)
+            transfer = Transfer(self._parts, Held(manifest, chunks, folder, arriving.arrived, starts_of(chunks)), arriving, others)
             try:
                 self._run(transfer.run()).result()
                 arriving.complete()

@@ -9,11 +9,11 @@ import asyncio
 import logging
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 
-from echo_bus.blobs.files import ArrivingFiles, starts_of
+from echo_bus.blobs.files import ArrivingFiles
 from echo_bus.errors import BlobCorrupt, TransportError
 from echo_core.dissemination import StripedChains, num_stripes, plan_chains
 from echo_rollout.metrics import WorkerMetrics
@@ -52,7 +52,6 @@ class Transfer:
         self._held = held
         self._arriving = arriving
         self._others = others
-        self._starts = starts_of(held.chunks)
         self._left_out: set[str] = set()
         self._writing = threading.Lock()
         self._is_stopped = False
@@ -79,11 +78,28 @@ class Transfer:
                 task.cancel()
 
     async def _follow(self, plan: StripedChains, number: int, stripe: range) -> None:
-        """All chunks of one stripe: from those before us in its chain, the nearest first, then from the truth."""
+        """All chunks of one stripe: from those before us in its chain, the nearest first, then from the truth, and where that does not
+        have them, from those behind us.
+        """
         chain = plan.chains[number]
         place = chain.index(self._parts.worker_id)
+        await self._from_peers(reversed(chain[:place]), stripe, place)
+        if not (missing := self._missing(stripe)):
+            return
+        try:
+            await asyncio.to_thread(self._from_truth, missing)
+        except BlobCorrupt:
+            raise
+        except TransportError:
+            # Of a version that others have, retention may have taken the chunks, or the broker may be away.
+            await self._from_peers(iter(chain[place + 1 :]), stripe, place)
+            if self._missing(stripe):
+                raise
+
+    async def _from_peers(self, names: Iterator[str], stripe: range, place: int) -> None:
+        """What some of `names` give, one asked after the other."""
         num_asked = 0
-        for name in reversed(chain[:place]):
+        for name in names:
             missing = self._missing(stripe)
             if not missing or num_asked == _MOST_ASKED:
                 break
@@ -94,8 +110,6 @@ class Transfer:
                 await self._from_peer(name, missing, place)
             except PeerFault as exc:
                 self._note(name, exc)
-        if missing := self._missing(stripe):
-            await asyncio.to_thread(self._from_truth, missing)
 
     async def _from_peer(self, name: str, missing: Sequence[int], place: int) -> None:
         """What a peer has of `missing`. Raises PeerFault where it does not give all of it."""
@@ -123,7 +137,7 @@ class Transfer:
         """On a thread of its own. Raises as `ChunkSource.chunks`."""
         parts, held, loop = self._parts, self._held, self._parts.shelf.loop
         for first, end in ranges_of(missing):
-            with closing(parts.truth.chunks(held.manifest, held.chunks[first:end], self._starts[first])) as given:
+            with closing(parts.truth.chunks(held.manifest, held.chunks[first:end], held.starts[first])) as given:
                 for index, data in zip(range(first, end), given, strict=True):
                     self._put(index, data)
                     parts.metrics.peer_bytes.labels("truth").inc(len(data))
@@ -146,6 +160,6 @@ class Transfer:
             logger.info("Worker %s is passed over for a part of version %d: %s.", name, version, fault)
             return
         self._left_out.add(name)
-        if fault.why in {Why.WRONG, Why.REFUSED}:
+        if fault.why is Why.WRONG:
             self._parts.liars.add(name)
         logger.warning("Worker %s (%s) is left out as a source of version %d: %s.", name, self._others[name], version, fault)
