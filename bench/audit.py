@@ -80,8 +80,8 @@ def open_bus(bootstrap: str, namespace: str) -> Bus:
     )
 
 
-def make_run(bus: Bus, bootstrap: str, count: int, num_tokens: int) -> None:
-    """Topics, and a run in which `count` trajectories were trained."""
+def make_run(bus: Bus, bootstrap: str, count: int, num_tokens: int) -> list[Place]:
+    """Topics, and a run in which `count` trajectories were trained: where each of them lies."""
     admin = bus.cluster.admin()
     topics = [NewTopic(f"{bus.namespace.name}.{spec.name}", min(spec.partitions, PARTITIONS), 1) for spec in load_topic_specs()]
     dead = [NewTopic(bus.namespace.dead_letters(TRAJECTORIES), 1, 1)]
@@ -110,6 +110,7 @@ def make_run(bus: Bus, bootstrap: str, count: int, num_tokens: int) -> None:
         for version, start in enumerate(range(0, count, STEP_SAMPLES), 1):
             publisher.publish(STEPS, step_report(version, start, places[start : start + STEP_SAMPLES]), partition=0)
         publisher.flush(_WAIT_S)
+    return places
 
 
 def write_trajectories(bus: Bus, bootstrap: str, count: int, num_tokens: int) -> list[Place]:

@@ -15,6 +15,7 @@ _VOCABULARY = 150_000
 def make_trajectories(count: int, num_tokens: int, run_id: str = "bench") -> list[Trajectory]:
     """`count` trajectories of `num_tokens` tokens, in groups of 16."""
     dice = np.random.default_rng(0)
+    prompt = min(PROMPT_TOKENS, num_tokens // 2)
     made = []
     for number in range(count):
         seq, index = divmod(number, GROUP_SIZE)
@@ -32,9 +33,9 @@ def make_trajectories(count: int, num_tokens: int, run_id: str = "bench") -> lis
                 prompt="What is six times seven? Think step by step.",
                 completion="Six times seven is forty-two.",
                 token_ids=pack_tokens(dice.integers(0, _VOCABULARY, num_tokens)),
-                generated=(Span(start=PROMPT_TOKENS, end=num_tokens),),
-                logprobs=pack_logprobs(-dice.random(num_tokens - PROMPT_TOKENS)),
-                version_spans=(VersionSpan(start=PROMPT_TOKENS, end=num_tokens, version=12),),
+                generated=(Span(start=prompt, end=num_tokens),),
+                logprobs=pack_logprobs(-dice.random(num_tokens - prompt)),
+                version_spans=(VersionSpan(start=prompt, end=num_tokens, version=12),),
                 min_version=12,
                 max_version=12,
                 weights_sha256="ab" * 32,

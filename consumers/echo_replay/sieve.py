@@ -5,10 +5,12 @@ What can be told from a few fields is told before the record is decoded: a filte
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from echo_bus.client.cluster import RawMessage
 from echo_bus.message import raw_headers
 from echo_replay.fates import BookEntry, Fates
-from echo_replay.selection import Groups, Selection, Times, Versions
+from echo_replay.selection import Everything, Groups, Selection, Times, Versions
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import run_of
@@ -26,6 +28,7 @@ class Sieve:
         """`decodes` False: what is let through is left as it is, and so is what only decoding would refuse."""
         self._decodes = decodes
         self._run_id, self._selection, self._fates, self._codec = run_id, selection, fates, codec
+        self._takes_all = replace(selection, range=Everything()) == Selection() and not isinstance(selection.range, Versions)
         self._prefix, self._run = f"{run_id}/".encode(), run_id.encode()
         self._read = Projection(Trajectory, _FIELDS, codec.ids).read
         where = selection.range
@@ -40,6 +43,8 @@ class Sieve:
         if not self._may_be_ours(raw):
             return None
         partition, offset = raw.partition() or 0, raw.offset() or 0
+        if self._takes_all and self._decodes:
+            return self._decoded(raw, partition, offset)
         try:
             run, seq, index, purpose, task, oldest, newest, worker = self._read(raw.value())
             if run != self._run:
@@ -56,6 +61,16 @@ class Sieve:
             entry = self._fates.of(partition, offset, None)
             return (None, entry) if self._selection.wants_unreadable and self._wants(entry) else None
         return (record, entry) if isinstance(record, Trajectory) else None
+
+    def _decoded(self, raw: RawMessage, partition: int, offset: int) -> Passed | None:
+        """Where nothing is filtered, a look at a few fields before all are decoded would be a waste."""
+        try:
+            record = self._codec.decode(raw.value())
+        except InvalidRecord:
+            return None, self._fates.of(partition, offset, None)
+        if not isinstance(record, Trajectory) or record.run_id != self._run_id:
+            return None
+        return record, self._fates.of(partition, offset, record.purpose, record.seq)
 
     def _wants(self, entry: BookEntry) -> bool:
         return not self._selection.fates or entry.fate in self._selection.fates

@@ -17,6 +17,10 @@ from echo_replay.export.manifest import ExportedFile, sync_folder
 
 # Every reader of Parquet knows it, and texts become smaller than with the default (snappy).
 _COMPRESSION = "zstd"
+# Of every token its own numbers: a dictionary of them, and the least and the largest, cost more than all other columns and help nobody.
+_PER_TOKEN = ("tokens", "logprobs")
+# Bytes of floats that are alike lie together (Parquet format, "BYTE_STREAM_SPLIT"), which makes them a quarter smaller.
+_SPLIT = ("logprobs",)
 # What is read at once of a file, and kept of one that is written.
 _GROUP_BYTES = 32 << 20
 _PIECE_BYTES = 1 << 20
@@ -32,7 +36,7 @@ class StagedFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{STAGED}{slot.partition}-{slot.start}.parquet"
         self._rows = self._num_unsettled = 0
-        self._writer = parquet.ParquetWriter(self._path, schema, compression=_COMPRESSION)
+        self._writer = parquet.ParquetWriter(self._path, schema, compression=_COMPRESSION, **_encodings(schema))
         self._waiting: list[Any] = []
         self._num_bytes = 0
 
@@ -79,6 +83,17 @@ class StagedFile:
         if self._waiting:
             self._writer.write_table(pa.concat_tables(self._waiting).combine_chunks())
         self._waiting, self._num_bytes = [], 0
+
+
+def _encodings(schema: Any) -> dict[str, Any]:
+    """How the columns of a schema are written, by the names that Parquet has for them."""
+    empty = pa.BufferOutputStream()
+    parquet.write_table(schema.empty_table(), empty)
+    columns = parquet.ParquetFile(pa.BufferReader(empty.getvalue())).schema
+    paths = [columns.column(number).path for number in range(len(columns))]
+    whole = [path for path in paths if path.partition(".")[0] not in _PER_TOKEN]
+    split = [path for path in paths if path.partition(".")[0] in _SPLIT]
+    return {"use_dictionary": whole, "write_statistics": whole, "use_byte_stream_split": split or False}
 
 
 def write_whole(home: Path, slot: Slot, table: Any) -> ExportedFile:
