@@ -13,7 +13,8 @@ seek_s             from an open history to the first record of a step in the mid
 attach_to_score_s  `echoswarm reward attach` from the command to its first record
 peak_mb            the largest resident memory of scan, export and rescore over the many, each in a process of its own
 
-In turn, medians: machines are shared and noisy.
+In turn, medians: machines are shared and noisy. `cpu_us` is the processor time of a record, that of all threads and scoring processes,
+which other work changes little.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def attach(bootstrap: str, namespace: str) -> float:
         asked = subprocess.Popen(
             [*commands, "attach", "mine.py:one", "--from", "beginning", "--sample", "0.02"], cwd=folder, env=environment
         )
-        while not any(isinstance(message.record, Reward) and message.record.application == "one" for message in reader.read(0.1)):
+        while not any(isinstance(message.record, Reward) and message.record.application == "one" for message in reader.read(timeout_s=0.1)):
             assert not deadline.expired(), "waited for the first record of what was attached"
         seconds = time.monotonic() - started_s
         assert asked.wait(_WAIT_S) == 0
@@ -224,14 +225,14 @@ def attach(bootstrap: str, namespace: str) -> float:
     return seconds
 
 
-def alone(work: str, bootstrap: str, namespace: str, count: int, number: int) -> tuple[float, float]:
-    """What `work` says, and the megabytes that its process held at most."""
+def alone(work: str, bootstrap: str, namespace: str, count: int, number: int) -> tuple[float, float, float]:
+    """What `work` says, the megabytes that its process held at most, and its processor time for a record in microseconds."""
     receiving, sending = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_alone, args=(work, bootstrap, namespace, count, number, sending))
     process.start()
     sending.close()
     try:
-        found: tuple[float, float] = receiving.recv()
+        found: tuple[float, float, float] = receiving.recv()
     except EOFError:
         sys.exit(f"{work} has failed")
     process.join(_WAIT_S)
@@ -239,28 +240,41 @@ def alone(work: str, bootstrap: str, namespace: str, count: int, number: int) ->
 
 
 def _alone(work: str, bootstrap: str, namespace: str, count: int, number: int, sending: Any) -> None:
+    # Imports are no work on a record.
+    open_bus(bootstrap, namespace)
+    import echo_replay.export.columns  # noqa: F401
+
+    before_s = _cpu_s()
     rate = WORKS[work](bootstrap, namespace, count, number)
-    sending.send((rate, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+    sending.send((rate, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, (_cpu_s() - before_s) / count * 1e6))
 
 
-def measure(records: int, many: int, rounds: int) -> dict[str, float]:
+def _cpu_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def measure(records: int, many: int, rounds: int) -> dict[str, Any]:
     """Every figure."""
     taken: dict[str, list[float]] = {name: [] for name in RATES}
+    cpu: dict[str, list[float]] = {name: [] for name in RATES}
     peaks: dict[str, float] = {}
     with EmbeddedKafka() as kafka:
         fill(kafka.bootstrap, "bench.long", records, LONG)
         for number in range(rounds):
             for name in RATES:
-                rate, _ = alone(name, kafka.bootstrap, "bench.long", records, number)
+                rate, _, cpu_us = alone(name, kafka.bootstrap, "bench.long", records, number)
                 taken[name].append(rate)
-                print(f"  {name} {rate:,.0f}", flush=True)
+                cpu[name].append(cpu_us)
+                print(f"  {name} {rate:,.0f}, {cpu_us:.0f} us", flush=True)
         attach_s = attach(kafka.bootstrap, "bench.long")
         fill(kafka.bootstrap, "bench.many", many, SHORT)
         seek_s = seek(open_bus(kafka.bootstrap, "bench.many"), many)
         for name in RATES[:3]:
-            rate, peaks[name] = alone(name, kafka.bootstrap, "bench.many", many, 0)
+            rate, peaks[name], _ = alone(name, kafka.bootstrap, "bench.many", many, 0)
             print(f"  {many:,} short ones: {name} {rate:,.0f}, {peaks[name]:,.0f} MB", flush=True)
-    figures = {name: round(statistics.median(values), 1) for name, values in taken.items()}
+    figures: dict[str, Any] = {name: round(statistics.median(values), 1) for name, values in taken.items()}
+    figures["cpu_us"] = {name: round(statistics.median(values), 1) for name, values in cpu.items()}
     return {**figures, "seek_s": round(seek_s, 3), "attach_to_score_s": round(attach_s, 2), "peak_mb": round(max(peaks.values()))}
 
 
@@ -273,9 +287,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     figures = measure(options.records, options.many, options.rounds)
+    bare, bare_us = figures["bare_decode_per_s"], figures["cpu_us"]["bare_decode_per_s"]
     for name, value in figures.items():
-        beside = f"  {value / figures['bare_decode_per_s']:.2f} of bare decoding" if name in RATES else ""
-        print(f"{name:20}{value:>12,.2f}{beside}")
+        if name in RATES:
+            cpu_us = figures["cpu_us"][name]
+            print(f"{name:20}{value:>12,.0f}  {value / bare:.2f} of bare decoding; {cpu_us:.0f} us, {bare_us / cpu_us:.2f} of it")
+        elif name != "cpu_us":
+            print(f"{name:20}{value:>12,.2f}")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

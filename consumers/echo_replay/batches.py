@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,13 +12,32 @@ from echo_core.groups import Member, Score
 from echo_core.policy import OverBudget
 from echo_core.staleness import age_of
 from echo_learner.training.batch import BatchRules, SignalSource, TrainingBatch, form_batch
-from echo_replay.sample_source import places_of
+from echo_replay.sample_source import Place, places_of
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, TOKEN_DTYPE, VALUE_DTYPE
 from echo_schemas.errors import UserError
-from echo_schemas.records import Batch, Coordinates, StepReport, Trajectory
+from echo_schemas.records import Batch, Coordinates, RewardTerm, StepReport, Trajectory
 
 # Rounding of one machine's float32 against another's.
 _ADVANTAGE_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OtherRewards:
+    """What a run is trained on again in place of what it was trained on. `values` by place and name; a term without a value is an error."""
+
+    terms: tuple[RewardTerm, ...]
+    values: Mapping[Place, Mapping[str, float]]
+
+    def scores_of(self, place: Place, version: int) -> dict[str, Score]:
+        """Of one sample of the step that made `version`. Raises UserError."""
+        found = self.values.get(place, {})
+        for term in self.terms:
+            if term.name not in found:
+                raise UserError(
+                    f"A sample of version {version}, at partition {place[0]}, offset {place[1]}, has no value of {term.name!r}.",
+                    hint=f"`echoswarm rescore … --step {version} --name {term.name}` gives it one.",
+                )
+        return {term.name: Score(value=found[term.name]) for term in self.terms}
 
 
 def training_batch(
@@ -30,16 +49,19 @@ def training_batch(
     over_budget: OverBudget,
     budget: int,
     task: SignalSource,
+    other: OtherRewards | None = None,
 ) -> TrainingBatch:
-    """What the trainer was given for `report.version`. `over_budget`, `budget`: what became of samples above S in asynchronous mode.
+    """What the trainer was given for `report.version`, or would have been given under `other` rewards. `over_budget`, `budget`: what became
+    of samples above S in asynchronous mode.
 
-    Raises UserError if the report's rewards do not give its advantages, or its columns do not fit together.
+    Raises UserError if the report's rewards do not give its advantages, its columns do not fit together, or `other` lacks a sample's value.
     """
     version = report.version - 1
-    groups = _groups(batch, trajectories, version, over_budget, budget)
-    formed = form_batch(groups, version, report.reward_terms, rules, task)
+    scores = _reported_scores(batch) if other is None else [other.scores_of(place, report.version) for place in places_of(batch)]
+    groups = _groups(batch, trajectories, scores, version, over_budget, budget)
+    formed = form_batch(groups, version, report.reward_terms if other is None else other.terms, rules, task)
     own, reported = (np.frombuffer(columns.advantages, LOGPROB_DTYPE) for columns in (formed.columns, batch))
-    if not np.allclose(own, reported, rtol=_ADVANTAGE_TOLERANCE, atol=_ADVANTAGE_TOLERANCE):
+    if other is None and not np.allclose(own, reported, rtol=_ADVANTAGE_TOLERANCE, atol=_ADVANTAGE_TOLERANCE):
         raise UserError(
             f"The rewards in the report of version {report.version} do not give the advantages that stand beside them.",
             hint="Are [learner] scale_by_std and std as they were when the run was trained?",
@@ -52,22 +74,29 @@ def training_batch(
     )
 
 
-def _groups(
-    batch: Batch, trajectories: Sequence[Trajectory], version: int, over_budget: OverBudget, budget: int
-) -> tuple[ChosenGroup, ...]:
+def _reported_scores(batch: Batch) -> list[dict[str, Score]]:
     values = {column.name: np.frombuffer(column.values, VALUE_DTYPE).tolist() for column in batch.rewards}
     defaulted = {column.name: np.frombuffer(column.defaulted, FLAG_DTYPE).tolist() for column in batch.rewards}
+    return [
+        {name: Score(value=values[name][row], defaulted=bool(defaulted[name][row])) for name in values} for row in range(batch.num_samples)
+    ]
+
+
+def _groups(
+    batch: Batch,
+    trajectories: Sequence[Trajectory],
+    scores: Sequence[Mapping[str, Score]],
+    version: int,
+    over_budget: OverBudget,
+    budget: int,
+) -> tuple[ChosenGroup, ...]:
     samples = [
         ChosenSample(
-            member=Member(
-                where=Coordinates(partition=partition, offset=offset),
-                trajectory=trajectory,
-                scores={name: Score(value=values[name][row], defaulted=bool(defaulted[name][row])) for name in values},
-            ),
+            member=Member(where=Coordinates(partition=partition, offset=offset), trajectory=trajectory, scores=dict(mine)),
             staleness=age_of(trajectory, version),
             weight=weight_of(age_of(trajectory, version), over_budget, budget),
         )
-        for row, ((partition, offset), trajectory) in enumerate(zip(places_of(batch), trajectories, strict=True))
+        for (partition, offset), trajectory, mine in zip(places_of(batch), trajectories, scores, strict=True)
     ]
     groups, start = [], 0
     for size in np.frombuffer(batch.group_sizes, TOKEN_DTYPE).tolist():

@@ -32,7 +32,7 @@ from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.training.batch import SignalSource
 from echo_learner.training.config import batch_rules, changed_meaning, meaning_of
 from echo_learner.training.ranks import Trainer
-from echo_replay.batches import training_batch
+from echo_replay.batches import OtherRewards, training_batch
 from echo_replay.run_log import READ_S, batch_of
 from echo_replay.sample_source import SampleSource
 from echo_schemas.errors import UserError
@@ -56,7 +56,9 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrainedVersion:
-    """One published version, trained again. `distance`: share of the way from the start; 0 where the bytes are the same."""
+    """One published version, trained again. `distance`: share of the way from the start; 0 where the bytes are the same. `cosine`, where it
+    was asked for: between the way that training went from the start and the way that it went again; 1 is the same direction.
+    """
 
     version: int
     match: Match
@@ -64,6 +66,7 @@ class RetrainedVersion:
     published_sha256: str
     distance: float
     world_size: int
+    cosine: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +92,16 @@ class Plan:
     start: int
     state: LearnerState | None
 
+    def last_compared(self, history: TrainingLog) -> int:
+        """The newest published version among them."""
+        return max(version for version in history.manifests if version <= self.last)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrainParts:
     """What is trained with; opened, and closed, by whoever made it. `trainer` is fresh: as it is before version 0 is trained on.
-    `tolerance`: the largest distance that is no difference.
+    `tolerance`: the largest distance that is no difference. `other`: what is trained on in place of the reports' rewards. `keep`: a new
+    folder for the snapshot of the last version that is compared.
     """
 
     settings: Settings
@@ -103,6 +111,9 @@ class RetrainParts:
     task: SignalSource
     distance: Distance
     tolerance: float
+    cosine: Distance | None = None
+    other: OtherRewards | None = None
+    keep: Path | None = None
 
 
 def read_training_log(bus: Bus, run_id: str) -> TrainingLog:
@@ -194,21 +205,25 @@ def _trained_again(
                     over_budget=over_budget,
                     budget=settings.staleness.budget,
                     task=parts.task,
+                    other=parts.other,
                 )
             )
             logger.info("Version %d is trained again", version)
             if version >= plan.first and version in history.manifests:
-                folder = scratch / str(version)
+                is_kept = parts.keep is not None and version == plan.last_compared(history)
+                folder = parts.keep if is_kept and parts.keep is not None else scratch / str(version)
                 yield _compare(parts, history, trainer.snapshot(version, folder), start)
-                shutil.rmtree(folder)
+                if not is_kept:
+                    shutil.rmtree(folder)
 
 
 def _compare(parts: RetrainParts, history: TrainingLog, retrained: SnapshotFiles, start: SnapshotFiles) -> RetrainedVersion:
     version = retrained.version
     published, report = history.manifests[version], history.reports.get(version)
-    match, distance = Match.IDENTICAL, 0.0
+    match, distance, cosine = Match.IDENTICAL, 0.0, None if parts.cosine is None else 1.0
     if retrained.sha256 != published.sha256:
         distance = parts.distance(published, retrained, start)
+        cosine = None if parts.cosine is None else parts.cosine(published, retrained, start)
         match = Match.WITHIN if distance <= parts.tolerance else Match.DIFFERS
     return RetrainedVersion(
         version=version,
@@ -216,6 +231,7 @@ def _compare(parts: RetrainParts, history: TrainingLog, retrained: SnapshotFiles
         sha256=retrained.sha256,
         published_sha256=published.sha256,
         distance=distance,
+        cosine=cosine,
         world_size=report.world_size if report is not None else parts.settings.learner.ranks,
     )
 

@@ -33,6 +33,20 @@ def weight_distance(bus: Bus, published: WeightManifest, retrained: SnapshotFile
     return off / way if way else math.inf if off else 0.0
 
 
+def weight_cosine(bus: Bus, published: WeightManifest, retrained: SnapshotFiles, start: SnapshotFiles) -> float:
+    """The cosine between published − start and retrained − start, over all tensors (float64); NaN where one of them is nothing. Raises as
+    `weight_distance`.
+    """
+    theirs = _tensors(_published_bytes(bus, published)[: published.files[0].num_bytes])
+    with _opened(retrained) as ours, _opened(start) as base:
+        ways = [
+            (theirs[name].double() - base.get_tensor(name).double(), ours.get_tensor(name).double() - base.get_tensor(name).double())
+            for name in theirs
+        ]
+    lengths = _norm(way for way, _ in ways) * _norm(way for _, way in ways)
+    return sum(float((way * other).sum()) for way, other in ways) / lengths if lengths else math.nan
+
+
 def _published_bytes(bus: Bus, manifest: WeightManifest) -> bytes:
     if manifest.blob is None:
         return b"".join(read_from_store(manifest))

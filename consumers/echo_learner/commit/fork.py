@@ -148,11 +148,11 @@ def _snapshot_of(
         return store.load_snapshot(source.kept, kind, file_names(kind))
     manifest = source.manifest
     assert manifest is not None
-    return take(partial(_fetched, bus, manifest))
+    return take(partial(fetch_snapshot, bus, manifest))
 
 
-def _fetched(bus: Bus, manifest: WeightManifest, folder: Path) -> SnapshotFiles:
-    """What `manifest` names, in the new folder `folder`."""
+def fetch_snapshot(bus: Bus, manifest: WeightManifest, folder: Path) -> SnapshotFiles:
+    """What `manifest` names, in the new folder `folder`. Raises UserError for bytes that are not there or not those, TransportError."""
     if manifest.blob is not None:
         try:
             with closing(bus.blob_reader()) as reader:

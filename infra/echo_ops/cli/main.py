@@ -682,15 +682,29 @@ def retrain(
         bool, typer.Option("--exact", help="Every byte must be the same; the machine, threads and ranks must be, too.")
     ] = False,
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes that train together, if not those of the file.")] = None,
+    rewards: Annotated[
+        list[str] | None,
+        typer.Option("--rewards", metavar="NAME=WEIGHT", help="What if it had been trained on these, and nothing else? Repeatable."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=0, help="With --rewards: held-out prompts to evaluate on; 0: none.")] = 64,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result of each version there.")] = None,
 ) -> None:
-    """Train published versions again from the log: exit 0 if the same weights come out, 4 if others."""
+    """Train published versions again from the log: exit 0 if the same weights come out, 4 if others. Or under other rewards: how far the
+    weights and their evaluation move."""
     from echo_ops.cli import retrain as commands
 
     with user_errors():
-        commands.retrain(
-            config, version, from_start=from_start, tolerance=tolerance, exact=exact, ranks=ranks, json_file=json_file
-        )  # fmt: skip
+        wish = commands.RetrainWish(
+            versions=version,
+            from_start=from_start,
+            tolerance=tolerance,
+            exact=exact,
+            ranks=ranks,
+            rewards=tuple(rewards or ()),
+            prompts=prompts,
+            json_file=json_file,
+        )
+        commands.retrain(config, wish)
 
 
 def main() -> None:
