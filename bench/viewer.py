@@ -86,7 +86,8 @@ def make(bootstrap: str, num_steps: int) -> None:
     settings = Settings.model_validate({"run": {"name": RUN}, "kafka": {"bootstrap": bootstrap, "namespace": NAMESPACE}})
     bus = open_bus(settings, "operator")
     topics = [NewTopic(f"{NAMESPACE}.{spec.name}", spec.partitions, 1) for spec in load_topic_specs()]
-    for future in bus.cluster.admin().create_topics(topics).values():
+    admin = bus.cluster.admin()
+    for future in admin.create_topics(topics).values():
         future.result(60)
     plan = MadePlan(
         steps=(0, num_steps), groups_per_step=GROUPS, group_size=SIZE, step_s=STEP_S, skill_per_step=0.8 / num_steps, task="balls"

@@ -229,7 +229,7 @@ class History:
         # Of a few groups or records little is wanted, and what is fetched ahead is fetched for nothing.
         where = selection.range
         few = isinstance(where, Offsets) and sum(last - first + 1 for first, last in where.ranges.values()) <= _FEW
-        return profiles.LOOK if few or isinstance(where, Groups) else WHOLE
+        return profiles.GLIMPSE if few or isinstance(where, Groups) else WHOLE
 
 
 def open_history(bus: Bus, run_id: str) -> History:

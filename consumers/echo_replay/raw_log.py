@@ -52,7 +52,7 @@ class RawLog:
     """One physical topic. A context manager: the client is closed at its end."""
 
     def __init__(self, bus: Bus, physical: str, profile: Properties = WHOLE) -> None:
-        """`profiles.LOOK` for a few records. Raises TopicMissing, NotAuthorized, ClusterUnreachable."""
+        """`profiles.GLIMPSE` for a few records. Raises TopicMissing, NotAuthorized, ClusterUnreachable."""
         self._physical = physical
         self._clock = bus.clock
         properties = {"client.id": bus.client_id, "group.id": f"{bus.client_id}.reader", "enable.partition.eof": True}

@@ -282,7 +282,7 @@ def batch_of(bus: Bus, report: StepReport) -> Batch:
 
 def read_batch(bus: Bus, step: Step) -> Batch:
     """The batch of a step once more, with its rewards, of which a `Step` keeps none. Raises as `batch_of`."""
-    with RawLog(bus, bus.namespace.topic(STEPS), profiles.LOOK) as steps:
+    with RawLog(bus, bus.namespace.topic(STEPS), profiles.GLIMPSE) as steps:
         for raw in steps.between(_STEPS_PARTITION, [step.offset]):
             record = bus.codec.decode(raw.value())
             if isinstance(record, StepReport) and record.run_id == step.report.run_id:

@@ -24,7 +24,6 @@ from echo_replay.export.layout import Slot, Table
 from echo_replay.export.manifest import ExportedFile, ExportManifest
 from echo_replay.export.table_file import write_whole
 from echo_replay.history import History, Told
-from echo_replay.selection import Selection
 from echo_schemas.errors import UserError
 from echo_schemas.records import WorkerStatus
 from echo_schemas.topics import WORKERS
@@ -32,19 +31,17 @@ from echo_schemas.topics import WORKERS
 _ROWS_AT_ONCE = 1_000
 
 
-def load_selection(
-    history: History, selection: Selection, most: int, home: Path, deadline: Deadline | None = None
-) -> ExportManifest:  # fmt: skip
-    """Write what is selected into `home`, which is empty. Raises UserError if it is more than `most` trajectories, or not read by
+def load_part(history: History, told: Iterator[Told], most: int, home: Path, deadline: Deadline | None = None) -> ExportManifest:
+    """Write what was read of `history` into `home`, which is empty. Raises UserError if it is more than `most` trajectories, or not read by
     `deadline`; OSError, TransportError.
     """
     files: list[ExportedFile] = []
     names: tuple[str, ...] = ()
-    for number, told in enumerate(_batches(history.read(selection), most, deadline)):
-        names = choose_names(names, {name for each in told for name in each.rewards})
-        table = trajectories_table(told, [each.rewards for each in told], names)
+    for number, batch in enumerate(_batches(told, most, deadline)):
+        names = choose_names(names, {name for each in batch for name in each.rewards})
+        table = trajectories_table(batch, [each.rewards for each in batch], names)
         files.append(write_whole(home, Slot(Table.TRAJECTORIES, 0, number), table))
-        files.append(write_whole(home, Slot(Table.REWARDS, 0, number), known_rewards_table(told)))
+        files.append(write_whole(home, Slot(Table.REWARDS, 0, number), known_rewards_table(batch)))
     drops, _ = read_drops(history.bus, history.run_id)
     workers = history.bus.newest(WORKERS, WorkerStatus).values()
     tables = {

@@ -137,6 +137,9 @@ READER: Properties = MappingProxyType({**FAILOVER, **_CONSUMER_BASE, **_frozen(a
 # A reader of what is there, which is then closed. An empty fetch tells the end behind a transaction's marker, and whatever is asked of a
 # broker meanwhile waits behind the fetch: half a second each time, if it is held back as long as for readers that stay.
 LOOK: Properties = MappingProxyType({**READER, **_frozen(fetch_wait_max_ms=10)})
+# A reader of a few records out of the middle of a long log. What a client fetches ahead of them, a megabyte of each partition, costs more
+# than they do: 250 records of each of eight partitions of a log of 40,000 took 0.4 s with it and 0.03 s without.
+GLIMPSE: Properties = MappingProxyType({**LOOK, **_frozen(max_partition_fetch_bytes=65_536, queued_min_messages=100)})
 # A reader that has come to the end of a topic on which little is said, and stays there, asking its broker for nothing else. What comes is
 # delivered at once; a process of some views asks a few times a second less. No longer: the time-out of a socket must be above it.
 WATCHER: Properties = MappingProxyType({**READER, **_frozen(fetch_wait_max_ms=2_500)})

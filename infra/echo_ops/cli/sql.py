@@ -57,7 +57,7 @@ def sql(
 def _ask_the_log(
     config: Path | None, question: str, options: RangeOptions, *, run: str, most: int, timeout_s: float, limit: int
 ) -> Answer:  # fmt: skip
-    from echo_replay.export.bounded import load_selection
+    from echo_replay.export.bounded import load_part
     from echo_replay.export.queries import ask
 
     settings = read_settings(config)
@@ -66,7 +66,7 @@ def _ask_the_log(
     try:
         with TemporaryDirectory(prefix="echoswarm-sql-") as folder:
             with history_of(reach_bus(settings), run_id) as history:
-                manifest = load_selection(history, selection, most, Path(folder))
+                manifest = load_part(history, history.read(selection), most, Path(folder))
                 for sentence in history.missing:
                     err.print(f"missing: {sentence}", markup=False)
             return ask(Path(folder), manifest, question, timeout_s=timeout_s, limit=limit)

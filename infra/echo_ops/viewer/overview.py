@@ -47,6 +47,8 @@ def overview_page(
         "s_per_step": None if span_s is None else span_s / (len(reports) - 1),
         "samples_per_s": sum(sum(report.staleness_total) for report in reports[1:]) / span_s if span_s else None,
         "staleness_mean": number(_mean(reports, "staleness_mean")),
+        "cost": number(sum(step.report.metrics.get("cost", 0.0) for step in list(history.log.steps))),
+        "cost_per_1000": number(_mean(reports, "cost_per_1000")),
         "num_trained": sum(len(step.seqs) for step in list(history.log.steps)),
         "num_dropped": len(history.fates.drops().seqs),
         "groups_ready": None if progress is None else progress.groups_ready,

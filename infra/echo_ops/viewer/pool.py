@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from echo_ops.cli.harmless import harmless
 from echo_ops.report.pool import WorkerLine, cost_per_1000
 from echo_ops.viewer.windows import Json, Window, number
-from echo_schemas.records import Control, WorkerControl, WorkerState, WorkerStatus
+from echo_schemas.records import Control, StepReport, WorkerControl, WorkerState, WorkerStatus
 
 _TEXTS = ("worker_id", "kind", "engine")
 # Who has said goodbye costs nothing.
@@ -16,19 +17,36 @@ _PAID = (WorkerState.STARTING, WorkerState.READY, WorkerState.STANDBY, WorkerSta
 
 
 def pool_page(
-    lines: Sequence[WorkerLine], statuses: Mapping[str, WorkerStatus], orders: Iterable[Control], window: Window, now_ms: int
+    lines: Sequence[WorkerLine],
+    statuses: Mapping[str, WorkerStatus],
+    orders: Iterable[Control],
+    reports: Iterable[StepReport],
+    window: Window,
+    now_ms: int,
 ) -> Json:
-    """`lines`: what was measured since the viewer began; `orders`: to workers, in the order of the log."""
+    """`lines`: what was measured since the viewer began; `orders`: to workers, in the order of the log; `reports` say what was paid."""
     newest = sorted((each for each in orders if each.worker is not None), key=lambda each: -each.time_ms)
     paid = [statuses[line.worker_id].price_per_hour for line in lines if statuses[line.worker_id].state in _PAID]
     return {
         "now_ms": now_ms,
         "price_per_hour": number(sum(paid)),
         "cost_per_1000": number(cost_per_1000(lines)),
+        "costs": _costs(reports),
         "workers": [_worker(line, statuses[line.worker_id], now_ms) for line in lines],
         "window": window.plain(len(newest)),
         "orders": [_order(order, order.worker) for order in window.of(newest) if order.worker is not None],
     }
+
+
+def _costs(reports: Iterable[StepReport]) -> list[Json]:
+    """What was paid in the whole run, by kind of worker and by use; the learner's is of use `learner`."""
+    paid: Counter[tuple[str, str]] = Counter()
+    for report in reports:
+        paid["", "learner"] += report.learner_cost  # type: ignore[assignment]  # a counter of money
+        for each in report.costs:
+            for use, cost in (("busy", each.busy), ("idle", each.idle), ("standby", each.standby)):
+                paid[each.kind, use] += cost  # type: ignore[assignment]  # see above
+    return [{"kind": harmless(kind), "use": use, "cost": number(cost)} for (kind, use), cost in sorted(paid.items()) if cost]
 
 
 def _order(order: Control, worker: WorkerControl) -> Json:

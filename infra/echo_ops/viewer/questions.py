@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from echo_bus.clock import Deadline
 from echo_ops.cli.analysis import require_analysis
 from echo_ops.cli.harmless import harmless
+from echo_ops.viewer.samples import read_near
 from echo_ops.viewer.searches import TooMany
 from echo_ops.viewer.windows import Json
 from echo_replay.history import History
-from echo_replay.selection import Selection
+from echo_replay.selection import Selection, Steps, Where
 from echo_schemas.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,20 +61,29 @@ class Questions:
     def _ask_the_log(
         self, question: str, selection: Selection, limit: int, reading: Callable[[], AbstractContextManager[History]]
     ) -> Json:  # fmt: skip
-        from echo_replay.export.bounded import load_selection
+        from echo_replay.export.bounded import load_part
         from echo_replay.export.queries import ask, check_question
 
         check_question(question)
         try:
             with TemporaryDirectory(prefix="echoswarm-view-") as folder:
                 with reading() as history:
-                    manifest = load_selection(history, selection, _MOST_TRAJECTORIES, Path(folder), Deadline.after(_TIMEOUT_S))
+                    told = read_near(history, selection, until_ms=_until(history, selection.range))
+                    manifest = load_part(history, told, _MOST_TRAJECTORIES, Path(folder), Deadline.after(_TIMEOUT_S))
                     missing = list(history.missing)
                 return _plain(ask(Path(folder), manifest, question, timeout_s=_TIMEOUT_S, limit=limit), missing)
         except OSError as exc:
             raise UserError(
                 f"What was read cannot be kept in a temporary folder ({exc.strerror or exc}).", hint="Set TMPDIR to a disk with room."
             ) from exc
+
+
+def _until(history: History, where: Where) -> int | None:
+    """Of steps, when the last one was trained; of anything else nobody knows when it was judged."""
+    times = [
+        step.report.time_ms for step in list(history.log.steps) if isinstance(where, Steps) and where.first <= step.version <= where.last
+    ]
+    return max(times, default=None)
 
 
 def _plain(answer: Answer, missing: list[str]) -> Json:

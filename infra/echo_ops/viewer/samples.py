@@ -37,7 +37,8 @@ def group_page(history: History, group: str, window: Window, *, late: bool = Fal
     group_id = f"{history.run_id}/{group}"
     seq = number_of(group)
     outcomes = [] if seq is None else [history.fates.of(*place, None) for place in history.fates.places_of_seq(seq)]
-    read = _read(history, Selection(range=Groups(frozenset({group_id}))), outcomes, late=late)
+    selection = Selection(range=Groups(frozenset({group_id})))
+    read = history.read(selection) if late else read_near(history, selection, until_ms=_until(history, outcomes))
     found = sorted(itertools.islice(read, _MOST_RECORDS), key=_place_in_group)
     if not found:
         raise _nothing(history, group, seq)
@@ -68,7 +69,7 @@ def trajectory_page(
     """
     outcome = history.fates.of(partition, offset, None)
     selection = Selection(range=Offsets({partition: (offset, offset)}))
-    told = next(_read(history, selection, [outcome], late=late), None)
+    told = next(history.read(selection) if late else read_near(history, selection, until_ms=_until(history, [outcome])), None)
     if told is None:
         raise UserError(f"At {partition}:{offset} lies no trajectory of {history.run_id}.", hint="Another run's record may lie there.")
     page = _sample(told) | {"time_ms": told.time_ms}
@@ -163,15 +164,14 @@ def _place_in_group(told: Told) -> tuple[bool, str, int, int]:
     return told.step is None, trajectory.attempt, trajectory.index, told.where.offset
 
 
-def _read(history: History, selection: Selection, outcomes: Sequence[BookEntry], *, late: bool) -> Iterator[Told]:
-    """With the rewards that were written about the same time, or (`late`) with all of them."""
-    if late:
-        return history.read(selection)
-    return history.read(selection, rewards_until_ms=_until(history, outcomes), clock_error_ms=_CLOCK_ERROR_MS)
+def read_near(history: History, selection: Selection, *, until_ms: int | None) -> Iterator[Told]:
+    """With the rewards that were written about the same time. `until_ms`: when their fates were decided; None: not yet."""
+    until_ms = None if until_ms is None else until_ms + _LATE_MS
+    return history.read(selection, rewards_until_ms=until_ms, clock_error_ms=_CLOCK_ERROR_MS)
 
 
 def _until(history: History, entries: Sequence[BookEntry]) -> int | None:
-    """Until when rewards are looked for: some time after the fate of the last one. None where a fate is open."""
+    """When the last fate was decided; None where one is open."""
     times = []
     for entry in entries:
         if entry.step is not None:
@@ -180,7 +180,7 @@ def _until(history: History, entries: Sequence[BookEntry]) -> int | None:
             times.append(entry.drop.time_ms)
         else:
             return None
-    return max(times) + _LATE_MS if times else None
+    return max(times, default=None)
 
 
 def _nothing(history: History, group: str, seq: int | None) -> UserError:

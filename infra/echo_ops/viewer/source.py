@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _EVERY_S = 4.0
 # The newest rewards of each partition that are looked at.
-_RECENT_REWARDS = 400
+_RECENT_REWARDS = 200
 _STILL_SCORED_MS = 60_000
 _CONTROL_S = 10.0
 # Batches of the steps last looked at: some dozen bytes a sample.
@@ -90,6 +90,8 @@ class Source:
             clients.callback(self._progress.close)
             self._statuses: CompactedView[WorkerStatus] = bus.view(WORKERS, WorkerStatus)
             clients.callback(self._statuses.close)
+            self._orders = history.bus.orders()
+            clients.callback(self._orders.close)
             self.runs = OtherRuns(bus, self._clock)
             clients.callback(self.runs.close)
             self._watch = ScorerWatch(history.bus)
@@ -174,14 +176,14 @@ class Source:
             workers, lines = dict(self._workers), self._pool.lines()
         with self.reading() as history:
             orders = _orders_of(history.bus)
-        return pool_page([line for line in lines if line.worker_id in workers], workers, orders, window, self._clock.time_ms())
+            reports = [step.report for step in list(history.log.steps)]
+        return pool_page([line for line in lines if line.worker_id in workers], workers, orders, reports, window, self._clock.time_ms())
 
     def rewards(self, pair: tuple[str, str]) -> Json:
         """Who scores, and two rewards beside one another. Raises TransportError, TooMany."""
         with self.reading() as history:
             recent = newest_rewards(history.bus, _RECENT_REWARDS, self._rewards_until())
-            with closing(history.bus.orders()) as view:
-                orders = view.items()
+            orders = self._orders.items()
             steps = list(history.log.steps)
             version = steps[-1].version if steps else 0
             order = orders.get(f"{self.run_id}/rewards")

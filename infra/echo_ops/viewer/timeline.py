@@ -4,27 +4,47 @@ long rewards took. What is read is bounded, however long the stretch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from echo_bus.client.profiles import LOOK
+from echo_bus.client.profiles import GLIMPSE
 from echo_ops.cli.harmless import harmless
 from echo_ops.viewer.steps import find_step
 from echo_ops.viewer.windows import Json
-from echo_replay.history import History, Told
+from echo_replay.history import History
 from echo_replay.raw_log import RawLog
-from echo_replay.selection import Offsets, Selection
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.projection import Projection
-from echo_schemas.records import Purpose, Reward
+from echo_schemas.records import Purpose, Reward, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 MOST_SECONDS = 3_600
 # Records that are read for one picture, of trajectories and of rewards: a screen has fewer points.
-_MOST_RECORDS = 3_000
+_MOST_RECORDS = 2_000
 _MOST_LAGS = 600
 # A sample that was begun within the stretch may be written after it, and so may its rewards.
 _MARGIN_MS = 30_000
+
+
+_FIELDS = ("run_id", "worker_id", "group_id", "attempt", "purpose", "seq", "min_version", "started_ms", "finished_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What a picture shows of a trajectory. `place`: partition and offset; `time_ms`: of its record; `version`: the oldest of a token."""
+
+    place: tuple[int, int]
+    time_ms: int
+    worker: str
+    group_id: str
+    attempt: str
+    purpose: str
+    seq: int
+    version: int
+    started_ms: int
+    finished_ms: int
 
 
 def timeline_page(history: History, *, until_ms: int | None, seconds: int, step: int | None) -> Json:
@@ -39,7 +59,7 @@ def timeline_page(history: History, *, until_ms: int | None, seconds: int, step:
     if until_ms is None:
         until_ms = steps[-1].report.time_ms if steps else 0
     since_ms = until_ms - length_ms
-    told, is_cut = _read(history, since_ms, until_ms)
+    samples, is_cut = _read(history, since_ms, until_ms)
     return {
         "since_ms": since_ms,
         "until_ms": until_ms,
@@ -61,51 +81,70 @@ def timeline_page(history: History, *, until_ms: int | None, seconds: int, step:
             for _, is_current, manifest in list(history.log.manifests)
             if not is_current and since_ms <= manifest.created_ms <= until_ms
         ],
-        "lanes": [{"worker": harmless(name), "spans": spans} for name, spans in sorted(_lanes(told, since_ms, until_ms).items())],
-        "lags": _lags(history, {(each.where.partition, each.where.offset): each.time_ms for each in told}),
+        "lanes": [
+            {"worker": harmless(name), "spans": spans} for name, spans in sorted(_lanes(history, samples, since_ms, until_ms).items())
+        ],
+        "lags": _lags(history, {each.place: each.time_ms for each in samples}),
         "is_cut": is_cut,
     }
 
 
-def _read(history: History, since_ms: int, until_ms: int) -> tuple[list[Told], bool]:
+def _read(history: History, since_ms: int, until_ms: int) -> tuple[list[_Sample], bool]:
     """What was written in the stretch or shortly afterwards; of too much the first of each partition."""
-    with RawLog(history.bus, history.bus.namespace.topic(TRAJECTORIES), LOOK) as log:
-        starts, ends = log.offsets_at(max(0, since_ms)), log.offsets_at(max(0, until_ms + _MARGIN_MS))
-    each = _MOST_RECORDS // max(1, len(starts))
-    is_cut = any(ends[number] - start > each for number, start in starts.items())
-    ranges = {number: (start, min(ends[number], start + each) - 1) for number, start in starts.items() if start < ends[number]}
-    if not ranges:
-        return [], False
-    return [told for told in history.read(Selection(range=Offsets(ranges)), rewards=False) if told.trajectory is not None], is_cut
+    read = Projection(Trajectory, _FIELDS, history.bus.codec.ids).read
+    run_id = history.run_id.encode()
+    found: list[_Sample] = []
+    with RawLog(history.bus, history.bus.namespace.topic(TRAJECTORIES), GLIMPSE) as log:
+        ranges, is_cut = _ranges(log, max(0, since_ms), max(0, until_ms + _MARGIN_MS), _MOST_RECORDS)
+        for raw in itertools.chain.from_iterable(log.within(ranges)):
+            try:
+                run, worker, group, attempt, purpose, *numbers = read(raw.value())
+            except InvalidRecord:
+                continue
+            if run == run_id:
+                texts = (text.decode(errors="replace") for text in (worker, group, attempt, purpose))
+                found.append(_Sample((raw.partition() or 0, raw.offset() or 0), raw.timestamp()[1], *texts, *numbers))
+    return found, is_cut
 
 
-def _lanes(told: list[Told], since_ms: int, until_ms: int) -> dict[str, list[Json]]:
+def _ranges(log: RawLog, since_ms: int, until_ms: int, most: int) -> tuple[dict[int, tuple[int, int]], bool]:
+    """The offsets of a stretch of time, `most` of all partitions together, and whether there are more."""
+    starts, ends = log.offsets_at(since_ms), log.offsets_at(until_ms)
+    each = most // max(1, len(starts))
+    ranges = {number: (start, min(ends[number], start + each)) for number, start in starts.items() if start < ends[number]}
+    return ranges, any(ends[number] - start > each for number, start in starts.items())
+
+
+def _lanes(history: History, samples: list[_Sample], since_ms: int, until_ms: int) -> dict[str, list[Json]]:
     """By worker its groups: begun with the first sample, ended with the last one."""
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for each in told:
-        trajectory = each.trajectory
-        if trajectory is None or trajectory.finished_ms < since_ms or trajectory.started_ms > until_ms:
+    for each in samples:
+        if each.finished_ms < since_ms or each.started_ms > until_ms:
             continue
-        span = groups.setdefault(
-            (trajectory.worker_id, trajectory.group_id, trajectory.attempt),
-            {
-                "group": trajectory.group_id.rpartition("/")[2],
-                "purpose": trajectory.purpose.value,
-                "version": trajectory.min_version,
-                "start_ms": trajectory.started_ms,
-                "end_ms": trajectory.finished_ms,
+        key = (each.worker, each.group_id, each.attempt)
+        if (span := groups.get(key)) is None:
+            groups[key] = span = {
+                "group": each.group_id.rpartition("/")[2],
+                "purpose": each.purpose,
+                "version": each.version,
+                "start_ms": each.started_ms,
+                "end_ms": each.finished_ms,
                 "num_samples": 0,
-                "fate": each.fate.value if trajectory.purpose is Purpose.TRAIN else trajectory.purpose.value,
-                "step": each.step,
-            },
-        )
+                **_fate(history, each),
+            }
         span["num_samples"] += 1
-        span["version"] = min(span["version"], trajectory.min_version)
-        span["start_ms"], span["end_ms"] = min(span["start_ms"], trajectory.started_ms), max(span["end_ms"], trajectory.finished_ms)
+        span["version"] = min(span["version"], each.version)
+        span["start_ms"], span["end_ms"] = min(span["start_ms"], each.started_ms), max(span["end_ms"], each.finished_ms)
     lanes: dict[str, list[Json]] = {}
     for (worker, _, _), span in groups.items():
         lanes.setdefault(worker, []).append(span)
     return {worker: sorted(spans, key=lambda span: int(span["start_ms"])) for worker, spans in lanes.items()}
+
+
+def _fate(history: History, sample: _Sample) -> Json:
+    """Of a group: that of its first sample."""
+    entry = history.fates.of(*sample.place, Purpose(sample.purpose), sample.seq)
+    return {"fate": entry.fate.value, "step": entry.step}
 
 
 def _lags(history: History, written: Mapping[tuple[int, int], int]) -> list[Json]:
@@ -122,15 +161,12 @@ def _rewards(history: History, written: Mapping[tuple[int, int], int]) -> Iterat
         return
     read = Projection(Reward, ("run_id", "of.partition", "of.offset", "name"), history.bus.codec.ids).read
     run_id = history.run_id.encode()
-    with RawLog(history.bus, history.bus.namespace.topic(REWARDS), LOOK) as log:
-        starts, ends = log.offsets_at(min(written.values())), log.offsets_at(max(written.values()) + _MARGIN_MS)
-        most = 2 * _MOST_RECORDS // max(1, len(starts))
-        ranges = {number: (start, min(ends[number], start + most)) for number, start in starts.items() if start < ends[number]}
-        for batch in log.within(ranges):
-            for raw in batch:
-                try:
-                    run, partition, offset, name = read(raw.value())
-                except InvalidRecord:
-                    continue
-                if run == run_id and (partition, offset) in written:
-                    yield name.decode(errors="replace"), (partition, offset), raw.timestamp()[1]
+    with RawLog(history.bus, history.bus.namespace.topic(REWARDS), GLIMPSE) as log:
+        ranges, _ = _ranges(log, min(written.values()), max(written.values()) + _MARGIN_MS, _MOST_RECORDS)
+        for raw in itertools.chain.from_iterable(log.within(ranges)):
+            try:
+                run, partition, offset, name = read(raw.value())
+            except InvalidRecord:
+                continue
+            if run == run_id and (partition, offset) in written:
+                yield name.decode(errors="replace"), (partition, offset), raw.timestamp()[1]

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 pytest.importorskip("duckdb", reason="install the extra 'analysis'")
 
-from echo_replay.export.bounded import load_selection
+from echo_replay.export.bounded import load_part
 from echo_replay.export.exporter import export_run
 from echo_replay.export.manifest import ExportManifest, open_export
 from echo_replay.export.queries import ask
@@ -65,8 +65,8 @@ def test_the_views_agree_with_one_another(export: tuple[Path, ExportManifest]) -
 
 def test_the_log_answers_as_the_export_does(sound: SoundRun, export: tuple[Path, ExportManifest], tmp_path: Path) -> None:
     with open_history(sound.pipeline.bus, "demo") as history:
-        whole = load_selection(history, Selection(), 10_000, tmp_path / "whole")
-        part = load_selection(history, Selection(range=Steps(2, 3)), 10_000, tmp_path / "part")
+        whole = load_part(history, history.read(), 10_000, tmp_path / "whole")
+        part = load_part(history, history.read(Selection(range=Steps(2, 3))), 10_000, tmp_path / "part")
     question = "select kafka.partition, kafka.offset, fate, step, reward_exact, tokens from trajectories order by all"
     assert rows((tmp_path / "whole", whole), question) == rows(export, question)
     assert rows((tmp_path / "part", part), "select distinct step from trajectories order by 1") == [(2,), (3,)]
@@ -75,7 +75,7 @@ def test_the_log_answers_as_the_export_does(sound: SoundRun, export: tuple[Path,
 
 def test_nothing_selected_still_has_tables(sound: SoundRun, tmp_path: Path) -> None:
     with open_history(sound.pipeline.bus, "demo") as history:
-        manifest = load_selection(history, Selection(worker="nobody"), 10, tmp_path)
+        manifest = load_part(history, history.read(Selection(worker="nobody")), 10, tmp_path)
     for table in _TABLES:
         rows((tmp_path, manifest), f"select * from {table}")
     assert rows((tmp_path, manifest), "select count(*) from trajectories") == [(0,)]
@@ -83,7 +83,7 @@ def test_nothing_selected_still_has_tables(sound: SoundRun, tmp_path: Path) -> N
 
 def test_too_large_a_range_is_refused(sound: SoundRun, tmp_path: Path) -> None:
     with open_history(sound.pipeline.bus, "demo") as history, pytest.raises(UserError, match="more than 5 trajectories") as refused:
-        load_selection(history, Selection(), 5, tmp_path)
+        load_part(history, history.read(), 5, tmp_path)
     assert "--most" in refused.value.hint
 
 

@@ -21,6 +21,8 @@ from echo_ops.viewer.source import Source, SourceOptions
 from echo_replay.audit import audit_run
 from echo_replay.history import open_history
 from echo_replay.verdicts import Promise, Verdict
+from echo_schemas.records import Coordinates, Reward, RewardOutcome
+from echo_schemas.topics import REWARDS
 from tests.unit.replay.browser import find_browser, opened
 
 WAIT_S = 30.0
@@ -102,6 +104,8 @@ def test_the_pool_says_what_workers_are_and_why_one_was_released(demo: Demo) -> 
     kinds = {each["worker_id"]: (each["kind"], each["price_per_hour"], each["state"]) for each in page["workers"]}
     assert kinds["gpu-0"] == ("large", 2.4, "gone")
     assert sum(each["trained"] for each in page["workers"]) == STEPS * 48
+    paid = sum(each["cost"] for each in page["costs"])
+    assert paid == pytest.approx(demo.page("overview")["cost"]) == pytest.approx(STEPS * 8 / 3600 * (2.4 + 0.3 + 0.3 + 3.0))
     order = page["orders"][0]
     assert (order["worker"], order["is_active"]) == ("cpu-1", False)
     assert "are enough for" in order["reason"]
@@ -119,6 +123,23 @@ def test_rewards_have_their_shadows_beside_them(demo: Demo) -> None:
     assert sum(map(sum, found["square"]["counts"])) == found["num_matched"] > 0
     assert demo.page("rewards", a="return", b="return")["comparison"]["flipped"] == 0
     assert demo.page("rewards", a="return", b="nobody")["comparison"] is None
+
+
+def test_a_reward_that_came_long_afterwards_is_looked_for_if_asked_for(demo: Demo) -> None:
+    seq = demo.page("step/1")["groups"][0]["seq"]
+    sample = demo.page(f"group/{seq}")["samples"][0]
+    assert set(sample["rewards"]) == {"return"}
+    bus = demo.source.books().bus
+    reward = Reward(
+        run_id=DEMO_RUN, group_id=f"{DEMO_RUN}/{seq}", seq=seq, attempt=sample["attempt"], index=sample["index"], name="late", value=1.0,
+        of=Coordinates(partition=sample["partition"], offset=sample["offset"]), code_version="1", outcome=RewardOutcome.SCORED,
+        time_ms=bus.clock.time_ms(),
+    )  # fmt: skip
+    publisher = bus.publisher()
+    publisher.publish(REWARDS, reward, partition=sample["partition"])
+    publisher.close(WAIT_S)
+    assert set(demo.page(f"group/{seq}")["samples"][0]["rewards"]) == {"return"}
+    assert set(demo.page(f"group/{seq}", late=1)["samples"][0]["rewards"]) == {"return", "late"}
 
 
 def test_a_fork_lies_over_the_run_that_it_came_from(demo: Demo) -> None:
@@ -154,6 +175,8 @@ def test_a_question_is_answered_and_one_that_writes_or_does_not_end_is_not(demo:
     ):
         status, body = demo.get("sql", question=question, step="1")
         assert (status, says in body["error"]) == (400, True), body
+    monkeypatch.setattr("echo_ops.viewer.questions._TIMEOUT_S", 0.0)
+    assert "took too long" in demo.get("sql", question="select 1", step="1")[1]["error"]
     monkeypatch.setattr("echo_ops.viewer.questions._MOST_TRAJECTORIES", 10)
     assert "more than 10 trajectories" in demo.get("sql", question="select 1", step="1")[1]["error"]
 

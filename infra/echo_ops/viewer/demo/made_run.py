@@ -16,10 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from echo_bus.bus import Bus
 from echo_bus.client.publisher import Publisher
 from echo_core.advantages import group_advantages, has_signal
+from echo_core.capacity.costs import sum_of
 from echo_ops.viewer.demo.episodes import Episode, Play, Words
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack, pack_logprobs, pack_tokens
 from echo_schemas.records import (
@@ -29,6 +31,7 @@ from echo_schemas.records import (
     Drop,
     DropReason,
     FinishReason,
+    KindCost,
     Mode,
     Position,
     Progress,
@@ -72,6 +75,7 @@ RETURN, SHADOW = "return", "my_rewards.py:brevity"
 _SHADOW_FROM, _SHADOW_SHARE = 4, 0.5
 _BUDGET = 3
 _WAIT_S = 120.0
+_LEARNER_PRICE = 3.0
 # Of a step's time, what the learner waits; of it what is left, it trains.
 _IDLE_SHARE = 0.35
 _WORKERS = (("gpu-0", "large", 2.4), ("cpu-0", "small", 0.3), ("cpu-1", "small", 0.3))
@@ -246,32 +250,27 @@ class MadeRun:
     def _report(self, version: int, groups: Sequence[Sequence[_Member]]) -> StepReport:
         plan, members = self._plan, [member for group in groups for member in group]
         values = np.array([member.rewards for member in members])
-        advantages = np.concatenate([group_advantages(np.array([member.rewards for member in group])) for group in groups])
         ages = [version - 1 - member.trajectory.min_version for member in members]
         by_worker: dict[str, Counter[int]] = {}
         for member, age in zip(members, ages, strict=True):
             by_worker.setdefault(member.trajectory.worker_id, Counter())[age] += 1
             self._trained[member.trajectory.worker_id] += 1
-        places = [member.where for member in members if member.where is not None]
         flat = sum(not has_signal(np.array([member.rewards for member in group])) for group in groups)
+        hours = plan.step_s / 3600
+        costs = tuple(KindCost(kind=kind, num_workers=1, busy=0.7 * price * hours, idle=0.3 * price * hours) for _, kind, price in _WORKERS)
+        learner_cost = _LEARNER_PRICE * hours
+        cost = sum_of(costs) + learner_cost
         return StepReport(
             run_id=self._run_id, session="made-up", version=version, checkpoint=f"v{version}-made-up", parent=f"v{version - 1}-made-up",
-            batch=Batch(
-                num_samples=len(members), partitions=pack([place.partition for place in places], TOKEN_DTYPE),
-                offsets=pack([place.offset for place in places], OFFSET_DTYPE),
-                seqs=pack([member.trajectory.seq for member in members], OFFSET_DTYPE),
-                indices=pack([member.trajectory.index for member in members], TOKEN_DTYPE), attempts=("a1",) * len(groups),
-                group_sizes=pack([len(group) for group in groups], TOKEN_DTYPE),
-                rewards=(RewardColumn(name=RETURN, values=pack(values, VALUE_DTYPE), defaulted=pack([0] * len(members), FLAG_DTYPE)),),
-                advantages=pack(advantages, LOGPROB_DTYPE), order=pack(range(len(members)), TOKEN_DTYPE),
-                micro_batches=pack([len(members)], TOKEN_DTYPE), updates=pack([1], TOKEN_DTYPE),
-            ),
+            batch=_batch(groups, values),
             reward_terms=(RewardTerm(name=RETURN, weight=1.0),),
             policy=StepPolicy(
                 budget=_BUDGET, publication_period=1, over_budget="drop", groups_per_step=plan.groups_per_step, min_group_size=2
             ),
             positions=tuple(Position(partition=number, low=0, read_to=end) for number, end in sorted(self._read_to.items())),
-            metrics=dict(self._metrics(version)) | {"groups_without_signal": float(flat)}, staleness_total=_histogram(ages),
+            costs=costs, learner_cost=learner_cost,
+            metrics=dict(self._metrics(version)) | {"groups_without_signal": float(flat)} | _cost_metrics(cost, len(members)),
+            staleness_total=_histogram(ages),
             staleness_dispatch=_histogram([0] * len(ages)), staleness_in_flight=_histogram(ages),
             staleness_in_queue=_histogram([0] * len(ages)),
             reward_stats=(
@@ -341,3 +340,24 @@ class MadeRun:
 def _histogram(ages: Sequence[int]) -> tuple[int, ...]:
     counts = Counter(ages)
     return tuple(counts[age] for age in range(max(ages) + 1))
+
+
+def _batch(groups: Sequence[Sequence[_Member]], values: npt.NDArray[np.float64]) -> Batch:
+    """The groups in order, with the sum of their turns' rewards as the only one."""
+    members = [member for group in groups for member in group]
+    places = [member.where for member in members if member.where is not None]
+    advantages = np.concatenate([group_advantages(np.array([member.rewards for member in group])) for group in groups])
+    return Batch(
+        num_samples=len(members), partitions=pack([place.partition for place in places], TOKEN_DTYPE),
+        offsets=pack([place.offset for place in places], OFFSET_DTYPE),
+        seqs=pack([member.trajectory.seq for member in members], OFFSET_DTYPE),
+        indices=pack([member.trajectory.index for member in members], TOKEN_DTYPE), attempts=("a1",) * len(groups),
+        group_sizes=pack([len(group) for group in groups], TOKEN_DTYPE),
+        rewards=(RewardColumn(name=RETURN, values=pack(values, VALUE_DTYPE), defaulted=pack([0] * len(members), FLAG_DTYPE)),),
+        advantages=pack(advantages, LOGPROB_DTYPE), order=pack(range(len(members)), TOKEN_DTYPE),
+        micro_batches=pack([len(members)], TOKEN_DTYPE), updates=pack([1], TOKEN_DTYPE),
+    )  # fmt: skip
+
+
+def _cost_metrics(cost: float, num_samples: int) -> dict[str, float]:
+    return {"cost": cost, "cost_per_1000": 1000 * cost / num_samples}

@@ -79,7 +79,7 @@ export function curve(name, series, over, pick) {
 
 // Bars with labels; `entries`: [label, count, address or null].
 export function bars(entries, title) {
-  const most = Math.max(1, ...entries.map((entry) => entry[1]));
+  const most = Math.max(...entries.map((entry) => entry[1]), 1e-12);
   return h("figure", { class: "bars" }, title && h("figcaption", {}, title), entries.map(([label, count, address]) => {
     const fill = h("i", {});
     fill.style.width = `${(100 * count) / most}%`;

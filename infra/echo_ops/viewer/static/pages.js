@@ -36,6 +36,7 @@ export function overview(page, state, curves, steps) {
         [`${say(page.s_per_step, 2)} s`, "a step"], [say(page.samples_per_s, 1), "samples trained a second"],
         [say(page.staleness_mean, 2), "mean staleness"], [say(page.num_trained), "samples trained"],
         [link("#/dropped", say(page.num_dropped)), "dropped"],
+        ...(page.cost ? [[link("#/pool", say(page.cost, 2)), "cost so far"], [say(page.cost_per_1000, 2), "cost of 1,000 samples, last ten steps"]] : []),
       ].map(([value, label]) => h("div", { class: "number" }, h("b", {}, value), h("span", {}, label)))),
       curves.versions.length ? card("Rewards", h("div", { class: "grid" }, drawn(curves, 10))) : card("Rewards", h("p", { class: "empty" }, "No step has been trained yet: curves begin with the first.")),
       steps.steps.length ? card("Newest steps", stepRows(steps.steps), link("#/steps", "all steps")) : null,

@@ -1,5 +1,6 @@
 // The pool: workers, what they cost, and the orders to them with their reasons.
 
+import { bars } from "./charts.js";
 import { ago, card, h, link, pager, say, table, time } from "./dom.js";
 
 const share = (value) => (value === null ? "–" : `${Math.round(100 * value)} %`);
@@ -26,6 +27,7 @@ export function pool(page, state) {
           say(each.rollouts), say(each.trained), each.staleness_mean === null ? "–" : `${say(each.staleness_mean, 2)}, most ${each.staleness_max}`,
           ...(isPaid ? [say(each.price_per_hour, 2)] : []), `${ago(each.silent_s)} ago`])),
       h("p", { class: "soft" }, "Idle and the price of 1,000 samples are measured from when the viewer began; samples/s too, or as the worker says itself.")),
+      page.costs.length ? card("What was paid", bars(page.costs.map((each) => [[each.kind, each.use].filter(Boolean).join(", "), each.cost, null])), h("p", { class: "soft" }, "By kind and use over the whole run, as the steps' reports state it, in the currency of the prices.")) : null,
       card("Orders to workers", page.orders.length ? [pager(state, page.window), table(["time", "worker", "order", "by", "figures", "reason"], page.orders.map((each) => [
         time(each.time_ms), each.worker, each.is_active ? "take part" : "stand by", each.by, Object.entries(each.figures).map(([name, value]) => `${name} ${say(value)}`).join(", ") || "–", each.reason || h("span", { class: "soft" }, "not said")])), pager(state, page.window)]
         : h("p", { class: "empty" }, "No worker was ever ordered to stand by. `echoswarm run coordinator` does that where there are more than the run needs.")),
