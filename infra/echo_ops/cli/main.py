@@ -491,6 +491,9 @@ def plan(
 def simulate(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The scenario, a TOML file (docs/simulate.md).")] = None,
     paper: Annotated[bool, typer.Option("--paper", help="ECHO-2's figures and table 2 instead of a scenario.")] = False,
+    compare: Annotated[
+        Literal["policies", "budgets"] | None, typer.Option(help="The scenario under four policies for old samples, or under six budgets.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps that are counted, instead of the file's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of all that is drawn, instead of the file's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
@@ -503,7 +506,7 @@ def simulate(
         if paper:
             commands.simulate_paper(as_json=as_json, page=page)
         else:
-            commands.simulate(file, steps=steps, seed=seed, as_json=as_json, page=page)
+            commands.simulate(file, steps=steps, seed=seed, compared=compare, as_json=as_json, page=page)
 
 
 @app.command("run")

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from echo_core.simulation.fleet import simulate as simulated
+from echo_core.simulation.scenario import Scenario
 from echo_ops.cli.output import out
+from echo_ops.simulation.compare import COLUMNS, Compared, compare, compare_page, plain, rows
 from echo_ops.simulation.figures import as_plain, table
 from echo_ops.simulation.file import read_scenario
 from echo_ops.simulation.page import scenario_page
@@ -19,13 +21,16 @@ from echo_ops.simulation.paper_page import misses, paper_page
 from echo_schemas.errors import UserError
 
 
-def simulate(file: Path | None, *, steps: int | None, seed: int | None, as_json: bool, page: Path | None) -> None:
-    """One scenario; raises UserError if the learner came to a standstill."""
+def simulate(file: Path | None, *, steps: int | None, seed: int | None, compared: str | None, as_json: bool, page: Path | None) -> None:
+    """One scenario, or one under several policies or budgets; raises UserError if the learner came to a standstill."""
     if file is None:
         raise UserError("No scenario was named.", hint="Give a TOML file (docs/simulate.md has one), or --paper.")
     scenario = read_scenario(file)
     changes: dict[str, Any] = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
     scenario = replace(scenario, **changes)
+    if compared is not None:
+        _compare(file.stem, scenario, Compared(compared), as_json=as_json, page=page)
+        return
     outcome = simulated(scenario)
     if page is not None:
         write_page(page, scenario_page(file.stem, scenario, outcome))
@@ -40,6 +45,16 @@ def simulate(file: Path | None, *, steps: int | None, seed: int | None, as_json:
         )
 
 
+def _compare(name: str, scenario: Scenario, compared: Compared, *, as_json: bool, page: Path | None) -> None:
+    found = compare(scenario, compared)
+    if page is not None:
+        write_page(page, compare_page(name, compared, found))
+    if as_json:
+        sys.stdout.write(json.dumps(plain(found), indent=1) + "\n")
+    else:
+        _print_rows([COLUMNS, *rows(found)])
+
+
 def simulate_paper(*, as_json: bool, page: Path | None) -> None:
     """ECHO-2's figures and table."""
     found = reproduce(paper_scenario())
@@ -48,11 +63,11 @@ def simulate_paper(*, as_json: bool, page: Path | None) -> None:
     if as_json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return
-    rows: list[tuple[str, ...]] = [("table 2", "$ per step", "T_bcast", "wait")]
+    lines: list[tuple[str, ...]] = [("table 2", "$ per step", "T_bcast", "wait")]
     for row in found["table2"]["rows"]:
         pairs = [f"{row['simulated'][name]:.5g} ({row['paper'][name]:g})" for name in ("cost_per_step", "broadcast_s", "wait_s")]
-        rows.append((f"{row['method']}, {row['paper']['machines']} machines", *pairs))
-    _print_rows(rows)
+        lines.append((f"{row['method']}, {row['paper']['machines']} machines", *pairs))
+    _print_rows(lines)
     out.print("In brackets: the paper's.", *misses(found), sep="\n", markup=False)
     out.print(f"Figure 1: staleness 3 in {', '.join(found['fig1']['oldest_steps'])}.", markup=False)
     for curve in found["fig3c"]["curves"]:
@@ -62,9 +77,9 @@ def simulate_paper(*, as_json: bool, page: Path | None) -> None:
         out.print(f"Cost of a step, S = {row['budget']}: {saved}.", markup=False)
 
 
-def _print_rows(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
+def _print_rows(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in lines) for column in range(len(lines[0]))]
+    for row in lines:
         out.print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), markup=False)
 
 

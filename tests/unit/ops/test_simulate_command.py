@@ -134,3 +134,24 @@ def test_the_papers_results_are_in_no_scenario_but_for_the_prices() -> None:
     prices = [kind.price_per_hour for kind in paper.mixed_pool(base).kinds]
     assert prices[0] == 0.35
     assert prices == sorted(prices)
+
+
+def test_policies_and_budgets_are_compared(tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    code, plain, _ = run(tmp_path, SMALL, "--compare", "policies", "--json", "--page", str(page))
+    assert code == 0
+    assert list(json.loads(plain)) == ["drop", "withhold", "downweight", "free"]
+    assert "Bias by length" in page.read_text(encoding="utf-8")
+    code, table, _ = run(tmp_path, SMALL, "--compare", "budgets")
+    assert code == 0
+    assert [line.split("  ")[0] for line in table.splitlines()[1:]] == ["S = 1", "S = 2", "S = 3", "S = 4", "S = 6", "S = 10"]
+
+
+def test_a_budget_whose_weights_come_too_late_is_named_beside_the_others(tmp_path: Path) -> None:
+    slow = SMALL.replace("broadcast_s = 20.0", "broadcast_s = 150.0").replace("[weights]", "[staleness]\nbudget = 3\n[weights]")
+    code, plain, _ = run(tmp_path, slow, "--compare", "budgets", "--json")
+    found = json.loads(plain)
+    assert code == 0
+    assert "the next ones come before these work" in found["S = 1"]["error"]
+    assert found["S = 3"]["steps"] == 10
+    assert "come before these work" in run(tmp_path, slow, "--compare", "budgets")[1]

@@ -1,0 +1,116 @@
+"""One scenario under several policies for old samples, or under several budgets, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+from echo_core.policy import Admission, OverBudget, StalenessPolicy
+from echo_core.simulation.fleet import simulate
+from echo_core.simulation.outcome import Outcome
+from echo_core.simulation.scenario import Scenario
+from echo_ops.report.svg import Bar, Frame, chart
+from echo_ops.simulation.figures import as_plain
+from echo_ops.simulation.page import Card, render
+from echo_schemas.errors import UserError
+
+_BUDGETS = (1, 2, 3, 4, 6, 10)
+COLUMNS = ("", "steps/s", "bubble", "cost/step", "staleness", "oldest", "not trained", "length", "difficulty")
+
+
+class Compared(StrEnum):
+    """What differs."""
+
+    POLICIES = "policies"
+    BUDGETS = "budgets"
+
+
+def variants(scenario: Scenario, compared: Compared) -> dict[str, Scenario]:
+    """By name. A budget brings its own publication period, as in a run's file that names none."""
+    policy = scenario.policy
+    changed: Mapping[str, StalenessPolicy]
+    if compared is Compared.POLICIES:
+        paced = {each.value: replace(policy, admission=Admission.PACE, over_budget=each) for each in OverBudget}
+        changed = {**paced, "free": replace(policy, admission=Admission.FREE, over_budget=OverBudget.DROP, lead=None)}
+    else:
+        changed = {f"S = {each}": replace(policy, budget=each, publication_period=max(1, each - 1), lead=None) for each in _BUDGETS}
+    return {name: replace(scenario, policy=each) for name, each in changed.items()}
+
+
+def compare(scenario: Scenario, compared: Compared) -> dict[str, tuple[Scenario, Outcome | UserError]]:
+    """Each variant's outcome, or why it cannot run."""
+    return {name: (each, _outcome(each)) for name, each in variants(scenario, compared).items()}
+
+
+def _outcome(scenario: Scenario) -> Outcome | UserError:
+    try:
+        return simulate(scenario)
+    except UserError as exc:
+        return exc
+
+
+def plain(found: Mapping[str, tuple[Scenario, Outcome | UserError]]) -> dict[str, Any]:
+    """As JSON has it."""
+    return {
+        name: {"error": outcome.message} if isinstance(outcome, UserError) else as_plain(scenario, outcome)
+        for name, (scenario, outcome) in found.items()
+    }
+
+
+def rows(found: Mapping[str, tuple[Scenario, Outcome | UserError]]) -> list[tuple[str, ...]]:
+    """As a table below `COLUMNS`. Length and difficulty: of what was trained, by what was asked."""
+    made = []
+    for name, (_, outcome) in found.items():
+        if isinstance(outcome, UserError):
+            made.append((name, outcome.message, *[""] * (len(COLUMNS) - 2)))
+            continue
+        made.append(
+            (
+                name,
+                f"{outcome.steps_per_s:.4g}",
+                f"{outcome.bubble_ratio:.1%}",
+                f"{outcome.cost_per_step:.4g}",
+                f"{outcome.staleness_mean:.2f}",
+                f"{outcome.staleness_max}",
+                f"{outcome.stale_share:.2%}",
+                f"{outcome.bias.length:.3f}",
+                f"{outcome.bias.difficulty:.3f}",
+            )
+        )
+    return made
+
+
+def compare_page(name: str, compared: Compared, found: Mapping[str, tuple[Scenario, Outcome | UserError]]) -> str:
+    """The page."""
+    outcomes = {key: outcome for key, (_, outcome) in found.items() if isinstance(outcome, Outcome)}
+    cards = [
+        Card(
+            title="Figures",
+            text="Length and difficulty: what was trained by what was asked.",
+            columns=COLUMNS,
+            rows=rows(found),
+            is_wide=True,
+        ),
+        _bars("Bubble", "Share of the learner's time that it waits.", {key: each.bubble_ratio for key, each in outcomes.items()}),
+        _bars("Cost", "What a step costs.", {key: each.cost_per_step for key, each in outcomes.items()}),
+        _bars(
+            "Bias by length",
+            "How much shorter than asked what is trained is.",
+            {key: 1 - each.bias.length for key, each in outcomes.items()},
+        ),
+        _bars("Bias by difficulty", "How much easier.", {key: 1 - each.bias.difficulty for key, each in outcomes.items()}),
+    ]
+    return render(f"{name}: {compared.value}", "One scenario in simulated time, changed in one thing", [], cards)
+
+
+def _bars(title: str, text: str, values: Mapping[str, float]) -> Card:
+    names: Sequence[str] = list(values)
+    bars = [
+        Bar(x0=0, x1=max(0.0, value), y0=len(names) - row - 0.85, y1=len(names) - row - 0.15, css="generate", tip=f"{key}: {value:.4g}")
+        for row, (key, value) in enumerate(values.items())
+    ]
+    top = max([1e-3, *values.values()])
+    frame = Frame(x=(0, top), y=(0, len(names)), x_label=title.lower(), y_names=names, height=70 + 26 * len(names))
+    return Card(title=title, text=text, svg=chart(frame, title=title, bars=bars))
