@@ -2,6 +2,6 @@
 
 from echo_embedded.broker import EmbeddedKafka, Node
 from echo_embedded.jvm import Jit, Jvm
-from echo_embedded.state import resolve_embedded, resolve_registry
+from echo_embedded.state import resolve_embedded, resolve_logins, resolve_registry
 
-__all__ = ["EmbeddedKafka", "Jit", "Jvm", "Node", "resolve_embedded", "resolve_registry"]
+__all__ = ["EmbeddedKafka", "Jit", "Jvm", "Node", "resolve_embedded", "resolve_logins", "resolve_registry"]

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self, TextIO
 
+from confluent_kafka.admin import AdminClient
+
 from echo_bus.clock import Deadline
 from echo_bus.errors import TransportError
 from echo_embedded.class_cache import exercise, flags_for, ready_class_cache
@@ -28,7 +30,7 @@ from echo_embedded.process import DeathCause, JavaProcess, ProcessDied
 from echo_embedded.properties import HOST, NodePorts, node_properties, render
 from echo_embedded.readiness import wait_for_brokers
 from echo_embedded.registry import SchemaRegistry, install_registry
-from echo_embedded.security import Security, add_scram_user
+from echo_embedded.security import Security, add_scram_users
 from echo_embedded.state import broker_name
 from echo_embedded.storage import log_folder, open_storage, refuse_foreign
 from echo_schemas.errors import UserError
@@ -134,7 +136,8 @@ class EmbeddedKafka:
         """Give a secured cluster a user without any rights; returns that user's client properties. Raises TransportError."""
         if self._security is None:
             raise TransportError("Only a secured embedded Kafka that is started has users.")
-        add_scram_user({"bootstrap.servers": self.bootstrap, **self.client_properties}, name, password)
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, **self.client_properties})
+        add_scram_users(admin, {name: password})
         return self._security.client_properties(name, password)
 
     @property

@@ -70,6 +70,7 @@ def up(
     brokers: int | None = None,
     *,
     registry: bool = False,
+    secure: bool = False,
     folder: Path | None = None,
     ports: Sequence[int] = (),
     properties: Mapping[str, str] = MappingProxyType({}),
@@ -79,14 +80,14 @@ def up(
     """Start a Kafka that stays, and write the state file; blocks until it answers.
 
     One of the same shape that runs already is kept; what is missing of it is started again on its old ports, beside what runs. Where
-    nothing of it runs any more, it starts on its old ports if they are free. `brokers`: as many as there are, else one. Its data stays in
-    `folder` (by default in the state folder, one for each size) between `down` and `up`. Raises UserError if one of another shape runs,
-    what `mend` raises, and what `EmbeddedKafka.start` raises.
+    nothing of it runs any more, it starts on its old ports if they are free. `brokers`: as many as there are, else one. `secure`: TLS,
+    SCRAM users and ACLs. Its data stays in `folder` (by default in the state folder, one for each shape) between `down` and `up`. Raises
+    UserError if one of another shape runs, what `mend` raises, and what `EmbeddedKafka.start` raises.
     """
     with _locked():
         state = read_state()
         if state is not None and state.running():
-            _check_shape(state, brokers, registry=registry, folder=folder)
+            _check_shape(state, brokers, registry=registry, secure=secure, folder=folder)
             if len(state.running()) == len(state.processes):
                 report(f"Kafka is already running at {state.bootstrap}")
             else:
@@ -100,7 +101,8 @@ def up(
         kafka = EmbeddedKafka(
             brokers,
             registry=registry,
-            folder=folder or state_folder() / f"kafka-{brokers}",
+            secure=secure,
+            folder=folder or state_folder() / f"kafka-{brokers}{'-secure' if secure else ''}",
             ports=ports,
             properties=properties,
             jvm=jvm,
@@ -118,6 +120,7 @@ def up(
                 )
                 for p in kafka.processes
             ),
+            is_secure=secure,
         )
         write_state(state)
         return state
@@ -142,7 +145,9 @@ def status() -> Status | None:
     if state is None:
         return None
     running = state.running()
-    answering = brokers_named({"bootstrap.servers": state.bootstrap}, _ANSWER_TIMEOUT_S) if running else frozenset()
+    answering = (
+        brokers_named({"bootstrap.servers": state.bootstrap, **state.client_properties}, _ANSWER_TIMEOUT_S) if running else frozenset()
+    )
     registry_answers = (
         bool(running) and state.registry_url is not None and answers_http(f"{state.registry_url}/subjects", _ANSWER_TIMEOUT_S)
     )
@@ -163,8 +168,10 @@ def _old_ports(state: EmbeddedState, brokers: int) -> Sequence[int]:
     return ports
 
 
-def _check_shape(state: EmbeddedState, brokers: int | None, *, registry: bool, folder: Path | None) -> None:
+def _check_shape(state: EmbeddedState, brokers: int | None, *, registry: bool, secure: bool, folder: Path | None) -> None:
     differences = []
+    if secure and not state.is_secure:
+        differences.append("no security")
     if brokers is not None and state.num_brokers != brokers:
         differences.append(f"{state.num_brokers} broker(s)")
     if registry and state.registry_url is None:

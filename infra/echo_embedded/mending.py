@@ -54,7 +54,9 @@ def _wait(state: EmbeddedState, name: str, process: JavaProcess, deadline: Deadl
     address = state.address_of(name)
     if address is not None:
         # Asked is the broker itself: until it is fenced, the others still name one that died a moment ago.
-        wait_for_brokers({"bootstrap.servers": address}, state.num_brokers, deadline, check_alive=process.check_alive)
+        wait_for_brokers(
+            {"bootstrap.servers": address, **state.client_properties}, state.num_brokers, deadline, check_alive=process.check_alive
+        )
     elif state.registry_url is not None:
         wait_for_http(f"{state.registry_url}/subjects", deadline, check_alive=process.check_alive)
 

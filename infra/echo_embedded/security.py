@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialAlteration,
+    UserScramCredentialUpsertion,
+)
 
 from echo_bus.errors import TransportError
 from echo_embedded.properties import HOST
@@ -96,15 +102,17 @@ class Security:
         return f"{MECHANISM}=[{','.join(f'{key}={value}' for key, value in fields.items())}]"
 
 
-def add_scram_user(admin: Mapping[str, str], name: str, password: str) -> None:
-    """Add a user, or change its password; `admin` are an administrator's librdkafka properties. Raises TransportError."""
-    client = AdminClient(dict(admin))
+def add_scram_users(admin: AdminClient, passwords: Mapping[str, str]) -> None:
+    """Add users, or change their passwords, by name. `admin`: an administrator's. Raises TransportError."""
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, SCRAM_ITERATIONS)
-    upsertion = UserScramCredentialUpsertion(name, info, password.encode())
-    try:
-        client.alter_user_scram_credentials([upsertion])[name].result(_ADD_USER_TIMEOUT_S)
-    except KafkaException as exc:
-        raise TransportError(f"The user {name!r} could not be added: {exc}.") from exc
+    wanted: list[UserScramCredentialAlteration] = [
+        UserScramCredentialUpsertion(name, info, password.encode()) for name, password in passwords.items()
+    ]
+    for name, added in admin.alter_user_scram_credentials(wanted).items() if wanted else ():
+        try:
+            added.result(_ADD_USER_TIMEOUT_S)
+        except KafkaException as exc:
+            raise TransportError(f"The user {name!r} could not be added: {exc}.") from exc
 
 
 def _make_certificates(authority: Path, certificate: Path) -> None:

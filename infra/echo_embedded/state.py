@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from echo_embedded.folders import make_folder, state_folder
+from echo_embedded.security import Security
 from echo_schemas.errors import UserError
 
 _FORMAT = 1
@@ -45,6 +46,16 @@ class EmbeddedState:
     num_brokers: int
     started_ms: int
     processes: tuple[RecordedProcess, ...]
+    is_secure: bool = False
+
+    @property
+    def client_properties(self) -> dict[str, str]:
+        """What the administrator's clients need besides `bootstrap`: nothing, unless the cluster is secured."""
+        return Security(Path(self.folder) / "security").client_properties() if self.is_secure else {}
+
+    def logins(self, namespace: str) -> Path | None:
+        """Where the logins of a namespace's roles are; None unless the cluster is secured."""
+        return Path(self.folder) / "logins" / namespace if self.is_secure else None
 
     def running(self) -> tuple[RecordedProcess, ...]:
         """Those of its processes that run now."""
@@ -106,6 +117,13 @@ def resolve_embedded() -> str:
 def resolve_registry() -> str | None:
     """The URL of the registry that runs beside it; None if it was started without. Raises UserError if no Kafka runs."""
     return _running_state().registry_url
+
+
+def resolve_logins(bootstrap: str, namespace: str) -> Path | None:
+    """Where the logins of a namespace's roles are, if `bootstrap` (an address, or `embedded`) is the embedded Kafka that runs detached, and
+    it is secured."""
+    state = read_state()
+    return state.logins(namespace) if state is not None and bootstrap in {"embedded", state.bootstrap} else None
 
 
 def _running_state() -> EmbeddedState:

@@ -7,21 +7,23 @@ from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Clock, SystemClock
 from echo_bus.dead_letters import DeadLetterLimits
 from echo_bus.metrics import BusMetrics
+from echo_runtime.logins import with_login
 from echo_schemas.codec import Codec, lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.registry import HttpRegistry, subjects_of
 from echo_settings import Settings
 
 
-def open_cluster(settings: Settings) -> KafkaCluster:
-    """The cluster of the settings. `bootstrap = "embedded"` is resolved through the state file of `echoswarm kafka up`."""
+def open_cluster(settings: Settings, role: str = "operator") -> KafkaCluster:
+    """The cluster of the settings, under the login of `role`. `bootstrap = "embedded"` is resolved through the state file of
+    `echoswarm kafka up`."""
     bootstrap = settings.kafka.bootstrap
     if bootstrap == "embedded":
         # Only where it is asked for: whoever has a cluster needs no embedded one.
         from echo_embedded import resolve_embedded
 
         bootstrap = resolve_embedded()
-    return KafkaCluster(bootstrap, settings.kafka.client)
+    return KafkaCluster(bootstrap, with_login(settings, role).kafka.client)
 
 
 def open_codec(settings: Settings) -> Codec:
@@ -36,7 +38,7 @@ def open_bus(settings: Settings, role: str, *, metrics: BusMetrics | None = None
     """The bus of one process. Raises UserError where no embedded broker runs; connects lazily, so use `KafkaCluster.check` to be sure."""
     letters = settings.dead_letters
     return Bus(
-        cluster=open_cluster(settings),
+        cluster=open_cluster(settings, role),
         namespace=Namespace(settings.kafka.namespace),
         codec=open_codec(settings),
         metrics=metrics or BusMetrics(),

@@ -19,6 +19,7 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Clock, SystemClock
 from echo_bus.metrics import BusMetrics
 from echo_runtime.announcement import announcement_of_this_process
+from echo_runtime.logins import with_login
 from echo_runtime.notices import Notices
 from echo_runtime.opening import open_bus
 from echo_runtime.places import PlaceTimes
@@ -108,6 +109,7 @@ def open_role(
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     clock = SystemClock()
+    settings = with_login(settings, role)
     full_name = f"{role}.{name}" if name else role
     bus = open_bus(settings, full_name, metrics=BusMetrics(registry), clock=clock)
     stop = StopSignal()

@@ -44,6 +44,8 @@ class KafkaSettings(Section):
     """Copies of each topic, fixed when the namespace is made; none: 3, or 1 on a cluster of one broker. Where there are two, say it."""
     group_protocol: Literal["classic", "consumer"] = "classic"
     """`classic` with cooperative-sticky assignment, or `consumer` (KIP-848), where sessions and heartbeats are the broker's settings."""
+    logins: str = ""
+    """A folder with a login for each role, `<role>.properties`; empty: all have that of [kafka.client]. A secured embedded one has it."""
     # Not in the repr: it may hold a password.
     client: dict[str, str | int | float | bool] = Field(default_factory=dict, repr=False)
     """Any librdkafka property, as [kafka.client]; wins over the project's own. Passwords in files: `"sasl.password_file" = "/run/…"`."""

@@ -20,15 +20,15 @@ def read_settings(config: Path | None) -> Settings:
     return load_settings(config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None), os.environ)
 
 
-def reach_cluster(settings: Settings) -> KafkaCluster:
-    """The cluster, known to answer. Raises ClusterUnreachable, NotAuthorized or UserError."""
-    cluster = open_cluster(settings)
+def reach_cluster(settings: Settings, role: str = "operator") -> KafkaCluster:
+    """The cluster under the login of `role`, known to answer. Raises ClusterUnreachable, NotAuthorized or UserError."""
+    cluster = open_cluster(settings, role)
     cluster.check(_REACH_S)
     return cluster
 
 
-def reach_bus(settings: Settings, *, all_runs: bool = False) -> Bus:
-    """The operator's bus, its cluster known to answer."""
-    reach_cluster(settings)
-    bus = open_bus(settings, "operator")
+def reach_bus(settings: Settings, role: str = "operator", *, all_runs: bool = False) -> Bus:
+    """The bus of `role`, its cluster known to answer."""
+    reach_cluster(settings, role)
+    bus = open_bus(settings, role)
     return replace(bus, run_id=None) if all_runs else bus

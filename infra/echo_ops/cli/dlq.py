@@ -20,7 +20,7 @@ from rich.table import Table
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
 from echo_bus.errors import TopicMissing
-from echo_ops.cli.context import reach_bus, reach_cluster, read_settings
+from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.harmless import harmless
 from echo_ops.cli.output import ExitCode, err, fail, out
 from echo_ops.cli.ranges import parse_time
@@ -28,7 +28,6 @@ from echo_ops.redrive.letters import Letter
 from echo_ops.redrive.mending import load_mend
 from echo_ops.redrive.preparing import Handling, Prepared
 from echo_ops.redrive.redriving import ROLE, Backlog, Redrive, Tally, discard, require_reasons, require_redrivable
-from echo_runtime.opening import open_bus
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.naming import DEAD_LETTER_SUFFIX
 from echo_schemas.topics import BY_NAME, Topic
@@ -109,8 +108,7 @@ def redrive(
     """Say what would be done, and with `is_meant` do it."""
     wanted, topic, mended = require_reasons(reasons), require_redrivable(_bare(name)), load_mend(mend) if mend else None
     settings = read_settings(config)
-    reach_cluster(settings)
-    bus = open_bus(settings, ROLE)
+    bus = reach_bus(settings, ROLE)
     with Backlog(bus, topic) as backlog:
         end = backlog.offset_at(parse_time(until, "--until", SystemClock().time_ms())) if until else backlog.end
         work = Redrive(bus, backlog, by=_me(), mend=mended)
@@ -129,8 +127,7 @@ def discard_letters(config: Path | None, name: str, reasons: list[str], *, until
     """Say what would be passed by for good, and with `is_meant` do it."""
     wanted = require_reasons(reasons)
     settings = read_settings(config)
-    reach_cluster(settings)
-    bus = open_bus(settings, ROLE)
+    bus = reach_bus(settings, ROLE)
     with Backlog(bus, _topic(name)) as backlog:
         end = backlog.offset_at(parse_time(until, "--until", SystemClock().time_ms())) if until else backlog.end
         waiting = backlog.waiting(wanted, end)

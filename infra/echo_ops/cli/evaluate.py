@@ -67,7 +67,7 @@ class EvaluationWish:
 def evaluate(config: Path | None, asked: EvaluationWish) -> None:
     """Evaluate and print one line a version. Raises UserError for a version that is not kept, an unknown section, task or reward."""
     settings = read_settings(config)
-    reach_cluster(settings)
+    reach_cluster(settings, "learner")
     section = choose_section(settings, asked)
     planned = plan_section(settings, section)
     bus = open_bus(settings, "learner.eval")

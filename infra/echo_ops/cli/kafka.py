@@ -6,14 +6,23 @@ import sys
 from pathlib import Path
 
 from echo_embedded import detached
+from echo_ops.access import admit_roles
+from echo_ops.cli.context import read_settings
 from echo_ops.cli.output import ExitCode, out
+from echo_schemas.naming import Namespace
 
 
-def up(brokers: int | None, *, registry: bool, folder: Path | None, ports: tuple[int, ...]) -> None:
-    state = detached.up(brokers, registry=registry, folder=folder, ports=ports, report=lambda line: out.print(f"[dim]{line}[/]"))
+def up(config: Path | None, brokers: int | None, *, registry: bool, secure: bool, folder: Path | None, ports: tuple[int, ...]) -> None:
+    settings = read_settings(config)
+    state = detached.up(
+        brokers, registry=registry, secure=secure, folder=folder, ports=ports, report=lambda line: out.print(f"[dim]{line}[/]")
+    )
     out.print(f"[green]Kafka answers[/] at [bold]{state.bootstrap}[/]")
     if state.registry_url:
         out.print(f"[green]Registry[/] at [bold]{state.registry_url}[/]  (use it: [bold]export ECHO_REGISTRY__URL={state.registry_url}[/])")
+    if state.is_secure:
+        logins = admit_roles(state, Namespace(settings.kafka.namespace))
+        out.print(f"[green]Secured[/]: TLS, and a user with its own rights for each role of {settings.kafka.namespace}; logins in {logins}")
     out.print("Next: [bold]echoswarm topics apply[/]. Stop it with [bold]echoswarm kafka down[/].")
 
 

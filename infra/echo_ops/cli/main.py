@@ -51,8 +51,13 @@ def _root() -> None:
 
 @kafka.command("up")
 def kafka_up(
+    config: Config = None,
     brokers: Annotated[int | None, typer.Option(help="1, or 3 with replication. As many as there are, else 1.")] = None,
     registry: Annotated[bool, typer.Option("--registry", help="A Confluent-compatible schema registry beside it.")] = False,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="TLS, and a user for each role of the namespace with no more rights than it needs."),
+    ] = False,
     folder: Annotated[Path | None, typer.Option(help="Where its data lives; kept between down and up.")] = None,
     port: Annotated[list[int] | None, typer.Option("--port", help="Port of each broker, in order; by default free ones.")] = None,
 ) -> None:
@@ -60,7 +65,7 @@ def kafka_up(
     from echo_ops.cli import kafka as commands
 
     with user_errors():
-        commands.up(brokers, registry=registry, folder=folder, ports=tuple(port or ()))
+        commands.up(config, brokers, registry=registry, secure=secure, folder=folder, ports=tuple(port or ()))
 
 
 @kafka.command("down")

@@ -67,8 +67,7 @@ def rescore(config: Path | None, options: RangeOptions, wish: Wish) -> None:
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"name": run_id})})
     (entry,) = load_attached((wish.path,))
     _require_repeatable(wish, entry.function)
-    operator = reach_bus(settings)
-    bus = replace(operator, role=ROLE, run_id=run_id)
+    bus = replace(reach_bus(settings, ROLE), run_id=run_id)
     selection = selection_of(options, run_id, bus.clock.time_ms())
     given = _given(bus)
     name = wish.name or wish.path

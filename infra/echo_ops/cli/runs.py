@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from echo_ops.cli.output import out
 from echo_ops.orders import give_order
 from echo_ops.runs.deletion import Remains, find_remains, remove
 from echo_ops.runs.listing import RunLine, Standing, find_run, read_runs
+from echo_runtime.logins import ADMIN
 from echo_schemas.errors import UserError
 from echo_schemas.records import RunControl, RunState
 from echo_settings import Settings
@@ -38,12 +38,15 @@ def list_runs(config: Path | None, *, as_json: bool) -> None:
     if not lines:
         out.print(f"No run was ever accepted in {bus.namespace.name}.", markup=False)
         return
-    table = Table("run", "is", "version", "mode", "task", "model", "began", "last heard", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("run", "is", "version", "mode", "task", "began", "last heard"):
+        # What tells runs apart is never cut.
+        table.add_column(title, no_wrap=title in {"run", "is", "version"})
     now_ms = bus.clock.time_ms()
     for line in lines:
         run = line.run
         began, heard = _time(run.created_ms), _heard(line, now_ms)
-        table.add_row(run.run_id, line.standing.value, _version(line), run.mode.value, run.task, run.model, began, heard)
+        table.add_row(run.run_id, line.standing.value, _version(line), run.mode.value, run.task, began, heard)
     out.print(table)
 
 
@@ -93,7 +96,7 @@ def order(config: Path | None, name: str, state: RunState) -> None:
 
 def delete(config: Path | None, name: str, *, is_meant: bool) -> None:
     """Say what there is of a run, and with `is_meant` remove it. Raises UserError for one that is alive."""
-    settings, bus = _reach(config)
+    settings, bus = _reach(config, ADMIN)
     lines = read_runs(bus)
     line = find_run(lines, name, bus.namespace.name)
     if line.is_alive:
@@ -137,9 +140,9 @@ def _say_remains(settings: Settings, bus: Bus, remains: Remains, others: list[st
     out.print(say("left", ", ".join(left)), markup=False)
 
 
-def _reach(config: Path | None) -> tuple[Settings, Bus]:
+def _reach(config: Path | None, role: str = "operator") -> tuple[Settings, Bus]:
     settings = read_settings(config)
-    return settings, replace(reach_bus(settings), run_id=None)
+    return settings, reach_bus(settings, role, all_runs=True)
 
 
 def _plain(line: RunLine) -> dict[str, object]:

@@ -9,6 +9,7 @@ from echo_ops.cli.context import reach_cluster, read_settings
 from echo_ops.cli.output import ExitCode, out
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import Kind, Plan, Step, summarise
+from echo_runtime.logins import ADMIN
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 
@@ -50,7 +51,7 @@ def check(config: Path | None) -> None:
 
 def _admin(config: Path | None) -> TopicAdmin:
     settings = read_settings(config)
-    return TopicAdmin(reach_cluster(settings), Namespace(settings.kafka.namespace), replicas=settings.kafka.replicas)
+    return TopicAdmin(reach_cluster(settings, ADMIN), Namespace(settings.kafka.namespace), replicas=settings.kafka.replicas)
 
 
 def _show(made: Plan) -> None:

@@ -19,6 +19,7 @@ from echo_bus.clock import SystemClock
 from echo_bus.errors import TransportError
 from echo_embedded.guard import Guard
 from echo_learner.commit.run_record import software
+from echo_ops.access import admit_if_secured
 from echo_ops.cli.context import DEFAULT_CONFIG
 from echo_ops.cli.output import out
 from echo_ops.preflight import refuse_unsound
@@ -39,6 +40,7 @@ from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_ops.supervisor.registration import make_topics, refuse_if_owned
 from echo_ops.supervisor.supervisor import RunEnd, Stages, Supervisor
+from echo_runtime.logins import ADMIN
 from echo_runtime.opening import open_bus, open_cluster
 from echo_runtime.ownership import START_VARIABLE
 from echo_schemas.errors import EchoError
@@ -84,6 +86,7 @@ def execute(config: Path | None, options: Options) -> None:
     nothing was changed; Disagreement if learner and workers differ by more than allowed.
     """
     settings = load_settings(config, {**os.environ, **options.overrides})
+    admit_if_secured(settings)
     refuse_unsound(settings)
     with folder_lock(Path(settings.checkpoint.folder)):
         _refuse_if_owned(settings, takeover="--takeover" in options.learner_flags)
@@ -213,7 +216,7 @@ class _Run:
     def _prepare(self) -> None:
         self._observer.note(Milestone.KAFKA)
         self._bus = bus = open_bus(self._connected, "view")
-        differing = make_topics(open_cluster(self._connected), bus.namespace, replicas=self._settings.kafka.replicas)
+        differing = make_topics(open_cluster(self._connected, ADMIN), bus.namespace, replicas=self._settings.kafka.replicas)
         if differing:
             self.say(differing)
         self._observer.note(Milestone.TOPICS)

@@ -30,7 +30,8 @@ from echo_bus.group.consumer import group_properties
 from echo_bus.metrics import BusMetrics
 from echo_embedded import EmbeddedKafka
 from echo_embedded.tools import tool_command
-from echo_ops.acls import Acl, Resource, acls_of, as_commands
+from echo_ops.access import as_binding
+from echo_ops.acls import acls_of, as_commands
 from echo_ops.topic_admin import TopicAdmin
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import EchoError
@@ -45,12 +46,6 @@ WAIT_S = 60.0
 NAMESPACE = Namespace("echo.access")
 SPECS = load_topic_specs()
 ROLES = list(load_roles().values())
-_RESOURCES = {
-    Resource.TOPIC: ResourceType.TOPIC,
-    Resource.GROUP: ResourceType.GROUP,
-    Resource.TRANSACTIONAL_ID: ResourceType.TRANSACTIONAL_ID,
-}
-_OPERATIONS = {"DescribeConfigs": AclOperation.DESCRIBE_CONFIGS}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +55,7 @@ def administrator(secured_kafka: EmbeddedKafka) -> KafkaCluster:
     topics = TopicAdmin(cluster, NAMESPACE)
     topics.apply(topics.plan())
     admin = cluster.admin()
-    for created in admin.create_acls([_binding(acl) for acl in acls_of(NAMESPACE)]).values():
+    for created in admin.create_acls([as_binding(acl) for acl in acls_of(NAMESPACE)]).values():
         created.result(WAIT_S)
     publisher = _bus(cluster, "administrator").publisher()
     for spec in SPECS:
@@ -190,17 +185,11 @@ def test_the_rendered_script_leaves_exactly_the_rendered_permissions(
     )
     # Kept in a variable: an admin client that is collected while its future runs cancels it.
     admin = administrator.admin()
-    rendered = {_words(_binding(acl)) for acl in wanted}
+    rendered = {_words(as_binding(acl)) for acl in wanted}
     # A broker hears of a rule a moment after the controller has it.
     deadline = Deadline.after(WAIT_S)
     while (found := {_words(binding) for binding in admin.describe_acls(everything).result(WAIT_S)}) != rendered:
         assert not deadline.expired(), f"waited for the rendered rules: {found ^ rendered}"
-
-
-def _binding(acl: Acl) -> AclBinding:
-    pattern = ResourcePatternType.PREFIXED if acl.prefixed else ResourcePatternType.LITERAL
-    operation = _OPERATIONS.get(acl.operation) or AclOperation[acl.operation.upper()]
-    return AclBinding(_RESOURCES[acl.resource], acl.name, pattern, acl.principal, "*", operation, AclPermissionType.ALLOW)
 
 
 def _words(binding: AclBinding) -> tuple[str, ...]:

@@ -10,9 +10,11 @@ import pytest
 import yaml
 
 from echo_ops.acls import Acl, Resource, acls_of, as_commands, as_plain
+from echo_ops.report import observer
 from echo_schemas.naming import Namespace
 from echo_schemas.roles import load_roles
 from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topics import CONTROL, REWARDS
 
 NAMESPACE = Namespace("echo.demo")
 ACLS = acls_of(NAMESPACE)
@@ -32,6 +34,11 @@ def test_a_role_writes_exactly_what_the_topic_files_say(role: str) -> None:
 def test_a_role_reads_exactly_what_the_topic_files_say(role: str) -> None:
     expected = {f"echo.demo.{spec.name}" for spec in load_topic_specs() if role in spec.consumers}
     assert allowed(role, Resource.TOPIC, "Read") == expected
+
+
+def test_the_live_screen_may_read_what_it_shows() -> None:
+    wanted = {NAMESPACE.topic(topic) for topic in (*observer._TOPICS, REWARDS, CONTROL)}
+    assert wanted <= allowed("view", Resource.TOPIC, "Read")
 
 
 def test_nobody_may_create_or_alter_anything() -> None:

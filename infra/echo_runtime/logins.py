@@ -1,0 +1,69 @@
+"""A login for each role: a folder with one file of client properties a role, `<role>.properties`, as `[kafka] logins` names it.
+
+A secured embedded Kafka has such a folder for each namespace, which is found without being named.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from echo_schemas.errors import UserError
+from echo_settings import Settings
+
+ADMIN = "admin"
+"""Who may make topics, users and access lists; no role of the pipeline."""
+
+
+def with_login(settings: Settings, role: str) -> Settings:
+    """`settings` with the properties with which `role` connects; what `[kafka.client]` says wins. As they are, where there are no logins.
+
+    Raises UserError where there is a folder and it has no login of that role, or one that cannot be read.
+    """
+    folder = _folder_of(settings)
+    if folder is None:
+        return settings
+    role = role.partition(".")[0]
+    path = folder / f"{role}.properties"
+    if role == ADMIN and not path.exists():
+        # Who is given no such login may look, and is told by the cluster what else they may not.
+        path = folder / "operator.properties"
+    try:
+        properties = parse_properties(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = sorted(file.stem for file in folder.glob("*.properties"))
+        raise UserError(
+            f"There is no login for {role} in {folder}.",
+            hint=f"It has {', '.join(known)}." if known else "`echoswarm kafka up --secure -c FILE` makes them for its namespace.",
+        ) from None
+    except (OSError, ValueError) as exc:
+        raise UserError(f"The login {path} cannot be read: {exc}.") from exc
+    kafka = settings.kafka.model_copy(update={"client": {**properties, **settings.kafka.client}})
+    return settings.model_copy(update={"kafka": kafka})
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Lines `name=value`; empty ones and those that begin with # are passed over. Raises ValueError."""
+    found = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.startswith("#"):
+            name, equals, value = line.partition("=")
+            if not equals:
+                raise ValueError(f"line {number} is no name=value")
+            found[name.strip()] = value.strip()
+    return found
+
+
+def write_login(folder: Path, role: str, properties: dict[str, str]) -> None:
+    """Write a role's file, readable by its owner only. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"{role}.properties"
+    path.touch(mode=0o600)
+    path.write_text("".join(f"{name}={value}\n" for name, value in properties.items()), encoding="utf-8")
+
+
+def _folder_of(settings: Settings) -> Path | None:
+    if settings.kafka.logins:
+        return Path(settings.kafka.logins)
+    from echo_embedded import resolve_logins
+
+    return resolve_logins(settings.kafka.bootstrap, settings.kafka.namespace)
