@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from echo_settings.section import Section
@@ -20,3 +22,6 @@ class CoordinatorSettings(Section):
     """What a release must leave above the target, as a share of it; less saves more and calls back more often."""
     release_s: float = Field(default=30.0, ge=0)
     """How long a worker that is released goes on with what it has in hand; what is not done by then is handed back, and others do it."""
+    machines: Literal["standby", "local", "metric"] = "standby"
+    """What becomes of a worker that is released: it stands by with its engine; `local`: `echoswarm up` ends its process and starts it again
+    when it is called; `metric`: nothing, and the gauge `wanted_workers` tells an autoscaler how many of each kind are wanted."""

@@ -24,6 +24,8 @@ class PoolSettings(Section):
     """What one worker of this kind costs; none: as in [rollout]."""
     price_file: str | None = None
     """As [rollout] price_file; none: that one, unless the kind has a `price_per_hour`."""
+    most_workers: int | None = Field(default=None, ge=1)
+    """Where an autoscaler starts them ([coordinator] machines = "metric"): how many there may be; none: as many as there are."""
     drain_s: float | None = Field(default=None, gt=0)
     """As [run] drain_s, for workers that are told some time before their machine is taken away; none: that one."""
     groups_in_flight: int | None = Field(default=None, ge=1)

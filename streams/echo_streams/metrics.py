@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from echo_bus.metrics import BoundedLabel
+
 # From an inline comparison of strings to a judge model's slow answer.
 CALL_BUCKETS = (0.00001, 0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
 
@@ -50,6 +52,9 @@ class CoordinatorMetrics:
         self.target_rate = gauge("target_rate", "mu_target: rollouts per second that the active workers shall make.")
         self.rate = gauge("rate", "Rollouts per second that the active workers make while they are busy.")
         self.workers = gauge("workers", "Workers that are heard: active, standby.", "state")
+        self.kind_label = BoundedLabel()
+        """For `wanted`."""
+        self.wanted = gauge("wanted_workers", "Workers that shall take part, for an autoscaler.", "kind")
         self.price = gauge("price", "What the workers that are heard cost an hour: active, standby.", "state")
         self.disbelieved = gauge("workers_disbelieved", "Workers that deliver less than a third of what they say they make.")
         self.bound = gauge("staleness_bound", "The largest staleness that the active workers lead to.")

@@ -152,12 +152,12 @@ class PoolRule:
         # What is not released after all is active in the next look too.
         if not resizing.release or look.broadcast_s is None:
             return {}, ""
-        (dearest,) = (each.candidate for each in look.workers if each.worker_id in resizing.release)
+        (spare,) = (each.candidate for each in look.workers if each.worker_id in resizing.release)
         reason = (
-            f"release {dearest.worker_id}: {rate - dearest.rate:.4g} rollouts/s without it are enough for {target:.4g}, "
-            f"and at {dearest.price_per_hour:.4g} an hour it is the dearest for what it makes"
+            f"release {spare.worker_id}: {rate - spare.rate:.4g} rollouts/s without it are enough for {target:.4g}, "
+            f"and at {spare.price_per_hour:.4g} an hour it is the dearest for what it makes that can be spared"
         )
-        return {dearest.worker_id: False}, reason
+        return {spare.worker_id: False}, reason
 
     def _advice(self, demand: Demand, candidates: Sequence[Candidate]) -> str:
         limits = Limits(budget=self._budget, publication_period=self._period, gamma=self._gamma)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,9 +36,10 @@ from echo_core.policy import StalenessPolicy
 from echo_runtime.notices import Notices
 from echo_runtime.process import StopSignal
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, StepReport, WeightManifest, WorkerControl, WorkerState, WorkerStatus
-from echo_schemas.topics import CONTROL, worker_order_key
+from echo_schemas.records import Control, StepReport, WeightManifest, WorkerControl, WorkerStatus
+from echo_schemas.topics import CONTROL
 from echo_settings import Settings
+from echo_streams.coordinator.machines import machines_of
 from echo_streams.metrics import CoordinatorMetrics
 
 logger = logging.getLogger(__name__)
@@ -45,8 +47,6 @@ logger = logging.getLogger(__name__)
 # Records of `steps` that are read at the start: five reports with what lies between them.
 _TAIL = 64
 _READ_S = 0.5
-# Who takes requests, or would if it were told to. One that starts or ends is nobody to count on.
-_AVAILABLE = (WorkerState.READY, WorkerState.STANDBY)
 _NOBODY = (
     "No worker is heard any more, so nothing is generated. Start one (`echoswarm run worker`), and look at the logs of those that ended: "
     "requests wait in Kafka, and nothing is lost."
@@ -89,8 +89,9 @@ class Coordinator:
         parts.weights.on_change(self._on_weights)
         self._rates = KnownRates()
         self._has_heard = False
-        # What was ordered here, by worker, with its epoch: the view may not have read it yet.
-        self._ordered: dict[str, tuple[int, bool]] = {}
+        self._machines = machines_of(settings)
+        # What was ordered here last, by worker: the view may not have read it yet.
+        self._ordered: dict[str, Control] = {}
         self._epoch = max((order.epoch for order in self._orders().values()), default=0)
 
     def run(self, stop: StopSignal) -> None:
@@ -146,8 +147,8 @@ class Coordinator:
 
     def call_back(self) -> None:
         """Take back every order to stand by."""
-        standing_by = [order.worker_id for order in self._orders().values() if order.worker_id and not self._is_active(order.worker_id)]
-        if standing_by:
+        standing_by = [name for name, order in self._orders().items() if order.worker is not None and not order.worker.active]
+        if standing_by and self._machines.calls_back:
             self._write(dict.fromkeys(standing_by, True), "the coordinator ends, so every worker takes part", {})
 
     def _refuse_successor(self) -> None:
@@ -162,11 +163,12 @@ class Coordinator:
         )
 
     def _pool(self) -> PoolLook:
-        heard = self._roster.living(self._parts.clock.monotonic_s())
+        parts = self._parts
+        heard = self._roster.living(parts.clock.monotonic_s())
         self._has_heard = self._has_heard or bool(heard)
         self._say("pool", _NOBODY if self._has_heard and not heard else "")
-        living = [status for status in heard if status.state in _AVAILABLE]
-        told = self._rates.update({each.worker_id: each.rollouts_per_s for each in living})
+        offers = self._machines.offers(heard, parts.workers.items(), self._orders(), parts.clock.time_ms())
+        told = self._rates.update({each.status.worker_id: each.status.rollouts_per_s for each in offers})
         found = {name: share for name, share in self._deliveries.believed_shares().items() if name in told}
         self._parts.metrics.disbelieved.set(len(found))
         self._say("claims", " ".join(_disbelief(name, told[name], share) for name, share in found.items()))
@@ -175,34 +177,33 @@ class Coordinator:
             train_s=self._training_s.value,
             broadcast_s=self._broadcast_s.value,
             workers=[
-                PoolWorker(candidate=_candidate(each, rates[each.worker_id]), is_active=self._is_active(each.worker_id)) for each in living
+                PoolWorker(candidate=_candidate(each.status, rates[each.status.worker_id]), is_active=each.is_active) for each in offers
             ],
         )
 
-    def _is_active(self, worker_id: str) -> bool:
-        """By the newest order, ours or another's; without any a worker takes part."""
-        order = self._parts.control.get(worker_order_key(self._run_id, worker_id))
-        epoch, active = self._ordered.get(worker_id, (-1, True))
-        return active if order is None or order.worker is None or order.epoch < epoch else order.worker.active
-
     def _orders(self) -> dict[str, Control]:
-        return {key: order for key, order in self._parts.control.items().items() if order.worker is not None}
+        """The newest of each worker, ours or another's."""
+        found = {str(order.worker_id): order for order in self._parts.control.items().values() if order.worker is not None}
+        return found | {name: order for name, order in self._ordered.items() if name not in found or found[name].epoch < order.epoch}
 
     def _write(self, orders: Mapping[str, bool], reason: str, figures: Mapping[str, float]) -> None:
         """All of `orders` under one epoch, or none of them. Raises UserError if another coordinator has taken over."""
         parts, now_ms = self._parts, self._parts.clock.time_ms()
         epoch = 1 + max([self._epoch, *(order.epoch for order in self._orders().values())])
+        made = {
+            worker_id: Control(
+                run_id=self._run_id,
+                epoch=epoch,
+                worker_id=worker_id,
+                worker=WorkerControl(active=active, reason=reason, figures=figures),
+                issued_by=parts.bus.client_id,
+                time_ms=now_ms,
+            )
+            for worker_id, active in orders.items()
+        }
         try:
             with parts.writer.transaction() as transaction:
-                for worker_id, active in orders.items():
-                    order = Control(
-                        run_id=self._run_id,
-                        epoch=epoch,
-                        worker_id=worker_id,
-                        worker=WorkerControl(active=active, reason=reason, figures=figures),
-                        issued_by=parts.bus.client_id,
-                        time_ms=now_ms,
-                    )
+                for order in made.values():
                     transaction.publish(CONTROL, order)
         except ProducerFenced as exc:
             raise self._taken_over(" (or a transaction of this one timed out)") from exc
@@ -211,7 +212,7 @@ class Coordinator:
             parts.metrics.aborted.inc()
             return
         # By now the view has read those of the transaction before.
-        self._epoch, self._ordered = epoch, {worker_id: (epoch, active) for worker_id, active in orders.items()}
+        self._epoch, self._ordered = epoch, made
         for active in orders.values():
             parts.metrics.orders.labels("activate" if active else "release").inc()
         logger.info("Epoch %d: %s", epoch, reason)
@@ -222,6 +223,9 @@ class Coordinator:
         for state, workers in (("active", active), ("standby", standby)):
             metrics.workers.labels(state).set(len(workers))
             metrics.price.labels(state).set(total_price(each.candidate for each in workers))
+        wanted = Counter(each.candidate.kind for each in active)
+        for kind in {each.candidate.kind for each in look.workers}:
+            metrics.wanted.labels(metrics.kind_label.of(kind)).set(wanted[kind])
         metrics.rate.set(sizing.rate)
         figures = {
             metrics.train_seconds: look.train_s,

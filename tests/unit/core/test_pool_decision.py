@@ -41,7 +41,7 @@ def test_the_dearer_is_released_and_comes_back_when_the_cheap_one_dies() -> None
     sizing = pool.look()
     assert sizing.orders == {"dear": False}
     assert sizing.reason == (
-        "release dear: 20 rollouts/s without it are enough for 11, and at 4 an hour it is the dearest for what it makes"
+        "release dear: 20 rollouts/s without it are enough for 11, and at 4 an hour it is the dearest for what it makes that can be spared"
     )
     assert sizing.min_rate == pytest.approx(10.0)
     assert sizing.target == pytest.approx(11.0)

@@ -91,3 +91,26 @@ def test_whatever_comes_and_goes_only_who_is_there_is_active(workers: list[Candi
         assert sizer.active <= {each.worker_id for each in there}
         assert not (done.activate and done.release)
         assert not set(done.activate) & before
+
+
+def test_where_the_dearest_is_needed_the_dearest_that_can_be_spared_goes() -> None:
+    small, cheap, large = worker("small", 0.3, 0.2), worker("cheap", 1.0, 0.5), worker("large", 1.6, 3.0)
+    sizer = PoolSizer(POLICY, ["small", "cheap", "large"])
+    released = [name for _ in range(20) for name in sizer.tick([small, cheap, large], 2.0).release]
+    assert released == ["small"], "without large 1.3 < 2.3, without small 2.6"
+
+
+@settings(max_examples=examples(200))
+@given(POOLS, st.floats(0.1, 0.9), st.lists(st.tuples(st.integers(0, 9), st.floats(0.1, 10.0)), max_size=6))
+def test_whatever_prices_do_the_pool_settles_and_is_never_left_short(
+    workers: list[Candidate], share: float, moves: list[tuple[int, float]]
+) -> None:
+    target = share * total_rate(workers)
+    sizer = PoolSizer(POLICY, [each.worker_id for each in workers])
+    for index, factor in [*moves, (0, 1.0)]:
+        moved = workers[index % len(workers)]
+        workers = [worker(each.worker_id, each.rate, each.price_per_hour * (factor if each is moved else 1)) for each in workers]
+        for _ in range(2 * POLICY.surplus_ticks * (len(workers) + 2)):
+            sizer.tick(workers, target)
+            assert reaches(total_rate(each for each in workers if each.worker_id in sizer.active), target)
+        assert sizer.tick(workers, target) == QUIET
