@@ -163,7 +163,10 @@ class _Run:
                 crew = Crew(lambda plan: ProcessChild(plan, guard), self._clock)
                 stages = Stages(prepare=self._prepare, conclude=self._conclude)
                 drain_s = max(self._settings.run.drain_s, *(kind.run.drain_s for _, kind in kinds_of(self._settings)))
-                outcome = Supervisor(crew, self._broker, stages, self, self._clock, drain_s=drain_s).run(self._plans).value
+                released = self._released if self._settings.coordinator.machines == "local" else frozenset
+                outcome = (
+                    Supervisor(crew, self._broker, stages, self, self._clock, drain_s=drain_s, released=released).run(self._plans).value
+                )
         finally:
             self._close(outcome)
         if outcome == RunEnd.INTERRUPTED:
@@ -206,6 +209,10 @@ class _Run:
             self._screen.say(line)
         else:
             out.print(escape(line))
+
+    def _released(self) -> frozenset[str]:
+        with self._observer.view() as view:
+            return frozenset(view.released)
 
     def _leave_screen(self) -> None:
         self._screen = None

@@ -131,6 +131,8 @@ class RunView:
         """What the steps cost."""
         self.decisions: list[Decision] = []
         """Of the coordinator, oldest first; of a long run the newest."""
+        self.released: set[str] = set()
+        """Workers that the coordinator has released since the command, and not called again."""
         self.progress: Progress | None = None
         self.drops: Counter[str] = Counter()
         self.disbelieved: Counter[str] = Counter()
@@ -348,7 +350,12 @@ class RunView:
             )
             self.decisions.append(made)
             del self.decisions[:-_KEPT_DECISIONS]
-        (self.decisions[-1].activated if order.worker.active else self.decisions[-1].released).append(order.worker_id)
+        if order.worker.active:
+            self.decisions[-1].activated.append(order.worker_id)
+            self.released.discard(order.worker_id)
+        else:
+            self.decisions[-1].released.append(order.worker_id)
+            self.released.add(order.worker_id)
 
     def _worker(self, status: WorkerStatus) -> None:
         self.pool.hear(status, self._seconds(status.time_ms))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +140,7 @@ class Crew:
         self.children: list[Child] = []
         self._lost: dict[str, tuple[ChildPlan, int]] = {}
         self._told: set[str] = set()
+        self._released: set[str] = set()
         self._memory = OutOfMemoryWatch()
 
     def start(self, plans: Iterable[ChildPlan]) -> None:
@@ -152,8 +153,10 @@ class Crew:
         it had in hand is delivered again (`take_lost` tells of it). Raises RoleDied if any other process ended, or one of these otherwise.
         """
         finished = False
-        works_on = any(child.plan.role is Role.WORKER and child.poll() is None for child in self.children)
-        for child in self.children:
+        kept = [child for child in self.children if child.plan.name not in self._released]
+        # One that was released can be called in the place of the last one.
+        works_on = bool(self._released) or any(child.plan.role is Role.WORKER and child.poll() is None for child in kept)
+        for child in kept:
             code = child.poll()
             if code is None:
                 continue
@@ -171,6 +174,27 @@ class Crew:
         new = [lost for name, lost in self._lost.items() if name not in self._told]
         self._told.update(self._lost)
         return new
+
+    def obey(self, released: Set[str]) -> list[str]:
+        """End the workers of these names, and start those again that were ended so and are not among them any more, once they have ended.
+        Returns a line for each change. What a worker that is ended has in hand it hands back.
+        """
+        lines = []
+        for index, child in enumerate(self.children):
+            name = child.plan.name
+            if child.plan.role is not Role.WORKER or (name in released) is (name in self._released):
+                continue
+            if name in released:
+                self._released.add(name)
+                child.terminate()
+                lines.append(f"{name} is not needed: its process ends")
+            elif child.poll() is not None:
+                self._released.discard(name)
+                self._lost.pop(name, None)
+                self._told.discard(name)
+                self.children[index] = self._launch(child.plan)
+                lines.append(f"{name} is called: its process starts")
+        return lines
 
     def drain(self, *, patience_s: float, tick: Callable[[], None]) -> list[Killed]:
         """Ask all at once to drain and wait; who takes longer than `patience_s` is killed. `tick` is called while waiting."""

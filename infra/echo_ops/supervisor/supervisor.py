@@ -3,8 +3,8 @@
     broker thread:   Kafka up ─▶ topics applied ─▶ `runs` written ─▶ observer follows
     this thread:     roles started at once (imports take longest) ─▶ watch ─▶ learner done, Ctrl-C, or a death ─▶ drain ─▶ Kafka down
 
-Nothing is restarted. Threads: `run` blocks the caller, which must be the main thread (signals). The first SIGINT or SIGTERM drains, the
-second ends everything at once.
+Nothing is restarted, but a worker that an order has ended and another one calls ([coordinator] machines). Threads: `run` blocks the caller,
+which must be the main thread (signals). The first SIGINT or SIGTERM drains, the second ends everything at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -74,14 +74,25 @@ class Stages:
 class Supervisor:
     """Runs one run."""
 
-    def __init__(self, crew: Crew, broker: Broker, stages: Stages, watcher: Watcher, clock: Clock, *, drain_s: float) -> None:
-        """`drain_s`: how long a role takes to end at most."""
+    def __init__(
+        self,
+        crew: Crew,
+        broker: Broker,
+        stages: Stages,
+        watcher: Watcher,
+        clock: Clock,
+        *,
+        drain_s: float,
+        released: Callable[[], Set[str]] = frozenset,
+    ) -> None:
+        """`drain_s`: how long a role takes to end at most. `released`: workers that shall not run now."""
         self._crew = crew
         self._broker = broker
         self._stages = stages
         self._watcher = watcher
         self._clock = clock
         self._drain_s = drain_s
+        self._released = released
         self._signals = 0
         self._woken = threading.Event()
         self._preparation_error: BaseException | None = None
@@ -121,6 +132,8 @@ class Supervisor:
                 self._watcher.say(f"{plan.name} {how_ended(exit_code)}; the run goes on with the other workers. Its log: {plan.log}")
             if is_finished:
                 return RunEnd.FINISHED
+            for line in self._crew.obey(self._released()):
+                self._watcher.say(line)
             self._tick()
 
     def _drain(self, outcome: RunEnd) -> None:

@@ -63,7 +63,8 @@ class Scene:
         self.children: dict[str, FakeChild] = {}
         self.crew = Crew(self._launch, self.clock)
         stages = Stages(prepare=self._prepare, conclude=lambda: self.story.append("conclude"))
-        self.supervisor = Supervisor(self.crew, self, stages, self, self.clock, drain_s=3.0)
+        self.released: set[str] = set()
+        self.supervisor = Supervisor(self.crew, self, stages, self, self.clock, drain_s=3.0, released=lambda: self.released)
 
     def _launch(self, plan: ChildPlan) -> FakeChild:
         child = FakeChild(plan, self.clock, self.story, None if plan.name == self._stubborn else 0.0)
@@ -180,6 +181,36 @@ def test_a_run_goes_on_without_a_worker_as_long_as_another_works(tmp_path: Path)
     (said,) = scene.said
     assert said.startswith("worker-1 ended with exit code 1; the run goes on with the other workers")
     assert "worker-1.log" in said
+
+
+def test_a_worker_that_is_released_ends_and_starts_again_when_it_is_called(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.at[3] = lambda: scene.released.add("worker-1")
+    scene.at[8] = scene.released.clear
+    scene.at[12] = scene.ends("learner", 0)
+    assert scene.run() is RunEnd.FINISHED
+    assert scene.said == ["worker-1 is not needed: its process ends", "worker-1 is called: its process starts"]
+    assert scene.story.count("term worker-1") == 2, "once for the order, once for the drain"
+
+
+def test_a_worker_is_not_started_again_before_it_has_ended(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, stubborn="worker-1")
+    scene.at[3] = lambda: scene.released.add("worker-1")
+    scene.at[5] = scene.released.clear
+    scene.at[9] = scene.ends("worker-1", 0)
+    scene.at[12] = scene.ends("learner", 0)
+    assert scene.run() is RunEnd.FINISHED
+    assert len(scene.said) == 3, "ended, started, killed at the end for it does not drain"
+
+
+def test_the_last_worker_may_die_while_another_can_be_called(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.at[3] = lambda: scene.released.add("worker-1")
+    scene.at[5] = scene.ends("worker-0", -signal.SIGKILL)
+    scene.at[8] = scene.released.clear
+    scene.at[12] = scene.ends("learner", 0)
+    assert scene.run() is RunEnd.FINISHED
+    assert "worker-1 is called: its process starts" in scene.said
 
 
 def test_the_last_worker_that_dies_ends_the_run(tmp_path: Path) -> None:
