@@ -14,6 +14,7 @@ from echo_ops.cli.ranges import history_of
 from echo_ops.viewer.drawings import Drawings
 from echo_ops.viewer.server import ViewerServer
 from echo_ops.viewer.source import Source, SourceOptions
+from echo_schemas.errors import UserError
 
 
 def view(config: Path | None, *, run: str, port: int, demo: bool, export: Path | None, draw: Sequence[str]) -> None:
@@ -21,7 +22,7 @@ def view(config: Path | None, *, run: str, port: int, demo: bool, export: Path |
     drawings = Drawings.parse(draw)
     if export is not None:
         _check_export(export)
-    bus, name, pieces = _demo() if demo else _run(config)
+    bus, name, pieces = _demo(run) if demo else _run(config)
     history = history_of(bus, run or name)
     for note in history.notes:
         err.print(f"note: {note}", markup=False)
@@ -31,7 +32,12 @@ def view(config: Path | None, *, run: str, port: int, demo: bool, export: Path |
             out.print("A made-up run: played by a script, in this process; nothing was trained, and nothing is kept.")
         out.print(f"{history.run_id} is shown at {server.url}")
         err.print("Only this machine can reach it. Ctrl-C ends.", style="dim")
-        threading.Event().wait()
+        _until_ended()
+
+
+def _until_ended() -> None:
+    """Ctrl-C ends it."""
+    threading.Event().wait()
 
 
 def _run(config: Path | None) -> tuple[Bus, str, None]:
@@ -39,9 +45,11 @@ def _run(config: Path | None) -> tuple[Bus, str, None]:
     return reach_bus(settings), settings.run.name, None
 
 
-def _demo() -> tuple[Bus, str, Pieces]:
-    from echo_ops.viewer.demo.in_memory import DEMO_RUN, make_demo
+def _demo(run: str) -> tuple[Bus, str, Pieces]:
+    from echo_ops.viewer.demo.in_memory import DEMO_RUN, DEMO_RUNS, make_demo
 
+    if run and run not in DEMO_RUNS:
+        raise UserError(f"The demo has no run {run!r}.", hint=f"It has {', '.join(DEMO_RUNS)}.")
     bus, pieces = make_demo()
     return bus, DEMO_RUN, pieces
 

@@ -11,11 +11,16 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("torch", reason="audits import the learner's types: install the extra 'learner'")
 pytest.importorskip("pyspiel", reason="hands are played by OpenSpiel: install the extra 'tasks'")
 
-from echo_ops.viewer.demo.in_memory import DEMO_RUN, make_demo
+from echo_bus.clock import SystemClock
+from echo_ops.cli.main import app
+from echo_ops.viewer.demo.episodes import Words, sokoban_player
+from echo_ops.viewer.demo.in_memory import DEMO_RUN, bus_in_memory, make_demo
+from echo_ops.viewer.demo.made_run import MadePlan, MadeRun, StoryClock
 from echo_ops.viewer.server import ViewerServer
 from echo_ops.viewer.source import Source, SourceOptions
 from echo_replay.audit import audit_run
@@ -179,6 +184,59 @@ def test_a_question_is_answered_and_one_that_writes_or_does_not_end_is_not(demo:
     assert "took too long" in demo.get("sql", question="select 1", step="1")[1]["error"]
     monkeypatch.setattr("echo_ops.viewer.questions._MOST_TRAJECTORIES", 10)
     assert "more than 10 trajectories" in demo.get("sql", question="select 1", step="1")[1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--run", "nobody"], "The demo has no run 'nobody'"),
+        (["--draw", "mine"], "names no task and function"),
+        (["--draw", "mine=none.py:frames"], "There is no Python file none.py"),
+        (["--export", "nowhere"], "nowhere holds no export"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(options: list[str], says: str) -> None:
+    found = CliRunner().invoke(app, ["view", "--demo", *options])
+    assert found.exit_code == 2
+    assert says in " ".join(found.output.split())
+
+
+def test_the_command_serves_the_demo_until_it_is_ended(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "echo_ops.viewer.demo.in_memory.make_demo", lambda: (demo.source.books().bus, lambda ids: [str(each) for each in ids])
+    )
+    monkeypatch.setattr("echo_ops.cli.view._until_ended", lambda: None)
+    found = CliRunner().invoke(app, ["view", "--demo", "--run", "sokoban-fork"])
+    assert found.exit_code == 0
+    assert "sokoban-fork is shown at http://127.0.0.1:" in found.output
+
+
+def test_a_run_that_has_only_begun_says_so_on_every_page(tmp_path: Path) -> None:
+    clock = StoryClock(SystemClock().time_ms())
+    bus = bus_in_memory(clock, "new")
+    MadeRun(bus, clock, MadePlan(steps=(0, 0)), sokoban_player()[1], Words()).write()
+    history = open_history(bus, "new")
+    with Source(history.bus, history) as source, ViewerServer(source) as server:
+        source.refresh()
+        begun = Demo(source, server)
+        for path in ("overview", "metrics", "steps", "timeline", "rewards", "pool", "lineage/0", "dropped", "search"):
+            begun.page(path)
+        if (browser := find_browser()) is None:
+            pytest.skip("no Chromium on this machine; ECHO_CHROMIUM names one")
+        with opened(browser, tmp_path / "profile") as page:
+            page.open(server.url)
+            for key, says in {
+                "o": "No step has been trained yet",
+                "m": "No step has been trained yet",
+                "s": "No step has been trained yet",
+                "t": "No step has been trained yet",
+                "r": "no process",
+                "d": "Nothing was dropped",
+                "l": "the run began with it",
+            }.items():
+                page.wait_for("!document.querySelector('main').classList.contains('waiting') && document.title !== 'EchoSwarm'")
+                page.press(key)
+                page.wait_for(f"document.body.innerText.includes({json.dumps(says)})")
 
 
 def test_in_a_browser_every_page_says_something_at_both_widths(demo: Demo, tmp_path: Path) -> None:

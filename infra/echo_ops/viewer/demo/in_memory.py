@@ -9,6 +9,7 @@ from dataclasses import replace
 from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
+from echo_bus.clock import Clock
 from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_ops.cli.painting import Pieces
@@ -18,8 +19,8 @@ from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
 
-DEMO_RUN = "sokoban"
-_FORK, _POKER = "sokoban-fork", "poker"
+DEMO_RUN, _FORK, _POKER = "sokoban", "sokoban-fork", "poker"
+DEMO_RUNS = (DEMO_RUN, _FORK, _POKER)
 _FORKED_AT = 12
 _PARTITIONS = 2
 _WAIT_S = 10.0
@@ -41,19 +42,7 @@ def make_demo() -> tuple[Bus, Pieces]:
         runs = [each for each in runs if each[0] != _POKER]
     length_ms = sum(int(1000 * each.step_s) * (each.steps[1] - each.steps[0]) + _BETWEEN_MS for _, each, _ in runs)
     clock = StoryClock(time.time_ns() // 1_000_000 - length_ms - _ENDED_MS)
-    cluster = MemoryCluster(clock)
-    bus = Bus(
-        cluster=cluster,
-        namespace=Namespace("demo"),
-        codec=lock_file_codec(),
-        metrics=BusMetrics(),
-        clock=clock,
-        role="operator",
-        run_id=DEMO_RUN,
-    )
-    topics = [NewTopic(f"demo.{spec.name}", min(spec.partitions, _PARTITIONS), 1) for spec in load_topic_specs()]
-    for future in cluster.admin().create_topics(topics).values():
-        future.result(_WAIT_S)
+    bus = bus_in_memory(clock, DEMO_RUN)
     words = Words()
     for name, each, player in runs:
         MadeRun(replace(bus, run_id=name), clock, each, player, words).write()
@@ -61,3 +50,20 @@ def make_demo() -> tuple[Bus, Pieces]:
         clock.now_ms += _BETWEEN_MS
     clock.now_ms = None
     return bus, words.pieces
+
+
+def bus_in_memory(clock: Clock, run_id: str) -> Bus:
+    """A cluster of its own, with all topics."""
+    cluster = MemoryCluster(clock)
+    topics = [NewTopic(f"demo.{spec.name}", min(spec.partitions, _PARTITIONS), 1) for spec in load_topic_specs()]
+    for future in cluster.admin().create_topics(topics).values():
+        future.result(_WAIT_S)
+    return Bus(
+        cluster=cluster,
+        namespace=Namespace("demo"),
+        codec=lock_file_codec(),
+        metrics=BusMetrics(),
+        clock=clock,
+        role="operator",
+        run_id=run_id,
+    )
