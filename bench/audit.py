@@ -37,6 +37,7 @@ from echo_replay.audit import audit_run
 from echo_replay.verdicts import Verdict
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack
+from echo_schemas.headers import headers_of
 from echo_schemas.naming import Namespace
 from echo_schemas.records import (
     Batch,
@@ -142,10 +143,10 @@ def write_trajectories(bus: Bus, bootstrap: str, count: int, num_tokens: int) ->
         record: Trajectory = replace(
             kinds[number % len(kinds)], seq=seq, index=index, group_id=group_id_of(RUN, seq), attempt=f"{seq:016x}"
         )
-        value = bus.codec.encode(record)
+        value, headers = bus.codec.encode(record), headers_of(record, source="worker-1", time_ms=record.finished_ms)
         while True:
             try:
-                producer.produce(physical, value, record.group_id, on_delivery=delivered(number))
+                producer.produce(physical, value, record.group_id, on_delivery=delivered(number), headers=list(headers))
                 break
             except BufferError:
                 producer.poll(0.02)

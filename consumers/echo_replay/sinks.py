@@ -1,4 +1,4 @@
-"""Where trajectories of the past are written again: a topic, a file of JSON lines, a folder of them, or a stream.
+"""Where trajectories of the past are written again: a topic, a file of JSON lines or of Avro, a folder, or a stream.
 
 Into a topic go the very bytes of value and key, the headers and the timestamp, and one header more that says where they come from. In a
 line stand the same bytes in base64, and beside them what can be read of them. Files and folders appear by one rename when all is written.
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
+from fastavro import parse_schema
+from fastavro.write import Writer as AvroWriter
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
@@ -25,15 +27,17 @@ from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed
 from echo_bus.message import raw_headers
 from echo_replay.history import Told
+from echo_schemas.converters import converter_of
 from echo_schemas.errors import UserError
 from echo_schemas.naming import DEAD_LETTER_SUFFIX
 from echo_schemas.records import Trajectory
+from echo_schemas.schemas import newest
 from echo_schemas.topics import BY_NAME, RUNS
 
 REPLAYED_FROM = "echo-replayed-from"
 """The header that a replayed record has more: `<topic>/<partition>/<offset>`."""
 STREAM = "-"
-_LINES = ".jsonl"
+_LINES, _AVRO = ".jsonl", ".avro"
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _ASK_S = 10.0
 _DELIVERED_S = 150.0
@@ -54,14 +58,16 @@ class Sink(Protocol):
 
 
 def open_sink(bus: Bus, target: str, stream: IO[str], about: dict[str, Any]) -> Sink:
-    """`-`: `stream`. A name with `.jsonl` behind it: a file. A name with a slash, or a folder that is there: a folder. Else a topic.
+    """`-`: `stream`. A name with `.jsonl` or `.avro` behind it: a file. A name with a slash, or a folder: a folder. Else a topic.
 
-    `about`: what is asked for, for a folder's manifest. Raises UserError if it cannot be written to.
+    `about`: what is asked for, for a folder's manifest or the metadata of an Avro file. Raises UserError if it cannot be written to.
     """
     if target == STREAM:
         return StreamSink(stream)
     if target.endswith(_LINES):
         return FileSink(_free(Path(target)))
+    if target.endswith(_AVRO):
+        return AvroSink(_free(Path(target)), about)
     if "/" in target or Path(target).is_dir():
         return FolderSink(_free(Path(target)), about)
     return TopicSink(bus, target)
@@ -69,7 +75,7 @@ def open_sink(bus: Bus, target: str, stream: IO[str], about: dict[str, Any]) -> 
 
 def is_whole(target: str) -> bool:
     """Whether the target is there only when all is written: a file or a folder."""
-    return target != STREAM and (target.endswith(_LINES) or "/" in target or Path(target).is_dir())
+    return target != STREAM and (target.endswith((_LINES, _AVRO)) or "/" in target or Path(target).is_dir())
 
 
 class StreamSink:
@@ -100,6 +106,50 @@ class FileSink:
         self._file.write(line_of(told))
 
     def finish(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._staged.rename(self._path)
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._staged.unlink(missing_ok=True)
+
+
+class AvroSink:
+    """An Avro object container file: a record for each trajectory, with where it lies, its headers, its rewards and its fate (Avro 1.11
+    specification, "Object Container Files"). What nobody can read is there as bytes.
+    """
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self._path = path
+        self._staged = path.with_name(f".{path.name}.{os.getpid()}")
+        self._file = self._staged.open("wb")
+        self._plain = converter_of(Trajectory).to_plain
+        metadata = {"echoswarm.about": json.dumps(about)}
+        self._writer = AvroWriter(self._file, _replayed_schema(), codec="deflate", metadata=metadata)
+
+    def write(self, told: Told) -> None:
+        raw, drop = told.raw, told.drop
+        self._writer.write(
+            {
+                "partition": told.where.partition,
+                "offset": told.where.offset,
+                "time_ms": told.time_ms,
+                "key": raw.key(),
+                "headers": [{"name": name, "value": value} for name, value in raw_headers(raw)],
+                "fate": told.fate.value,
+                "step": told.step,
+                "advantage": told.entry.advantage,
+                "drop_reason": None if drop is None else drop.why.value,
+                "rewards": dict(told.rewards),
+                "trajectory": None if told.trajectory is None else self._plain(told.trajectory),
+                "unreadable": raw.value() if told.trajectory is None else None,
+            }
+        )
+
+    def finish(self) -> None:
+        self._writer.flush()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -252,6 +302,30 @@ def _plain(trajectory: Trajectory) -> dict[str, Any]:
         "turn_rewards": list(trajectory.turn_rewards),
         "metadata": dict(trajectory.metadata),
     }
+
+
+def _replayed_schema() -> Any:
+    header = {
+        "type": "record",
+        "name": "Header",
+        "fields": [{"name": "name", "type": "string"}, {"name": "value", "type": ["null", "bytes"]}],
+    }
+    kinds: dict[str, Any] = {
+        "partition": "int",
+        "offset": "long",
+        "time_ms": "long",
+        "key": ["null", "bytes"],
+        "headers": {"type": "array", "items": header},
+        "fate": "string",
+        "step": ["null", "long"],
+        "advantage": ["null", "float"],
+        "drop_reason": ["null", "string"],
+        "rewards": {"type": "map", "values": "double"},
+        "trajectory": ["null", newest(Trajectory.SCHEMA).parsed],
+        "unreadable": ["null", "bytes"],
+    }
+    fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+    return parse_schema({"type": "record", "name": "Replayed", "namespace": "echoswarm.replay", "fields": fields})
 
 
 def _text(value: bytes | None) -> str | None:

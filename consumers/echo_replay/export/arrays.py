@@ -34,7 +34,7 @@ def messages_array(messages: Sequence[RawMessage]) -> Any:
     pairs = [pair for each in headers for pair in each]
     keys = [raw.key() for raw in messages]
     named = pa.StructArray.from_arrays(
-        [pa.array([name for name, _ in pairs], pa.string()), pa.array([_text(value) for _, value in pairs], pa.string())],
+        [pa.array([name for name, _ in pairs], pa.string()), _texts([value for _, value in pairs])],
         fields=list(KAFKA.field("headers").type.value_type),
     )
     arrays = [
@@ -59,8 +59,12 @@ def lists_array(arrays: Sequence[Any], dtype: np.dtype[Any]) -> Any:
     ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int32)]).astype(np.int32)
     there = [each for each in arrays if each is not None]
     values = np.concatenate(there) if there else np.zeros(0, dtype)
-    return pa.ListArray.from_arrays(ends, values.astype(dtype), mask=pa.array([each is None for each in arrays], pa.bool_()))
+    return pa.ListArray.from_arrays(ends, values.astype(dtype, copy=False), mask=pa.array([each is None for each in arrays], pa.bool_()))
 
 
-def _text(value: bytes | str | None) -> str | None:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+def _texts(values: Sequence[bytes | None]) -> Any:
+    """Text as it is, if all of it is UTF-8; else with a mark where it is not."""
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([None if value is None else value.decode(errors="replace") for value in values], pa.string())

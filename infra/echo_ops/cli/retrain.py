@@ -86,7 +86,7 @@ def retrain(config: Path | None, wish: RetrainWish) -> None:
                 "No step lies behind the start, so other rewards change nothing.", hint="Ask for later versions, or --from-start."
             )
         other = read_other_rewards(bus, settings.run.name, steps, terms)
-        out.print(f"Under {listed(terms)}, and not {listed(history.reports[plan.last].reward_terms)}", markup=False)
+        out.print(f"Under {listed(terms)}; the run was trained on {listed(history.reports[plan.last].reward_terms)}", markup=False)
     found: list[Any] = []
     measured: list[tuple[Measured, Measured]] = []
     tolerance = 0.0 if wish.exact else wish.tolerance

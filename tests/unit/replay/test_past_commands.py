@@ -12,6 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from avro.datafile import DataFileReader
+from avro.io import DatumReader
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
@@ -266,3 +268,28 @@ def test_mistakes_of_a_search(used: Pipeline) -> None:
         search(tokens="1,x")
     with pytest.raises(UserError, match="for a text or for tokens"):
         search()
+
+
+def test_an_avro_file_holds_what_is_known_of_each_record(used: Pipeline, tmp_path: Path) -> None:
+    file = tmp_path / "out.avro"
+    replay(str(file))
+    # Read by another library than the one that wrote it.
+    with DataFileReader(file.open("rb"), DatumReader()) as reader:
+        about = json.loads(reader.get_meta("echoswarm.about") or b"{}")
+        records: list[Any] = list(reader)
+        found = {(each["partition"], each["offset"]): each for each in records}
+    assert about["run"] == "demo"
+    with open_history(used.bus, "demo") as history:
+        told = list(history.read())
+    assert set(found) == {(each.where.partition, each.where.offset) for each in told}
+    for each in told:
+        written = found[each.where.partition, each.where.offset]
+        assert (written["fate"], written["step"], written["rewards"]) == (each.fate.value, each.step, dict(each.rewards))
+        if each.trajectory is None:
+            assert (written["trajectory"], written["unreadable"]) == (None, each.raw.value())
+        else:
+            assert written["trajectory"]["token_ids"] == each.trajectory.token_ids
+            assert written["unreadable"] is None
+    with pytest.raises(UserError, match="is there already"):
+        replay(str(file))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.avro"]
