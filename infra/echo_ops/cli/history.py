@@ -7,14 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import user_errors
 
 commands = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="Configuration file. Without it run.toml, if there is one, else defaults and environment."),
-]
 RunName = Annotated[str, typer.Option("--run", metavar="NAME", help="Another run of the namespace than the configured one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of a screen for people.")]
 VersionRange = Annotated[str, typer.Option("--version", metavar="A..B", help="Trajectories of which one of these versions made a token.")]
