@@ -26,6 +26,7 @@ commands.add_typer(dlq, name="dlq")
 commands.add_typer(runs, name="runs")
 commands.add_typer(monitoring, name="monitoring")
 
+ClusterName = Annotated[str, typer.Option(help="Strimzi's name of the cluster; for commands, its address.")]
 RunId = Annotated[str, typer.Argument(help="The run, as `echoswarm runs list` names it.")]
 DeadTopic = Annotated[str, typer.Argument(help="The topic that the messages belong on, such as trajectories.")]
 Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only letters with this reason; may be repeated.")]
@@ -100,6 +101,22 @@ def topics_check(config: Config = None) -> None:
         commands.check(config)
 
 
+@topics.command("render")
+def topics_render(
+    config: Config = None,
+    format_: Annotated[
+        Literal["commands", "strimzi", "terraform", "asyncapi"], typer.Option("--format", help="What to print.")
+    ] = "commands",
+    cluster: ClusterName = "",
+) -> None:
+    """Print the topics for another tool to make or to show. Changes nothing."""
+    from echo_ops.cli import topics as commands
+    from echo_ops.topic_rendering import TopicFormat
+
+    with user_errors():
+        commands.render(config, TopicFormat(format_), cluster)
+
+
 @schemas.command("check")
 def schemas_check(
     update_lock: Annotated[bool, typer.Option("--update-lock", help="Give new schema files their ids in registry.lock.json.")] = False,
@@ -123,13 +140,14 @@ def schemas_register(config: Config = None) -> None:
 @acls.command("render")
 def acls_render(
     config: Config = None,
-    format_: Annotated[Literal["commands", "yaml", "json"], typer.Option("--format", help="What to print.")] = "commands",
+    format_: Annotated[Literal["commands", "yaml", "json", "strimzi"], typer.Option("--format", help="What to print.")] = "commands",
+    cluster: ClusterName = "",
 ) -> None:
     """Print the least that each role must be allowed. Changes nothing."""
     from echo_ops.cli import acls as commands
 
     with user_errors():
-        commands.render(config, format_)
+        commands.render(config, format_, cluster)
 
 
 @dlq.command("list")

@@ -9,6 +9,7 @@ from echo_ops.cli.context import reach_cluster, read_settings
 from echo_ops.cli.output import ExitCode, out
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import Kind, Plan, Step, summarise
+from echo_ops.topic_rendering import TopicFormat, render_topics
 from echo_runtime.logins import ADMIN
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
@@ -47,6 +48,13 @@ def check(config: Path | None) -> None:
         out.print(f"[yellow]?[/] {name}: below the namespace, and no file describes it")
     if not made.is_empty:
         sys.exit(ExitCode.DRIFT)
+
+
+def render(config: Path | None, form: TopicFormat, cluster: str) -> None:
+    """Plain output, so that it can be piped into a file or a shell."""
+    kafka = read_settings(config).kafka
+    named = cluster or ("my-cluster" if form is TopicFormat.STRIMZI else "HOST:PORT" if kafka.bootstrap == "embedded" else kafka.bootstrap)
+    sys.stdout.write(render_topics(form, Namespace(kafka.namespace), cluster=named, replicas=kafka.replicas))
 
 
 def _admin(config: Path | None) -> TopicAdmin:
