@@ -34,7 +34,7 @@ from echo_replay.ranges import Piece, ReadingPlan, plan_ranges
 from echo_replay.raw_log import WHOLE, RawLog
 from echo_replay.reward_columns import RewardColumns, RewardJoin
 from echo_replay.run_log import DropsFollower, RunLog, StepsFollower, high_watermarks, read_dead_letters, read_manifests
-from echo_replay.selection import Fate, Groups, Offsets, Selection
+from echo_replay.selection import Fate, Groups, Offsets, Selection, Steps
 from echo_replay.sieve import Sieve
 from echo_schemas.errors import UserError
 from echo_schemas.records import Coordinates, Drop, Run, Trajectory
@@ -44,8 +44,8 @@ from echo_schemas.topics import DROPS, REWARDS, RUNS, TRAJECTORIES, WEIGHTS
 _SETTLE_S = 3.0
 # The same for whoever looks again soon anyway.
 _LOOK_S = 1.0
-# Records that are fetched one by one rather than in bulk.
-_FEW = 200
+# Records, and steps, that are fetched by themselves rather than in bulk.
+_FEW, _FEW_STEPS = 200, 8
 # Messages of one partition that wait for those of another while they are merged by time.
 _MOST_WAITING = 4_000
 
@@ -229,6 +229,7 @@ class History:
         # Of a few groups or records little is wanted, and what is fetched ahead is fetched for nothing.
         where = selection.range
         few = isinstance(where, Offsets) and sum(last - first + 1 for first, last in where.ranges.values()) <= _FEW
+        few = few or (isinstance(where, Steps) and where.last - where.first < _FEW_STEPS)
         return profiles.GLIMPSE if few or isinstance(where, Groups) else WHOLE
 
 

@@ -32,9 +32,11 @@ class Answer:
     is_cut: bool
 
 
-def ask(home: Path, manifest: ExportManifest, question: str, *, timeout_s: float, limit: int) -> Answer:
-    """The first `limit` rows of the answer (0: all). Raises UserError for what is no question, may not be read or takes too long."""
-    with _opened(home, manifest) as connection:
+def ask(home: Path, manifest: ExportManifest, question: str, *, timeout_s: float, limit: int, most_mb: int | None = None) -> Answer:
+    """The first `limit` rows of the answer (0: all). `most_mb`: memory for it; None: what DuckDB takes by itself, most of the machine's.
+    Raises UserError for what is no question, may not be read, takes too long or too much memory.
+    """
+    with _opened(home, manifest, most_mb) as connection:
         _refuse_all_but_select(connection, question)
         timer = threading.Timer(timeout_s, connection.interrupt)
         timer.daemon = True
@@ -45,7 +47,8 @@ def ask(home: Path, manifest: ExportManifest, question: str, *, timeout_s: float
             rows = result.fetchmany(limit + 1) if limit else result.fetchall()
         except duckdb.InterruptException:
             raise UserError(
-                f"The question was not answered within {timeout_s:g} s.", hint="Raise --timeout, or ask for less: fewer columns, a WHERE."
+                f"The question was not answered within {timeout_s:g} s.",
+                hint="Ask for less: fewer columns, a WHERE; `echoswarm sql --timeout` gives it longer.",
             ) from None
         except duckdb.PermissionException as exc:
             raise UserError(f"The question names a file: {_first_line(exc)}", hint=f"It may read {_TABLES}, and nothing else.") from exc
@@ -65,7 +68,7 @@ def check_question(question: str) -> None:
 
 
 @contextmanager
-def _opened(home: Path, manifest: ExportManifest) -> Iterator[Any]:
+def _opened(home: Path, manifest: ExportManifest, most_mb: int | None) -> Iterator[Any]:
     paths = {table: [str((home / file.path).resolve()) for file in manifest.files if file.slot.table is table] for table in Table}
     with duckdb.connect(":memory:") as connection:
         try:
@@ -80,6 +83,8 @@ def _opened(home: Path, manifest: ExportManifest) -> Iterator[Any]:
         connection.execute(f"SET allowed_paths = {_list(everything)}")
         # What does not fit into memory is refused: a folder of spilled rows would be one more place to write.
         connection.execute("SET temp_directory = ''")
+        if most_mb is not None:
+            connection.execute(f"SET memory_limit = '{most_mb}MB'")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         yield connection

@@ -33,6 +33,7 @@ _MOST_TRAJECTORIES = 20_000
 # For reading the log, and again for the answer.
 _TIMEOUT_S = 20.0
 _MOST_CELL = 600
+_MOST_MB = 1_024
 
 
 class Questions:
@@ -53,7 +54,7 @@ class Questions:
                 from echo_replay.export.queries import ask
 
                 home, manifest = open_export(self.export, self._run_id)
-                return _plain(ask(home, manifest, question, timeout_s=_TIMEOUT_S, limit=limit), [])
+                return _plain(ask(home, manifest, question, timeout_s=_TIMEOUT_S, limit=limit, most_mb=_MOST_MB), [])
             return self._ask_the_log(question, selection, limit, reading)
         finally:
             self._turn.release()
@@ -71,7 +72,7 @@ class Questions:
                     told = read_near(history, selection, until_ms=_until(history, selection.range))
                     manifest = load_part(history, told, _MOST_TRAJECTORIES, Path(folder), Deadline.after(_TIMEOUT_S))
                     missing = list(history.missing)
-                return _plain(ask(Path(folder), manifest, question, timeout_s=_TIMEOUT_S, limit=limit), missing)
+                return _plain(ask(Path(folder), manifest, question, timeout_s=_TIMEOUT_S, limit=limit, most_mb=_MOST_MB), missing)
         except OSError as exc:
             raise UserError(
                 f"What was read cannot be kept in a temporary folder ({exc.strerror or exc}).", hint="Set TMPDIR to a disk with room."

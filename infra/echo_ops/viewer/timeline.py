@@ -22,7 +22,7 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 MOST_SECONDS = 3_600
 # Records that are read for one picture, of trajectories and of rewards: a screen has fewer points.
-_MOST_RECORDS = 2_000
+_MOST_RECORDS, _MOST_REWARDS = 2_000, 1_000
 _MOST_LAGS = 600
 # A sample that was begun within the stretch may be written after it, and so may its rewards.
 _MARGIN_MS = 30_000
@@ -162,7 +162,7 @@ def _rewards(history: History, written: Mapping[tuple[int, int], int]) -> Iterat
     read = Projection(Reward, ("run_id", "of.partition", "of.offset", "name"), history.bus.codec.ids).read
     run_id = history.run_id.encode()
     with RawLog(history.bus, history.bus.namespace.topic(REWARDS), GLIMPSE) as log:
-        ranges, _ = _ranges(log, min(written.values()), max(written.values()) + _MARGIN_MS, _MOST_RECORDS)
+        ranges, _ = _ranges(log, min(written.values()), max(written.values()) + _MARGIN_MS, _MOST_REWARDS)
         for raw in itertools.chain.from_iterable(log.within(ranges)):
             try:
                 run, partition, offset, name = read(raw.value())

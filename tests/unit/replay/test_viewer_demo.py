@@ -169,6 +169,10 @@ def test_a_question_is_answered_and_one_that_writes_or_does_not_end_is_not(demo:
     assert page["columns"] == ["fate", "n"]
     assert page["rows"] == [["trained", 3 * 48]]
     assert demo.page("sql", question="select tokens from trajectories limit 1", step="1")["rows"][0][0].startswith("[")
+    monkeypatch.setattr("echo_ops.viewer.questions._MOST_MB", 32)
+    much = "select count(distinct i) from range(20000000) t(i)"
+    assert "does not fit into memory" in demo.get("sql", question=much, step="1")[1]["error"]
+    monkeypatch.setattr("echo_ops.viewer.questions._MOST_MB", 1_024)
     monkeypatch.setattr("echo_ops.viewer.questions._TIMEOUT_S", 1.0)
     for question, says in (
         ("create table x as select 1", "may only read"),
