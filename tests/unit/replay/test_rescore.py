@@ -71,7 +71,7 @@ def copy(sound: SoundRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pi
     """A copy of the sound run that the command reads and writes."""
     pipeline = sound.forge(tmp_path)
     monkeypatch.setattr(rescore_command, "read_settings", lambda _config: pipeline.settings())
-    monkeypatch.setattr(rescore_command, "reach_bus", lambda _settings: replace(pipeline.bus, role="operator"))
+    monkeypatch.setattr(rescore_command, "reach_bus", lambda _settings, _role: replace(pipeline.bus, role="operator"))
     monkeypatch.setattr(rescore_command, "Team", InlineTeam)
     return pipeline
 
