@@ -67,6 +67,8 @@ class GenerationFile(Section):
     """Sigma of the lognormal distribution of lengths; 0: all alike; 1: the longest of a hundred takes seven times the mean."""
     hardness: float = Field(default=0.6, ge=-1, le=1)
     """Correlation of a group's length with its difficulty."""
+    score_s: float = Field(default=0.0, ge=0)
+    """From a group's last token until the learner has its rewards; the worker goes on meanwhile."""
     on_old_weights: bool = True
     """Whether workers generate while newer weights are on their way; false is what the paper's eq. 1 takes for granted."""
 
@@ -157,7 +159,7 @@ def scenario_of(file: ScenarioFile) -> Scenario:
         warmup_steps=file.warmup_steps,
         learner_price_per_hour=learner.price_per_hour,
         order=BatchOrder(learner.order),
-        generation=Generation(tail=file.generation.tail, hardness=file.generation.hardness, on_old_weights=file.generation.on_old_weights),
+        generation=Generation(**file.generation.model_dump()),
         pool=PoolPlan(
             kind=PoolKind(coordinator.rule),
             every_s=coordinator.every_s,

@@ -141,11 +141,13 @@ class PoolSizer:
 
     def _activate(self, active: list[Candidate], known: list[Candidate], target: float) -> Resizing:
         chosen: list[Candidate] = []
+        rate = total_rate(active)
         for each in known:
-            if reaches(total_rate([*active, *chosen]), target):
+            if reaches(rate, target):
                 break
             if each.worker_id not in self._active and each.rate > 0:
                 chosen.append(each)
+                rate += each.rate
         self._active.update(each.worker_id for each in chosen)
         self._num_short = 0
         return Resizing(activate=tuple(each.worker_id for each in chosen))

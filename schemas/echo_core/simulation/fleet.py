@@ -286,16 +286,24 @@ class _Fleet:
             return
         machine.settle(self._env.now, self._policy.group_size)
         del machine.in_hand[group.seq]
-        heapq.heappush(self._ready.setdefault(held[2], []), (group.seq, group))
-        self._num_ready += 1
-        if self._woken is not None and self._num_ready >= self._policy.groups_per_step:
-            woken, self._woken = self._woken, None
-            woken.succeed()
+        score_s = self._scenario.generation.score_s
+        if score_s:
+            self._after(score_s, self._deliver, group, held[2])
+        else:
+            self._deliver(group, held[2])
         if machine.is_taking:
             self._offer(machine, 1)
         elif not machine.in_hand:
             self._rest(machine)
         self._issue()
+
+    def _deliver(self, group: Group, version: int) -> None:
+        """The learner has it, with its rewards."""
+        heapq.heappush(self._ready.setdefault(version, []), (group.seq, group))
+        self._num_ready += 1
+        if self._woken is not None and self._num_ready >= self._policy.groups_per_step:
+            woken, self._woken = self._woken, None
+            woken.succeed()
 
     # The coordinator
 

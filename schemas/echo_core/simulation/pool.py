@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from echo_core.capacity.activation import Candidate, choose_workers, reaches, total_rate
+from echo_core.capacity.activation import Candidate, choose_workers, reaches
 from echo_core.capacity.decision import PoolLook, PoolRule, Sizing
 from echo_core.capacity.overlap import Demand, needed_rate
 from echo_core.capacity.sizing import SizingPolicy
@@ -65,8 +65,10 @@ def target_of(scenario: Scenario, demand: Demand) -> float:
 def _at_random(candidates: Sequence[Candidate], target: float, seed: int) -> list[Candidate]:
     drawn = random.Random(seed).sample([each for each in candidates if each.rate > 0], sum(each.rate > 0 for each in candidates))
     chosen: list[Candidate] = []
+    rate = 0.0
     for each in drawn:
-        if reaches(total_rate(chosen), target):
+        if reaches(rate, target):
             break
         chosen.append(each)
+        rate += each.rate
     return chosen

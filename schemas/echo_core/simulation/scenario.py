@@ -104,16 +104,19 @@ class Weights:
 class Generation:
     """`tail`: sigma of the lognormal distribution of a group's length, whose mean is 1; 0: all alike. `hardness`: correlation of a group's
     length with its difficulty, which is uniform in [0, 1]. `on_old_weights` False: nobody generates while newer weights are on their way,
-    as the paper's eq. 1 takes for granted.
+    as the paper's eq. 1 takes for granted. `score_s`: from a group's last token until the learner has its rewards.
     """
 
     tail: float = 0.0
     hardness: float = 0.6
     on_old_weights: bool = True
+    score_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.tail < 0 or not -1 <= self.hardness <= 1:
-            raise UserError("A tail is not negative, and a correlation lies between -1 and 1.", hint="Give tail = 0 for lengths all alike.")
+        if min(self.tail, self.score_s) < 0 or not -1 <= self.hardness <= 1:
+            raise UserError(
+                "A tail and a time are not negative, and a correlation lies between -1 and 1.", hint="Give tail = 0 for lengths all alike."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,19 @@ def test_one_worker_of_three_versions_by_hand() -> None:
     assert outcome.broadcasts_s == [4.0, 4.0]
 
 
+def test_rewards_that_take_time_delay_the_learner_and_not_the_worker() -> None:
+    """R = 1, T_train = 1 s, a group takes 5 s: the first batch is there at 5 + 3 s; the second group ends at 10 s all the same."""
+    made = scenario(
+        Kind(name="w", count=1, rate=0.2),
+        train_s=1.0,
+        policy=policy(groups=1),
+        generation=Generation(score_s=3.0),
+        steps=2,
+        warmup_steps=0,
+    )
+    assert [step.began_s for step in simulate(made).steps] == [8.0, 13.0]
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(
     rates=st.lists(st.floats(0.5, 3.0), min_size=1, max_size=5),
