@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 500
 # Trajectories of the log that a question is about; more belong into an export.
 _MOST_TRAJECTORIES = 20_000
-# For reading the log, and again for the answer.
-_TIMEOUT_S = 20.0
+# For reading the log, and for the answer.
+_READING_S, _TIMEOUT_S = 20.0, 20.0
 _MOST_CELL = 600
 _MOST_MB = 1_024
 
@@ -70,7 +70,7 @@ class Questions:
             with TemporaryDirectory(prefix="echoswarm-view-") as folder:
                 with reading() as history:
                     told = read_near(history, selection, until_ms=_until(history, selection.range))
-                    manifest = load_part(history, told, _MOST_TRAJECTORIES, Path(folder), Deadline.after(_TIMEOUT_S))
+                    manifest = load_part(history, told, _MOST_TRAJECTORIES, Path(folder), Deadline.after(_READING_S))
                     missing = list(history.missing)
                 return _plain(ask(Path(folder), manifest, question, timeout_s=_TIMEOUT_S, limit=limit, most_mb=_MOST_MB), missing)
         except OSError as exc:
