@@ -26,6 +26,7 @@ from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
 from echo_rollout.engines.catalogue import check_engine
 from echo_rollout.engines.engine import check_prompt
+from echo_rollout.price import read_price
 from echo_rollout.weights.peers.opening import tls_contexts
 from echo_runtime.opening import open_cluster
 from echo_schemas.errors import EchoError, UserError
@@ -65,7 +66,7 @@ class Objection:
 
 def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Objection]:
     """Every finding, in the order of the file's sections."""
-    for look in (_base, _prompt, _loss, _engines, _rewards, _evaluations, _offline, _weights, _folders, _memory):
+    for look in (_base, _prompt, _loss, _engines, _money, _rewards, _evaluations, _offline, _weights, _folders, _memory):
         yield from _guarded(look, settings)
     if not quickly:
         for look in (_prompt_fits, _reward_calls, _cluster, _registry):
@@ -153,6 +154,28 @@ def _engines(settings: Settings) -> None:
         wanted[engine] = {**(settings.rollout.options if engine == own else {}), **kind.options}
     for name, options in wanted.items():
         check_engine(name, options)
+
+
+def _money(settings: Settings) -> Iterator[Objection]:
+    """Prices that are read from files on this machine, and whether the coordinator has something to go by."""
+    kinds = kinds_of(settings)
+    for _, kind in kinds:
+        if kind.rollout.price_file and kind.rollout.workers:
+            read_price(Path(kind.rollout.price_file))
+    if not settings.coordinator.enabled:
+        return
+    unpriced = [name or "[rollout]" for name, kind in kinds if not (kind.rollout.price_per_hour or kind.rollout.price_file)]
+    if unpriced:
+        yield Objection(
+            f"Without a price {', '.join(unpriced)} count as free: the coordinator releases them after all others, the slowest first.",
+            "Write price_per_hour or price_file.",
+            is_note=True,
+        )
+    if settings.coordinator.machines == "metric" and not any(kind.most_workers for kind in settings.rollout.pool):
+        yield Objection(
+            '[coordinator] machines = "metric" wants workers that an autoscaler starts, and no kind says how many there may be.',
+            "Write most_workers in a [[rollout.pool]].",
+        )
 
 
 def _rewards(settings: Settings) -> None:

@@ -24,14 +24,14 @@ class PriceFile:
         self._path = path
         self._notices = notices
         self._seen = self._stamp()
-        self._price = self._read()
+        self._price = read_price(self._path)
 
     def now(self) -> float:
         """The price that the file has, or had when it last had one."""
         try:
             stamp = self._stamp()
             if stamp != self._seen:
-                self._price, self._seen = self._read(), stamp
+                self._price, self._seen = read_price(self._path), stamp
             self._notices.clear("price")
         except UserError as exc:
             self._notices.say("price", f"{exc} The price stays {self._price:g}. {exc.hint}")
@@ -44,15 +44,16 @@ class PriceFile:
             raise UserError(f"The price file {self._path} cannot be read: {exc.strerror}.", hint=_HINT) from exc
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _read(self) -> float:
-        try:
-            with self._path.open(encoding="utf-8") as file:
-                text = file.read(_MOST_BYTES)
-            price = float(text)
-        except OSError as exc:
-            raise UserError(f"The price file {self._path} cannot be read: {exc.strerror}.", hint=_HINT) from exc
-        except ValueError as exc:
-            raise UserError(f"The price file {self._path} holds no number.", hint=_HINT) from exc
-        if not (math.isfinite(price) and price >= 0):
-            raise UserError(f"The price file {self._path} holds {price:g}, which is no price.", hint=_HINT)
-        return price
+
+def read_price(path: Path) -> float:
+    """The price in a file. Raises UserError if there is none."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            price = float(file.read(_MOST_BYTES))
+    except OSError as exc:
+        raise UserError(f"The price file {path} cannot be read: {exc.strerror}.", hint=_HINT) from exc
+    except ValueError as exc:
+        raise UserError(f"The price file {path} holds no number.", hint=_HINT) from exc
+    if not (math.isfinite(price) and price >= 0):
+        raise UserError(f"The price file {path} holds {price:g}, which is no price.", hint=_HINT)
+    return price

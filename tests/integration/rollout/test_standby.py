@@ -119,7 +119,10 @@ def test_a_coordinator_puts_the_dear_worker_on_standby_and_takes_it_back_when_th
     version = fleet.progress.version
     until(lambda: fleet.progress.version > version + 2, "the run to go on with it")
     (newest,) = [each for each in fleet.records(CONTROL) if each.worker_id == "dear"][-1:]
-    assert newest.worker == WorkerControl(active=True)
+    assert newest.worker is not None
+    assert newest.worker.active
+    assert newest.worker.reason.startswith("activate dear: the active workers make 0 of ")
+    assert newest.worker.figures["price_active"] == 4.0
     epochs = [each.epoch for each in fleet.records(CONTROL)]
     assert epochs == sorted(set(epochs)), "epochs rise"
     fleet.tell_to_end("feeder")

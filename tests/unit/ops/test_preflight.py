@@ -122,6 +122,9 @@ def test_the_demos_files_are_right(name: str) -> None:
         ("learner", {"loss": "no_such_module:loss"}, "'no_such_module:loss' cannot be imported: there is no module 'no_such_module'."),
         ("learner", {"deepspeed": "zero4.json"}, "[learner] deepspeed names zero4.json, which cannot be read"),
         ("rollout", {"engine": "vlm"}, "There is no engine 'vlm'."),
+        ("rollout", {"price_file": "spot.price"}, "The price file spot.price cannot be read: No such file or directory."),
+        ("rollout", {"price_file": "{folder}/my_task.py"}, "my_task.py holds no number."),
+        ("coordinator", {"enabled": True, "machines": "metric"}, "no kind says how many there may be."),
         ("rollout", {"engine": "json:loads.x"}, "json has no attribute 'loads.x'."),
         ("rewards", {"exakt": 1.0}, "There is no reward 'exakt'."),
         ("rewards", {"{folder}/my_rewards.py:hlaf": 1.0}, "has no attribute 'hlaf'."),
@@ -192,3 +195,10 @@ def test_what_a_disk_has_no_room_for(settings: Any, base: Path, monkeypatch: pyt
     (found,) = problems(settings(policy={"update": "full"}))
     assert "two checkpoints of this model take about" in found
     assert any("to train all weights, and this machine has" in note for note in notes(settings(policy={"update": "full"})))
+
+
+def test_a_coordinator_without_prices_is_a_note(settings: Any) -> None:
+    pool = [{"name": "free"}, {"name": "paid", "price_per_hour": 1.0}]
+    (found,) = (note for note in notes(settings(coordinator={"enabled": True}, rollout={"pool": pool})) if "price" in note)
+    assert found.startswith("Without a price free count as free")
+    assert not [note for note in notes(settings(rollout={"pool": pool})) if "price" in note]
