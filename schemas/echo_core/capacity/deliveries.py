@@ -3,7 +3,8 @@
 heartbeat  ─▶ claimed:   rate · busy seconds since the heartbeat before
 step report ─▶ delivered: what the learner read of the worker since the report before
 
-A learner that reads slowly reads little of everybody, so a worker is measured by the best of the others, at most by its own claim.
+A learner that does not wait may leave records in the log, so it reads little of everybody: a worker is measured by the best of the others.
+Where there is no other, it is measured by its own claim, and only if the learner has waited.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from echo_schemas.records import WorkerShare, WorkerStatus
 
@@ -30,7 +31,8 @@ class _Stretch:
     """From one report to the next, in trajectories by worker."""
 
     claimed: Mapping[str, float]
-    delivered: Mapping[str, int] = field(default_factory=dict)
+    delivered: Mapping[str, int]
+    has_waited: bool
 
 
 class Deliveries:
@@ -56,10 +58,14 @@ class Deliveries:
         if claimed > 0 and math.isfinite(claimed):
             self._claimed[status.worker_id] = self._claimed.get(status.worker_id, 0.0) + claimed
 
-    def reported(self, shares: Iterable[WorkerShare]) -> None:
-        """A step report."""
+    def reported(self, shares: Iterable[WorkerShare], *, has_waited: bool) -> None:
+        """A step report, and whether the learner waited for its batch. One that says of nobody what was delivered is of an earlier release,
+        and tells nothing.
+        """
         claimed, self._claimed = self._claimed, {}
-        self._stretches.append(_Stretch(claimed, {share.worker_id: share.delivered for share in shares}))
+        delivered = {share.worker_id: share.delivered for share in shares}
+        if any(delivered.values()):
+            self._stretches.append(_Stretch(claimed, delivered, has_waited))
 
     def believed_shares(self) -> dict[str, float]:
         """Of the workers that deliver far less than they say: what part of their rate is to be believed.
@@ -78,11 +84,12 @@ class Deliveries:
             for worker, count in claimed.items()
             if count >= self._least
         }
+        alone = 1.0 if any(stretch.has_waited for stretch in self._stretches) else 0.0
         best = sorted(kept.values(), reverse=True)[:2]
         found = {}
         for worker, share in kept.items():
             others = best[1:] if share == best[0] else best[:1]
-            standard = min(1.0, *others) if others else 1.0
+            standard = min(1.0, *others) if others else alone
             if share * _FACTOR < standard:
                 found[worker] = share / standard
         return found

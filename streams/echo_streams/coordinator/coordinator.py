@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 # Records of `steps` that are read at the start: five reports with what lies between them.
 _TAIL = 64
 _READ_S = 0.5
+# Share of its time from which on a learner is taken to wait.
+_WAITS = 0.1
 _NOBODY = (
     "No worker is heard any more, so nothing is generated. Start one (`echoswarm run worker`), and look at the logs of those that ended: "
     "requests wait in Kafka, and nothing is lost."
@@ -123,7 +125,7 @@ class Coordinator:
             if isinstance(report, StepReport):
                 for status in self._roster.living(self._parts.clock.monotonic_s()):
                     self._deliveries.heard(status)
-                self._deliveries.reported(report.workers)
+                self._deliveries.reported(report.workers, has_waited=report.idle_s > _WAITS * (report.idle_s + report.training_s))
                 if report.training_s > 0:
                     self._training_s.add(report.training_s)
 

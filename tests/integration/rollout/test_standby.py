@@ -46,7 +46,7 @@ class PlayedLearner:
         self._closed |= set(sorted(complete)[:GROUPS_PER_STEP])
         version, floor = progress.version + 1, next(seq for seq in itertools.count() if seq not in self._closed)
         above = sorted(seq for seq in self._closed if seq > floor)
-        report = replace(self._report, run_id=RUN, version=version, training_s=self._training_s)
+        report = replace(self._report, run_id=RUN, version=version, training_s=self._training_s, workers=())
         fleet.publisher.publish(STEPS, report, partition=0).wait(WAIT_S)
         fleet.say(version=version, groups_trained=len(self._closed), next_seq=floor, closed=pack_seqs(floor, above), seen=b"")
         fleet.publish_version(version, next_seq=floor)
@@ -122,7 +122,7 @@ def test_a_coordinator_puts_the_dear_worker_on_standby_and_takes_it_back_when_th
     assert newest.worker is not None
     assert newest.worker.active
     assert newest.worker.reason.startswith("activate dear: the active workers make 0 of ")
-    assert newest.worker.figures["price_active"] == 4.0
+    assert newest.worker.figures["price_active"] == 4.0, newest.worker
     epochs = [each.epoch for each in fleet.records(CONTROL)]
     assert epochs == sorted(set(epochs)), "epochs rise"
     fleet.tell_to_end("feeder")

@@ -14,7 +14,7 @@ def word(name: str, rate: float, busy_s: float) -> WorkerStatus:
     )  # fmt: skip
 
 
-def played(*workers: tuple[str, float, int], reports: int = 5, since_s: float = 0.0) -> Deliveries:
+def played(*workers: tuple[str, float, int], reports: int = 5, since_s: float = 0.0, has_waited: bool = True) -> Deliveries:
     """Each of (name, claimed rate, delivered in a report) is always busy; a report every 10 s."""
     deliveries = Deliveries(group_size=GROUP)
     for name, rate, _ in workers:
@@ -22,7 +22,7 @@ def played(*workers: tuple[str, float, int], reports: int = 5, since_s: float = 
     for number in range(1, reports + 1):
         for name, rate, _ in workers:
             deliveries.heard(word(name, rate, since_s + 10.0 * number))
-        deliveries.reported(WorkerShare(worker_id=name, delivered=count) for name, _, count in workers)
+        deliveries.reported((WorkerShare(worker_id=name, delivered=count) for name, _, count in workers), has_waited=has_waited)
     return deliveries
 
 
@@ -35,6 +35,10 @@ def test_whoever_delivers_a_tenth_of_its_claim_is_found_and_counts_with_it() -> 
 def test_alone_a_worker_is_measured_by_its_own_claim() -> None:
     assert list(played(("liar", 100.0, 100)).believed_shares()) == ["liar"]
     assert not played(("honest", 10.0, 60)).believed_shares()
+
+
+def test_alone_and_with_a_learner_that_does_not_wait_a_worker_may_have_delivered_what_lies_in_the_log() -> None:
+    assert not played(("fast", 100.0, 100), has_waited=False).believed_shares()
 
 
 def test_a_learner_that_reads_little_of_everybody_accuses_nobody() -> None:
@@ -55,16 +59,20 @@ def test_a_worker_that_mends_its_ways_is_believed_after_five_reports() -> None:
     for number in range(6, 11):
         deliveries.heard(word("liar", 10.0, 10.0 * number))
         deliveries.heard(word("honest", 10.0, 10.0 * number))
-        deliveries.reported((WorkerShare(worker_id="liar", delivered=100), WorkerShare(worker_id="honest", delivered=100)))
+        deliveries.reported((WorkerShare(worker_id="liar", delivered=100), WorkerShare(worker_id="honest", delivered=100)), has_waited=True)
     assert not deliveries.believed_shares()
 
 
 def test_a_restart_counts_busy_time_from_zero() -> None:
     deliveries = played(("w", 10.0, 100), since_s=1000.0)
     deliveries.heard(word("w", 10.0, 5.0))
-    deliveries.reported((WorkerShare(worker_id="w", delivered=50),))
+    deliveries.reported((WorkerShare(worker_id="w", delivered=50),), has_waited=True)
     assert not deliveries.believed_shares()
 
 
 def test_numbers_that_are_none_are_passed_over() -> None:
     assert not played(("odd", float("inf"), 1), ("odder", float("nan"), 1)).believed_shares()
+
+
+def test_a_learner_that_does_not_say_what_was_delivered_accuses_nobody() -> None:
+    assert not played(("w", 10.0, 0)).believed_shares()
