@@ -85,6 +85,7 @@ bench: $(STAMP) ## Measure everything against its baseline on this machine (abou
 	$(BIN)/python bench/audit.py
 	$(BIN)/python bench/viewer.py
 	$(BIN)/python bench/recovery.py
+	$(BIN)/python bench/simulation.py
 
 constraints: $(STAMP) ## Compile constraints.txt anew (no URLs, no hashes)
 	$(BIN)/uv pip compile pyproject.toml --extra all-cpu --group dev --python-version 3.11 \

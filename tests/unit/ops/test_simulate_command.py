@@ -155,3 +155,20 @@ def test_a_budget_whose_weights_come_too_late_is_named_beside_the_others(tmp_pat
     assert "the next ones come before these work" in found["S = 1"]["error"]
     assert found["S = 3"]["steps"] == 10
     assert "come before these work" in run(tmp_path, slow, "--compare", "budgets")[1]
+
+
+def test_the_papers_figures_are_printed_with_what_did_not_come_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(paper.paper_scenario(), steps=6)
+    monkeypatch.setattr("echo_ops.cli.simulate.paper_scenario", lambda: small)
+    monkeypatch.setattr(paper, "_SEEDS", 2)
+    monkeypatch.setattr(paper, "_COUNTS", range(6, 9))
+    page = tmp_path / "out.html"
+    found = CliRunner().invoke(app, ["simulate", "--paper", "--page", str(page)])
+    assert found.exit_code == 0
+    lines = found.stdout.splitlines()
+    assert lines[0].split() == ["table", "2", "$", "per", "step", "T_bcast", "wait", "by", "eq.", "1"]
+    assert any(line.startswith("Table 2, w/o P2P with 10 machines: ") and "T_bcast 2035 instead of 1872" in line for line in lines)
+    assert any(line.startswith("Figure 1: staleness 3 in v3→v4, v5→v6") for line in lines)
+    assert "Figure 3c, as eq. 1 counts" in page.read_text(encoding="utf-8")
+    plain = CliRunner().invoke(app, ["simulate", "--paper", "--json"])
+    assert set(json.loads(plain.stdout)) == {"table2", "fig1", "fig3c", "fig4", "cost_saving"}
