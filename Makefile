@@ -83,6 +83,7 @@ bench: $(STAMP) ## Measure everything against its baseline on this machine (abou
 	$(BIN)/python bench/pool.py
 	$(BIN)/python bench/tasks.py
 	$(BIN)/python bench/audit.py
+	$(BIN)/python bench/replay.py
 	$(BIN)/python bench/viewer.py
 	$(BIN)/python bench/recovery.py
 	$(BIN)/python bench/simulation.py
