@@ -50,7 +50,8 @@ from echo_embedded import EmbeddedKafka
 from echo_replay.export.exporter import export_run
 from echo_replay.history import open_history
 from echo_replay.rescoring.inside import Errand
-from echo_replay.rescoring.rescorer import Estimate, RescoreOrder, rescore
+from echo_replay.rescoring.order import RescoreOrder
+from echo_replay.rescoring.rescorer import Estimate, rescore
 from echo_replay.rescoring.sinks import topic_rewards
 from echo_replay.rescoring.team import Team
 from echo_replay.selection import Selection, Steps
@@ -129,7 +130,7 @@ def score(bootstrap: str, namespace: str, count: int, number: int) -> float:
         return True
 
     order = RescoreOrder(run_id=RUN, name=f"again{number}", code_version="1", compared="exact")
-    errand = Errand(path=_REWARD, settings=Settings(), limits=ScoringLimits())
+    errand = Errand(path=_REWARD, order=order, settings=Settings(), limits=ScoringLimits())
     team = Team(errand, load_reward(_REWARD), 2)
     with open_history(bus, RUN) as history, topic_rewards(bus, RUN, order.name) as sink, team:
         told = history.read(decodes=False, answered=order.name)

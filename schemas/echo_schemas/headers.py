@@ -27,21 +27,32 @@ def headers_of(record: Record, *, source: str, time_ms: int) -> list[Header]:
     A stale trajectory is recognised on `echo-version` without decoding its body; one that is exempt has none, so nobody takes it for stale.
     `source` is the writer's client id. Called for every record, so what repeats from one record to the next is made once.
     """
-    seconds, millis = divmod(time_ms, 1000)
-    headers = [
-        _SPEC_VERSION,
-        ("ce_id", _id_of(record)),
-        _type_of(record.SCHEMA),
-        _source_of(source),
-        ("ce_time", b"%b.%03dZ" % (_second_of(seconds), millis)),
-        (RUN, record.run_id.encode()),
-    ]
     group_id = getattr(record, "group_id", None)
-    if group_id is not None:
-        headers.append((GROUP, group_id.encode()))
+    headers = headers_for(record.SCHEMA, _id_of(record), run_id=record.run_id, group_id=group_id, source=source, time_ms=time_ms)
     if isinstance(record, Trajectory) and not record.is_exempt:
         headers.append((VERSION, b"%d" % record.min_version))
     return headers
+
+
+def headers_for(schema: str, name: bytes, *, run_id: str, group_id: str | None, source: str, time_ms: int) -> list[Header]:
+    """The same of a record that is not at hand, but for `echo-version`; `name` becomes `ce_id`."""
+    seconds, millis = divmod(time_ms, 1000)
+    headers = [
+        _SPEC_VERSION,
+        ("ce_id", name),
+        _type_of(schema),
+        _source_of(source),
+        ("ce_time", b"%b.%03dZ" % (_second_of(seconds), millis)),
+        (RUN, run_id.encode()),
+    ]
+    if group_id is not None:
+        headers.append((GROUP, group_id.encode()))
+    return headers
+
+
+def fresh_name() -> bytes:
+    """A name that no other record has."""
+    return uuid.uuid4().hex.encode()
 
 
 def run_of(headers: Iterable[Header] | None) -> str | None:
@@ -70,7 +81,7 @@ def _text(headers: Iterable[Header] | None, name: str) -> str | None:
 
 def _id_of(record: Record) -> bytes:
     """A trajectory's own name, so that a consumer may dedupe on it; a fresh id for every other record."""
-    return (record.name if isinstance(record, Trajectory) else uuid.uuid4().hex).encode()
+    return record.name.encode() if isinstance(record, Trajectory) else fresh_name()
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """What a scoring process of a rescore does: chunks of messages in, one answer for each message out, as soon as it is there.
 
-    in    u32 count, then for each message u32 size; then the messages one behind another
-    out   u32 size of what follows, u32 which message of the chunk, u8 outcome, f64 value, f64 seconds, JSON or nothing
+    in    u32 count, then for each message u32 partition, i64 offset, u32 size; then the messages one behind another
+    out   u32 size of what follows, u32 which message of the chunk, u8 outcome, f64 value, f64 seconds, f64 US dollars,
+          u32 size of the error; then the error, and the record as it is to be written
 
 The first answer is for no message: the function is imported (`READY`), or cannot be (`BROKEN`, with a sentence).
 
@@ -12,19 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from echo_bus.clock import SystemClock
+from echo_replay.rescoring.order import RescoreOrder
 from echo_runtime.opening import open_codec
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.records import Coordinates, RewardOutcome, Trajectory
 from echo_settings import Settings
+from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import begin_process, described
 from echo_streams.scoring import Attached, Judgeable, Judgement, Scorer, ScoringLimits
@@ -34,9 +36,10 @@ from echo_tasks.rewards import RewardKind, ScoredSample, sample_of
 READY, BROKEN, UNREADABLE = 255, 254, 253
 _OUTCOMES = tuple(RewardOutcome)
 _SIZE = struct.Struct(">I")
-_ANSWER = struct.Struct(">IBdd")
-# Where a message lies is the parent's to know.
-_NOWHERE = Coordinates(partition=0, offset=0)
+_PLACED = struct.Struct(">IqI")
+_ANSWER = struct.Struct(">IBdddI")
+COST = "cost_usd"
+"""The component by which a function says what a sample has cost, in US dollars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,26 +47,30 @@ class Errand:
     """What a scoring process is told. `path`: the function, as the command line names it."""
 
     path: str
+    order: RescoreOrder
     settings: Settings
     limits: ScoringLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of one message of a chunk. `outcome` None: nobody can read it."""
+    """What became of one message of a chunk. `outcome` None: nobody can read it. `record`: as it is to be written; None where the call had
+    to be ended, and nobody has made one.
+    """
 
     index: int
     outcome: RewardOutcome | None
     value: float | None = None
     seconds: float = 0.0
-    components: Mapping[str, float] = field(default_factory=dict)
+    cost_usd: float = 0.0
     error: str | None = None
+    record: bytes | None = None
 
 
-def pack_chunk(messages: Sequence[bytes]) -> bytes:
-    """Messages as a scoring process takes them."""
-    sizes = struct.pack(f">I{len(messages)}I", len(messages), *map(len, messages))
-    return b"".join((sizes, *messages))
+def pack_chunk(messages: Sequence[tuple[Coordinates, bytes]]) -> bytes:
+    """Messages, and where they lie, as a scoring process takes them."""
+    heads = [_PLACED.pack(where.partition, where.offset, len(message)) for where, message in messages]
+    return b"".join((_SIZE.pack(len(messages)), *heads, *(message for _, message in messages)))
 
 
 def unpack_answers(data: bytearray) -> list[tuple[int, Answer]]:
@@ -75,17 +82,17 @@ def unpack_answers(data: bytearray) -> list[tuple[int, Answer]]:
         end = at + _SIZE.size + size
         if len(data) < end:
             break
-        index, code, value, seconds = _ANSWER.unpack_from(data, at + _SIZE.size)
-        rest = bytes(data[at + _SIZE.size + _ANSWER.size : end])
+        index, code, value, seconds, cost_usd, num_error = _ANSWER.unpack_from(data, at + _SIZE.size)
+        behind = at + _SIZE.size + _ANSWER.size
         outcome = _OUTCOMES[code] if code < len(_OUTCOMES) else None
-        said = json.loads(rest) if rest else {}
         answer = Answer(
             index=index,
             outcome=outcome,
             value=value if outcome is RewardOutcome.SCORED else None,
             seconds=seconds,
-            components=said.get("components", {}),
-            error=said.get("error"),
+            cost_usd=cost_usd,
+            error=data[behind : behind + num_error].decode() or None,
+            record=bytes(data[behind + num_error : end]) or None,
         )
         found.append((code, answer))
         at = end
@@ -101,12 +108,12 @@ def serve(errand: Errand, incoming: Connection, outgoing: Connection) -> None:
     out = Answers(functools.partial(os.write, outgoing.fileno()))
     try:
         entry = Attached(name=errand.path, function=load_reward(errand.path))
-        worker = Worker(entry, errand.limits, open_codec(errand.settings), out)
+        worker = Worker(entry, errand, open_codec(errand.settings), out)
     except UserError as exc:
-        out.send(0, BROKEN, said={"error": exc.message})
+        out.send(0, BROKEN, error=exc.message)
         return
     except Exception as exc:  # a user's module may raise anything
-        out.send(0, BROKEN, said={"error": described(exc)})
+        out.send(0, BROKEN, error=described(exc))
         return
     out.send(0, READY)
     with asyncio.Runner() as runner:
@@ -125,19 +132,36 @@ class Answers:
         self._write = write
         self._pid = os.getpid()
 
-    def judged(self, index: int, judgement: Judgement) -> None:
+    def judged(self, index: int, judgement: Judgement, record: bytes) -> None:
         """What a function said of a message."""
-        said = {"components": dict(judgement.components), "error": judgement.error}
-        code = _OUTCOMES.index(judgement.outcome)
-        self.send(index, code, value=judgement.value or 0.0, seconds=judgement.seconds, said=said if any(said.values()) else None)
+        self.send(
+            index,
+            _OUTCOMES.index(judgement.outcome),
+            value=judgement.value or 0.0,
+            seconds=judgement.seconds,
+            cost_usd=judgement.components.get(COST, 0.0),
+            error=judgement.error or "",
+            record=record,
+        )
 
-    def send(self, index: int, code: int, *, value: float = 0.0, seconds: float = 0.0, said: Mapping[str, object] | None = None) -> None:
+    def send(
+        self,
+        index: int,
+        code: int,
+        *,
+        value: float = 0.0,
+        seconds: float = 0.0,
+        cost_usd: float = 0.0,
+        error: str = "",
+        record: bytes = b"",
+    ) -> None:
         """One answer."""
         if os.getpid() != self._pid:
             # A function has forked and returned twice; only the process that was asked may answer.
             os._exit(0)
-        rest = json.dumps(said).encode() if said else b""
-        data = _SIZE.pack(_ANSWER.size + len(rest)) + _ANSWER.pack(index, code, value, seconds) + rest
+        said = error.encode()
+        head = _ANSWER.pack(index, code, value, seconds, cost_usd, len(said))
+        data = b"".join((_SIZE.pack(len(head) + len(said) + len(record)), head, said, record))
         while data:
             data = data[self._write(data) :]
 
@@ -145,62 +169,64 @@ class Answers:
 class Worker:
     """One function and the messages that it is asked about."""
 
-    def __init__(self, entry: Attached, limits: ScoringLimits, codec: Codec, out: Answers) -> None:
-        self._entry, self._codec, self._out = entry, codec, out
-        self._scorer = Scorer([entry], run_id="", limits=limits, metrics=StreamsMetrics(), clock=SystemClock())
+    def __init__(self, entry: Attached, errand: Errand, codec: Codec, out: Answers) -> None:
+        self._entry, self._order, self._codec, self._out = entry, errand.order, codec, out
+        self._clock = SystemClock()
+        self._scorer = Scorer([entry], run_id=errand.order.run_id, limits=errand.limits, metrics=StreamsMetrics(), clock=self._clock)
 
     def work(self, chunk: bytes, runner: asyncio.Runner) -> None:
         """Answer each message of a chunk."""
         if self._entry.function.kind is RewardKind.SYNC:
-            self._one_by_one(chunk)
+            for index, where, message in _messages(chunk):
+                if (item := self._read(index, where, message)) is not None:
+                    self._judged(index, item, self._scorer.judge_now(self._entry, item))
         else:
             runner.run(self._together(chunk))
 
-    def _one_by_one(self, chunk: bytes) -> None:
-        for index, message in enumerate(_messages(chunk)):
-            trajectory = self._read(index, message)
-            if trajectory is not None:
-                self._out.judged(index, self._scorer.judge_now(self._entry, Judgeable(trajectory=trajectory, at=_NOWHERE)))
-
     async def _together(self, chunk: bytes) -> None:
         """Asynchronous functions at once, each answer when it is there; a batch function with all of the chunk."""
+        items: dict[int, Judgeable] = {}
         samples: dict[int, ScoredSample] = {}
-        for index, message in enumerate(_messages(chunk)):
-            if (trajectory := self._read(index, message)) is None:
+        for index, where, message in _messages(chunk):
+            if (item := self._read(index, where, message)) is None:
                 continue
+            items[index] = item
             try:
-                samples[index] = sample_of(trajectory)
+                samples[index] = sample_of(item.trajectory)
             except (ValueError, RecursionError) as exc:
-                self._out.judged(index, Judgement(outcome=RewardOutcome.FAILED, error=described(exc)))
+                self._judged(index, item, Judgement(outcome=RewardOutcome.FAILED, error=described(exc)))
         if self._entry.function.kind is RewardKind.BATCH:
             found = await self._scorer.judge_together(self._entry, list(samples.values())) if samples else []
             for index, judgement in zip(samples, found, strict=True):
-                self._out.judged(index, judgement)
+                self._judged(index, items[index], judgement)
             return
 
         async def alone(index: int, sample: ScoredSample) -> None:
             (judgement,) = await self._scorer.judge_together(self._entry, [sample])
-            self._out.judged(index, judgement)
+            self._judged(index, items[index], judgement)
 
         await asyncio.gather(*(alone(index, sample) for index, sample in samples.items()))
 
-    def _read(self, index: int, message: bytes) -> Trajectory | None:
+    def _judged(self, index: int, item: Judgeable, judgement: Judgement) -> None:
+        record = self._order.record(Identity.of(item.trajectory), item.at, judgement, self._clock.time_ms())
+        self._out.judged(index, judgement, self._codec.encode(record))
+
+    def _read(self, index: int, where: Coordinates, message: bytes) -> Judgeable | None:
         """None if nobody can read it, which is the answer then."""
         try:
             record = self._codec.decode(message)
         except InvalidRecord:
             record = None
         if isinstance(record, Trajectory):
-            return record
+            return Judgeable(trajectory=record, at=where)
         self._out.send(index, UNREADABLE)
         return None
 
 
-def _messages(chunk: bytes) -> list[bytes]:
+def _messages(chunk: bytes) -> Iterator[tuple[int, Coordinates, bytes]]:
     (count,) = _SIZE.unpack_from(chunk)
-    sizes = struct.unpack_from(f">{count}I", chunk, _SIZE.size)
-    at, found = _SIZE.size * (1 + count), []
-    for size in sizes:
-        found.append(chunk[at : at + size])
+    at = _SIZE.size + count * _PLACED.size
+    for index in range(count):
+        partition, offset, size = _PLACED.unpack_from(chunk, _SIZE.size + index * _PLACED.size)
+        yield index, Coordinates(partition=partition, offset=offset), chunk[at : at + size]
         at += size
-    return found

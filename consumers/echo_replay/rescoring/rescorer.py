@@ -20,14 +20,15 @@ import numpy.typing as npt
 from echo_bus.clock import Clock
 from echo_bus.message import raw_headers
 from echo_replay.history import Told
-from echo_replay.rescoring import RESCORE
 from echo_replay.rescoring.inside import Answer
+from echo_replay.rescoring.order import RescoreOrder
 from echo_replay.rescoring.sinks import RewardSink
 from echo_replay.rescoring.team import CHUNK, CHUNK_BYTES, Item, Judged, Team
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
-from echo_schemas.records import Purpose, Reward, RewardOutcome, Trajectory
+from echo_schemas.records import Purpose, RewardOutcome, Trajectory
 from echo_streams.intake import Identity, identity_of
+from echo_streams.scoring import Judgement, ended
 
 TRIED = 16
 """If none of so many samples gets a value, the reward is taken for broken and nothing is written."""
@@ -36,17 +37,6 @@ TRIED = 16
 _AT_ONCE = 5_000
 _FLUSH_S = 2.0
 _MOST_ERRORS = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RescoreOrder:
-    """What is written: `name` in the records, `code_version` of the function, `application`; what it is compared with (empty: nothing)."""
-
-    run_id: str
-    name: str
-    code_version: str
-    application: str = RESCORE
-    compared: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +136,7 @@ class _Rescore:
         self.num_answered = 0
         self._call_s = 0.0
         self._first_failed: Answer | None = None
-        self._waiting: list[Reward] = []
+        self._waiting: list[tuple[Item, bytes]] = []
         self._flushed_s = clock.monotonic_s()
 
     def wanted(self, told: Iterable[Told]) -> Iterator[Item]:
@@ -170,7 +160,6 @@ class _Rescore:
 
     def take(self, judged: Sequence[Judged]) -> None:
         """Answers become records that wait to be written."""
-        time_ms = self._clock.time_ms()
         for item, answer in judged:
             self.num_answered += 1
             self._call_s += answer.seconds
@@ -178,14 +167,14 @@ class _Rescore:
                 self.rescored.num_unreadable += 1
                 continue
             self.rescored.outcomes[answer.outcome] += 1
-            self.rescored.cost_usd += answer.components.get("cost_usd", 0.0)
+            self.rescored.cost_usd += answer.cost_usd
             if answer.outcome is not RewardOutcome.SCORED:
                 self._first_failed = self._first_failed or answer
                 error = answer.error or answer.outcome.value
                 if error in self.rescored.errors or len(self.rescored.errors) < _MOST_ERRORS:
                     self.rescored.errors[error] += 1
             self.rescored.table.add(item.identity, answer.value, item.compared)
-            self._waiting.append(self._record(item, answer, time_ms))
+            self._waiting.append((item, answer.record or self._record(item, answer, answer.outcome)))
 
     def passes(self, tried: Callable[[Estimate], bool]) -> bool:
         """Whether to go on after the first samples. Raises Broken if none has got a value."""
@@ -202,26 +191,12 @@ class _Rescore:
             self._sink.write(self._waiting)
         self._waiting, self._flushed_s = [], now_s
 
-    def _record(self, item: Item, answer: Answer, time_ms: int) -> Reward:
-        assert answer.outcome is not None, "looked at before"
-        identity = item.identity
-        return Reward(
-            run_id=self._order.run_id,
-            group_id=identity.group_id,
-            seq=identity.seq,
-            attempt=identity.attempt,
-            index=identity.index,
-            of=item.where,
-            name=self._order.name,
-            code_version=self._order.code_version,
-            application=self._order.application,
-            outcome=answer.outcome,
-            value=answer.value,
-            components=answer.components,
-            error=answer.error,
-            seconds=answer.seconds,
-            time_ms=time_ms,
-        )
+    def _record(self, item: Item, answer: Answer, outcome: RewardOutcome) -> bytes:
+        """Of a call that had to be ended: nobody else has made one."""
+        judgement = Judgement(outcome=outcome, value=answer.value, error=answer.error, seconds=answer.seconds)
+        if answer.value is not None:
+            judgement = ended(answer.value, answer.seconds)
+        return self._codec.encode(self._order.record(item.identity, item.where, judgement, self._clock.time_ms()))
 
     def _identity(self, told: Told) -> Identity | None:
         """By the headers; where they do not say it, by the record. None if nobody can read it."""

@@ -17,9 +17,14 @@ from echo_bus.client import profiles
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.errors import ProducerFenced
 from echo_replay.fates import place_code
+from echo_replay.rescoring.team import Item
 from echo_schemas.errors import UserError
+from echo_schemas.headers import fresh_name, headers_for
 from echo_schemas.records import Coordinates, Reward
 from echo_schemas.topics import REWARDS
+
+Written = tuple[Item, bytes]
+"""A sample, and its record as it is written."""
 
 
 class RewardSink(Protocol):
@@ -30,7 +35,7 @@ class RewardSink(Protocol):
     def known(self, where: Coordinates) -> float | None:
         """What is held for the trajectory at `where` already, NaN for a record without a value; None: nothing."""
 
-    def write(self, rewards: Sequence[Reward]) -> None:
+    def write(self, rewards: Sequence[Written]) -> None:
         """All of them count when this returns, none if it raises or the process is killed before. Raises TransportError, UserError."""
 
 
@@ -42,18 +47,26 @@ class TopicRewards:
 
     is_apart = False
 
-    def __init__(self, writer: TransactionalWriter, name: str) -> None:
-        self._writer, self._name = writer, name
+    def __init__(self, writer: TransactionalWriter, bus: Bus, run_id: str, name: str) -> None:
+        self._writer, self._bus, self._run_id, self._name = writer, bus, run_id, name
+        self._physical = bus.namespace.topic(REWARDS)
 
     def known(self, where: Coordinates) -> float | None:
         del where
         return None
 
-    def write(self, rewards: Sequence[Reward]) -> None:
+    def write(self, rewards: Sequence[Written]) -> None:
+        time_ms, source = self._bus.clock.time_ms(), self._bus.client_id
         try:
             with self._writer.transaction() as transaction:
-                for reward in rewards:
-                    transaction.publish(REWARDS, reward, partition=reward.of.partition)
+                for item, record in rewards:
+                    group_id = item.identity.group_id
+                    headers = headers_for(
+                        Reward.SCHEMA, fresh_name(), run_id=self._run_id, group_id=group_id, source=source, time_ms=time_ms
+                    )  # fmt: skip
+                    transaction.publish_bytes(
+                        self._physical, record, key=group_id.encode(), partition=item.where.partition, headers=headers
+                    )  # fmt: skip
         except ProducerFenced as exc:
             raise UserError(
                 f"Another rescore under the name {self._name!r} has begun, so this one has ended.",
@@ -70,7 +83,7 @@ def topic_rewards(bus: Bus, run_id: str, name: str) -> Iterator[TopicRewards]:
     writer = bus.transactions(f"rescore.{run_id}.{name}", profiles.BRIEF_TRANSACTIONS)
     try:
         writer.start()
-        yield TopicRewards(writer, name)
+        yield TopicRewards(writer, bus, run_id, name)
     finally:
         writer.close()
 
@@ -86,7 +99,7 @@ class FolderRewards:
         from echo_replay.export.layout import Table
         from echo_replay.export.manifest import ExportManifest, read_manifest, remove_leftovers
 
-        self._home, self._clock = home, bus.clock
+        self._home, self._clock, self._codec = home, bus.clock, bus.codec
         identity = identity_of(bus)
         name, version = reward
         known = read_manifest(home)
@@ -108,15 +121,16 @@ class FolderRewards:
         at = int(self._codes.searchsorted(code))
         return float(self._values[at]) if at < len(self._codes) and self._codes[at] == code else None
 
-    def write(self, rewards: Sequence[Reward]) -> None:
+    def write(self, rewards: Sequence[Written]) -> None:
         from echo_replay.export.columns import judged_table
         from echo_replay.export.layout import Slot, Table
         from echo_replay.export.manifest import write_manifest
         from echo_replay.export.table_file import write_whole
 
+        decoded = [reward for _, record in rewards if isinstance(reward := self._codec.decode(record), Reward)]
         number = max((file.slot.start for file in self._manifest.files), default=-1) + 1
         try:
-            file = write_whole(self._home, Slot(Table.REWARDS, 0, number), judged_table(rewards))
+            file = write_whole(self._home, Slot(Table.REWARDS, 0, number), judged_table(decoded))
             self._manifest = replace(self._manifest, written_ms=self._clock.time_ms(), files=(*self._manifest.files, file))
             write_manifest(self._home, self._manifest)
         except OSError as exc:

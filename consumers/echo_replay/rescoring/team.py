@@ -128,7 +128,7 @@ class Team:
     def _answer_for(self, index: int, reason: RewardOutcome) -> Answer:
         """What is said of a sample whose call had to be ended."""
         if self._function.at_timeout is not None:
-            return Answer(index=index, outcome=RewardOutcome.SCORED, value=self._function.at_timeout, components={"ended": 1.0})
+            return Answer(index=index, outcome=RewardOutcome.SCORED, value=self._function.at_timeout)
         if reason is RewardOutcome.TIMED_OUT:
             return Answer(index=index, outcome=reason, error=f"No answer within {self._limit_s:g} s.", seconds=self._limit_s)
         return Answer(index=index, outcome=reason, error="The scoring process died under the call.")
@@ -170,7 +170,7 @@ class _Process:
         if not self._chunks:
             self._heard_s = time.monotonic()
         self._chunks.append(_Chunk(items, dict(enumerate(items))))
-        self._to_send.put(pack_chunk([item.value for item in items]))
+        self._to_send.put(pack_chunk([(item.where, item.value) for item in items]))
 
     def read(self) -> list[Judged]:
         """What it has said since the last time. Raises UserError if it cannot import the function."""

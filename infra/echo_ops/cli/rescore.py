@@ -23,7 +23,8 @@ from echo_ops.rewards.weights import full_name
 from echo_replay.history import History
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
 from echo_replay.rescoring.inside import Errand
-from echo_replay.rescoring.rescorer import Broken, Estimate, Rescored, RescoreOrder
+from echo_replay.rescoring.order import RescoreOrder
+from echo_replay.rescoring.rescorer import Broken, Estimate, Rescored
 from echo_replay.rescoring.rescorer import rescore as score_again
 from echo_replay.rescoring.sinks import RewardSink, folder_rewards, topic_rewards
 from echo_replay.rescoring.team import Team
@@ -84,7 +85,7 @@ def rescore(config: Path | None, options: RangeOptions, wish: Wish) -> None:
     limits = ScoringLimits(
         timeout_s=settings.scoring.timeout_s, retries=settings.scoring.retries, concurrency=settings.scoring.concurrency
     )  # fmt: skip
-    errand = Errand(path=wish.path, settings=settings, limits=limits)
+    errand = Errand(path=wish.path, order=order, settings=settings, limits=limits)
     # An asynchronous function waits and does not compute, and what it counts (its calls a second, its cost) it counts in one process.
     num = 1 if entry.function.kind is RewardKind.ASYNC else wish.processes
     with history_of(bus, run_id) as history, _sink(wish, bus, order) as sink:

@@ -19,6 +19,7 @@ from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline
 from echo_replay.rescoring import RESCORE
 from echo_replay.rescoring.inside import Answer, Errand
+from echo_replay.rescoring.order import RescoreOrder
 from echo_replay.rescoring.team import Item, Team
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
@@ -35,6 +36,7 @@ from tests.unit.learner.pipeline import Pipeline
 from tests.unit.replay.forged import SoundRun
 
 _WAIT_S = 120.0
+ORDER = RescoreOrder(run_id="demo", name="again", code_version="1")
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def judge(function: str, completions: list[str], *, num: int = 2) -> tuple[dict[
     encode = lock_file_codec().encode
     items = [Item(where=at(each.seq), identity=Identity.of(each), value=encode(each), compared=0.0) for each in samples]
     settings = Settings.model_validate({"scoring": {"memory_mb": 512}})
-    errand = Errand(path=path, settings=settings, limits=ScoringLimits(retries=0))
+    errand = Errand(path=path, order=ORDER, settings=settings, limits=ScoringLimits(retries=0))
     answers: dict[str, Answer] = {}
     with Team(errand, load_reward(path), num) as team:
         for judged in team.judge(iter([items[first : first + 3] for first in range(0, len(items), 3)])):

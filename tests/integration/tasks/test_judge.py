@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("httpx", reason="install the extra 'streams'")
 
 from echo_replay.rescoring.inside import Answer, Errand
+from echo_replay.rescoring.order import RescoreOrder
 from echo_replay.rescoring.team import Item, Team
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
@@ -27,6 +28,7 @@ from echo_tasks.judge import JudgeFailed, JudgeOptions, LlmJudge, llm_judge
 from echo_tasks.rewards import RewardResult, sample_of
 from tests.unit.core.records import at, trajectory
 
+ORDER = RescoreOrder(run_id="demo", name="judge", code_version="1")
 Reply = tuple[int, dict[str, str], Any]
 Answers = Callable[[dict[str, Any]], Reply]
 
@@ -186,10 +188,10 @@ def test_the_past_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             f"from echo_tasks.judge import llm_judge\njudge = llm_judge(url={url!r}, model='m', instructions='Is it kind?', price_in=1.0)\n"
         )
         path = "my_rewards.py:judge"
-        errand = Errand(path=path, settings=Settings(), limits=ScoringLimits())
+        errand = Errand(path=path, order=ORDER, settings=Settings(), limits=ScoringLimits())
         answers: dict[int, Answer] = {}
         with Team(errand, load_reward(path), 1) as team:
             for judged_ones in team.judge(iter([items])):
                 answers |= {item.where.offset: answer for item, answer in judged_ones}
     assert {offset: answer.value for offset, answer in answers.items()} == {number: number % 10 / 10 for number in range(20)}
-    assert sum(answer.components["cost_usd"] for answer in answers.values()) == pytest.approx(0.02)
+    assert sum(answer.cost_usd for answer in answers.values()) == pytest.approx(0.02)

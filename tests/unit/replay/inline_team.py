@@ -18,9 +18,7 @@ class InlineTeam:
     def __init__(self, errand: Errand, function: RewardFunction, num: int) -> None:
         self.num_processes, self.is_async, self.num_replaced, self.stopped = num, False, 0, ""
         self._said = bytearray()
-        self._worker = Worker(
-            Attached(name=errand.path, function=function), errand.limits, open_codec(errand.settings), Answers(self._take)
-        )
+        self._worker = Worker(Attached(name=errand.path, function=function), errand, open_codec(errand.settings), Answers(self._take))
 
     def __enter__(self) -> InlineTeam:
         return self
@@ -32,7 +30,7 @@ class InlineTeam:
         """Chunk after chunk."""
         with asyncio.Runner() as runner:
             for items in chunks:
-                self._worker.work(pack_chunk([item.value for item in items]), runner)
+                self._worker.work(pack_chunk([(item.where, item.value) for item in items]), runner)
                 yield [(items[answer.index], answer) for _, answer in unpack_answers(self._said)]
 
     def _take(self, data: bytes) -> int:

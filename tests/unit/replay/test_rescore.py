@@ -21,11 +21,16 @@ from echo_ops.rewards.watch import ScorerWatch
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
 from echo_replay.rescoring.inside import Answers, unpack_answers
 from echo_replay.rescoring.sinks import topic_rewards
+from echo_replay.rescoring.team import Item
+from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Reward, RewardAttachment, RewardOutcome
 from echo_schemas.topics import CONTROL, REWARDS
+from echo_streams.intake import Identity
 from echo_streams.scoring import Judgement
 from echo_tasks.rewards import RewardResult, ScoredSample, reward
+from tests.unit.core.records import at, trajectory
+from tests.unit.core.records import reward as reward_of
 from tests.unit.learner.pipeline import Pipeline
 from tests.unit.replay.forged import SoundRun
 from tests.unit.replay.inline_team import InlineTeam
@@ -71,7 +76,7 @@ def copy(sound: SoundRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pi
     """A copy of the sound run that the command reads and writes."""
     pipeline = sound.forge(tmp_path)
     monkeypatch.setattr(rescore_command, "read_settings", lambda _config: pipeline.settings())
-    monkeypatch.setattr(rescore_command, "reach_bus", lambda _settings, _role: replace(pipeline.bus, role="operator"))
+    monkeypatch.setattr(rescore_command, "reach_bus", lambda _settings, role: replace(pipeline.bus, role=role))
     monkeypatch.setattr(rescore_command, "Team", InlineTeam)
     return pipeline
 
@@ -236,22 +241,20 @@ def test_answers_come_whole_or_later() -> None:
         return len(part)
 
     out = Answers(write)
-    out.judged(0, Judgement(outcome=RewardOutcome.SCORED, value=2.5, components={"a": 1.0}, seconds=0.25))
-    out.judged(1, Judgement(outcome=RewardOutcome.FAILED, error="ValueError: é"))
+    out.judged(0, Judgement(outcome=RewardOutcome.SCORED, value=2.5, components={"cost_usd": 1.0}, seconds=0.25), b"one")
+    out.judged(1, Judgement(outcome=RewardOutcome.FAILED, error="ValueError: é"), b"two")
     whole = bytes(data)
     for cut in range(len(whole)):
         part = bytearray(whole[:cut])
         before = unpack_answers(part)
         part += whole[cut:]
         answers = [answer for _, answer in before + unpack_answers(part)]
-        assert [(each.index, each.value, each.error, dict(each.components)) for each in answers] == [
-            (0, 2.5, None, {"a": 1.0}),
-            (1, None, "ValueError: é", {}),
+        assert [(each.index, each.value, each.error, each.cost_usd, each.record) for each in answers] == [
+            (0, 2.5, None, 1.0, b"one"),
+            (1, None, "ValueError: é", 0.0, b"two"),
         ]
 
 
-def _record() -> Reward:
-    from tests.unit.core.records import at
-    from tests.unit.core.records import reward as reward_of
-
-    return replace(reward_of(at(1)), of=at(1), name="n", application="t")
+def _record() -> tuple[Item, bytes]:
+    item = Item(where=at(1), identity=Identity.of(trajectory(1)), value=b"", compared=0.0)
+    return item, lock_file_codec().encode(reward_of(at(1), name="n", application="t"))

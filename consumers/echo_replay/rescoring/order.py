@@ -1,0 +1,41 @@
+"""What a rescore is told, and the record that it makes of a judgement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echo_replay.rescoring import RESCORE
+from echo_schemas.records import Coordinates, Reward
+from echo_streams.intake import Identity
+from echo_streams.scoring import Judgement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescoreOrder:
+    """What is written: `name` in the records, `code_version` of the function, `application`; what it is compared with (empty: nothing)."""
+
+    run_id: str
+    name: str
+    code_version: str
+    application: str = RESCORE
+    compared: str = ""
+
+    def record(self, identity: Identity, where: Coordinates, judgement: Judgement, time_ms: int) -> Reward:
+        """The record of what was said of the trajectory at `where`."""
+        return Reward(
+            run_id=self.run_id,
+            group_id=identity.group_id,
+            seq=identity.seq,
+            attempt=identity.attempt,
+            index=identity.index,
+            of=where,
+            name=self.name,
+            code_version=self.code_version,
+            application=self.application,
+            outcome=judgement.outcome,
+            value=judgement.value,
+            components=judgement.components,
+            error=judgement.error,
+            seconds=judgement.seconds,
+            time_ms=time_ms,
+        )
