@@ -86,7 +86,7 @@ def test_whatever_a_function_does_each_sample_has_one_answer(here: Path) -> None
 def test_a_function_that_only_hangs_is_not_asked_for_ever(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del here
     monkeypatch.setattr("echo_replay.rescoring.team._TRIPS", 3)
-    answers, team = judge("hangs", [str(number) for number in range(12)])
+    answers, team = judge("hangs", [str(number) for number in range(12)], num=1)
     assert team.stopped == "Its last 3 calls hung or killed their process."
     assert len(answers) == 3
     assert {answer.outcome for answer in answers.values()} == {RewardOutcome.TIMED_OUT}
