@@ -142,6 +142,9 @@ def open_role(
             start=start,
             notices=notices,
         )
+        # One that was killed, or ended with an error, is missed by whoever watches; one that ended well is not.
+        if announce is not None:
+            announce.unlink(missing_ok=True)
 
 
 def _live(checks: Mapping[str, Check]) -> dict[str, Check]:

@@ -206,6 +206,9 @@ class Crew:
         late = [child for child in self.children if child.poll() is None]
         for child in late:
             child.kill()
+        for child in self.children:
+            # Told to end, it is not missed.
+            child.plan.announce.unlink(missing_ok=True)
         return [Killed(child.plan) for child in late]
 
     def kill(self) -> None:

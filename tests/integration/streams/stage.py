@@ -49,10 +49,9 @@ class Child:
 
     def metrics(self) -> dict[tuple[str, tuple[str, ...]], float]:
         """Every sample of the metrics page, by name and label values; empty before there is a page."""
-        if not self._announce.exists():
-            return {}
         announced = read_announcement(self._announce)
-        assert announced is not None
+        if announced is None:
+            return {}
         url = announced.url
         with urllib.request.urlopen(f"{url}/metrics", timeout=WAIT_S) as page:
             text = page.read().decode()

@@ -294,3 +294,12 @@ def test_a_broker_that_does_not_start_ends_the_run_with_its_error(tmp_path: Path
     assert all(child.code is not None for child in scene.children.values())
     assert "conclude" not in scene.story
     assert scene.story[-1] == "kafka down"
+
+
+def test_who_was_told_to_end_is_not_missed_by_whoever_watches(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    for name in ("learner", "worker-0"):
+        (tmp_path / f"{name}.json").write_text("[]")
+    scene.at[2] = scene.ends("learner", 0)
+    assert scene.run() is RunEnd.FINISHED
+    assert not list(tmp_path.glob("*.json"))
