@@ -22,7 +22,7 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 MOST_SECONDS = 3_600
 # Records that are read for one picture, of trajectories and of rewards: a screen has fewer points.
-_MOST_RECORDS, _MOST_REWARDS = 2_000, 1_000
+_MOST_RECORDS, _MOST_REWARDS = 1_500, 3_000
 _MOST_LAGS = 600
 # A sample that was begun within the stretch may be written after it, and so may its rewards.
 _MARGIN_MS = 30_000
@@ -90,7 +90,7 @@ def timeline_page(history: History, *, until_ms: int | None, seconds: int, step:
 
 
 def _read(history: History, since_ms: int, until_ms: int) -> tuple[list[_Sample], bool]:
-    """What was written in the stretch or shortly afterwards; of too much the first of each partition."""
+    """What was written in the stretch or shortly afterwards, and whether that is not all."""
     read = Projection(Trajectory, _FIELDS, history.bus.codec.ids).read
     run_id = history.run_id.encode()
     found: list[_Sample] = []
@@ -108,11 +108,21 @@ def _read(history: History, since_ms: int, until_ms: int) -> tuple[list[_Sample]
 
 
 def _ranges(log: RawLog, since_ms: int, until_ms: int, most: int) -> tuple[dict[int, tuple[int, int]], bool]:
-    """The offsets of a stretch of time, `most` of all partitions together, and whether there are more."""
+    """The offsets of a stretch of time, about `most` of all partitions together, and whether there are more.
+
+    Of too much, as many partitions as fit are read whole: a partition has some of the groups, and all of their samples. If not even one
+    fits, the end of it is read.
+    """
     starts, ends = log.offsets_at(since_ms), log.offsets_at(until_ms)
-    each = most // max(1, len(starts))
-    ranges = {number: (start, min(ends[number], start + each)) for number, start in starts.items() if start < ends[number]}
-    return ranges, any(ends[number] - start > each for number, start in starts.items())
+    there = {number: (start, ends[number]) for number, start in starts.items() if start < ends[number]}
+    found: dict[int, tuple[int, int]] = {}
+    left = most
+    for number, (start, end) in sorted(there.items()):
+        if found and end - start > left:
+            continue
+        found[number] = (max(start, end - most), end)
+        left -= end - start
+    return found, any(there[number] != found.get(number) for number in there)
 
 
 def _lanes(history: History, samples: list[_Sample], since_ms: int, until_ms: int) -> dict[str, list[Json]]:
@@ -161,8 +171,14 @@ def _rewards(history: History, written: Mapping[tuple[int, int], int]) -> Iterat
         return
     read = Projection(Reward, ("run_id", "of.partition", "of.offset", "name"), history.bus.codec.ids).read
     run_id = history.run_id.encode()
+    # A reward lies in its trajectory's partition.
+    partitions = {partition for partition, _ in written}
     with RawLog(history.bus, history.bus.namespace.topic(REWARDS), GLIMPSE) as log:
-        ranges, _ = _ranges(log, min(written.values()), max(written.values()) + _MARGIN_MS, _MOST_REWARDS)
+        starts, ends = log.offsets_at(min(written.values())), log.offsets_at(max(written.values()) + _MARGIN_MS)
+        most = _MOST_REWARDS // len(partitions)
+        ranges = {
+            number: (max(starts[number], ends[number] - most), ends[number]) for number in partitions if starts[number] < ends[number]
+        }
         for raw in itertools.chain.from_iterable(log.within(ranges)):
             try:
                 run, partition, offset, name = read(raw.value())

@@ -97,11 +97,21 @@ def test_the_timeline_has_a_lane_for_each_worker_and_the_time_that_rewards_took(
     assert demo.get("timeline", step=900)[0] == 404
 
 
-def test_a_long_stretch_is_cut_and_says_so(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_ops.viewer.timeline._MOST_RECORDS", 100)
+def test_of_a_long_stretch_some_groups_are_drawn_whole_and_the_page_says_so(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_ops.viewer.timeline._MOST_RECORDS", 10_000)
+    whole = demo.page("timeline", seconds=3_600)
+    spans = {span["group"]: span["num_samples"] for lane in whole["lanes"] for span in lane["spans"]}
+    assert not whole["is_cut"]
+    assert set(spans.values()) == {4}
+    monkeypatch.setattr("echo_ops.viewer.timeline._MOST_RECORDS", sum(spans.values()) - 1)
     page = demo.page("timeline", seconds=3_600)
+    some = {span["group"]: span["num_samples"] for lane in page["lanes"] for span in lane["spans"]}
     assert page["is_cut"]
-    assert sum(span["num_samples"] for lane in page["lanes"] for span in lane["spans"]) <= 100
+    assert 0 < len(some) < len(spans)
+    assert set(some.values()) == {4}
+    monkeypatch.setattr("echo_ops.viewer.timeline._MOST_RECORDS", 100)
+    newest = demo.page("timeline", seconds=3_600)
+    assert 0 < sum(span["num_samples"] for lane in newest["lanes"] for span in lane["spans"]) <= 100
 
 
 def test_the_pool_says_what_workers_are_and_why_one_was_released(demo: Demo) -> None:

@@ -75,7 +75,7 @@ export function timeline(page, state) {
     body: [
       h("h1", {}, "Timeline"),
       h("p", { class: "chips" }, "length: ", LENGTHS.map((each) => h("a", { href: state.address({ seconds: each === 60 ? null : each, until: isNewest || state.query.has("step") ? state.query.get("until") : Math.round(page.until_ms) }), class: each === page.seconds ? "on" : "" }, each < 60 ? `${each} s` : `${each / 60} min`)), isNewest ? null : h("a", { href: state.address({ until: null, step: null }) }, "newest")),
-      page.is_cut ? h("p", { class: "answer" }, "More was generated than a picture shows: of each partition the first part is drawn. A shorter length shows all.") : null,
+      page.is_cut ? h("p", { class: "answer" }, "More was generated than a picture shows: some of the groups are drawn. A shorter length shows more of them.") : null,
       isEmpty ? h("p", { class: "empty" }, page.run_since_ms === null ? "No step has been trained yet." : ["Nothing happened in this stretch. ", link(to(page.run_until_ms), "To the newest step")])
         : card(null, h("p", { class: "soft" }, `${time(page.since_ms)} to ${clock(page.until_ms)}`), picture(page),
           h("p", { class: "legend" }, versions.slice(-12).map((version) => h("span", { class: `token span ${colour(version)}` }, `v${version}`)), h("span", { class: "token idle" }, "the learner waits"), h("span", { class: "token broadcast" }, "▾ published")),
