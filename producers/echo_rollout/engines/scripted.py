@@ -126,9 +126,14 @@ class PacedEngine(ScriptedEngine):
             )
         self._seconds = float(seconds)
         self._slots = asyncio.Semaphore(slots)
+        self.hold = True
 
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
-        """By the script, once a slot was free for as long as a group takes."""
+        """By the script, once a slot was free for as long as a group takes; under the version that the group began with."""
         async with self._slots:
-            await asyncio.sleep(self._seconds)
             return await super().generate(prompt, n, sampling)
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(self._seconds)
+        if self._closed:
+            raise EngineError("The engine was closed.")

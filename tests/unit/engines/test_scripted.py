@@ -100,6 +100,24 @@ def test_a_paced_engine_is_no_faster_than_it_is_told_to_be_and_answers_as_the_sc
     asyncio.run(run())
 
 
+def test_a_paced_engine_ends_a_group_under_the_version_that_it_began_with_and_none_after_its_end() -> None:
+    async def run() -> None:
+        engine = await started(paced(seconds=0.02, slots=1))
+        group = asyncio.create_task(engine.generate((5, 9), 1, SAMPLING))
+        # It has its slot at once, and sleeps.
+        await asyncio.sleep(0)
+        await engine.install(snapshot(1))
+        assert engine.in_use == {0, 1}
+        assert [generation.version_spans[0].version for generation in await group] == [0]
+        last = asyncio.create_task(engine.generate((5, 9), 1, SAMPLING))
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(EngineError, match="was closed"):
+            await last
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("options", [{"seconds": -1}, {"seconds": "fast"}, {"slots": 0}, {"slots": 1.5}])
 def test_what_is_no_speed_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(UserError, match="are no speed"):
