@@ -15,7 +15,7 @@ from echo_ops.cli.main import app
 from echo_ops.simulation import paper
 from echo_ops.simulation.paper_page import misses, paper_page
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "fleet.toml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "fleets" / "small.toml"
 SMALL = """
 steps = 10
 [learner]
