@@ -44,8 +44,10 @@ async def _produce(bootstrap: str, physical: str, records: list[tuple[bytes, byt
     builder: Any = _DefaultRecordBatchBuilderPy(
         magic=2, compression_type=0, is_transactional=False, producer_id=-1, producer_epoch=-1, base_sequence=-1, batch_size=100_000
     )
+    # Not a time long ago: the topic's retention would take the records.
+    now_ms = SystemClock().time_ms()
     for number, (key, value) in enumerate(records):
-        builder.append(number, 5, key, value, [(_Name(), b"x"), (_Name(), None)])
+        builder.append(number, now_ms, key, value, [(_Name(), b"x"), (_Name(), None)])
     client: Any = AIOKafkaClient(bootstrap_servers=bootstrap)
     await client.bootstrap()
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from echo_bus.clock import Deadline
 from echo_embedded import EmbeddedKafka, Jit, Jvm
+from echo_runtime.announcement import read_announcement
 from echo_schemas.columns import pack_tokens
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import REQUESTS_DEAD
@@ -64,11 +64,11 @@ def test_a_request_that_kills_three_workers_is_a_dead_letter_and_all_others_are_
 
 def ready(fleet: Fleet, name: str) -> str:
     """What /readyz of a process says."""
-    file = fleet.folder / f"{name}.up"
-    if not file.exists():
+    announced = read_announcement(fleet.folder / f"{name}.up")
+    if announced is None:
         return ""
     try:
-        with urllib.request.urlopen(f"{json.loads(file.read_text())['metrics']}/readyz", timeout=WAIT_S) as answer:
+        with urllib.request.urlopen(f"{announced.url}/readyz", timeout=WAIT_S) as answer:
             return str(answer.read())
     except urllib.error.HTTPError as refused:
         with refused:
