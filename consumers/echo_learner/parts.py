@@ -144,7 +144,12 @@ def open_parts(
                 evaluations.published(publication.version, is_last=0 < settings.learner.steps <= publication.version)
 
         snapshots = SnapshotWriter(
-            settings.run.name, blobs=bus.blob_writer(chunks), placement=SnapshotPlacement(bus, settings), codec=bus.codec, clock=clock
+            settings.run.name,
+            blobs=bus.blob_writer(chunks),
+            placement=SnapshotPlacement(bus, settings),
+            codec=bus.codec,
+            clock=clock,
+            writes_deltas=settings.weights.delta,
         )
         publication = PublicationThread(
             beginning.writer, snapshots, places=process.places, metrics=metrics, clock=clock, on_published=on_published

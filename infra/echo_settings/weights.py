@@ -22,6 +22,9 @@ class WeightsSettings(Section):
     worker where there is a `secret`, `host` is not this machine alone, snapshots have 16 MiB or more, and three workers live."""
     secret: SecretStr = SecretStr("")
     """What the workers of a run know and nobody else, 32 characters or more; better given as `secret_file` or ECHO_WEIGHTS__SECRET."""
+    delta: bool = False
+    """Publish beside each snapshot what changed since the one before, where that is less than half of it: workers that have the one before
+    fetch no more than that. For [policy] update = "full" in bfloat16."""
     host: str = "127.0.0.1"
     """Where a worker listens for others. This machine alone, unless told otherwise: 0.0.0.0 is all of its addresses."""
     port: int = Field(default=0, ge=0, le=65535)

@@ -65,6 +65,9 @@ class WorkerMetrics:
             ["way"],
             registry=registry,
         )
+        self.delta_bytes = Counter(
+            "echo_rollout_delta_bytes", "Bytes of deltas from which snapshots were made, in place of the whole.", registry=registry
+        )
         self.peers_left_out = Counter(
             "echo_rollout_peers_left_out",
             "Times that another worker was left out as a source of weights, by why.",

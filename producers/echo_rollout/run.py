@@ -17,6 +17,7 @@ from pathlib import Path
 
 from confluent_kafka import KafkaException
 
+from echo_bus.blobs.transfer import BlobReader
 from echo_bus.bus import Bus
 from echo_bus.client.kafka import translate
 from echo_bus.requests.dispatch import WorkObserver
@@ -28,8 +29,10 @@ from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
 from echo_rollout.prompts import PromptCodec, vocabulary_size
 from echo_rollout.snapshot_folders import snapshot_folder
+from echo_rollout.weights.deltas import DeltaSource
 from echo_rollout.weights.peers.opening import open_peers
-from echo_rollout.weights.sources import PublishedSource
+from echo_rollout.weights.peers.source import PeerSource
+from echo_rollout.weights.sources import PublishedSource, SnapshotSource
 from echo_rollout.worker import Worker
 from echo_rollout.worker_parts import WorkerParts
 from echo_rollout.worker_setup import GROUP
@@ -93,7 +96,8 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
                 notices=process.notices,
                 metrics=metrics,
                 clock=process.clock,
-                peers=peers,
+                newest_source=newest_source(source, reader, peers, process.bus, settings.run.name, metrics),
+                peer_address=peers.address if peers else "",
                 kind=kind,
                 may_join=_may_join(process, worker_id, stack),
                 evaluation_tasks=evaluation_tasks,
@@ -101,6 +105,22 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
         )
         process.ready_checks["worker"] = worker.problem
         asyncio.run(worker.serve(process.stop))
+
+
+def newest_source(
+    source: PublishedSource, reader: BlobReader, peers: PeerSource | None, bus: Bus, run_id: str, metrics: WorkerMetrics
+) -> SnapshotSource:
+    """Where a worker gets the newest version: made of the one before, else from peers, else from where it was published."""
+
+    def manifest_of(version: int) -> WeightManifest | None:
+        key = weights_key(run_id, version)
+        return bus.newest(WEIGHTS, WeightManifest, only=key).get(key)
+
+    def on_built(manifest: WeightManifest, folder: Path) -> None:
+        if peers is not None:
+            peers.hold(manifest, folder)
+
+    return DeltaSource(peers or source, reader, manifest_of=manifest_of, on_built=on_built, metrics=metrics)
 
 
 def _may_join(process: RoleProcess, worker_id: str, stack: ExitStack) -> Callable[[], bool]:

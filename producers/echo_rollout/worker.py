@@ -117,7 +117,7 @@ class _Serving:
         self._engine = ExactVersions(parts.engine, parts.clock)
         self._watcher = WeightWatcher(
             self._engine,
-            parts.peers or parts.source,
+            parts.newest_source or parts.source,
             newest=lambda: weights.get(key),
             folder=parts.folder,
             on_installed=self._on_installed,
@@ -137,8 +137,7 @@ class _Serving:
         self._spawn(self._join_unless(others))
         await self._failing.or_done(self._engine.start())
         check_capabilities(self._engine.capabilities, self._parts.settings.rollout)
-        peers = self._parts.peers
-        self._heartbeat.change(capabilities=self._engine.capabilities.described(), peer_address=peers.address if peers else None)
+        self._heartbeat.change(capabilities=self._engine.capabilities.described(), peer_address=self._parts.peer_address)
         self._spawn(self._watcher.run())
         stopped = asyncio.Event()
         stop.on_set(lambda: self._failing.on_loop(stopped.set))

@@ -12,7 +12,6 @@ from echo_rollout.engines.engine import Engine
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.prompts import ChatCodec
-from echo_rollout.weights.peers.source import PeerSource
 from echo_rollout.weights.sources import SnapshotSource
 from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
@@ -43,7 +42,8 @@ class WorkerParts:
     clock: Clock
     kind: str = ""
     may_join: Callable[[], bool] = lambda: True
-    # Of the newest versions, where workers pass them on; `source` has all others.
-    peers: PeerSource | None = None
+    # Where the newest versions come from, if not from `source`, which has every version; and where others may ask for them.
+    newest_source: SnapshotSource | None = None
+    peer_address: str = ""
     # By the evaluation's name; one that is not there asks `task`.
     evaluation_tasks: Mapping[str, Task] = field(default_factory=dict)

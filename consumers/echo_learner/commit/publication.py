@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from echo_bus.blobs.chunk_list import list_chunks
+from echo_bus.blobs.delta import diff
 from echo_bus.blobs.transfer import BlobWriter
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.client.transactions import TransactionalWriter
@@ -28,6 +29,9 @@ from echo_schemas.records import Record, StepReport, WeightManifest
 from echo_schemas.topics import STEPS, WEIGHT_CHUNKS, WEIGHTS, weights_key
 
 logger = logging.getLogger(__name__)
+
+# A larger delta saves too little.
+_MOST_OF_THE_WHOLE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +54,16 @@ class Publication:
 class SnapshotWriter:
     """Brings bytes to where manifests and reports can name them: onto the log, or into the store. Used from the publication thread."""
 
-    def __init__(self, run_id: str, *, blobs: BlobWriter, placement: SnapshotPlacement, codec: Codec, clock: Clock) -> None:
+    def __init__(
+        self, run_id: str, *, blobs: BlobWriter, placement: SnapshotPlacement, codec: Codec, clock: Clock, writes_deltas: bool = False
+    ) -> None:
         self._run_id = run_id
         self._blobs = blobs
         self._placement = placement
         self._codec = codec
         self._clock = clock
+        self._writes_deltas = writes_deltas
+        self._last: SnapshotFiles | None = None
 
     def check(self, num_bytes: int) -> None:
         """Raise UserError unless a snapshot of this size can be written; TransportError. Changes nothing."""
@@ -87,6 +95,9 @@ class SnapshotWriter:
             where["chunk_list"] = self._blobs.write(
                 WEIGHT_CHUNKS, self._run_id, f"v/{snapshot.version}/{sha256[:12]}/chunks", list_chunks(snapshot.pieces())
             )
+        if self._writes_deltas and (delta := self._delta(publication, snapshot)) is not None:
+            where["delta"] = self._blobs.write(WEIGHT_CHUNKS, self._run_id, f"v/{snapshot.version}/{sha256[:12]}/delta", delta)
+        self._last = snapshot
         return WeightManifest(
             run_id=self._run_id,
             version=snapshot.version,
@@ -104,6 +115,17 @@ class SnapshotWriter:
             created_ms=self._clock.time_ms(),
             **where,
         )
+
+    def _delta(self, publication: Publication, snapshot: SnapshotFiles) -> bytes | None:
+        """What changed since the parent; None where that is not at hand, or not worth it."""
+        last = self._last
+        if last is None or last.sha256 != publication.parent_sha256:
+            return None
+        try:
+            return diff(last.pieces(), snapshot.pieces(), most_bytes=int(_MOST_OF_THE_WHOLE * snapshot.num_bytes))
+        except FileNotFoundError:
+            # Its checkpoint was pruned.
+            return None
 
     def fitting(self, record: Record) -> Record:
         """A report whose batch is too long for one record leaves it in a blob before it and names that."""

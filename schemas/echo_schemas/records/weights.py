@@ -75,7 +75,9 @@ class BlobRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightManifest(Record):
-    """Identity of one snapshot = (run, version, sha256), and where its bytes are: `blob` on a topic, or `uri` in an object store."""
+    """Identity of one snapshot = (run, version, sha256), and where its bytes are: `blob` on a topic, or `uri` in an object store.
+    `delta`: what changed since the parent, for who has that.
+    """
 
     SCHEMA: ClassVar[str] = "weight_manifest"
 
@@ -92,6 +94,7 @@ class WeightManifest(Record):
     blob: BlobRef | None = None
     chunk_list: BlobRef | None = None
     uri: str | None = None
+    delta: BlobRef | None = None
     session: str
     checkpoint: str
     next_seq: int
@@ -124,6 +127,8 @@ class WeightManifest(Record):
             self.blob.check()
         if self.chunk_list is not None:
             self.chunk_list.check()
+        if self.delta is not None:
+            self.delta.check()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_bus.blobs.chunk_list import read_chunk_list
+from echo_bus.blobs.delta import patch
 from echo_learner.commit.placement import check_start, expected_bytes
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.evaluation.setup import kept_manifests
@@ -216,3 +217,22 @@ def test_a_manifest_of_the_store_comes_with_its_list_of_chunks_where_workers_may
         listed = pipeline.bus.blob_reader().read(manifest.chunk_list, manifest.run_id)
         (chunk,) = read_chunk_list(listed, manifest.num_bytes)
         assert chunk.sha256 == manifest.sha256, "one chunk is the whole"
+
+
+def test_a_delta_leads_from_one_published_version_to_the_next(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_learner.commit.publication._MOST_OF_THE_WHOLE", 100.0)
+    fill(pipeline, 3)
+    pipeline.train(NumpyTrainer(), steps=3, weights={"delta": True})
+    start, first, second, third = pipeline.manifests()
+    assert (start.delta, first.delta) == (None, None), "the first weights of this trainer have another size"
+    for before, after in ((first, second), (second, third)):
+        assert after.delta is not None
+        assert after.parent_sha256 == before.sha256
+        delta = pipeline.bus.blob_reader().read(after.delta, after.run_id)
+        assert b"".join(patch([pipeline.blob(before)], delta)) == pipeline.blob(after)
+
+
+def test_a_delta_is_not_written_where_it_saves_little_or_nobody_wants_it(pipeline: Pipeline) -> None:
+    fill(pipeline, 2)
+    pipeline.train(NumpyTrainer(), steps=2, weights={"delta": True})
+    assert [manifest.delta for manifest in pipeline.manifests()] == [None, None, None]

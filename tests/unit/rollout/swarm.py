@@ -27,6 +27,7 @@ from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.feeder import Feeder, FeederParts
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
+from echo_rollout.run import newest_source
 from echo_rollout.weights.peers.opening import open_peers
 from echo_rollout.weights.sources import PublishedSource
 from echo_rollout.worker import Worker
@@ -201,8 +202,11 @@ class Swarm:
         content: bytes | None = None,
         promise: str | None = None,
         altered: Callable[[BlobRef], BlobRef] = lambda ref: ref,
+        **changes: Any,
     ) -> WeightManifest:
-        """A snapshot of one small file under `v/<n>` and `current`. `promise` overrides its checksum, `altered` says where it lies."""
+        """A snapshot of one small file under `v/<n>` and `current`. `promise` overrides its checksum, `altered` says where it lies.
+        `changes`: of the manifest.
+        """
         data = content or f"weights of {version}".encode()
         ref = self.bus.blob_writer(self.publisher).write(WEIGHT_CHUNKS, RUN, f"v/{version}", data)
         sha256 = hashlib.sha256(data).hexdigest()
@@ -220,6 +224,7 @@ class Swarm:
             next_seq=next_seq,
             created_ms=0,
         )
+        manifest = replace(manifest, **changes)
         for key in (weights_key(RUN, version), weights_key(RUN, None)):
             self.publisher.publish(WEIGHTS, manifest, key=key).wait(WAIT_S)
         self.say(published=version, version=max(version, self.progress.version))
@@ -284,9 +289,10 @@ class Swarm:
         self.worker_registry = registry
         folder = self.folder / f"weights-{worker_id}-{time.monotonic_ns()}"
         folder.mkdir(parents=True)
+        reader = self.bus.blob_reader()
         journal, source, metrics = (
             CrashJournal(self.folder / f"{worker_id}.journal"),
-            PublishedSource(self.bus.blob_reader()),
+            PublishedSource(reader),
             WorkerMetrics(registry),
         )
         with closing(journal), ExitStack() as stack:
@@ -302,7 +308,8 @@ class Swarm:
                     codec=LetterCodec(),
                     vocabulary=32,
                     source=source,
-                    peers=peers,
+                    newest_source=newest_source(source, reader, peers, self.bus, RUN, metrics),
+                    peer_address=peers.address if peers else "",
                     journal=journal,
                     folder=folder,
                     places=PlaceTimes(registry, clock),

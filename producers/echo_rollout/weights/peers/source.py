@@ -124,6 +124,13 @@ class PeerSource:
                 self._loop.call_soon_threadsafe(self._parts.shelf.remove, manifest.sha256)
                 raise
 
+    def hold(self, manifest: WeightManifest, folder: Path) -> None:
+        """Serve a whole snapshot that came another way. Blocks; raises as `ChunkSource.chunk_refs`."""
+        if not (chunks := self._truth.chunk_refs(manifest)):
+            return
+        held = Held(manifest, chunks, folder, frozenset(range(len(chunks))), starts_of(chunks))
+        self._loop.call_soon_threadsafe(self._parts.shelf.put, held)
+
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
