@@ -5,6 +5,7 @@ An expression's `$run` stands for the run that the reader chose: `echo_learner_v
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -163,6 +164,9 @@ WORKERS = Dashboard(
                 },
                 "ops",
             ),
+            Panel(
+                "Cost of an hour", {"3600 * sum by (kind, use) (rate(echo_learner_cost_total{$run}[$__rate_interval]))": "{{kind}} {{use}}"}
+            ),
             Panel("Orders", {"increase(echo_streams_coordinator_orders_total{$run}[$__rate_interval])": "{{order}}"}),
         ],
         "Trust": [
@@ -306,7 +310,8 @@ def _panels(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
         yield {"type": "row", "title": heading, "collapsed": False, "panels": [], "gridPos": {"x": 0, "y": y, "w": _WIDTH, "h": 1}}
         y += 1
         for number, panel in enumerate(panels):
-            place = {"x": number % _PER_ROW * (_WIDTH // _PER_ROW), "y": y, "w": _WIDTH // _PER_ROW, "h": _HEIGHT}
+            line, column = divmod(number, _PER_ROW)
+            place = {"x": column * (_WIDTH // _PER_ROW), "y": y + line * _HEIGHT, "w": _WIDTH // _PER_ROW, "h": _HEIGHT}
             yield {
                 "type": "timeseries",
                 "title": panel.title,
@@ -320,7 +325,7 @@ def _panels(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
                     for index, (expression, legend) in enumerate(panel.queries.items())
                 ],
             }
-        y += _HEIGHT
+        y += math.ceil(len(panels) / _PER_ROW) * _HEIGHT
 
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
