@@ -6,7 +6,7 @@ from contextlib import closing
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_schemas.records import Control, RewardAttachment, RewardControl, RunControl
+from echo_schemas.records import Control, EvaluationOrder, RewardAttachment, RewardControl, RunControl
 from echo_schemas.topics import CONTROL
 
 _WRITE_S = 15.0
@@ -20,6 +20,7 @@ def give_order(
     run: RunControl | None = None,
     rewards: RewardControl | None = None,
     attachment: RewardAttachment | None = None,
+    evaluation: EvaluationOrder | None = None,
 ) -> None:
     """Write an order with an epoch above that of `known`, the one before of its key, and of any that was given earlier.
 
@@ -27,6 +28,15 @@ def give_order(
     """
     now_ms = bus.clock.time_ms()
     epoch = max(now_ms, 0 if known is None else known.epoch + 1)
-    order = Control(run_id=run_id, epoch=epoch, run=run, rewards=rewards, attachment=attachment, issued_by=bus.client_id, time_ms=now_ms)
+    order = Control(
+        run_id=run_id,
+        epoch=epoch,
+        run=run,
+        rewards=rewards,
+        attachment=attachment,
+        evaluation=evaluation,
+        issued_by=bus.client_id,
+        time_ms=now_ms,
+    )
     with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
         publisher.publish(CONTROL, order).wait(_WRITE_S)

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from echo_bus.clock import SystemClock
 from echo_bus.errors import TopicMissing
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.harmless import harmless
-from echo_ops.cli.output import ExitCode, err, fail, out
+from echo_ops.cli.output import ExitCode, err, fail, out, shown_time
 from echo_ops.cli.ranges import parse_time
 from echo_ops.redrive.letters import Letter
 from echo_ops.redrive.mending import load_mend
@@ -73,7 +72,7 @@ def list_letters(config: Path | None, topics: list[str], *, as_json: bool) -> No
     table = Table("topic", "reason", "waiting", "handled", "oldest", "newest", "the newest says", box=None, pad_edge=False)
     for (name, reason), heap in sorted(heaps.items(), key=lambda item: (-item[1].waiting, item[0])):
         counts = (f"{heap.waiting:,}", f"{heap.handled:,}")
-        table.add_row(name, reason, *counts, _time(heap.oldest_ms), _time(heap.newest_ms), _cut(heap.example))
+        table.add_row(name, reason, *counts, shown_time(heap.oldest_ms), shown_time(heap.newest_ms), _cut(heap.example))
     out.print(table)
 
 
@@ -196,7 +195,7 @@ def _progress(tally: Tally) -> None:
 def _show(bus: Bus, letter: Letter, *, is_waiting: bool) -> None:
     state = "waits" if is_waiting else "was brought back or discarded"
     out.print(
-        f"{letter.topic.name}{DEAD_LETTER_SUFFIX} @{letter.offset}  {_time(letter.time_ms)}  {state}", style="bold cyan", markup=False
+        f"{letter.topic.name}{DEAD_LETTER_SUFFIX} @{letter.offset}  {shown_time(letter.time_ms)}  {state}", style="bold cyan", markup=False
     )
     origin = "unknown" if letter.origin is None else f"{letter.topic.name}[{letter.origin.partition}]@{letter.origin.offset}"
     rows = {
@@ -254,7 +253,3 @@ def _counted(counts: Counter[str]) -> str:
 def _cut(text: str) -> str:
     text = harmless(text)
     return text if len(text) <= _SAID else f"{text[:_SAID]}…"
-
-
-def _time(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -17,7 +17,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from echo_bus.bus import Bus
-from echo_bus.client import profiles
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.errors import DeadlineExceeded, ProducerFenced
 from echo_bus.reading.reader import From
@@ -30,6 +29,7 @@ from echo_learner.metrics import LearnerMetrics
 from echo_ops.cli.context import DEFAULT_CONFIG, reach_cluster, read_settings
 from echo_ops.cli.output import out
 from echo_ops.groups import has_members
+from echo_ops.orders import give_order
 from echo_ops.report.evaluations import evaluation_line
 from echo_ops.roles import Role
 from echo_ops.supervisor.child import Crew, ProcessChild
@@ -37,8 +37,8 @@ from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_runtime.opening import open_bus
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, Eval, EvaluationOrder, Purpose, Reward, Trajectory
-from echo_schemas.topics import CONTROL, EVALS, REWARDS, TRAJECTORIES
+from echo_schemas.records import Eval, EvaluationOrder, Purpose, Reward, Trajectory
+from echo_schemas.topics import EVALS, REWARDS, TRAJECTORIES
 from echo_settings import Settings
 from echo_settings.evaluation import EvalSettings, check_evaluations
 
@@ -171,12 +171,9 @@ def _order(settings: Settings, bus: Bus, section: EvalSettings, versions: Sequen
         reader = stack.enter_context(closing(bus.reader([EVALS])))
         reader.start()
         operator = open_bus(settings, "operator")
-        with closing(operator.publisher(profiles.PRODUCER_LATENCY)) as publisher:
-            for version in versions:
-                order = EvaluationOrder(version=version, name=section.name, section=section.model_dump_json())
-                now_ms = bus.clock.time_ms()
-                control = Control(run_id=settings.run.name, epoch=now_ms, evaluation=order, issued_by=operator.client_id, time_ms=now_ms)
-                publisher.publish(CONTROL, control).wait(_GROUPS_S)
+        for version in versions:
+            order = EvaluationOrder(version=version, name=section.name, section=section.model_dump_json())
+            give_order(operator, settings.run.name, None, evaluation=order)
         while missing:
             if deadline.expired():
                 raise DeadlineExceeded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import IntEnum
 
 from rich.console import Console
@@ -43,6 +44,11 @@ def user_errors() -> Iterator[None]:
         fail(exc.message, exc.hint, ExitCode.USAGE if isinstance(exc, UserError) else ExitCode.FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def shown_time(time_ms: int) -> str:
+    """A moment for people, in UTC, to the second."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _escaped(text: str) -> str:

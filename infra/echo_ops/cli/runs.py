@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.table import Table
 
 from echo_bus.bus import Bus
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.output import out
+from echo_ops.cli.output import out, shown_time
 from echo_ops.orders import give_order
 from echo_ops.runs.deletion import Remains, find_remains, remove
 from echo_ops.runs.listing import RunLine, Standing, find_run, read_runs
@@ -45,7 +44,7 @@ def list_runs(config: Path | None, *, as_json: bool) -> None:
     now_ms = bus.clock.time_ms()
     for line in lines:
         run = line.run
-        began, heard = _time(run.created_ms), _heard(line, now_ms)
+        began, heard = shown_time(run.created_ms), _heard(line, now_ms)
         table.add_row(run.run_id, line.standing.value, _version(line), run.mode.value, run.task, began, heard)
     out.print(table)
 
@@ -59,7 +58,7 @@ def show(config: Path | None, name: str) -> None:
         "is": line.standing.value,
         "version": _version(line),
         "last heard": _heard(line, bus.clock.time_ms()),
-        "began": _time(run.created_ms),
+        "began": shown_time(run.created_ms),
         "mode": f"{run.mode.value}, staleness budget {run.staleness_budget}, published every {run.publication_period} steps",
         "task": f"{run.task}, groups of {run.group_size}, {run.groups_per_step} a step, seed {run.seed}",
         "model": run.model,
@@ -69,7 +68,7 @@ def show(config: Path | None, name: str) -> None:
     if progress is not None:
         rows["groups"] = f"{progress.groups_trained:,} trained, {progress.groups_dropped:,} dropped, {progress.groups_ready:,} ready"
     if line.order is not None and line.order.run is not None:
-        rows["ordered"] = f"{line.order.run.state.value}, by {line.order.issued_by}, {_time(line.order.time_ms)}"
+        rows["ordered"] = f"{line.order.run.state.value}, by {line.order.issued_by}, {shown_time(line.order.time_ms)}"
     out.print(f"{name} in {bus.namespace.name}", style="bold cyan", markup=False)
     for title, text in rows.items():
         out.print(f"  {title:<11}{text}", markup=False)
@@ -173,8 +172,4 @@ def _heard(line: RunLine, now_ms: int) -> str:
         return "never"
     if line.standing in {Standing.TRAINING, Standing.PAUSED, Standing.STOPPING}:
         return f"{max(0, now_ms - line.progress.time_ms) / 1000:.0f} s ago"
-    return _time(line.progress.time_ms)
-
-
-def _time(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return shown_time(line.progress.time_ms)

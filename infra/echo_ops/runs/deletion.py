@@ -65,7 +65,7 @@ def find_remains(bus: Bus, run_id: str, folder: Path, *, is_alone: bool) -> Rema
 
 
 def remove(bus: Bus, remains: Remains) -> None:
-    """Remove it: the log first, so that what is cut off in the middle can be removed again by the same command. Raises TransportError, UserError."""
+    """Remove it: the log first, so that a cluster that refuses leaves the files as they are. Raises TransportError, UserError."""
     admin = bus.cluster.admin()
     try:
         if remains.topics:
