@@ -20,7 +20,8 @@ from echo_schemas.schemas import newest
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
 _LABEL = "strimzi.io/cluster"
-_STRIMZI = "kafka.strimzi.io/v1beta2"
+# Strimzi 0.49 and newer; 1.0 knows no older one.
+_STRIMZI = "kafka.strimzi.io/v1"
 _HEADERS = {
     "echo-run": "The run; readers pass over other runs.",
     "echo-group": "The group, where the record is of one.",

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from echo_schemas.records import Control, WorkerControl, WorkerState, WorkerStatus
 from echo_settings import Settings
 from echo_streams.coordinator.machines import LocalProcesses, Machines, Offer, ScaledKinds, Standby, machines_of
-from echo_streams.metrics import CoordinatorMetrics
 
 NOW_MS = 1_000_000_000
 
@@ -101,11 +97,3 @@ def test_the_setting_chooses(name: str, made: type[Any]) -> None:
     if isinstance(machines, ScaledKinds):
         assert machines.offers([], {}, {}, NOW_MS)[0] == Offer(machines.offers([], {}, {}, NOW_MS)[0].status, is_active=False)
         assert machines.offers([], {}, {}, NOW_MS)[0].status.price_per_hour == 2.0
-
-
-def test_the_autoscalers_example_asks_for_a_gauge_that_there_is() -> None:
-    text = (Path(__file__).parents[3] / "examples" / "keda.yaml").read_text(encoding="utf-8")
-    registry = CollectorRegistry()
-    CoordinatorMetrics(registry).wanted.labels("spot").set(3)
-    (asked,) = re.findall(r"query: max\((\w+)\{kind=\"(\w+)\"\}\)", text)
-    assert registry.get_sample_value(asked[0], {"kind": asked[1]}) == 3
