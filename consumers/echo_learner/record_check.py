@@ -109,6 +109,8 @@ class RecordCheck:
             return self._fault_of_episode(record)
         if record.logprob_source is LogprobSource.RECOMPUTED and self._settings.rollout.missing_logprobs != "recompute":
             return 'no log-probabilities; [rollout] missing_logprobs = "recompute" would allow that.'
+        if record.logprob_source is LogprobSource.RECOMPUTED and self._sampling.cuts:
+            return "no log-probabilities; with [rollout] top_p, top_k or min_p nobody else can say them."
         asked = self._asked(record.purpose, record.seq)
         request = asked.request
         if record.task != request.task:

@@ -139,11 +139,11 @@ class RolloutSettings(Section):
     max_new_tokens: int = Field(default=8, ge=1)
     """Most tokens generated for one sample."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Refused below 1: the learner's softmax is over the whole vocabulary, and so must the sampler's be."""
+    """Nucleus mass: less likely tokens beyond it are never drawn. The learner cuts its own distribution likewise (docs/running.md)."""
     top_k: int = Field(default=0, ge=0)
-    """Refused above 0, likewise."""
+    """Most likely tokens kept; 0 keeps all. The learner does likewise."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Refused above 0, likewise."""
+    """Tokens below this fraction of the most likely one are never drawn. The learner does likewise."""
     stop: tuple[str, ...] = ()
     """Texts that end an answer, besides the model's own end token."""
     groups_in_flight: int = Field(default=32, ge=1)
@@ -173,6 +173,11 @@ class RolloutSettings(Section):
     """Any argument of the engine, as [rollout.options]; wins over the project's own."""
     pool: tuple[PoolSettings, ...] = ()
     """Kinds of workers that differ from one another, each as [[rollout.pool]]; none: all workers are as [rollout] says."""
+
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @model_validator(mode="after")
     def _pool_is_whole(self) -> RolloutSettings:
@@ -406,12 +411,6 @@ class Settings(Section):
             message = (
                 f"[staleness] min_group_size = {self.staleness.min_group_size} is above [rollout] group_size = {self.rollout.group_size}: "
                 f"no group would ever be trained; write min_group_size = {self.rollout.group_size} or less"
-            )
-            raise ValueError(message)
-        if self.rollout.top_p < 1 or self.rollout.top_k > 0 or self.rollout.min_p > 0:
-            message = (
-                "[rollout] top_p, top_k and min_p cut the distribution that the learner's softmax covers whole, so every ratio would "
-                "be wrong; leave them at 1, 0 and 0"
             )
             raise ValueError(message)
         if self.rollout.max_new_tokens >= self.policy.max_length:

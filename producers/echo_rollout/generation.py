@@ -26,7 +26,7 @@ import numpy.typing as npt
 from echo_rollout.engines.engine import Engine, Generation
 from echo_rollout.prompts import ChatCodec, TokenIds, continued
 from echo_schemas.errors import EchoError
-from echo_schemas.records import ChatMessage, FinishReason, LogprobSource, Sampling, Span, VersionSpan
+from echo_schemas.records import ChatMessage, FinishReason, LogprobDistribution, LogprobSource, Sampling, Span, VersionSpan
 from echo_tasks.task import Environment, Task, Turn
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class Sample:
     completion: str
     turn_rewards: tuple[float, ...] = ()
     logprob_source: LogprobSource = LogprobSource.SAMPLER
+    logprob_distribution: LogprobDistribution = LogprobDistribution.DRAWN
     prompt: str | None = None
     """The prompt as text where the environment's first observation became part of it; None: it is the request's."""
 
@@ -228,6 +229,7 @@ class _Episode:
         self._texts: list[str] = []
         self._sha256 = ""
         self._logprob_source = LogprobSource.SAMPLER
+        self._distribution = LogprobDistribution.DRAWN
 
     def tokens(self) -> TokenIds:
         """Everything, int32 [T]."""
@@ -274,6 +276,8 @@ class _Episode:
         if generation.logprob_source is LogprobSource.RECOMPUTED:
             # One turn without them leaves the whole episode's to the learner.
             self._logprob_source = generation.logprob_source
+        # One engine, and one sampling: the same in every turn.
+        self._distribution = generation.logprob_distribution
         self.num_tokens += count
         self.num_generated += count
 
@@ -292,6 +296,7 @@ class _Episode:
             completion="".join(self._texts),
             turn_rewards=tuple(self.turn_rewards),
             logprob_source=self._logprob_source,
+            logprob_distribution=self._distribution,
             prompt=self._prompt,
         )
 
@@ -325,6 +330,7 @@ def _single_turns(prompt: TokenIds, generations: Sequence[Generation]) -> list[S
                 finish_reason=generation.finish_reason,
                 completion=generation.text,
                 logprob_source=generation.logprob_source,
+                logprob_distribution=generation.logprob_distribution,
             )
         )
     return samples

@@ -222,6 +222,7 @@ def trajectories_of(group: FinishedGroup, *, worker_id: str, engine: str) -> lis
             engine=engine,
             sampling=request.sampling,
             logprob_source=sample.logprob_source,
+            logprob_distribution=sample.logprob_distribution,
             finish_reason=sample.finish_reason,
             turn_rewards=sample.turn_rewards,
             metadata={EVALUATION: request.evaluation} if request.evaluation else {},

@@ -40,7 +40,8 @@ class TrainingBatch:
 
     `tokens` int32 [L]; `lengths` int64 [N]; `generated` bool [L]: which tokens the policy generated. Per generated token: `sampler` float32
     [G] log-probability when sampled, `advantages` float32 [G], `mask` bool [G] trained on or not, `fresh` bool [G] sampled by `version`,
-    `recomputed` bool [G] nobody said it when sampled: the trainer takes its own at the step's start (importance weight 1); empty: none.
+    `recomputed` bool [G] nobody said it when sampled: the trainer takes its own at the step's start (importance weight 1); empty: none,
+    `cut` bool [G] `sampler` is of the distribution that sampling left, and so is the learner's to be; empty: none.
     `num_generated` int64 [N]. `order`, `micro_batch_sizes`, `update_sizes` int32: the plan, see `microbatches`.
     """
 
@@ -57,6 +58,7 @@ class TrainingBatch:
     micro_batch_sizes: npt.NDArray[np.int32]
     update_sizes: npt.NDArray[np.int32]
     recomputed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    cut: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     @property
     def recomputed_fraction(self) -> float:
@@ -161,7 +163,14 @@ def _training_batch(
         micro_batch_sizes=plan.micro_batch_sizes,
         update_sizes=plan.update_sizes,
         recomputed=np.repeat(unsaid, num_generated if unsaid.any() else 0),
+        cut=cut_tokens(trajectories),
     )
+
+
+def cut_tokens(trajectories: Sequence[Trajectory]) -> Flags:
+    """`TrainingBatch.cut`: a flag for each generated token, or empty if no trajectory is cut."""
+    is_cut = np.array([trajectory.is_cut for trajectory in trajectories])
+    return np.repeat(is_cut, [trajectory.num_generated if is_cut.any() else 0 for trajectory in trajectories])
 
 
 def _apply_signals(trajectories: Sequence[Trajectory], num_generated: Ints, advantages: Floats, mask: Flags, task: SignalSource) -> None:

@@ -24,7 +24,7 @@ _MEANING: Mapping[str, tuple[str, ...]] = {
     "run": ("mode", "seed"),
     "task": ("name", "options"),
     "policy": ("base", "update", "lora", "dtype"),
-    "rollout": ("group_size", "temperature", "max_new_tokens", "stop"),
+    "rollout": ("group_size", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop"),
     "learner": (
         "groups_per_step",
         "updates_per_step",
@@ -120,6 +120,7 @@ def advantage_scale(learner: LearnerSettings) -> AdvantageScale:
 
 def trainer_config(settings: Settings, base: Path) -> Any:
     """What every rank of the trainer takes. `base`: the base model's folder. Imports torch."""
+    from echo_learner.training.cut import Cut
     from echo_learner.training.deepspeed_setup import OptimizerConfig
     from echo_learner.training.policy_model import PolicyConfig
     from echo_learner.training.trainer import TrainerConfig
@@ -134,6 +135,7 @@ def trainer_config(settings: Settings, base: Path) -> Any:
             lora_alpha=policy.lora.alpha,
             dtype=policy.dtype,
             temperature=settings.rollout.temperature,
+            cut=Cut(top_p=settings.rollout.top_p, top_k=settings.rollout.top_k, min_p=settings.rollout.min_p),
             gradient_checkpointing=learner.gradient_checkpointing,
             seed=settings.run.seed,
         ),

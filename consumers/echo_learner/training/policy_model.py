@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from echo_learner.commit.snapshot import MODEL_CONFIG
 from echo_learner.losses.token_sums import entropy_of_logits
+from echo_learner.training.cut import Cut
 from echo_learner.training.logits import LogitTransform, find_transform
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
@@ -40,16 +41,18 @@ class PolicyConfig:
     temperature: float
     gradient_checkpointing: bool
     seed: int
+    cut: Cut = field(default_factory=Cut)
 
 
 class PolicyModel(nn.Module):
     """A causal language model, seen through the log-probabilities of chosen tokens."""
 
-    def __init__(self, causal_lm: nn.Module, transform: LogitTransform, temperature: float) -> None:
+    def __init__(self, causal_lm: nn.Module, transform: LogitTransform, temperature: float, cut: Cut) -> None:
         super().__init__()
         self.causal_lm = causal_lm
         self._transform = transform
         self._temperature = temperature
+        self._cut = cut
         # Of the head as it is now: ZeRO-3 gathers it for whoever looks at it.
         self._num_rows_at_once = max(1, _LOGITS_AT_ONCE // self._language_model.get_output_embeddings().weight.shape[0])
 
@@ -58,29 +61,31 @@ class PolicyModel(nn.Module):
         lm: Any = self.causal_lm
         return lm.get_base_model() if hasattr(lm, "get_base_model") else lm
 
-    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor, is_cut: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability and, without gradient, entropy of each token `input_ids[rows[i], columns[i]]`, both [T], in nats.
 
         `input_ids` int64 [B, L], padded on the right with any id; `rows`, `columns` int64 [T], columns at least 1. Float32, after
-        temperature.
+        temperature. `is_cut` bool [T]: of the distribution that sampling left; none: of the full one. The entropy is the full one's.
         """
         model = self._language_model
         hidden = model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
         picked = hidden[rows, columns - 1]
         targets = input_ids[rows, columns]
         head = model.get_output_embeddings()
-        piece = self._num_rows_at_once
-        if len(targets) <= piece:
-            return self._head(picked, targets, head)
+        at_once = self._num_rows_at_once
+        if len(targets) <= at_once:
+            return self._head(picked, targets, is_cut, head)
+        pieces = [slice(start, start + at_once) for start in range(0, len(targets), at_once)]
         parts = [
-            checkpoint(self._head, picked[start : start + piece], targets[start : start + piece], head, use_reentrant=False)
-            for start in range(0, len(targets), piece)
+            checkpoint(self._head, picked[piece], targets[piece], None if is_cut is None else is_cut[piece], head, use_reentrant=False)
+            for piece in pieces
         ]
         return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
 
-    def _head(self, hidden: Tensor, targets: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:
+    def _head(self, hidden: Tensor, targets: Tensor, is_cut: Tensor | None, head: nn.Module) -> tuple[Tensor, Tensor]:
         logits = self._transform(head(hidden).float()) / self._temperature
-        logprobs = logits.gather(1, targets.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=1)
+        drawn_from = logits if is_cut is None else torch.where(is_cut.unsqueeze(1), self._cut(logits, targets), logits)
+        logprobs = logits.gather(1, targets.unsqueeze(1)).squeeze(1) - drawn_from.logsumexp(dim=1)
         with torch.no_grad():
             entropies = entropy_of_logits(logits)
         return logprobs, entropies
@@ -115,7 +120,7 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
     if config.kind is WeightKind.LORA:
         model = _with_adapter(model, config)
     model.train()
-    return PolicyModel(model, transform, config.temperature)
+    return PolicyModel(model, transform, config.temperature, config.cut)
 
 
 def _with_adapter(model: Any, config: PolicyConfig) -> Any:

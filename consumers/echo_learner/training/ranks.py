@@ -35,6 +35,7 @@ from echo_learner.commit.checkpoint import sync_tree
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.losses.config import ReferenceKl
 from echo_learner.training.batch import TrainingBatch
+from echo_learner.training.cut import Cut
 from echo_learner.training.deepspeed_setup import OptimizerConfig, RankPlace
 from echo_learner.training.policy_model import PolicyConfig
 from echo_learner.training.trainer import DeepSpeedTrainer, TrainerConfig, TrainingDiverged, TrainResult
@@ -308,7 +309,7 @@ def _config_from(text: str) -> TrainerConfig:
     content = json.loads(text)
     policy = content.pop("policy")
     return TrainerConfig(
-        policy=PolicyConfig(**{**policy, "kind": WeightKind(policy["kind"])}),
+        policy=PolicyConfig(**{**policy, "kind": WeightKind(policy["kind"]), "cut": Cut(**policy["cut"])}),
         optimizer=OptimizerConfig(**content.pop("optimizer")),
         kl=ReferenceKl(**content.pop("kl")),
         normalisation=Normalisation(content.pop("normalisation")),

@@ -325,7 +325,7 @@ class DeepSpeedTrainer:
             return rows.sampler
         return torch.where(rows.recomputed, learner.detach() if previous is None else previous, rows.sampler)
 
-    def _under_reference(self, inputs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def _under_reference(self, inputs: tuple[Tensor, ...]) -> Tensor:
         logprobs: Tensor
         with torch.no_grad():
             if self._reference is not None:
@@ -410,8 +410,9 @@ class _SampleRows:
         self._token_starts = np.cumsum(batch.lengths) - batch.lengths
         self._row_starts = np.cumsum(batch.num_generated) - batch.num_generated
 
-    def inputs(self, samples: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """`input_ids`, `rows`, `columns` of `PolicyModel.forward`; two tokens of padding for a rank without work."""
+    def inputs(self, samples: MicroBatch) -> tuple[Tensor, ...]:
+        """`input_ids`, `rows`, `columns` of `PolicyModel.forward`, and `is_cut` if any token of the step is; two tokens of padding for a
+        rank without work."""
         batch = self._batch
         if not samples:
             one = torch.ones(1, dtype=torch.int64, device=self._device)
@@ -423,8 +424,8 @@ class _SampleRows:
             start, length = int(self._token_starts[sample]), int(batch.lengths[sample])
             ids[row, :length] = batch.tokens[start : start + length]
             chosen[row, :length] = batch.generated[start : start + length]
-        rows, columns = chosen.nonzero()
-        return tuple(torch.from_numpy(array).to(self._device) for array in (ids, rows, columns))  # type: ignore[return-value]
+        cut = [batch.cut[self.row_indices(samples)]] if batch.cut.size else []
+        return tuple(torch.from_numpy(array).to(self._device) for array in (ids, *chosen.nonzero(), *cut))
 
     def rows(self, samples: MicroBatch) -> _Rows:
         """The micro-batch's token rows, in the order of `inputs`."""

@@ -85,6 +85,7 @@ def trajectory_page(
         "weights_sha256": trajectory.weights_sha256,
         "source": trajectory.source.value,
         "logprob_source": trajectory.logprob_source.value,
+        "logprob_distribution": trajectory.logprob_distribution.value,
         "finish_reason": trajectory.finish_reason.value,
         "milliseconds": {
             "waited": trajectory.started_ms - trajectory.requested_ms,

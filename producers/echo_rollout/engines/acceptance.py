@@ -13,9 +13,17 @@ logger = logging.getLogger(__name__)
 
 
 def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSettings) -> None:
-    """Raise UserError for an engine without log-probabilities, or without proof of its version, unless the run allows it; then log it."""
-    if capabilities.logprobs is LogprobSource.RECOMPUTED:
+    """Raise UserError for an engine without log-probabilities, or without proof of its version, unless the run allows it; then log it.
+
+    Where sampling is cut, nothing allows the former: the learner does not know what the engine left out.
+    """
+    if capabilities.source_at(rollout.temperature) is LogprobSource.RECOMPUTED:
         sentence = f"The engine {capabilities.name!r} cannot say how likely the tokens were that it drew."
+        if rollout.cuts:
+            raise UserError(
+                f"{sentence} With [rollout] top_p, top_k or min_p it has to: of what it drew from, or of the whole distribution.",
+                hint="Leave them at 1, 0 and 0, use an engine that can, or start a vLLM server with --logprobs-mode processed_logprobs.",
+            )
         if rollout.missing_logprobs == "refuse":
             raise UserError(
                 sentence,

@@ -19,12 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_schemas.errors import EchoError
-from echo_schemas.records import FinishReason, LogprobSource, Sampling, VersionSpan, WeightKind
+from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSource, Sampling, VersionSpan, WeightKind
 
 # The members of a group count up from the seed, and a generator takes 63 bits.
 _MOST_SEED = 2**62
 # vLLM raises lower ones to it, and the learner would compute with what was asked for.
 _LEAST_TEMPERATURE = 0.01
+# At these the distribution after temperature is the one before it; at 0 by convention: the likeliest token is taken from the whole one.
+_PLAIN_TEMPERATURES = frozenset({0.0, 1.0})
 
 
 class EngineError(EchoError):
@@ -50,7 +52,8 @@ class Switch(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
     """What an engine can do. `max_tokens`: prompt and answer together. `proves_version`: what it serves is known to be what was installed.
-    `logprobs`: `recomputed` if it cannot say how likely its tokens were."""
+    `logprobs`: `recomputed` if it cannot say how likely its tokens were. `distribution`: of which one its log-probabilities are;
+    `before_temperature`: of the full one at temperature 1, whatever it draws at, so that it can say them at temperatures 1 and 0 alone."""
 
     name: str
     lora: bool
@@ -59,6 +62,13 @@ class EngineCapabilities:
     max_tokens: int
     proves_version: bool = True
     logprobs: LogprobSource = LogprobSource.SAMPLER
+    distribution: LogprobDistribution = LogprobDistribution.DRAWN
+    before_temperature: bool = False
+
+    def source_at(self, temperature: float) -> LogprobSource:
+        """Who says the log-probabilities of tokens that are drawn at `temperature`."""
+        is_unsaid = self.before_temperature and temperature not in _PLAIN_TEMPERATURES
+        return LogprobSource.RECOMPUTED if is_unsaid else self.logprobs
 
     def described(self) -> dict[str, str]:
         """As text, for a worker's status."""
@@ -68,6 +78,7 @@ class EngineCapabilities:
             "switch": self.switch.value,
             "max_tokens": str(self.max_tokens),
             "logprobs": self.logprobs.value,
+            "distribution": self.distribution.value,
             "version": "proved" if self.proves_version else "claimed",
         }
 
@@ -101,6 +112,7 @@ class Generation:
     finish_reason: FinishReason
     text: str
     logprob_source: LogprobSource = LogprobSource.SAMPLER
+    logprob_distribution: LogprobDistribution = LogprobDistribution.DRAWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from echo_rollout.engines.engine import AnswerUnusable, EngineError, Generation, SnapshotRef
-from echo_schemas.records import FinishReason, LogprobSource, Sampling, VersionSpan
+from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSource, Sampling, VersionSpan
 
 # The OpenAI interface's own limit, which vLLM's completions route checks.
 _MOST_STOPS = 4
@@ -108,8 +108,11 @@ def read_choices(dialect: Dialect, asked: SentRequest, answer: Any) -> list[Answ
     return [_choice(dialect, asked, choices[index]) for index in range(asked.num_choices)]
 
 
-def generations_of(choices: Sequence[AnsweredChoice], texts: Sequence[str], sampling: Sampling, ref: SnapshotRef) -> list[Generation]:
-    """As generations under `ref`. `texts`: of all tokens; cut here at the first stop text. Without log-probabilities they are zeros."""
+def generations_of(
+    choices: Sequence[AnsweredChoice], texts: Sequence[str], sampling: Sampling, ref: SnapshotRef, distribution: LogprobDistribution
+) -> list[Generation]:
+    """As generations under `ref`. `texts`: of all tokens; cut here at the first stop text. Without log-probabilities they are zeros;
+    `distribution`: of which one they are."""
     return [
         Generation(
             token_ids=np.array(choice.tokens, np.int32),
@@ -119,6 +122,7 @@ def generations_of(choices: Sequence[AnsweredChoice], texts: Sequence[str], samp
             finish_reason=choice.finish_reason,
             text=_cut(text, sampling.stop),
             logprob_source=LogprobSource.SAMPLER if choice.logprobs or not choice.tokens else LogprobSource.RECOMPUTED,
+            logprob_distribution=distribution,
         )
         for choice, text in zip(choices, texts, strict=True)
     ]

@@ -44,7 +44,7 @@ from echo_rollout.engines.openai_server import EXECUTOR, IN_ENGINE, ServerProces
 from echo_rollout.engines.vllm_arguments import Decode, batch_decoder, engine_arguments, has_gpu
 from echo_rollout.prompts import vocabulary_size
 from echo_schemas.errors import UserError
-from echo_schemas.records import LogprobSource, Sampling, WeightKind
+from echo_schemas.records import LogprobDistribution, LogprobSource, Sampling, WeightKind
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,8 @@ class OpenAIEngine:
             max_tokens=self._config.max_length,
             proves_version=not self._options.is_external,
             logprobs=LogprobSource.SAMPLER if traits is None or traits.logprobs else LogprobSource.RECOMPUTED,
+            distribution=LogprobDistribution.DRAWN if traits is None else traits.distribution,
+            before_temperature=traits is not None and traits.before_temperature,
         )
 
     @property
@@ -228,14 +230,14 @@ class OpenAIEngine:
                     sampling=sampling,
                     model=traits.model if adapter is None else adapter.request,
                     label=self._label,
-                    logprobs=traits.logprobs,
+                    logprobs=self.capabilities.source_at(sampling.temperature) is LogprobSource.SAMPLER,
                 )
                 answer = await client.post(traits.dialect, request_body(traits.dialect, asked))
                 choices = self._counted(lambda: read_choices(traits.dialect, asked, answer))
             finally:
                 if adapter is not None:
                     self._unload(self._adapters.give_back(adapter.number))
-        found = generations_of(choices, self._decode([choice.tokens for choice in choices]), sampling, ref)
+        found = generations_of(choices, self._decode([choice.tokens for choice in choices]), sampling, ref, traits.distribution)
         return found * n if sampling.temperature == 0 else found
 
     def _counted(self, read: Callable[[], list[AnsweredChoice]]) -> list[AnsweredChoice]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from echo_rollout.engines.engine import EngineConfig, Generation, SnapshotRef
+from echo_rollout.engines.engine import EngineCapabilities, EngineConfig, Generation, SnapshotRef, Switch
 from echo_schemas.errors import UserError
-from echo_schemas.records import FinishReason, Sampling, VersionSpan, WeightKind
+from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSource, Sampling, VersionSpan, WeightKind
 
 IN_PROCESS = "in_process"
 """The one option of [rollout.options] that is ours."""
@@ -25,6 +25,9 @@ _KV_CACHE_BYTES = 256 << 20
 # Versions that may be under way at once: the old one, the new one, and two that were overtaken.
 _MAX_ADAPTERS = 4
 _MIN_BATCHED_TOKENS = 2048
+_LOGPROBS_MODE = "logprobs_mode"
+# What the learner computes with: log-probabilities after temperature and cuts, or those of the model as it is.
+_PROCESSED, _RAW = "processed_logprobs", "raw_logprobs"
 _FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -70,6 +73,27 @@ def max_rank(config: EngineConfig) -> int:
     return rank
 
 
+def capabilities_of(config: EngineConfig) -> EngineCapabilities:
+    """LoRA switches while old generations finish; full weights are loaded when nothing runs. Log-probabilities as vLLM's `logprobs_mode`
+    says: processed (after temperature and cuts) or raw. Raises UserError for one that gives logits."""
+    mode = config.options.get(_LOGPROBS_MODE, _PROCESSED)
+    if mode not in {_PROCESSED, _RAW}:
+        raise UserError(
+            f"[rollout.options] logprobs_mode is {mode!r}, and the learner needs log-probabilities.",
+            hint=f"Write {_PROCESSED!r} or {_RAW!r}.",
+        )
+    is_lora, is_raw = config.kind is WeightKind.LORA, mode == _RAW
+    return EngineCapabilities(
+        name="vllm",
+        lora=is_lora,
+        full=not is_lora,
+        switch=Switch.KEEPS if is_lora else Switch.DRAINS,
+        max_tokens=config.max_length,
+        distribution=LogprobDistribution.FULL if is_raw else LogprobDistribution.DRAWN,
+        before_temperature=is_raw,
+    )
+
+
 def engine_arguments(config: EngineConfig) -> dict[str, Any]:
     """vLLM's EngineArgs; [rollout.options] win."""
     on_gpu = has_gpu()
@@ -81,8 +105,7 @@ def engine_arguments(config: EngineConfig) -> dict[str, Any]:
         "max_num_batched_tokens": max(_MIN_BATCHED_TOKENS, config.max_length),
         # Keyed by adapter and text: after a reload of all weights it would answer from the old ones.
         "enable_prefix_caching": False,
-        # After temperature: what the learner computes.
-        "logprobs_mode": "processed_logprobs",
+        _LOGPROBS_MODE: _PROCESSED,
         # Nothing from generation_config.json: requests say how they sample.
         "generation_config": "vllm",
         "disable_log_stats": True,
@@ -122,8 +145,11 @@ def sampling_params(n: int, sampling: Sampling) -> Any:
     )
 
 
-def generations_of(output: Any, n: int, sampling: Sampling, ref: SnapshotRef, decode: Decode) -> list[Generation]:
+def generations_of(
+    output: Any, n: int, sampling: Sampling, ref: SnapshotRef, decode: Decode, capabilities: EngineCapabilities
+) -> list[Generation]:
     """A finished RequestOutput as `n` generations under `ref`."""
+    source = capabilities.source_at(sampling.temperature)
     rows = [list(completion.token_ids) for completion in output.outputs]
     # Where vLLM looked for stop texts it has made the text itself, and cut it.
     texts = [completion.text for completion in output.outputs] if sampling.stop else decode(rows)
@@ -134,11 +160,13 @@ def generations_of(output: Any, n: int, sampling: Sampling, ref: SnapshotRef, de
         found.append(
             Generation(
                 token_ids=np.array(tokens, np.int32),
-                logprobs=np.array(logprobs, np.float32),
+                logprobs=np.array(logprobs, np.float32) if source is LogprobSource.SAMPLER else np.zeros(length, np.float32),
                 version_spans=(VersionSpan(start=0, end=length, version=ref.version),) if length else (),
                 weights_sha256=ref.sha256,
                 finish_reason=_FINISHED.get(completion.finish_reason, FinishReason.ABORT),
                 text=text,
+                logprob_source=source,
+                logprob_distribution=capabilities.distribution,
             )
         )
     return found * n if sampling.temperature == 0 else found

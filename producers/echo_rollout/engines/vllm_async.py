@@ -22,13 +22,13 @@ from echo_rollout.engines.engine import (
     Snapshot,
     SnapshotRef,
     SnapshotRejected,
-    Switch,
     check_prompt,
 )
 from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
 from echo_rollout.engines.vllm_arguments import (
     Decode,
     batch_decoder,
+    capabilities_of,
     engine_arguments,
     generations_of,
     max_rank,
@@ -44,6 +44,7 @@ class VllmAsync:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        self._capabilities = capabilities_of(config)
         self._engine: Any = None
         self._numbers = itertools.count(1)
         self._adapters: AdapterShelf[Any] = AdapterShelf()
@@ -62,9 +63,7 @@ class VllmAsync:
     @property
     def capabilities(self) -> EngineCapabilities:
         """As the engine in this process."""
-        is_lora = self._config.kind is WeightKind.LORA
-        switch = Switch.KEEPS if is_lora else Switch.DRAINS
-        return EngineCapabilities(name="vllm", lora=is_lora, full=not is_lora, switch=switch, max_tokens=self._config.max_length)
+        return self._capabilities
 
     @property
     def installed(self) -> SnapshotRef | None:
@@ -151,7 +150,7 @@ class VllmAsync:
             self._num_running += 1
         try:
             output = await self._final(prompt, n, sampling, None if adapter is None else adapter.request)
-            return generations_of(output, n, sampling, ref, self._decode)
+            return generations_of(output, n, sampling, ref, self._decode, self._capabilities)
         finally:
             if adapter is not None:
                 await self._unload(self._adapters.give_back(adapter.number))

@@ -29,7 +29,6 @@ from echo_rollout.engines.engine import (
     Snapshot,
     SnapshotRef,
     SnapshotRejected,
-    Switch,
     check_prompt,
 )
 from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
@@ -37,6 +36,7 @@ from echo_rollout.engines.vllm_arguments import (
     Decode,
     batch_decoder,
     bind_engine_thread,
+    capabilities_of,
     engine_arguments,
     generations_of,
     max_rank,
@@ -79,6 +79,7 @@ class VllmInProcess:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        self._capabilities = capabilities_of(config)
         self._engine: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -99,9 +100,7 @@ class VllmInProcess:
     @property
     def capabilities(self) -> EngineCapabilities:
         """LoRA switches while old generations finish; full weights are loaded when nothing runs."""
-        is_lora = self._config.kind is WeightKind.LORA
-        switch = Switch.KEEPS if is_lora else Switch.DRAINS
-        return EngineCapabilities(name="vllm", lora=is_lora, full=not is_lora, switch=switch, max_tokens=self._config.max_length)
+        return self._capabilities
 
     @property
     def installed(self) -> SnapshotRef | None:
@@ -216,7 +215,7 @@ class VllmInProcess:
             asked = self._asked.pop(output.request_id, None)
             if asked is not None:
                 self._unload(self._adapters.give_back(asked.adapter))
-                answers.append((asked.answer, generations_of(output, asked.n, asked.sampling, asked.ref, self._decode)))
+                answers.append((asked.answer, generations_of(output, asked.n, asked.sampling, asked.ref, self._decode, self._capabilities)))
         answer_all(self._loop, answers)
         self._install_when_idle()
 

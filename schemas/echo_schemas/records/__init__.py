@@ -41,7 +41,15 @@ from echo_schemas.records.step import (
     StepReport,
     WorkerShare,
 )
-from echo_schemas.records.trajectory import FinishReason, LogprobSource, Span, Trajectory, TrajectorySource, VersionSpan
+from echo_schemas.records.trajectory import (
+    FinishReason,
+    LogprobDistribution,
+    LogprobSource,
+    Span,
+    Trajectory,
+    TrajectorySource,
+    VersionSpan,
+)
 from echo_schemas.records.weights import BlobRef, Chunk, ChunkRef, WeightFile, WeightKind, WeightManifest
 
 RECORDS: tuple[type[Record], ...] = (
@@ -77,6 +85,7 @@ __all__ = [
     "EvaluationOrder",
     "FinishReason",
     "KindCost",
+    "LogprobDistribution",
     "LogprobSource",
     "MissingRewards",
     "Mode",

@@ -43,7 +43,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. The defaults leave the distribution whole, because the learner's softmax is over the whole vocabulary."""
+    """How tokens are drawn. The defaults leave the distribution whole."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -52,6 +52,11 @@ class Sampling:
     min_p: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,14 @@ class LogprobSource(StrEnum):
     RECOMPUTED = "recomputed"
 
 
+class LogprobDistribution(StrEnum):
+    """Of which distribution the sampler's log-probabilities are, both after temperature: the one that the tokens were drawn from, which
+    `top_k`, `top_p` and `min_p` cut and whose rest adds up to 1; or the full one, over the whole vocabulary. Without a cut they are one."""
+
+    DRAWN = "drawn"
+    FULL = "full"
+
+
 class TrajectorySource(StrEnum):
     """Where a trajectory comes from: sampled by a worker of this run, or an episode that was logged elsewhere (ECHO-2, appendix D)."""
 
@@ -93,6 +101,7 @@ class Trajectory(Record):
     engine: str
     sampling: Sampling
     logprob_source: LogprobSource = LogprobSource.SAMPLER
+    logprob_distribution: LogprobDistribution = LogprobDistribution.DRAWN
     source: TrajectorySource = TrajectorySource.LIVE
     finish_reason: FinishReason
     turn_rewards: tuple[float, ...] = ()
@@ -110,6 +119,11 @@ class Trajectory(Record):
     def is_exempt(self) -> bool:
         """Whether the staleness budget does not apply: whatever made it, it was no version of this run."""
         return self.source is TrajectorySource.OFFLINE
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its log-probabilities are of a distribution without the tokens that sampling left out."""
+        return self.sampling.cuts and self.logprob_distribution is LogprobDistribution.DRAWN
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:

@@ -33,6 +33,7 @@ class FakeServer:
         self.has_load_route = True
         self.has_rpc_route = True
         self.is_processed = True
+        self.is_whole = False
         self.gives_logprobs = True
         self.gives_token_ids = True
         self.key = ""
@@ -129,7 +130,9 @@ class FakeServer:
         token = 2 + (sum(prompt) + place + index) % 10
         tokens = [token] * min(3, drawn["max_tokens"])
         heat = drawn["temperature"] or 1.0
-        logprob = -0.5 / (heat if self.is_processed else 1.0)
+        # The only token that is left has the probability 1, where the server says what it draws from.
+        is_sure = drawn.get("top_k") == 1 and self.is_processed and not self.is_whole
+        logprob = 0.0 if is_sure else -0.5 / (heat if self.is_processed else 1.0)
         choice: dict[str, Any] = {"index": index, "finish_reason": "length" if len(tokens) == drawn["max_tokens"] else "stop"}
         if self.gives_token_ids:
             choice["token_ids"] = tokens

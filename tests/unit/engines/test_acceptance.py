@@ -9,7 +9,7 @@ import pytest
 from echo_rollout.engines.acceptance import check_capabilities
 from echo_rollout.engines.engine import EngineCapabilities, Switch
 from echo_schemas.errors import UserError
-from echo_schemas.records import LogprobSource
+from echo_schemas.records import LogprobDistribution, LogprobSource
 from echo_settings.sections import RolloutSettings
 
 WHOLE = EngineCapabilities(name="e", lora=True, full=False, switch=Switch.KEEPS, max_tokens=8)
@@ -17,6 +17,10 @@ UNSAID = EngineCapabilities(
     name="e", lora=True, full=False, switch=Switch.KEEPS, max_tokens=8, logprobs=LogprobSource.RECOMPUTED
 )  # fmt: skip
 UNPROVED = EngineCapabilities(name="e", lora=True, full=False, switch=Switch.KEEPS, max_tokens=8, proves_version=False)
+
+RAW = EngineCapabilities(
+    name="e", lora=True, full=False, switch=Switch.KEEPS, max_tokens=8, distribution=LogprobDistribution.FULL, before_temperature=True
+)  # fmt: skip
 
 
 def test_an_engine_that_lacks_nothing_is_let_through_unnoticed(caplog: pytest.LogCaptureFixture) -> None:
@@ -46,3 +50,19 @@ def test_one_that_lacks_something_is_refused_or_logged(
 def test_allowing_one_thing_allows_no_other() -> None:
     with pytest.raises(UserError, match="cannot prove"):
         check_capabilities(UNPROVED, RolloutSettings(missing_logprobs="recompute"))
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.95}, {"top_k": 20}, {"min_p": 0.05}])
+def test_cut_sampling_wants_log_probabilities_of_either_distribution(cut: dict[str, float]) -> None:
+    for capable in (WHOLE, RAW):
+        check_capabilities(capable, RolloutSettings.model_validate(cut))
+    for rollout in ({**cut, "missing_logprobs": "recompute"}, {**cut, "missing_logprobs": "recompute", "temperature": 0.7}):
+        with pytest.raises(UserError, match=r"With \[rollout\] top_p, top_k or min_p it has to") as raised:
+            check_capabilities(RAW if "temperature" in rollout else UNSAID, RolloutSettings.model_validate(rollout))
+        assert "--logprobs-mode processed_logprobs" in raised.value.hint
+
+
+def test_log_probabilities_before_temperature_count_at_temperature_1_alone() -> None:
+    check_capabilities(RAW, RolloutSettings())
+    with pytest.raises(UserError, match="cannot say how likely"):
+        check_capabilities(RAW, RolloutSettings(temperature=0.7))

@@ -16,7 +16,7 @@ from echo_rollout.engines import openai_client, openai_engine
 from echo_rollout.engines.engine import AnswerUnusable, EngineError, Snapshot, SnapshotRef, SnapshotRejected
 from echo_rollout.engines.openai_engine import OpenAIEngine
 from echo_schemas.errors import UserError
-from echo_schemas.records import LogprobSource, Sampling, WeightKind
+from echo_schemas.records import LogprobDistribution, LogprobSource, Sampling, WeightKind
 from tests.contract.engines import contract
 from tests.unit.engines.fake_server import KEY, MAX_LENGTH, URL, FakeServer, open_engine_at, write_base
 from tests.unit.engines.weights import BASE, adapter_shapes, write_adapter, write_weights
@@ -355,12 +355,11 @@ def test_a_model_that_the_server_does_not_have_is_named_beside_those_it_has(serv
     assert "one of: base" in raised.value.hint
 
 
-@pytest.mark.parametrize("shape", [_options(gives_logprobs=False), _options(is_processed=False)], ids=["none", "before temperature"])
 @pytest.mark.parametrize("has_token_route", [True, False])
-def test_a_server_without_usable_logprobs_says_so_and_leaves_them_to_the_learner(
-    server: FakeServer, base: Path, tmp_path: Path, shape: Callable[[FakeServer], None], has_token_route: bool
+def test_a_server_without_logprobs_says_so_and_leaves_them_to_the_learner(
+    server: FakeServer, base: Path, tmp_path: Path, has_token_route: bool
 ) -> None:
-    shape(server)
+    server.gives_logprobs = False
     server.has_token_route = has_token_route
 
     async def work(engine: OpenAIEngine) -> None:
@@ -371,6 +370,40 @@ def test_a_server_without_usable_logprobs_says_so_and_leaves_them_to_the_learner
             assert generation.logprob_source is LogprobSource.RECOMPUTED
             assert not generation.logprobs.any()
             assert len(generation.logprobs) == len(generation.token_ids)
+
+    use(open_engine_at(server, base), work)
+
+
+@pytest.mark.parametrize("has_token_route", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "distribution"),
+    [
+        (_options(), LogprobDistribution.DRAWN),
+        (_options(is_whole=True), LogprobDistribution.FULL),
+        (_options(is_processed=False), LogprobDistribution.FULL),
+    ],
+    ids=["drawn", "full", "before temperature"],
+)
+def test_a_server_s_logprobs_are_told_by_their_distribution(
+    server: FakeServer,
+    base: Path,
+    tmp_path: Path,
+    shape: Callable[[FakeServer], None],
+    distribution: LogprobDistribution,
+    has_token_route: bool,
+) -> None:
+    shape(server)
+    server.has_token_route = has_token_route
+
+    async def work(engine: OpenAIEngine) -> None:
+        assert engine.capabilities.distribution is distribution
+        await engine.install(adapters(tmp_path, 1)[0])
+        for temperature in (1.0, 0.7):
+            is_said = server.is_processed or temperature == 1.0
+            for generation in await engine.generate(PROMPT, 2, replace(FOUR, temperature=temperature, top_p=0.9)):
+                assert generation.logprob_distribution is distribution
+                assert generation.logprob_source is (LogprobSource.SAMPLER if is_said else LogprobSource.RECOMPUTED)
+                assert generation.logprobs.any() == is_said
 
     use(open_engine_at(server, base), work)
 

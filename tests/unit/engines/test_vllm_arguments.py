@@ -12,15 +12,18 @@ import pytest
 
 from echo_rollout.engines import vllm_arguments
 from echo_rollout.engines.engine import EngineConfig, SnapshotRef
-from echo_rollout.engines.vllm_arguments import cores_of, engine_arguments, generations_of, max_rank
+from echo_rollout.engines.vllm_arguments import capabilities_of, cores_of, engine_arguments, generations_of, max_rank
 from echo_schemas.errors import UserError
-from echo_schemas.records import FinishReason, Sampling, VersionSpan, WeightKind
+from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSource, Sampling, VersionSpan, WeightKind
 
 REF = SnapshotRef(version=3, sha256="3" * 64)
 
 
 def config(*, kind: WeightKind = WeightKind.LORA, rank: int = 8, **options: object) -> EngineConfig:
     return EngineConfig(base=Path("base"), kind=kind, dtype="float32", max_length=64, lora_rank=rank, concurrency=4, options=options)
+
+
+PROCESSED, RAW = capabilities_of(config()), capabilities_of(config(logprobs_mode="raw_logprobs"))
 
 
 def decode(rows: Sequence[Sequence[int]]) -> list[str]:
@@ -62,7 +65,7 @@ def test_a_rank_above_vllm_s_is_refused() -> None:
 
 def test_an_answer_becomes_generations_under_its_version() -> None:
     output = SimpleNamespace(outputs=[answer([4, 1], reason="stop"), answer([5, 6, 7], reason="length")])
-    first, second = generations_of(output, len(output.outputs), Sampling(max_new_tokens=3), REF, decode)
+    first, second = generations_of(output, len(output.outputs), Sampling(max_new_tokens=3), REF, decode, PROCESSED)
     assert (first.finish_reason, second.finish_reason) == (FinishReason.STOP, FinishReason.LENGTH)
     assert (first.text, second.text) == ("decoded [4, 1]", "decoded [5, 6, 7]")
     assert first.token_ids.dtype == np.int32
@@ -75,12 +78,12 @@ def test_an_answer_becomes_generations_under_its_version() -> None:
 def test_with_stop_texts_the_text_is_vllm_s_own_even_if_all_are_empty() -> None:
     sampling = Sampling(max_new_tokens=3, stop=("4",))
     output = SimpleNamespace(outputs=[answer([4], reason="stop"), answer([4], reason="stop")])
-    assert [generation.text for generation in generations_of(output, 2, sampling, REF, decode)] == ["", ""]
+    assert [generation.text for generation in generations_of(output, 2, sampling, REF, decode, PROCESSED)] == ["", ""]
 
 
 def test_an_answer_that_was_cut_off_or_is_empty_says_so() -> None:
     output = SimpleNamespace(outputs=[SimpleNamespace(token_ids=[], logprobs=None, finish_reason="abort", text="")])
-    (generation,) = generations_of(output, len(output.outputs), Sampling(max_new_tokens=3), REF, decode)
+    (generation,) = generations_of(output, len(output.outputs), Sampling(max_new_tokens=3), REF, decode, PROCESSED)
     assert generation.finish_reason is FinishReason.ABORT
     assert generation.version_spans == ()
     assert generation.logprobs.size == generation.token_ids.size == 0
@@ -88,7 +91,7 @@ def test_an_answer_that_was_cut_off_or_is_empty_says_so() -> None:
 
 def test_at_temperature_zero_one_answer_is_that_of_all() -> None:
     output = SimpleNamespace(outputs=[answer([4, 1], reason="stop")])
-    group = generations_of(output, 3, Sampling(max_new_tokens=3, temperature=0.0), REF, decode)
+    group = generations_of(output, 3, Sampling(max_new_tokens=3, temperature=0.0), REF, decode, PROCESSED)
     assert [generation.token_ids.tolist() for generation in group] == [[4, 1]] * 3
 
 
@@ -98,3 +101,26 @@ def test_at_temperature_zero_one_answer_is_that_of_all() -> None:
 )
 def test_cores_are_read_as_vllm_writes_them(text: str, cores: set[int]) -> None:
     assert cores_of(text) == cores
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "temperature", "source", "distribution"),
+    [
+        (PROCESSED, 0.7, LogprobSource.SAMPLER, LogprobDistribution.DRAWN),
+        (RAW, 1.0, LogprobSource.SAMPLER, LogprobDistribution.FULL),
+        (RAW, 0.7, LogprobSource.RECOMPUTED, LogprobDistribution.FULL),
+    ],
+)
+def test_an_answer_says_of_which_distribution_its_log_probabilities_are(
+    capabilities: Any, temperature: float, source: LogprobSource, distribution: LogprobDistribution
+) -> None:
+    output = SimpleNamespace(outputs=[answer([4, 1], reason="stop")])
+    sampling = Sampling(max_new_tokens=3, temperature=temperature, top_p=0.9)
+    (generation,) = generations_of(output, 1, sampling, REF, decode, capabilities)
+    assert (generation.logprob_source, generation.logprob_distribution) == (source, distribution)
+    assert generation.logprobs.any() == (source is LogprobSource.SAMPLER)
+
+
+def test_a_mode_that_gives_logits_is_refused() -> None:
+    with pytest.raises(UserError, match="'raw_logits', and the learner needs log-probabilities"):
+        capabilities_of(config(logprobs_mode="raw_logits"))

@@ -106,6 +106,14 @@ def test_what_the_file_allows_passes() -> None:
     assert refusal(offline, replace(episode, group_size=1)) is not None, "it has nothing to be compared with"
 
 
+def test_without_log_probabilities_nothing_of_cut_sampling_is_trained() -> None:
+    cutting = check_of(rollout={**SETTINGS["rollout"], "top_p": 0.9, "missing_logprobs": "recompute"})
+    sampling = Sampling(max_new_tokens=8, top_p=0.9)
+    assert refusal(cutting, sample(3, 0, sampling=sampling)) is None
+    found = refusal(cutting, sample(3, 0, sampling=sampling, logprob_source=LogprobSource.RECOMPUTED))
+    assert "with [rollout] top_p, top_k or min_p nobody else can say them" in str(found)
+
+
 def test_a_seq_that_was_never_issued_does_not_exist() -> None:
     check = check_of(num_issued=4)
     assert refusal(check, sample(3, 0)) is None

@@ -179,7 +179,7 @@ export function trajectory(page, state) {
         h("p", { class: "legend" }, legend.map(([label, css]) => h("span", { class: `token ${css}` }, label)), page.tokens.texts ? null : " The tokenizer is not on this machine, or still loads: ids stand for text."),
         pager(state, page.window), strip(page, colour, ids), pager(state, page.window)) : h("p", {}, "Nobody can read this record."),
       page.tokens ? h("div", { class: "grid" },
-        card("What it is", facts([["task", page.task], ["purpose", page.purpose], ["worker", page.worker], ["engine", page.engine], ["attempt", page.attempt], ["ended by", page.finish_reason], ["source", page.source], ["log-probabilities", page.logprob_source],
+        card("What it is", facts([["task", page.task], ["purpose", page.purpose], ["worker", page.worker], ["engine", page.engine], ["attempt", page.attempt], ["ended by", page.finish_reason], ["source", page.source], ["log-probabilities", `${page.logprob_source}, ${page.logprob_distribution}`],
           ["tokens", `${page.num_tokens}, of them ${page.num_generated} generated`], ["mean log-probability", say(page.mean_logprob)], ["written", time(page.time_ms)], ["waited, generated", `${say(page.milliseconds.waited)} ms, ${say(page.milliseconds.generated)} ms`], ["weights", page.weights_sha256.slice(0, 16)]])),
         learner(page), card("Versions", table(["tokens", "version"], page.spans.map((span) => [`[${span.start}, ${span.end})`, `v${span.version}`])), facts(Object.entries(page.metadata)))) : null,
       page.tokens ? h("div", { class: "grid" }, card("Prompt", h("pre", {}, page.prompt.text)), card("Answer", h("pre", {}, page.answer.text))) : null,
