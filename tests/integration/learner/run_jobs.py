@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,12 +11,13 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 
+from echo_bus.client.kafka import KafkaCluster
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import run_learner, train_in_sessions
 from echo_learner.start import Conduct
@@ -26,6 +28,7 @@ from echo_replay.retrain import RetrainParts, plan_retraining, read_training_log
 from echo_replay.weight_distance import weight_distance
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import UserError
+from echo_schemas.naming import Namespace
 from echo_schemas.records import Purpose, Span, VersionSpan
 from echo_schemas.topics import TRAJECTORIES
 from echo_tasks.catalogue import load_task
@@ -33,6 +36,10 @@ from tests.contract.engines.snapshots import VOCABULARY
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, NumberCodec, Pipeline
 from tests.unit.replay.forged import Kept, SoundRun, everything
 
+if TYPE_CHECKING:
+    from echo_memory import MemoryCluster
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 NUM_PROMPT, NUM_GENERATED = 3, 4
 STEPS_TO_RETRAIN = 4
 _LOOK_S = 0.02
@@ -75,6 +82,29 @@ def run(
         "sha256": [manifest.sha256 for manifest in pipeline.manifests()],
         "config": [manifest.config for manifest in pipeline.manifests()],
         "checkpoints": sorted({name.partition("-")[0] for name in pipeline.store.ids()}),
+    }
+
+
+def load_from_log(folder: str, base: str, bootstrap: str, namespace: str) -> dict[str, Any]:
+    """A learner of one step on a real cluster; then examples/load_adapter.py, beside PEFT's reading of the checkpoint."""
+    from peft import PeftModel, get_peft_model_state_dict
+
+    options = _with_base({}, base, 1)
+    # The same seam; what only the cluster in memory has is not used here.
+    cluster = cast("MemoryCluster", KafkaCluster(bootstrap))
+    pipeline = Pipeline(Path(folder) / "run", cluster=cluster, namespace=Namespace(namespace), options=options)
+    with _answers(pipeline, 1, None), patch("echo_learner.run.PromptCodec", lambda base: RandomPrompts()):
+        run_learner(pipeline.process())
+    example = runpy.run_path(str(EXAMPLES / "load_adapter.py"))
+    loaded, manifest = example["load"](bootstrap, namespace, "demo", base, Path(folder) / "adapter")
+    (saved,) = (path.parent for path in pipeline.folder.rglob("adapter_config.json") if f"/v{manifest.version}-" in str(path))
+    expected = get_peft_model_state_dict(PeftModel.from_pretrained(_load(base), saved))
+    found = get_peft_model_state_dict(loaded)
+    return {
+        "version": manifest.version,
+        "equal": [name for name, value in expected.items() if (found[name] == value).all()] == list(found),
+        "largest": max(float(value.abs().max()) for name, value in found.items() if "lora_B" in name),
+        "base": json.loads(manifest.config)["base_model_name_or_path"],
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from echo_schemas.naming import Namespace
 from tests.forks.process import ForkingProcess
 
 pytestmark = pytest.mark.slow
@@ -63,6 +64,17 @@ def test_a_session_that_starts_over_goes_on_bit_for_bit(run: Run, update: str) -
     assert [metrics["loss"] for metrics in disturbed["metrics"]] == [metrics["loss"] for metrics in quiet["metrics"]]
     config = json.loads(quiet["config"][0])
     assert config.get("base_model_name_or_path" if update == "lora" else "_name_or_path"), "a snapshot names its base"
+
+
+@pytest.mark.kafka
+def test_the_example_loads_a_published_adapter_from_the_log(
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, kafka_bootstrap: str, namespace: Namespace
+) -> None:
+    found = torch_process.run("load_from_log", folder=str(tmp_path), base=str(base), bootstrap=kafka_bootstrap, namespace=namespace.name)
+    assert found["version"] == 1
+    assert found["equal"], "it is the checkpoint's adapter"
+    assert found["largest"] > 0, "and it was trained"
+    assert found["base"] == str(base)
 
 
 def test_a_users_own_loss_trains_from_its_import_path(run: Run) -> None:
