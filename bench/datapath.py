@@ -19,13 +19,15 @@ import sys
 import threading
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import fastavro
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Message as ClientMessage
 from confluent_kafka.admin import NewTopic
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from payload import make_trajectories
 
 from echo_bus.bus import Bus
@@ -34,18 +36,21 @@ from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import SystemClock
 from echo_bus.message import ACCEPTED, Message, Outcome
 from echo_bus.metrics import BusMetrics
+from echo_bus.reading.decoding import Decoder
+from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
 from echo_embedded import EmbeddedKafka
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.converters import converter_of
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Trajectory
+from echo_schemas.records import Coordinates, Reward, RewardOutcome, Trajectory
 from echo_schemas.schemas import newest
-from echo_schemas.topics import TRAJECTORIES
+from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
 
 PARTITIONS = 4
 TOKENS = 1_024
 CODEC_TOKENS = 2_048
 DISTINCT = 512
+GROUP = 8
 SENT = "bench-sent-ns"
 _CONTEXT = mp.get_context("spawn")
 _JOIN_S = 120.0
@@ -265,10 +270,65 @@ def codec_cost(rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def signature_cost(rounds: int) -> dict[str, float]:
+    """Microseconds of process time a record: signing, and reading as the learner's decoder does, with and without looking at signatures."""
+    codec, namespace, private = lock_file_codec(), Namespace("bench"), Ed25519PrivateKey.generate()
+    public = private.public_key()
+    keys = {key_id_of(public): TrustedKey(id="bench", public=public, role="redrive", names=("*",))}
+    groups: dict[str, tuple[Topic, Sequence[Trajectory | Reward]]] = {
+        "trajectory": (TRAJECTORIES, make_trajectories(GROUP, TOKENS)),
+        "reward": (REWARDS, [_reward(index) for index in range(256)]),
+    }
+    figures: dict[str, float] = {}
+    for name, (topic, records) in groups.items():
+        physical = namespace.topic(topic)
+        pairs = [(record.group_id.encode(), codec.encode(record)) for record in records]
+        signer = Signer(private)
+        headers = signer.sign(physical, pairs)
+        raws = [
+            ClientMessage(topic=physical, partition=0, offset=number, key=key, value=value, headers=[header], timestamp=(1, 1))
+            for number, ((key, value), header) in enumerate(zip(pairs, headers, strict=True))
+        ]
+
+        def read(verifier: Verifier | None, topic: Topic = topic, raws: list[Any] = raws) -> None:
+            decoder = Decoder(codec, namespace, [topic], run_id="bench", verifier=verifier)
+            for raw in raws:
+                decoder.decode(raw)
+
+        steps: dict[str, Callable[[], object]] = {
+            f"sign_{name}_us": lambda: signer.sign(physical, pairs),  # noqa: B023  called before the next one
+            f"read_{name}_us": lambda: read(None),
+            # Each time a verifier that remembers nothing: every signature is checked once, as in a log that is read for the first time.
+            f"read_signed_{name}_us": lambda: read(Verifier(lambda: keys)),
+        }
+        times: dict[str, list[float]] = {step: [] for step in steps}
+        for _ in range(rounds):
+            for step, call in steps.items():
+                times[step].append(timeit.timeit(call, number=4, timer=time.process_time) / 4 / len(raws) * 1e6)
+        figures |= {step: statistics.median(values) for step, values in times.items()}
+    return figures
+
+
+def _reward(index: int) -> Reward:
+    return Reward(
+        run_id="bench",
+        group_id="bench/1",
+        seq=1,
+        attempt="a",
+        index=index,
+        of=Coordinates(partition=0, offset=index),
+        name="exact",
+        code_version="1",
+        outcome=RewardOutcome.SCORED,
+        value=1.0,
+        time_ms=1,
+    )
+
+
 def measure(*, quick: bool) -> dict[str, Any]:
     """Every figure, and the conditions under which they were taken."""
     count, rounds = (2_000, 1) if quick else (30_000, 3)
-    figures: dict[str, Any] = dict(codec_cost(5 if quick else 100))
+    figures: dict[str, Any] = codec_cost(5 if quick else 100) | signature_cost(5 if quick else 100)
     payload = len(lock_file_codec().encode(make_trajectories(1, TOKENS)[0]))
     with EmbeddedKafka() as kafka:
         path = DataPath(kafka.bootstrap)
@@ -320,6 +380,10 @@ def show(figures: dict[str, Any]) -> None:
     print(f"{'':28}{'ours':>12}{'bare':>12}{'ratio':>8}   target")
     for label, name, bare, form, target in rows:
         print(f"{label:28}{form.format(figures[name]):>12}{form.format(figures[bare]):>12}{ratio(name, bare):>8}   {target}")
+    for name in ("trajectory", "reward"):
+        signed, unsigned = figures[f"read_signed_{name}_us"], figures[f"read_{name}_us"]
+        print(f"{f'signing a {name}':28}{figures[f'sign_{name}_us']:>9.1f} µs{'':20}   <= 100 µs")
+        print(f"{f'verifying a {name}':28}{signed - unsigned:>9.1f} µs, beside {unsigned:.1f} µs of decoding   <= 100 µs")
     print(f"{'latency at 1,000/s, p50':28}{figures['p50_ms']:>9.2f} ms{'':20}   <= 1.5 ms")
     print(f"{'latency at 1,000/s, p99':28}{figures['p99_ms']:>9.2f} ms{'':20}   <= 10 ms")
     print("\n".join(f"  {name}: {value}" for name, value in figures["conditions"].items()))

@@ -22,6 +22,7 @@ from echo_learner.parts import LearnerParts
 from echo_learner.start import Beginning
 from echo_learner.step import Beside, StepDraft, Stepper
 from echo_learner.waiting import Waiting
+from echo_runtime.logs import logged_with
 from echo_runtime.process import StopSignal
 from echo_schemas.topics import EVALS
 
@@ -67,7 +68,8 @@ class Learner:
             if batch is None:
                 self._mind_the_wait()
             else:
-                self._step(batch)
+                with logged_with(version=self.version + 1):
+                    self._step(batch)
         self._committer.finish()
         self._conclude_evaluations(stop)
         logger.info("The learner ends at version %d", self.version)

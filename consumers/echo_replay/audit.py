@@ -19,6 +19,7 @@ from echo_replay.lineage import check_chain, check_requests, check_seqs
 from echo_replay.published import check_blobs, check_staleness, check_tags, check_versions
 from echo_replay.raw_log import RawLog
 from echo_replay.run_log import RunLog, read_ancestors, read_rest, read_steps
+from echo_replay.signed import SignatureCheck
 from echo_replay.trajectory_index import TrajectoryIndex, index_trajectories
 from echo_replay.verdicts import AuditReport
 from echo_schemas.errors import InvalidRecord, UserError
@@ -41,14 +42,25 @@ def audit_run(bus: Bus, run_id: str) -> AuditReport:
         read_ancestors(bus, log)
         reading_s = bus.clock.monotonic_s()
         with RawLog(bus, bus.namespace.topic(TRAJECTORIES)) as trajectories:
-            index = index_trajectories(run_id, trajectories.messages(), bus.codec.ids, lows=trajectories.lows, ends=trajectories.ends)
+            signed = None if bus.verifier is None else SignatureCheck(bus.verifier, bus.codec.ids)
+            messages = trajectories.messages() if signed is None else signed.watch(trajectories.messages())
+            index = index_trajectories(run_id, messages, bus.codec.ids, lows=trajectories.lows, ends=trajectories.ends)
             reading_s = bus.clock.monotonic_s() - reading_s
             logger.info("%d trajectories read in %.2f s", index.num_records, reading_s)
             log.late_drops = drops.read()
-            return _report(bus, log, index, trajectories, started_s=started_s, reading_s=reading_s)
+            return _report(bus, log, index, trajectories, signed, started_s=started_s, reading_s=reading_s)
 
 
-def _report(bus: Bus, log: RunLog, index: TrajectoryIndex, trajectories: RawLog, *, started_s: float, reading_s: float) -> AuditReport:
+def _report(
+    bus: Bus,
+    log: RunLog,
+    index: TrajectoryIndex,
+    trajectories: RawLog,
+    signed: SignatureCheck | None,
+    *,
+    started_s: float,
+    reading_s: float,
+) -> AuditReport:
     samples = samples_of(log.steps)
     one_state, books = close_books(log, index, samples, lambda partition, offsets: _look(bus, trajectories, partition, offsets))
     findings = (
@@ -60,6 +72,7 @@ def _report(bus: Bus, log: RunLog, index: TrajectoryIndex, trajectories: RawLog,
         check_tags(log, index, samples),
         check_requests(log, samples),
         check_chain(log),
+        *([] if signed is None else [signed.finding(samples)]),
     )
     return AuditReport(
         run_id=log.run_id,
@@ -74,7 +87,7 @@ def _report(bus: Bus, log: RunLog, index: TrajectoryIndex, trajectories: RawLog,
 
 def _look(bus: Bus, trajectories: RawLog, partition: int, offsets: list[int]) -> Mapping[int, SecondLook]:
     """What the learner's own decoder makes of some records."""
-    decoder = Decoder(bus.codec, bus.namespace, [TRAJECTORIES], run_id=bus.run_id)
+    decoder = Decoder(bus.codec, bus.namespace, [TRAJECTORIES], run_id=bus.run_id, verifier=bus.verifier)
     decoder.set_num_partitions({bus.namespace.topic(TRAJECTORIES): trajectories.num_partitions})
     found: dict[int, SecondLook] = {}
     for raw in trajectories.between(partition, offsets):

@@ -255,7 +255,7 @@ class _Rewards:
     def __init__(self, bus: Bus, run_id: str, selection: Selection, profile: profiles.Properties, reach: _Reach) -> None:
         keys = selection.range.group_ids if isinstance(selection.range, Groups) else ()
         self._keys = frozenset(key.encode() for key in keys)  # of the groups that are wanted; empty: all
-        self._ids, self._run_id, self._reach = bus.codec.ids, run_id, reach
+        self._ids, self._run_id, self._reach, self._verifier = bus.codec.ids, run_id, reach, bus.verifier
         self._log = RawLog(bus, bus.namespace.topic(REWARDS), profile)
 
     @property
@@ -271,7 +271,7 @@ class _Rewards:
         for number in {piece.partition for piece in pieces if piece.partition in starts}:
             mine = [piece for piece in pieces if piece.partition == number]
             span = min(piece.first for piece in mine), max(piece.end for piece in mine)
-            joins[number] = RewardJoin(self._run_id, self._ids, number, *span, answered=self._reach.answered)
+            joins[number] = RewardJoin(self._run_id, self._ids, number, *span, answered=self._reach.answered, verifier=self._verifier)
         for batch in self._log.within({number: (starts[number], ends[number]) for number in joins}):
             by_partition: dict[int, list[RawMessage]] = {}
             for raw in batch:

@@ -14,6 +14,7 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,10 @@ from echo_schemas.headers import run_of
 from echo_schemas.projection import Projection
 from echo_schemas.records import Reward
 from echo_schemas.registry import SchemaIds
+from echo_schemas.topics import REWARDS
+
+if TYPE_CHECKING:
+    from echo_bus.signatures import Verifier
 
 _FIELDS = ("run_id", "of.partition", "of.offset", "name", "value")
 
@@ -53,8 +58,12 @@ class RewardColumns:
 class RewardJoin:
     """Rewards of one run as they are read, for records of one partition within [first, end). `add` in the order of the log."""
 
-    def __init__(self, run_id: str, ids: SchemaIds, partition: int, first: int, end: int, *, answered: str = "") -> None:
-        """`answered`: the name of a reward of which a record without a value counts too, as NaN."""
+    def __init__(
+        self, run_id: str, ids: SchemaIds, partition: int, first: int, end: int, *, answered: str = "", verifier: Verifier | None = None
+    ) -> None:
+        """`answered`: the name of a reward of which a record without a value counts too, as NaN. `verifier`: what it refuses does not
+        count, as for the learner."""
+        self._verifier = verifier
         self._answered = answered.encode()
         self._run = run_id.encode()
         self._prefix = f"{run_id}/".encode()
@@ -71,6 +80,8 @@ class RewardJoin:
                 continue
             try:
                 run, partition, offset, name, value = self._read(raw.value())
+                if self._verifier is not None:
+                    self._verifier.signer_of(raw).require_author(REWARDS, name.decode(errors="replace"))
             except InvalidRecord:
                 continue
             if run != self._run or partition != self._partition or not self._first <= offset < self._end:

@@ -55,6 +55,8 @@ _READ_AT_ONCE = 1_000
 # `steps` has one partition: reports are in one order.
 _STEPS_PARTITION = 0
 _DEAD_LETTER = "__connect.errors."
+# What other settings may take.
+_REFUSED = frozenset(reason.value.encode() for reason in (InvalidReason.NOT_ASKED, InvalidReason.BAD_SIGNATURE))
 # An audit reads on whatever it meets: what is no record is counted, and proves nothing.
 _ANY_NUMBER = DeadLetterLimits(stop_after=0)
 
@@ -122,7 +124,7 @@ class RunLog:
     dead: list[Coordinates] = field(default_factory=list)
     """Trajectory records that the learner could not read, and of which it put a copy into the dead letters."""
     refused: list[Coordinates] = field(default_factory=list)
-    """Those that it could read, and put there because nobody had asked for them."""
+    """Those that it put there because nobody had asked for them, or no trusted key had signed them: other settings may take them."""
     issued: set[int] = field(default_factory=set)
     correlations: set[str] = field(default_factory=set)
     replies: list[RolloutReply] = field(default_factory=list)
@@ -376,7 +378,7 @@ def read_dead_letters(bus: Bus, log: RunLog) -> None:
                     continue
                 partition, offset = (number_of(headers.get(f"{_DEAD_LETTER}{name}")) for name in ("partition", "offset"))
                 if headers.get(f"{_DEAD_LETTER}topic") == physical.encode() and partition is not None and offset is not None:
-                    is_readable = headers.get(REASON) == InvalidReason.NOT_ASKED.value.encode()
+                    is_readable = headers.get(REASON) in _REFUSED
                     (log.refused if is_readable else log.dead).append(Coordinates(partition=partition, offset=offset))
 
 

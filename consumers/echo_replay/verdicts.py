@@ -27,6 +27,7 @@ class Promise(StrEnum):
     TAGS = "tags-match-checksums"
     REQUESTS = "requests-accepted-once"
     CHAIN = "steps-chain"
+    SIGNED = "trained-is-signed"
 
 
 SENTENCES: Mapping[Promise, str] = {
@@ -38,6 +39,7 @@ SENTENCES: Mapping[Promise, str] = {
     Promise.TAGS: "The version tag of every trained sample is that of published weights",
     Promise.REQUESTS: "Every request is accepted at most once",
     Promise.CHAIN: "Step reports follow one another without a gap, each from its predecessor's checkpoint",
+    Promise.SIGNED: "Every trained sample is signed by the worker that it names",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from echo_bus.blobs.transfer import BlobReader, BlobWriter
 from echo_bus.client import profiles
@@ -25,12 +25,18 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, Record
 from echo_schemas.topics import CONTROL, Topic
 
+if TYPE_CHECKING:
+    from echo_bus.signatures import Signer, Verifier
+
 V = TypeVar("V", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bus:
-    """Opens publishers, readers, views and the rest for one role. What is opened is closed by whoever opened it."""
+    """Opens publishers, readers, views and the rest for one role. What is opened is closed by whoever opened it.
+
+    `signer` signs what this role publishes on topics whose records have an author; `verifier` refuses there what no trusted key has signed.
+    """
 
     cluster: Cluster
     namespace: Namespace
@@ -40,6 +46,8 @@ class Bus:
     role: str
     run_id: str | None = None
     dead_letter_limits: DeadLetterLimits = field(default_factory=DeadLetterLimits)
+    signer: Signer | None = None
+    verifier: Verifier | None = None
 
     @property
     def client_id(self) -> str:
@@ -50,16 +58,28 @@ class Bus:
         """A publisher; choose PRODUCER_LATENCY where somebody waits, PRODUCER_BLOBS for chunks."""
         producer = self.cluster.producer({**profile, "client.id": self.client_id})
         return Publisher(
-            producer, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock, source=self.client_id
-        )  # fmt: skip
+            producer,
+            namespace=self.namespace,
+            codec=self.codec,
+            metrics=self.metrics,
+            clock=self.clock,
+            source=self.client_id,
+            signer=self.signer,
+        )
 
     def transactions(self, role: str | None = None, profile: profiles.Properties = profiles.TRANSACTIONAL) -> TransactionalWriter:
         """The transactional writer of this role; `start` it before use."""
         transactional_id = self.namespace.transactional_id(role or self.role)
         producer = self.cluster.producer({**profile, "client.id": self.client_id, "transactional.id": transactional_id})
         return TransactionalWriter(
-            producer, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock, source=self.client_id
-        )  # fmt: skip
+            producer,
+            namespace=self.namespace,
+            codec=self.codec,
+            metrics=self.metrics,
+            clock=self.clock,
+            source=self.client_id,
+            signer=self.signer,
+        )
 
     def consumer(
         self,
@@ -93,6 +113,7 @@ class Bus:
             clock=self.clock,
             limits=limits,
             dead_letter_limits=self.dead_letter_limits,
+            verifier=self.verifier,
         )
 
     def dead_letters(self, publisher: Publisher) -> DeadLetters:
@@ -127,6 +148,7 @@ class Bus:
             check=check,
             limits=limits or self.dead_letter_limits,
             profile=profile,
+            verifier=self.verifier,
         )
 
     def look(self, topics: Sequence[Topic], *, isolation: Isolation = Isolation.COMMITTED) -> LogReader:

@@ -8,6 +8,7 @@ from echo_bus.clock import Clock, SystemClock
 from echo_bus.dead_letters import DeadLetterLimits
 from echo_bus.metrics import BusMetrics
 from echo_runtime.logins import with_login
+from echo_runtime.trust import open_signer, open_verifier
 from echo_schemas.codec import Codec, lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.registry import HttpRegistry, subjects_of
@@ -35,7 +36,9 @@ def open_codec(settings: Settings) -> Codec:
 
 
 def open_bus(settings: Settings, role: str, *, metrics: BusMetrics | None = None, clock: Clock | None = None) -> Bus:
-    """The bus of one process. Raises UserError where no embedded broker runs; connects lazily, so use `KafkaCluster.check` to be sure."""
+    """The bus of one process. Raises UserError where no embedded broker runs, or where [trust] names keys that are not there; connects
+    lazily, so use `KafkaCluster.check` to be sure.
+    """
     letters = settings.dead_letters
     return Bus(
         cluster=open_cluster(settings, role),
@@ -46,4 +49,6 @@ def open_bus(settings: Settings, role: str, *, metrics: BusMetrics | None = None
         role=role,
         run_id=settings.run.name,
         dead_letter_limits=DeadLetterLimits(per_writer=letters.per_writer, per_minute=letters.per_minute, stop_after=letters.stop_after),
+        signer=open_signer(settings.trust, role),
+        verifier=open_verifier(settings.trust, role),
     )

@@ -12,6 +12,7 @@ from echo_settings.evaluation import EvalSettings, check_evaluations
 from echo_settings.offline import OfflineSettings
 from echo_settings.pool import PoolSettings, check_pool
 from echo_settings.section import Section, part_of_key, without_credentials
+from echo_settings.trust import TrustSettings
 from echo_settings.weights import WeightsSettings
 
 
@@ -333,6 +334,14 @@ class MetricsSettings(Section):
     """Port; 0 takes a free one."""
 
 
+class LogsSettings(Section):
+    """[logs]: what processes write to standard error, or to the file of `run --log-file`."""
+
+    format: Literal["text", "json"] = "text"
+    """`text`: a line for people; `json`: one object a line, with time, level, logger, message, run, role, process, release, and the group
+    and the version of the policy where they are known."""
+
+
 class Settings(Section):
     """A whole file."""
 
@@ -354,7 +363,9 @@ class Settings(Section):
     offline: OfflineSettings = OfflineSettings()
     coordinator: CoordinatorSettings = CoordinatorSettings()
     dead_letters: DeadLetterSettings = DeadLetterSettings()
+    trust: TrustSettings = TrustSettings()
     metrics: MetricsSettings = MetricsSettings()
+    logs: LogsSettings = LogsSettings()
 
     @property
     def publication_period(self) -> int:

@@ -29,6 +29,7 @@ from echo_rollout.publishing import Ending, FinishedGroup, GroupEnd, GroupFailur
 from echo_rollout.receipts import Receipts
 from echo_rollout.refusing import Refusals
 from echo_rollout.undelivered import Undelivered
+from echo_runtime.logs import logged_with
 from echo_schemas.errors import EchoError
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,10 @@ class GroupWork:
 
     async def _own(self, work: Work) -> None:
         """One request from acceptance to commit. Raises what ends the worker."""
+        with logged_with(group=work.request.group_id):
+            await self._see_through(work)
+
+    async def _see_through(self, work: Work) -> None:
         stations = self._stations
         try:
             ending = await self._until_ended(work)

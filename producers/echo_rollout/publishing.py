@@ -152,8 +152,9 @@ class TrajectoryPublisher:
         try:
             for record in records:
                 record.validate()
-            for record in sorted(records, key=_own_bytes, reverse=True):
-                self._publisher.publish(TRAJECTORIES, record).on_done(acknowledged)
+            records.sort(key=_own_bytes, reverse=True)
+            for receipt in self._publisher.publish_together(TRAJECTORIES, records):
+                receipt.on_done(acknowledged)
         except RecordTooLarge as exc:
             ended.settle(Ending(outcome=GroupEnd.FAILED, failure=GroupFailure.OVERSIZED, detail=exc.message))
         except InvalidRecord as exc:

@@ -57,6 +57,7 @@ class InvalidReason(StrEnum):
     CHECKSUM_MISMATCH = "checksum_mismatch"
     HANDLER_REFUSED = "handler_refused"
     NOT_ASKED = "not_asked"
+    BAD_SIGNATURE = "bad_signature"
     RETRIES_EXHAUSTED = "retries_exhausted"
 
 

@@ -13,6 +13,7 @@ RUN = "echo-run"
 VERSION = "echo-version"
 GROUP = "echo-group"
 SOURCE = "ce_source"
+SIGNATURE = "echo-signature"
 
 # 10^18 is below 2^63, the end of what Avro and Kafka count with; and Python refuses to read numbers of thousands of digits.
 _MOST_DIGITS = 18

@@ -40,6 +40,7 @@ class Topic:
 
     `placed` topics have a key but no rule from key to partition: the writer names the partition (a reply to its requester, a reward beside
     its trajectory), so readers do not check it. `dead_letters`: what nobody could take, so that a reader refuses nothing in it once more.
+    `author`: on a topic that many write, each for itself, whose word a record is, and so who may sign it; None: it is not signed.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Topic:
     compacted: bool = False
     placed: bool = False
     dead_letters: bool = False
+    author: Callable[[Any], str] | None = None
 
     def key_of(self, record: Record) -> str | None:
         """The key under which `record` is published."""
@@ -101,8 +103,8 @@ REQUESTS = Topic("requests", (RolloutRequest,), None)
 REQUESTS_DEAD = Topic("requests.dlq", (RolloutRequest,), None, dead_letters=True)
 """The requests among the dead letters of `requests`; its topic file is derived."""
 REPLIES = Topic("replies", (RolloutReply,), lambda reply: str(reply.correlation), placed=True)
-TRAJECTORIES = Topic("trajectories", (Trajectory,), _group_id)
-REWARDS = Topic("rewards", (Reward,), _group_id, placed=True)
+TRAJECTORIES = Topic("trajectories", (Trajectory,), _group_id, author=lambda trajectory: str(trajectory.worker_id))
+REWARDS = Topic("rewards", (Reward,), _group_id, placed=True, author=lambda reward: str(reward.name))
 STEPS = Topic("steps", (StepReport, SessionClaim, Chunk), _run_id, placed=True)
 DROPS = Topic("drops", (Drop,), _group_id)
 EVALS = Topic("evals", (Eval,), _run_id)

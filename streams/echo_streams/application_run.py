@@ -100,6 +100,8 @@ class ApplicationRun:
             group=self.group,
             client_id=bus.client_id,
             clock=process.clock,
+            signer=bus.signer,
+            verifier=bus.verifier,
         )
         scorer = Scorer(
             self.attached,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.clock import Clock
@@ -24,6 +25,9 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_streams.intake import Identity, Intake, Passed, Stale
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.scoring import Judgeable, Scorer
+
+if TYPE_CHECKING:
+    from echo_bus.signatures import Signer, Verifier
 
 LearnerVersion = Callable[[], int | None]
 Send = Callable[["list[Outgoing]"], Awaitable[object]]
@@ -43,7 +47,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """What reading and writing needs to know: names, codec, who we are."""
+    """What reading and writing needs to know: names, codec, who we are, and whose signatures count."""
 
     namespace: Namespace
     codec: Codec
@@ -51,6 +55,8 @@ class Wire:
     group: str
     client_id: str
     clock: Clock
+    signer: Signer | None = None
+    verifier: Verifier | None = None
 
 
 class Processor:
@@ -74,7 +80,7 @@ class Processor:
         self._metrics = metrics
         self._bus_metrics = bus_metrics
         self._budget = budget or DeadLetterBudget()
-        self._decoder = Decoder(wire.codec, wire.namespace, [TRAJECTORIES], run_id=wire.run_id)
+        self._decoder = Decoder(wire.codec, wire.namespace, [TRAJECTORIES], run_id=wire.run_id, verifier=wire.verifier)
         self._rewards = wire.namespace.topic(REWARDS)
         self._dead_letters = wire.namespace.dead_letters(TRAJECTORIES)
 
@@ -150,16 +156,18 @@ class Processor:
         return []
 
     def _encoded(self, rewards: Sequence[Reward]) -> list[Outgoing]:
-        encode, source = self._wire.codec.encode, self._wire.client_id
+        encode, source, signer = self._wire.codec.encode, self._wire.client_id, self._wire.signer
+        records = [(reward.group_id.encode(), encode(reward)) for reward in rewards]
+        signatures = [[]] * len(records) if signer is None else [[header] for header in signer.sign(self._rewards, records)]
         return [
             Outgoing(
                 self._rewards,
                 reward.of.partition,
-                reward.group_id.encode(),
-                encode(reward),
-                headers_of(reward, source=source, time_ms=reward.time_ms),
+                key,
+                value,
+                headers_of(reward, source=source, time_ms=reward.time_ms) + signature,
             )
-            for reward in rewards
+            for reward, (key, value), signature in zip(rewards, records, signatures, strict=True)
         ]
 
     def _dead_letter(self, raw: RawMessage, invalid: InvalidRecord) -> Outgoing:

@@ -39,6 +39,7 @@ from echo_learner.training.cut import Cut
 from echo_learner.training.deepspeed_setup import OptimizerConfig, RankPlace
 from echo_learner.training.policy_model import PolicyConfig
 from echo_learner.training.trainer import DeepSpeedTrainer, TrainerConfig, TrainingDiverged, TrainResult
+from echo_runtime.logs import set_up_logs_as_parent
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
@@ -318,5 +319,5 @@ def _config_from(text: str) -> TrainerConfig:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO)
+    set_up_logs_as_parent()
     follow(_config_from(os.environ[_CONFIG_VARIABLE]))

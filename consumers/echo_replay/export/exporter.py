@@ -261,7 +261,7 @@ class _Export:
 
     def _take_rewards(self, number: int, log: RawLog, end: int) -> tuple[RewardColumns, list[ExportedFile]]:
         """New rewards of a partition, as columns and as files that do not count yet."""
-        join = RewardJoin(self._manifest.run_id, self._bus.codec.ids, number, 0, end)
+        join = RewardJoin(self._manifest.run_id, self._bus.codec.ids, number, 0, end, verifier=self._bus.verifier)
         files: list[ExportedFile] = []
         if number in log.ends:
             _, start = self._range(REWARDS.name, number, log.lows[number], log.ends[number])

@@ -19,7 +19,7 @@ from echo_bus.errors import ProducerFenced
 from echo_replay.fates import place_code
 from echo_replay.rescoring.team import Item
 from echo_schemas.errors import UserError
-from echo_schemas.headers import fresh_name, headers_for
+from echo_schemas.headers import Header, fresh_name, headers_for
 from echo_schemas.records import Coordinates, Reward
 from echo_schemas.topics import REWARDS
 
@@ -56,14 +56,18 @@ class TopicRewards:
         return None
 
     def write(self, rewards: Sequence[Written]) -> None:
-        time_ms, source = self._bus.clock.time_ms(), self._bus.client_id
+        time_ms, source, signer = self._bus.clock.time_ms(), self._bus.client_id, self._bus.signer
+        signatures: list[Header] = []
+        if signer is not None:
+            signatures = signer.sign(self._physical, [(item.identity.group_id, record) for item, record in rewards])
         try:
             with self._writer.transaction() as transaction:
-                for item, record in rewards:
+                for number, (item, record) in enumerate(rewards):
                     group_id = item.identity.group_id
                     headers = headers_for(
                         Reward.SCHEMA, fresh_name(), run_id=self._run_id, group_id=group_id, source=source, time_ms=time_ms
                     )  # fmt: skip
+                    headers += signatures[number : number + 1]
                     transaction.publish_bytes(
                         self._physical, record, key=group_id.encode(), partition=item.where.partition, headers=headers
                     )  # fmt: skip

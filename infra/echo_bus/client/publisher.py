@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -21,10 +21,13 @@ from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed, NotAuthorized, ProducerClosed, RecordTooLarge, TopicMissing, TransportError
 from echo_bus.metrics import BusMetrics
 from echo_schemas.codec import Codec
-from echo_schemas.headers import headers_of
+from echo_schemas.headers import Header, headers_of
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Record
 from echo_schemas.topics import Topic
+
+if TYPE_CHECKING:
+    from echo_bus.signatures import Signer
 
 logger = logging.getLogger(__name__)
 
@@ -102,15 +105,19 @@ class Publisher:
         metrics: BusMetrics,
         clock: Clock,
         source: str,
+        signer: Signer | None = None,
         poll: bool = True,
     ) -> None:
-        """`source` is the client id, written into every record's headers. `poll=False`: the caller polls (transactions do)."""
+        """`source` is the client id, written into every record's headers. `signer` signs what goes to topics whose records have an
+        author. `poll=False`: the caller polls (transactions do).
+        """
         self._producer = producer
         self._namespace = namespace
         self._codec = codec
         self._metrics = metrics
         self._clock = clock
         self._source = source
+        self._signer = signer
         self._condition = threading.Condition()
         self._failure: TransportError | None = None
         self._ended: TransportError | None = None
@@ -138,7 +145,24 @@ class Publisher:
         all_headers = headers_of(record, source=self._source, time_ms=self._clock.time_ms())
         if headers:
             all_headers.extend(headers)
-        return self._produce(self._namespace.topic(topic), value, key or topic.key_of(record), partition, all_headers)
+        physical, key = self._namespace.topic(topic), key or topic.key_of(record)
+        if self._signer is not None and topic.author is not None:
+            all_headers += self._signer.sign(physical, [(key, value)])
+        return self._produce(physical, value, key, partition, all_headers)
+
+    def publish_together(self, topic: Topic, records: Sequence[Record], *, headers: Sequence[Header] = ()) -> list[Receipt]:
+        """As `publish`, of several records at once: one signature is made for many. Raises before the first one is handed over, or as
+        `publish` does in their order."""
+        physical, time_ms = self._namespace.topic(topic), self._clock.time_ms()
+        encoded = [(topic.key_of(record), self._codec.encode(record)) for record in records]
+        signatures = self._signer.sign(physical, encoded) if self._signer is not None and topic.author is not None else None
+        receipts = []
+        for number, (record, (key, value)) in enumerate(zip(records, encoded, strict=True)):
+            all_headers = [*headers_of(record, source=self._source, time_ms=time_ms), *headers]
+            if signatures is not None:
+                all_headers.append(signatures[number])
+            receipts.append(self._produce(physical, value, key, None, all_headers))
+        return receipts
 
     def publish_tombstone(self, topic: Topic, key: str) -> Receipt:
         """Say that `key` of a compacted topic is gone."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -23,6 +23,9 @@ from echo_schemas.naming import Namespace
 from echo_schemas.records import Record
 from echo_schemas.topics import PROGRESS, Topic
 
+if TYPE_CHECKING:
+    from echo_bus.signatures import Signer
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -34,7 +37,15 @@ class TransactionalWriter:
     """Writes transactions under one transactional id. `start` before anything else."""
 
     def __init__(
-        self, producer: RawProducer, *, namespace: Namespace, codec: Codec, metrics: BusMetrics, clock: Clock, source: str
+        self,
+        producer: RawProducer,
+        *,
+        namespace: Namespace,
+        codec: Codec,
+        metrics: BusMetrics,
+        clock: Clock,
+        source: str,
+        signer: Signer | None = None,
     ) -> None:
         """`producer` was configured with a `transactional.id` (see `profiles.TRANSACTIONAL`)."""
         self._producer = producer
@@ -43,7 +54,7 @@ class TransactionalWriter:
         self._metrics = metrics
         self._clock = clock
         self._publisher = Publisher(
-            producer, namespace=namespace, codec=codec, metrics=metrics, clock=clock, source=source, poll=False
+            producer, namespace=namespace, codec=codec, metrics=metrics, clock=clock, source=source, signer=signer, poll=False
         )  # fmt: skip
         self._open = False
 

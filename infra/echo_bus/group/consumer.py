@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -34,6 +34,9 @@ from echo_bus.reading.decoding import Decoder
 from echo_schemas.codec import Codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import Topic
+
+if TYPE_CHECKING:
+    from echo_bus.signatures import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +88,7 @@ class ConsumerLoop:
         clock: Clock | None = None,
         limits: LoopLimits | None = None,
         dead_letter_limits: DeadLetterLimits | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         """`properties` are from `group_properties`. `run_id` None reads every run. Nothing is opened before `run`."""
         self._cluster = cluster
@@ -95,7 +99,7 @@ class ConsumerLoop:
         self._clock = clock or SystemClock()
         self._limits = limits or LoopLimits()
         self._on_assignment: Callable[[frozenset[PartitionKey]], None] = lambda keys: None
-        self._decoder = Decoder(codec, namespace, topics, run_id=run_id)
+        self._decoder = Decoder(codec, namespace, topics, run_id=run_id, verifier=verifier)
         self._handover = Handover(max_messages=self._limits.max_queued_messages, max_bytes=self._limits.max_queued_bytes)
         self._worker = LoopWorker(
             handler=handler,

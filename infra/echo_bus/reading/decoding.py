@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.message import LazyHeaders, Message, raw_headers
@@ -18,6 +19,9 @@ from echo_schemas.partitioning import partition_of
 from echo_schemas.records import Record
 from echo_schemas.topics import Topic
 
+if TYPE_CHECKING:
+    from echo_bus.signatures import Verifier
+
 
 class IgnoredReason(StrEnum):
     """Why a sound message is passed over. Used as a metric label."""
@@ -28,10 +32,18 @@ class IgnoredReason(StrEnum):
 class Decoder:
     """Decodes and checks the messages of some topics. Not thread-safe, except that partition counts may be set from another thread."""
 
-    def __init__(self, codec: Codec, namespace: Namespace, topics: Sequence[Topic], *, run_id: str | None = None) -> None:
-        """`run_id` None reads every run."""
+    def __init__(
+        self,
+        codec: Codec,
+        namespace: Namespace,
+        topics: Sequence[Topic],
+        *,
+        run_id: str | None = None,
+        verifier: Verifier | None = None,
+    ) -> None:
+        """`run_id` None reads every run. `verifier` None: nobody is asked for a signature."""
         self._decode = codec.decode
-        self._routes = {namespace.topic(topic): _Route(topic) for topic in topics}
+        self._routes = {namespace.topic(topic): _Route(topic, verifier if topic.author is not None else None) for topic in topics}
         self._run_id = run_id
         # A key that begins with the run is *probably* ours, which spares parsing the headers; the body decides.
         self._run_prefix = None if run_id is None else f"{run_id}/".encode()
@@ -77,6 +89,8 @@ class Decoder:
         value = raw.value()
         record: Record | None = None
         if value is not None:
+            # First: the bytes of a stranger are not decoded.
+            signer = None if route.verifier is None else route.verifier.signer_of(raw)
             record = self._decode(value)
             if type(record) not in route.records:
                 raise InvalidRecord(
@@ -84,6 +98,8 @@ class Decoder:
                 )
             if run_id is not None and record.run_id != run_id:
                 return None
+            if signer is not None:
+                signer.require_author(route.topic, route.topic.author(record))  # type: ignore[misc]  # set where there is a verifier
         elif not route.topic.compacted:
             raise InvalidRecord(
                 InvalidReason.NULL_VALUE, f"The value is null; {route.topic.name!r} is not compacted and has no tombstones."
@@ -124,11 +140,13 @@ class _Route:
         "num_partitions",
         "records",
         "topic",
+        "verifier",
         "wants_key",
     )
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: Topic, verifier: Verifier | None) -> None:
         self.topic = topic
+        self.verifier = verifier
         self.records = frozenset(topic.records)
         self.key_of = topic.key
         self.checks_key = topic.key is not None and not topic.placed

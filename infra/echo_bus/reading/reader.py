@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
@@ -33,6 +33,9 @@ from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import Topic
+
+if TYPE_CHECKING:
+    from echo_bus.signatures import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,7 @@ class LogReader:
         check: Check | None = None,
         limits: DeadLetterLimits | None = None,
         profile: Properties = READER,
+        verifier: Verifier | None = None,
     ) -> None:
         """`on_invalid` gets every message that cannot be read, or that `check` refuses (`DeadLetters.send` fits); in any case they are
         counted and logged.
@@ -96,7 +100,7 @@ class LogReader:
         self._on_invalid = on_invalid
         self._check = check
         self._budget = DeadLetterBudget(limits)
-        self._decoder = Decoder(codec, namespace, topics, run_id=run_id)
+        self._decoder = Decoder(codec, namespace, topics, run_id=run_id, verifier=verifier)
         self._positions: dict[Place, int] = {}
         self._ends_at_start: dict[Place, int] | None = None
         self._at_end: set[Place] = set()

@@ -17,6 +17,7 @@ schemas = typer.Typer(no_args_is_help=True, help="Avro schemas: compatibility, i
 acls = typer.Typer(no_args_is_help=True, help="Access lists, generated from topic files and roles.")
 dlq = typer.Typer(no_args_is_help=True, help="Dead letters: what could not be used, brought back exactly once, or discarded.")
 runs = typer.Typer(no_args_is_help=True, help="The runs of the namespace: which there are, pausing, stopping, removing.")
+keys = typer.Typer(no_args_is_help=True, help="Keys that sign trajectories and rewards: whose is which.")
 monitoring = typer.Typer(no_args_is_help=True, help="Alerts and dashboards for Prometheus and Grafana.")
 commands.add_typer(kafka, name="kafka")
 commands.add_typer(topics, name="topics")
@@ -24,6 +25,7 @@ commands.add_typer(schemas, name="schemas")
 commands.add_typer(acls, name="acls")
 commands.add_typer(dlq, name="dlq")
 commands.add_typer(runs, name="runs")
+commands.add_typer(keys, name="keys")
 commands.add_typer(monitoring, name="monitoring")
 
 ClusterName = Annotated[str, typer.Option(help="Strimzi's name of the cluster; for commands, its address.")]
@@ -268,6 +270,31 @@ def runs_delete(name: RunId, config: Config = None, yes: Yes = False) -> None:
 
     with user_errors():
         commands.delete(config, name, is_meant=yes)
+
+
+@keys.command("new")
+def keys_new(
+    role: Annotated[Literal["worker", "reward", "offline", "rescore", "redrive"], typer.Argument(help="Whose key it is.")],
+    name: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="The workers, or rewards, that it may speak for; by default any.")
+    ] = None,
+    config: Config = None,
+    replace: Annotated[bool, typer.Option("--replace", help="In the place of the key that is there, which stays trusted.")] = False,
+) -> None:
+    """Make a key in the folder [trust] keys, and add its public half to the file [trust] signers."""
+    from echo_ops.cli import keys as commands
+
+    with user_errors():
+        commands.new(config, role, tuple(name or ("*",)), replace=replace)
+
+
+@keys.command("show")
+def keys_show(config: Config = None) -> None:
+    """List the keys that are trusted: id, whose, when they count, and which of them this machine has."""
+    from echo_ops.cli import keys as commands
+
+    with user_errors():
+        commands.show(config)
 
 
 @monitoring.command("render")

@@ -263,6 +263,9 @@ def run(
     name: Annotated[str | None, typer.Option(help="Tells processes of one role apart in client ids and logs; a worker's id.")] = None,
     announce: Annotated[Path | None, typer.Option(help="Write a JSON file with pid and metrics address once they are known.")] = None,
     log_file: Annotated[Path | None, typer.Option("--log-file", help="Log there instead of to standard error.")] = None,
+    log_format: Annotated[
+        Literal["text", "json"] | None, typer.Option("--log-format", help="json: one object a line. By default as [logs] format says.")
+    ] = None,
     kind: Annotated[str | None, typer.Option(help="worker: which [[rollout.pool]] of the file it is.")] = None,
     episodes: Annotated[Path | None, typer.Option(help="offline: the file of episodes, in place of [offline] episodes.")] = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="learner: take the run over from a process that does not answer.")] = False,
@@ -295,7 +298,7 @@ def run(
             share=share,
             ends_with_run=ends_with_run,
         )
-        commands.run_role(role, config, name=name, announce=announce, log_file=log_file, flags=flags)
+        commands.run_role(role, config, name=name, announce=announce, logs=commands.LogOptions(file=log_file, form=log_format), flags=flags)
 
 
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a live screen; so anyway where the output is no terminal.")]

@@ -7,7 +7,9 @@ import os
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import KafkaException
 
@@ -17,10 +19,13 @@ from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_ops.cli.context import read_settings
 from echo_ops.roles import ROLES, Flags, Role, arguments_of
+from echo_runtime.logs import LogFormat, set_up_logs
 from echo_runtime.ownership import START_VARIABLE, await_turn
 from echo_runtime.process import StopSignal, open_role, without_collection
+from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
+from echo_settings import Settings
 from echo_settings.kinds import settings_of_kind
 
 logger = logging.getLogger(__name__)
@@ -29,17 +34,36 @@ logger = logging.getLogger(__name__)
 TOPICS_S = 120.0
 _ASK_S = 2.0
 _ASK_EVERY_S = 0.1
-_LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
-def run_role(role: Role, config: Path | None, *, name: str | None, announce: Path | None, log_file: Path | None, flags: Flags) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Where a role logs (None: to standard error), and how (None: as [logs] format says)."""
+
+    file: Path | None = None
+    form: LogFormat | None = None
+
+
+def run_role(role: Role, config: Path | None, *, name: str | None, announce: Path | None, logs: LogOptions, flags: Flags) -> None:
     """Import what the role needs (the slow part), wait for its topics, see whose namespace it is, run it. Blocks until it ends.
 
     Raises UserError for flags of another role, and where another run owns the namespace.
     """
     arguments = arguments_of(role, flags)
-    log_to(log_file)
     settings = settings_of_kind(read_settings(config), flags.kind)
+    process = f"{role.value}.{name}" if name else role.value
+    form = logs.form or settings.logs.format
+    set_up_logs(logs.file, form, run=settings.run.name, role=role.value, process=process)
+    try:
+        _run_role(role, settings, name=name, announce=announce, arguments=arguments)
+    except EchoError as exc:
+        if form == "json":
+            # Standard error gets it as a sentence, too: whoever typed the command reads that.
+            logger.error("%s", exc)  # noqa: TRY400  one sentence says all
+        raise
+
+
+def _run_role(role: Role, settings: Settings, *, name: str | None, announce: Path | None, arguments: dict[str, Any]) -> None:
     entry = ROLES[role]
     started_s = time.monotonic()
     with without_collection():
@@ -65,15 +89,6 @@ def _leave() -> None:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)
-
-
-def log_to(file: Path | None) -> None:
-    """Everything at INFO to standard error, or to `file`."""
-    handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(file, encoding="utf-8")
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, datefmt="%H:%M:%S", handlers=[handler], force=True)
 
 
 def wait_for_topics(bus: Bus, stop: StopSignal, deadline: Deadline) -> bool:

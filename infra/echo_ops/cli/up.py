@@ -41,6 +41,7 @@ from echo_ops.supervisor.plan import plan_children
 from echo_ops.supervisor.registration import make_topics, refuse_if_owned
 from echo_ops.supervisor.supervisor import RunEnd, Stages, Supervisor
 from echo_runtime.logins import ADMIN
+from echo_runtime.logs import set_up_logs
 from echo_runtime.opening import open_bus, open_cluster
 from echo_runtime.ownership import START_VARIABLE
 from echo_schemas.errors import EchoError
@@ -147,12 +148,7 @@ class _Run:
 
     def execute(self) -> None:
         """Run it; print, write and exit as it ends."""
-        logging.basicConfig(
-            level=logging.INFO,
-            format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-            filename=self._folder / "supervisor.log",
-            force=True,
-        )
+        set_up_logs(self._folder / "supervisor.log", self._settings.logs.format, run=self._settings.run.name, role="up", process="up")
         outcome: str = "died"
         try:
             with ExitStack() as stack:

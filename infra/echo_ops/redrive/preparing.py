@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.dead_letters import RETRIES
@@ -12,8 +13,12 @@ from echo_ops.redrive.letters import REDRIVEN, Letter
 from echo_ops.redrive.mending import Mend
 from echo_schemas.codec import Codec
 from echo_schemas.errors import EchoError, InvalidReason, InvalidRecord, UserError
+from echo_schemas.headers import SIGNATURE
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Record
+
+if TYPE_CHECKING:
+    from echo_bus.signatures import Signer
 
 MOST_REDRIVES = 2
 """How often a message is brought back: what fails a third time needs another mend, and a message of its own."""
@@ -58,6 +63,7 @@ class Preparing:
     whole: Whole
     by: str
     mend: Mend | None = None
+    signer: Signer | None = None
 
     def prepare(self, letter: Letter, now_ms: int) -> Prepared:
         """Raises UserError where the user's function fails, with the letter's place."""
@@ -83,12 +89,18 @@ class Preparing:
             if own != key and self.mend is None:
                 return _stop(letter, f"Its key is {_shown(key)}, the record's own is {_shown(own)}.")
             key = own
+        headers = full.headers
+        if (key, value) != (full.key, full.value):
+            # The writer's signature is of what it wrote. Who mends it answers for it.
+            headers = tuple(header for header in headers if header[0] != SIGNATURE)
+            if self.signer is not None and topic.author is not None:
+                headers += tuple(self.signer.sign(self.namespace.topic(topic), [(key, value)]))
         return Prepared(
             letter=letter,
             handling=Handling.WRITE,
             key=key,
             value=value,
-            headers=(*full.headers, *self._provenance(letter, now_ms)),
+            headers=(*headers, *self._provenance(letter, now_ms)),
             partition=full.origin.partition if _is_placed(full) and full.origin is not None else None,
         )
 

@@ -123,7 +123,7 @@ class Redrive:
         self._bus = bus
         self._backlog = backlog
         self._by = by
-        self._preparing = Preparing(codec=bus.codec, namespace=bus.namespace, whole=backlog.original, by=by, mend=mend)
+        self._preparing = Preparing(codec=bus.codec, namespace=bus.namespace, whole=backlog.original, by=by, mend=mend, signer=bus.signer)
 
     def prepared(self, letters: Iterator[Letter]) -> Iterator[Prepared]:
         """What would be done with each. Nothing is written."""

@@ -25,6 +25,7 @@ from echo_core.bottleneck import Place, Use
 from echo_rollout.engines.engine import Engine, Snapshot, SnapshotRef, SnapshotRejected
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.weights.sources import SnapshotSource
+from echo_runtime.logs import logged_with
 from echo_runtime.notices import Notices, Standstill
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import WeightManifest
@@ -93,7 +94,7 @@ class WeightWatcher:
                         await self._changed.wait()
                     continue
                 self._doing = "It is on its way."
-                with self._places.spent(Place.INSTALL):
+                with self._places.spent(Place.INSTALL), logged_with(version=manifest.version):
                     outcome = await self._arrive(manifest)
                 self._metrics.installs.labels(outcome.value).inc()
                 if outcome in {InstallOutcome.INSTALLED, InstallOutcome.REJECTED}:

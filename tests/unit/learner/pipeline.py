@@ -23,6 +23,7 @@ from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.metrics import BusMetrics
 from echo_bus.requests.request_reply import CORRELATION_ID
+from echo_bus.signatures import Signer, Verifier
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
@@ -128,6 +129,8 @@ class Pipeline:
     namespace: Namespace = field(default_factory=lambda: Namespace("echo.test"))
     options: dict[str, Any] = field(default_factory=dict)
     clock: Clock = field(default_factory=SystemClock)
+    signer: Signer | None = None
+    verifier: Verifier | None = None
     _publisher: Publisher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,6 +141,7 @@ class Pipeline:
             metrics=BusMetrics(),
             clock=SystemClock(),
             source="test",
+            signer=self.signer,
             poll=False,
         )
         admin = self.cluster.admin()
@@ -181,6 +185,7 @@ class Pipeline:
             clock=SystemClock(),
             role="learner",
             run_id=run_id,
+            verifier=self.verifier,
         )
 
     def process(self, **sections: dict[str, Any]) -> RoleProcess:

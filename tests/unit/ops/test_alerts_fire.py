@@ -84,6 +84,7 @@ CASES = {
     ),
     "EchoRewardFails": Case({FAILED: counts(5), GOOD: counts(95)}, {FAILED: is_always(0), GOOD: counts(95)}),
     "EchoWorkerLies": one(learner("echo_learner_claims_total", 'worker="w1", verdict="disagrees"'), counts(1), is_always(0)),
+    "EchoForged": one(learner("echo_bus_records_invalid_total", 'topic="t", reason="bad_signature"'), counts(1), is_always(7)),
     "EchoWeightsNotInstalled": Case({INSTALLED: is_always(3), PUBLISHED: "0+1x300"}, {INSTALLED: "0+1x300", PUBLISHED: "0+1x300"}),
     "EchoWorkerCannotDeliver": one(worker("echo_rollout_undelivered_seconds"), is_always(60), is_always(0)),
     "EchoRequestsLost": one(worker("echo_rollout_requests_reissued_total", 'why="lost"'), counts(1), is_always(3)),

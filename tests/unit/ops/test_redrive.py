@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawMessage
 from echo_bus.clock import ManualClock
 from echo_bus.dead_letters import RETRIES, DeadLetters
 from echo_bus.metrics import BusMetrics
+from echo_bus.signatures import Signer
 from echo_memory import MemoryCluster
 from echo_ops.redrive import redriving
 from echo_ops.redrive.letters import REDRIVEN, Letter
@@ -25,7 +27,7 @@ from echo_ops.redrive.redriving import Backlog, Redrive, discard, require_reason
 from echo_replay.raw_log import RawLog
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
-from echo_schemas.headers import SOURCE
+from echo_schemas.headers import SIGNATURE, SOURCE
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Record
 from echo_schemas.topic_files import load_topic_specs
@@ -336,3 +338,20 @@ def test_a_mend_that_is_not_there_is_refused(
 def test_a_mend_is_a_function_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "mends.py").write_text("def shorten(letter):\n    return letter.value[:1]\n")
     assert callable(load_mend(f"{tmp_path}/mends.py:shorten"))
+
+
+def test_a_signature_comes_back_with_its_record_and_who_mends_one_signs_it_anew(log: Log) -> None:
+    worker, mender = (Signer(Ed25519PrivateKey.generate()) for _ in range(2))
+    record = trajectory(seq=3)
+    physical, value = NAMESPACE.topic(TRAJECTORIES), CODEC.encode(record)
+    (signature,) = worker.sign(physical, [(b"demo/3", value)])
+    for _ in range(2):
+        log.bus.publisher().publish_bytes(physical, value, key=b"demo/3", headers=[signature], partition=0).wait(WAIT_S)
+        log.let_die(TRAJECTORIES, UNKNOWN_SCHEMA)
+    log.bus = replace(log.bus, signer=mender)
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
+        letters = list(backlog.waiting(frozenset()))
+        Redrive(log.bus, backlog, by="me").run(iter(letters[:1]))
+        Redrive(log.bus, backlog, by="me", mend=lambda letter: replace(record, completion="mended")).run(iter(letters[1:]))
+    keys = [dict(raw.headers() or ())[SIGNATURE].split(b";")[1].decode() for raw in log.redriven()]
+    assert keys == [worker.key_id, mender.key_id]

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.clock import ManualClock
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
 from echo_bus.errors import TooManyDeadLetters
 from echo_bus.metrics import BusMetrics
+from echo_bus.reading.decoding import Decoder
+from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
 from echo_memory.message import MemoryMessage
 from echo_schemas.headers import run_of
 from echo_schemas.partitioning import partition_of
@@ -39,12 +42,23 @@ class Stage:
         learner_version: int | None = None,
         drop_stale: bool = True,
         limits: DeadLetterLimits | None = None,
+        signer: Signer | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         self.seen: list[str] = []
         self.learner_version = learner_version
         self.metrics = StreamsMetrics()
         self.bus_metrics = BusMetrics()
-        wire = Wire(namespace=NAMESPACE, codec=CODEC, run_id="demo", group="unit.reward.main", client_id="r1", clock=ManualClock())
+        wire = Wire(
+            namespace=NAMESPACE,
+            codec=CODEC,
+            run_id="demo",
+            group="unit.reward.main",
+            client_id="r1",
+            clock=ManualClock(),
+            signer=signer,
+            verifier=verifier,
+        )
         self.processor = Processor(
             wire,
             scorer(attached(judge or self._judge), metrics=self.metrics),
@@ -246,3 +260,22 @@ def test_batches_are_answered_beside_one_another() -> None:
         return [found.of.offset for answers in (second, await first) for found in rewards(answers)]
 
     assert asyncio.run(run()) == [2, 1]
+
+
+def test_what_its_worker_has_not_signed_is_a_dead_letter_and_rewards_are_signed() -> None:
+    worker, judge = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    keys = {
+        key_id_of(private.public_key()): TrustedKey(id="k", public=private.public_key(), role=role, names=("*",))
+        for role, private in (("worker", worker), ("reward", judge))
+    }
+    stage = Stage(signer=Signer(judge), verifier=Verifier(lambda: keys))
+    record = trajectory(3, 1)
+    signature = Signer(worker).sign(NAMESPACE.topic(TRAJECTORIES), [("demo/3", CODEC.encode(record))])
+    signed = message(record, 41, partition=2, headers=signature)
+    letter, answer = stage.process(message(record, 40, partition=2), signed)
+    assert (letter.topic, dict(letter.headers)["echo-reason"]) == (LETTERS_TOPIC, b"bad_signature")
+    assert len(stage.seen) == 1
+    found = MemoryMessage(REWARDS_TOPIC, 2, 0, answer.key, answer.value, answer.headers, 1)
+    decoded = Decoder(CODEC, NAMESPACE, [REWARDS], verifier=Verifier(lambda: keys)).decode(found)
+    assert decoded is not None
+    assert decoded.record == rewards([answer])[0]

@@ -1,0 +1,100 @@
+"""`echoswarm keys`: the keys that sign trajectories and rewards."""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from echo_ops.cli.context import read_settings
+from echo_ops.cli.output import out, shown_time
+from echo_runtime.trust import key_file, read_private_key, read_signers, require_library
+from echo_schemas.errors import UserError
+from echo_settings.trust import TrustSettings
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from echo_bus.signatures import TrustedKey
+
+_FOLDER = "keys"
+_FILE = "signers.toml"
+
+
+def new(config: Path | None, role: str, names: tuple[str, ...], *, replace: bool) -> None:
+    """Make a key of `role` for `names`. Raises UserError where there is one and it is not to be replaced."""
+    require_library()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from echo_bus.signatures import key_id_of
+
+    trust = read_settings(config).trust
+    folder, signers = Path(trust.keys or _FOLDER), Path(trust.signers or _FILE)
+    path = key_file(folder, role, names[0] if len(names) == 1 else "")
+    if path.exists() and not replace:
+        raise UserError(
+            f"There is a key in {path}.", hint="With --replace another one takes its place; the old one stays trusted until you end it."
+        )
+    private = Ed25519PrivateKey.generate()
+    public = private.public_key()
+    # Who reads must know the key before anybody signs with it.
+    _append(signers, f'[[signer]]\nrole = "{role}"\nnames = {json.dumps(names)}\nkey = "{b64encode(public.public_bytes_raw()).decode()}"\n')
+    _write_private(path, private)
+    out.print(f"{path}: the private key; it stays on this machine.")
+    out.print(f"{signers}: the public key {key_id_of(public)} of {role} {', '.join(names)}; whoever reads needs this file.")
+    if not (trust.keys and trust.signers):
+        out.print(f'The run\'s file needs:\n\n\\[trust]\nkeys = "{folder}"\nsigners = "{signers}"\nsignatures = "required"')
+
+
+def show(config: Path | None) -> None:
+    """A table of the trusted keys."""
+    require_library()
+    trust = read_settings(config).trust
+    keys = read_signers(Path(trust.signers or _FILE))
+    here = _private_keys(Path(trust.keys or _FOLDER))
+    table = Table("key", "role", "speaks for", "from", "until", "private key", box=None, pad_edge=False)
+    for key in keys.values():
+        since, until = ("" if moment is None else shown_time(moment) for moment in (key.since_ms, key.until_ms))
+        table.add_row(key.id, key.role, ", ".join(key.names), since, until, here.pop(key.id, ""))
+    out.print(table)
+    for key_id, file in here.items():
+        out.print(f"{file}: its key {key_id} is not trusted: what it signs is refused.")
+    out.print(_said(trust, keys))
+
+
+def _said(trust: TrustSettings, keys: Mapping[str, TrustedKey]) -> str:
+    if trust.signatures == "off":
+        return 'Signatures are not asked for; [trust] signatures = "required" does.'.replace("[", r"\[")
+    roles = {key.role for key in keys.values()}
+    missing = [role for role in ("worker", "reward") if role not in roles]
+    return f"Signatures are required, and no key of {' and '.join(missing)} is trusted." if missing else "Signatures are required."
+
+
+def _private_keys(folder: Path) -> dict[str, str]:
+    """The file of each key of this machine, by id."""
+    from echo_bus.signatures import key_id_of
+
+    return {key_id_of(read_private_key(path).public_key()): str(path) for path in sorted(folder.glob("*.key"))}
+
+
+def _append(path: Path, entry: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(("\n" if file.tell() else "") + entry)
+
+
+def _write_private(path: Path, private: Ed25519PrivateKey) -> None:
+    """Whole or not at all, and never readable by others."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    draft.replace(path)

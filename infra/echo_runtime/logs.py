@@ -1,0 +1,112 @@
+"""What a process logs: lines for people, or one JSON object a line for programs.
+
+    {"time": "2026-03-01T10:20:30.123Z", "level": "WARNING", "logger": "echo_rollout.group_work", "message": "…", "run": "digits-7",
+     "role": "worker", "process": "worker.gpu-7", "release": "0.1.0", "group": "digits-7/512"}
+
+`group`, and `version` (of the policy), stand where they are known: in the task or thread that works on one (`logged_with`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any, Literal
+
+logger = logging.getLogger(__name__)
+
+LogFormat = Literal["text", "json"]
+
+_TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+_INHERITED = "ECHOSWARM_LOG_FIELDS"
+"""Tells processes that this one starts what their lines say beside their own."""
+# vLLM prints its own lines unless told not to; then they come here like all others.
+_VLLM_PRINTS = "VLLM_CONFIGURE_LOGGING"
+_about: ContextVar[Mapping[str, Any]] = ContextVar("what log records are about")
+
+
+@contextmanager
+def logged_with(*, group: str | None = None, version: int | None = None) -> Iterator[None]:
+    """Records of this thread or task that are logged meanwhile say what they are about."""
+    named = {name: value for name, value in (("group", group), ("version", version)) if value is not None}
+    token = _about.set({**_about.get({}), **named})
+    try:
+        yield
+    finally:
+        _about.reset(token)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record, on one line whatever the message holds; an exception with its traceback is in it."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        """`fields` stand in each."""
+        super().__init__()
+        self._fields = dict(fields)
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _message_of(record),
+            **self._fields,
+            **_about.get({}),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            said["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            said["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(said, default=str)
+
+
+def set_up_logs(file: Path | None, form: LogFormat, *, run: str, role: str, process: str) -> None:
+    """Everything at INFO to standard error, or to `file`. As JSON also what Python warns of, and what ends a thread or the process."""
+    fields = {"run": run, "role": role, "process": process, "release": version_of("echoswarm")}
+    os.environ.pop(_INHERITED, None)
+    if form == "json":
+        os.environ[_INHERITED] = json.dumps(fields)
+        os.environ.setdefault(_VLLM_PRINTS, "0")
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    _write_to(logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file, encoding="utf-8"))
+
+
+def set_up_logs_as_parent() -> None:
+    """The same in a process that a role has started, to the standard error that it shares with it."""
+    _write_to(logging.StreamHandler(sys.stderr))
+
+
+def _write_to(handler: logging.Handler) -> None:
+    inherited = os.environ.get(_INHERITED)
+    handler.setFormatter(logging.Formatter(_TEXT, "%H:%M:%S") if inherited is None else JsonFormatter(json.loads(inherited)))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    if inherited is not None:
+        logging.captureWarnings(True)
+        sys.excepthook = lambda kind, error, trace: logger.critical("The process ends with %r", error, exc_info=(kind, error, trace))
+        threading.excepthook = _note_end_of_thread
+
+
+def _note_end_of_thread(what: threading.ExceptHookArgs) -> None:
+    if what.exc_type is SystemExit or what.exc_value is None:
+        return
+    name = "unknown" if what.thread is None else what.thread.name
+    logger.critical(
+        "The thread %r ends with %r", name, what.exc_value, exc_info=(what.exc_type, what.exc_value, what.exc_traceback)
+    )  # fmt: skip
+
+
+def _message_of(record: logging.LogRecord) -> str:
+    """A library's record whose arguments do not fit its message is said as it is: a log must not end what it tells of."""
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, KeyError):
+        return f"{record.msg} {record.args!r}"
