@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from echo_core.needs.memory import ITEM_BYTES, STATE_BYTES
 from echo_learner.commit.placement import expected_bytes
 from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import CustomLoss
@@ -48,9 +49,6 @@ from echo_tasks.task import Prompt
 _REACH_S = 3.0
 _CALL_S = 3.0
 _GIB = 1 << 30
-# Weights, gradients and Adam's two moments in float32, as the learner keeps them beside weights of either type.
-_BYTES_A_PARAMETER = {"float32": 16, "bfloat16": 18}
-_BYTES_OF = {"float32": 4, "bfloat16": 2}
 # The newest checkpoint, the one being written, and the optimizer's state beside the weights.
 _CHECKPOINTS_AT_ONCE = 2
 
@@ -277,7 +275,7 @@ def _memory(settings: Settings) -> Iterator[Objection]:
     if this_machine().gpus:
         return
     dtype = settings.policy.dtype
-    needed = _snapshot_bytes(settings) // _BYTES_OF[dtype] * _BYTES_A_PARAMETER[dtype]
+    needed = _snapshot_bytes(settings) // ITEM_BYTES[dtype] * STATE_BYTES[dtype]
     there = memory_bytes()
     if needed > there:
         yield Objection(

@@ -1,4 +1,4 @@
-"""`echoswarm check`: is there anything in this file that will not work? Starts nothing."""
+"""`echoswarm check`: what does this file need, and is there anything in it that will not work? Starts nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ from rich.markup import escape
 
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.output import ExitCode, out
+from echo_ops.estimate import Assumed, estimate
+from echo_ops.estimate_lines import lines_of
 from echo_ops.preflight import examine
+from echo_schemas.errors import UserError
+from echo_tasks.base_models import DEMO_PREFIX
 
 
-def check(config: Path | None) -> None:
-    """Print every finding; exits 2 if something stands in the way."""
+def check(config: Path | None, assumed: Assumed) -> None:
+    """Print what the run needs, unless it is a demo model's, and every finding; exits 2 if something stands in the way."""
     settings = read_settings(config)
+    if not settings.policy.base.startswith(DEMO_PREFIX):
+        try:
+            for line in lines_of(estimate(settings, assumed)):
+                out.print(line, markup=False, highlight=False)
+        except UserError as exc:
+            out.print(f"[yellow]–[/] {escape(exc.message)}\n    [dim]→ {escape(exc.hint)}[/]")
+        out.print()
     num_problems = 0
     for finding in examine(settings):
         num_problems += not finding.is_note

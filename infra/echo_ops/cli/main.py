@@ -190,12 +190,18 @@ def doctor(config: Config = None) -> None:
 
 
 @app.command("check")
-def check(config: Config = None) -> None:
-    """Say everything about a run's file that will not work, before anything starts: model, task, rewards, sizes, folders, Kafka."""
+def check(
+    config: Config = None,
+    answer_tokens: Annotated[float | None, typer.Option(min=1, help="Of a mean answer; without it half of max_new_tokens.")] = None,
+    prompt_tokens: Annotated[float | None, typer.Option(min=1, help="Of a mean prompt; without it 256.")] = None,
+    mbit_s: Annotated[float, typer.Option(min=0.001, help="Mbit/s of a worker's line.")] = 1000.0,
+) -> None:
+    """Say what a run's file needs (memory, time, bytes, what to rent) and everything in it that will not work, before anything starts."""
     from echo_ops.cli import check as commands
+    from echo_ops.estimate import Assumed
 
     with user_errors():
-        commands.check(config)
+        commands.check(config, Assumed(answer_tokens=answer_tokens, prompt_tokens=prompt_tokens, mbit_s=mbit_s))
 
 
 @app.command("plan")
@@ -321,10 +327,14 @@ def up(
     keep_kafka: Annotated[bool, typer.Option("--keep-kafka", help="Leave the embedded Kafka running, with the run's log in it.")] = False,
     takeover: Annotated[bool, typer.Option("--takeover", help="Take the run over from a learner that does not answer.")] = False,
     skip: Annotated[bool, typer.Option("--skip", help="Drop the seqs whose records the log has lost, and go on.")] = False,
+    only_check: Annotated[bool, typer.Option("--check", help="As `echoswarm check`: start nothing.")] = False,
 ) -> None:
     """Run every role of the configuration on this machine, with a Kafka if none is named. Ctrl-C drains."""
     from echo_ops.cli import up as commands
 
+    if only_check:
+        check(config)
+        return
     with user_errors():
         flags = tuple(flag for flag, is_given in (("--takeover", takeover), ("--skip", skip)) if is_given)
         options = commands.Options(plain=plain, summary=summary, report=report, keep_kafka=keep_kafka, learner_flags=flags)

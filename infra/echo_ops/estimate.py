@@ -1,0 +1,162 @@
+"""What a run's file will need, before anything runs: from settings to the formulas of `echo_core.needs`. `estimate_lines` prints it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echo_core.capacity.overlap import Demand
+from echo_core.needs.memory import ITEM_BYTES, LearnerLoad, LearnerMemory, WorkerLoad, WorkerMemory, learner_memory, worker_memory
+from echo_core.needs.model_shape import ModelShape, published_shape, shape_of_config
+from echo_core.needs.speed import Gpu, Workload, rollouts_per_s, train_s
+from echo_schemas.errors import UserError
+from echo_settings import Settings
+from echo_tasks.base_models import is_made, resolve_base
+
+_MODEL_CONFIG = "config.json"
+ZERO = "zero_optimization"
+# A prompt of a task, where the model that would measure it is not here.
+_PROMPT_TOKENS = 256
+_ANSWER_SHARE = 0.5
+# Weights into the engine once they have arrived: a disk's or a memory's speed.
+_LOAD_BYTES_PER_S = 2e9
+# Of a GPU's memory, unless an option says otherwise.
+_VLLM_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What a file does not say. None: half of max_new_tokens; 256 tokens."""
+
+    answer_tokens: float | None = None
+    prompt_tokens: float | None = None
+    mbit_s: float = 1000.0
+    """Of each worker's line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What was found. `ranks`, `stage`: as the file has them."""
+
+    settings: Settings
+    shape: ModelShape
+    work: Workload
+    learner: LearnerLoad
+    worker: WorkerLoad
+    snapshot_bytes: int
+    broadcast_s: float
+    mbit_s: float
+
+    @property
+    def learner_memory(self) -> LearnerMemory:
+        """Of each rank."""
+        return learner_memory(self.shape, self.learner)
+
+    @property
+    def worker_memory(self) -> WorkerMemory:
+        """Of each GPU of a worker."""
+        return worker_memory(self.shape, self.worker)
+
+    def train_s(self, gpu: Gpu) -> float:
+        """T_train on the ranks of the file."""
+        return train_s(self.shape, self.work, gpu, self.learner.ranks)
+
+    def demand(self, gpu: Gpu) -> Demand:
+        """What the learner on such GPUs asks of its workers."""
+        return Demand(train_s=self.train_s(gpu), broadcast_s=self.broadcast_s, rollouts=self.work.rollouts)
+
+    def rate(self, gpu: Gpu) -> float:
+        """Rollouts per second of a worker on such GPUs."""
+        return rollouts_per_s(self.shape, self.work, gpu, self.worker)
+
+
+def estimate(settings: Settings, assumed: Assumed) -> Needs:
+    """Raises UserError for a model whose shape nobody knows, and for a DeepSpeed file that cannot be read."""
+    shape, rollout, learner, policy = _shape(settings), settings.rollout, settings.learner, settings.policy
+    adapter_rank = policy.lora.r if policy.update == "lora" else 0
+    answer = rollout.max_new_tokens * _ANSWER_SHARE if assumed.answer_tokens is None else assumed.answer_tokens
+    prompt = min(_PROMPT_TOKENS, policy.max_length - rollout.max_new_tokens) if assumed.prompt_tokens is None else assumed.prompt_tokens
+    zero = _zero(learner.deepspeed)
+    published = shape.adapter_parameters(adapter_rank) if adapter_rank else shape.parameters
+    snapshot_bytes = published * ITEM_BYTES[policy.dtype]
+    options = rollout.options
+    return Needs(
+        settings=settings,
+        shape=shape,
+        work=Workload(
+            rollouts=learner.groups_per_step * rollout.group_size,
+            prompt_tokens=prompt,
+            answer_tokens=answer,
+            updates=learner.updates_per_step,
+            trains_adapter=bool(adapter_rank),
+            recomputes=learner.gradient_checkpointing,
+            has_reference=learner.kl > 0,
+        ),
+        learner=LearnerLoad(
+            dtype=policy.dtype,
+            adapter_rank=adapter_rank,
+            tokens=max(learner.micro_batch_tokens, policy.max_length),
+            ranks=learner.ranks,
+            stage=int(zero.get("stage", 0)),
+            recomputes=learner.gradient_checkpointing,
+            has_reference=learner.kl > 0,
+            copies=settings.budget + 2,
+            cuts=rollout.cuts,
+            offloads=dict(zero.get("offload_optimizer") or {}).get("device", "none") != "none",
+        ),
+        worker=WorkerLoad(
+            dtype=policy.dtype,
+            adapter_rank=adapter_rank,
+            sequences=int(_number(options, "max_num_seqs", rollout.groups_in_flight * rollout.group_size)),
+            length=policy.max_length,
+            gpus=int(_number(options, "tensor_parallel_size", 1) * _number(options, "pipeline_parallel_size", 1)),
+            share=_number(options, "gpu_memory_utilization", _VLLM_SHARE),
+        ),
+        snapshot_bytes=snapshot_bytes,
+        broadcast_s=snapshot_bytes * 8 / (assumed.mbit_s * 1e6) + snapshot_bytes / _LOAD_BYTES_PER_S,
+        mbit_s=assumed.mbit_s,
+    )
+
+
+def _shape(settings: Settings) -> ModelShape:
+    base = settings.policy.base
+    if (found := _config_in(base)) is not None:
+        return shape_of_config(found)
+    shape = published_shape(base)
+    if shape is None:
+        raise UserError(
+            f"Nothing is known of the model {base}: what it needs cannot be estimated.",
+            hint="Put at least its config.json into that folder, or name one of docs/capacity.md.",
+        )
+    return shape
+
+
+def _config_in(base: str) -> dict[str, object] | None:
+    folder = resolve_base(base) if is_made(base) and base.startswith("demo:") else Path(base)
+    try:
+        content: dict[str, object] = json.loads((folder / _MODEL_CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as exc:
+        raise UserError(f"{folder / _MODEL_CONFIG} cannot be read: {exc}.", hint="Fetch the model's folder again.") from exc
+    return content
+
+
+def _zero(path: str) -> dict[str, Any]:
+    if not path:
+        return {}
+    try:
+        return dict(json.loads(Path(path).read_text(encoding="utf-8")).get(ZERO) or {})
+    except (OSError, ValueError, AttributeError) as exc:
+        raise UserError(f"[learner] deepspeed names {path}, which cannot be read: {exc}.", hint="Name a JSON file of DeepSpeed's.") from exc
+
+
+def _number(options: Mapping[str, object], name: str, default: float) -> float:
+    """An option of vLLM's. Raises UserError unless it is a number above 0."""
+    value = options.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise UserError(f"[rollout.options] {name} is {value!r}.", hint="Write a number above 0.")
+    return value
