@@ -342,9 +342,10 @@ def rehearse(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, A
 
 def check(stage: Stage, limit: Deadline, roles: Sequence[subprocess.Popen[bytes]]) -> None:
     """Raise RuntimeError, with the ends of the logs, if the time is up or a role has ended."""
-    if limit.expired() or any(role.poll() is not None for role in roles):
-        why = "The last step did not come in time." if limit.expired() else "A role has ended early."
-        message = f"{why}{stage.logs()}"
+    ended = [f"{role.args} has ended early with {role.returncode}." for role in roles if role.poll() is not None]
+    if limit.expired() or ended:
+        why = " ".join(ended) or "The last step did not come in time."
+        message = f"{why} All logs are kept with --folder; their ends:{stage.logs()}"
         raise RuntimeError(message)
 
 

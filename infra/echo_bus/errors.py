@@ -12,6 +12,7 @@ EchoError
     ├── DeadlineExceeded        a wait ended without its condition; the message names the condition
     ├── TransactionAborted      the transaction was rolled back; it may be tried again with the same producer
     ├── ProducerFenced          the transactional producer is dead; a successor *may* exist: read the newest session claim
+    ├── MemberReplaced          the group knows a later consumer by this one's name
     ├── BlobCorrupt             a chunk is missing, altered or out of place
     └── TooManyDeadLetters      the limit on invalid messages was passed: a bad deployment, not a bad message
 """
@@ -63,6 +64,10 @@ class TransactionAborted(TransportError):
 
 class ProducerFenced(TransportError):
     """The transactional producer met a fatal error and must be discarded."""
+
+
+class MemberReplaced(TransportError):
+    """A static member is not the one of its name any more."""
 
 
 class BlobCorrupt(TransportError):

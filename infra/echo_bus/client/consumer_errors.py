@@ -7,7 +7,7 @@ import logging
 from confluent_kafka import KafkaError
 
 from echo_bus.client.cluster import RawMessage
-from echo_bus.errors import NotAuthorized, OffsetLost, TopicMissing, TransportError
+from echo_bus.errors import MemberReplaced, NotAuthorized, OffsetLost, TopicMissing, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _REPLACED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INST
 
 
 def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
-    """Return if the client recovers by itself, else raise NotAuthorized, TopicMissing, OffsetLost or TransportError.
+    """Return if the client recovers by itself, else raise NotAuthorized, TopicMissing, OffsetLost, MemberReplaced or TransportError.
 
     `group`: that of a member. Without, the reader joins none and needs no right on any, although the client asks after one by itself.
     """
@@ -53,7 +53,7 @@ def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
         raise OffsetLost(f"The position asked for is not in {where} any more: {error.str()}.", hint="Choose where to go on reading.")
     # A member that is fenced hears of a fatal error, which names its cause in its text alone.
     if code in _REPLACED or (code == _FATAL and _FENCED in error.str()):
-        raise TransportError(
+        raise MemberReplaced(
             f"Another consumer has taken this one's place in the group: {error.str()}.",
             hint="Two processes have the same name. Stop one of them, or give each its own (--name).",
         )

@@ -24,7 +24,7 @@ from echo_bus.client.kafka import translate
 from echo_bus.client.profiles import GROUP_CONSUMER, NEXT_GENERATION_GROUP, PROMPT_HEARTBEAT
 from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits, DeadLetters
-from echo_bus.errors import DeadlineExceeded, TopicMissing
+from echo_bus.errors import DeadlineExceeded, MemberReplaced, TopicMissing
 from echo_bus.group.notes import NoteKeeper, Notes
 from echo_bus.group.state import FetchedBatch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, Room, TopicCounters
 from echo_bus.group.worker import Action, LoopWorker
@@ -48,6 +48,8 @@ _METADATA_S = 10.0
 _LAG_INTERVAL_S = 5.0
 # The goodbye of a static member; who does not hear it waits for the end of the session instead.
 _LEAVE_S = 2.0
+# A member whose name is taken twice within this time has a rival; once is a broker that answered so late that the client asked again.
+_RIVAL_S = 60.0
 # A commit for every message would cost the broker more than the message.
 _SOON_S = 0.05
 
@@ -119,6 +121,7 @@ class ConsumerLoop:
         self._handed_back = threading.Event()
         self._all_paused = False
         self._next_commit_s = self._next_lag_s = self._committed_s = 0.0
+        self._replaced_s: float | None = None
 
     @property
     def num_queued(self) -> int:
@@ -170,16 +173,22 @@ class ConsumerLoop:
         """Consume until `stop`. Blocks.
 
         Raises what the handler raised, TooManyDeadLetters, DeliveryFailed for a dead letter, TopicMissing, NotAuthorized,
-        ClusterUnreachable, OffsetLost or TransportError. Work that is done is committed in every case.
+        ClusterUnreachable, OffsetLost, MemberReplaced or another TransportError. Work that is done is committed in every case.
         """
-        consumer = self._cluster.consumer({**self._properties, "on_commit": self._on_commit})
+        consumer = self._new_consumer()
         try:
             self._learn_partition_counts(consumer, must_exist=True)
-            consumer.subscribe(list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+            self._join(consumer)
             self._worker.start()
             try:
                 while not self._stopped.is_set() and not self._worker.ended:
-                    self._step(consumer)
+                    try:
+                        self._step(consumer)
+                    except MemberReplaced as exc:
+                        self._give_way(exc)
+                        consumer.close()
+                        consumer = self._new_consumer()
+                        self._join(consumer)
             finally:
                 self._drain(consumer)
                 self._leave(consumer)
@@ -187,6 +196,27 @@ class ConsumerLoop:
             consumer.close()
         if self._worker.error is not None:
             raise self._worker.error
+
+    def _new_consumer(self) -> RawConsumer:
+        return self._cluster.consumer({**self._properties, "on_commit": self._on_commit})
+
+    def _join(self, consumer: RawConsumer) -> None:
+        consumer.subscribe(list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+
+    def _give_way(self, why: MemberReplaced) -> None:
+        """Let go of everything, to join anew; raises `why` if the name was taken a short while ago too.
+
+        The group makes another member of each request to join that carries a name (KIP-345). A client whose request waits longer than its
+        timeout asks again, and is then told that it was replaced: by itself. Of two processes under one name each comes back once, and the
+        earlier one, which was replaced first, is the first to be replaced twice.
+        """
+        now_s = self._clock.monotonic_s()
+        if self._replaced_s is not None and now_s < self._replaced_s + _RIVAL_S:
+            raise why
+        self._replaced_s = now_s
+        logger.warning("%s: %s It joins once more.", self._group, why)
+        self._metrics.rebalances.labels(self._group, "lost").inc()
+        self._take_away([_partition_of(state) for state in self._assignment.values()], None)
 
     def _step(self, consumer: RawConsumer) -> None:
         """One round of the poll thread; blocks for a fraction of a second at most."""

@@ -17,7 +17,7 @@ from echo_bus.client.consumer_errors import check_error
 from echo_bus.client.publisher import Publisher
 from echo_bus.clock import SystemClock
 from echo_bus.dead_letters import DeadLetters
-from echo_bus.errors import DeadlineExceeded, DeliveryFailed, NotAuthorized, OffsetLost, TopicMissing, TransportError
+from echo_bus.errors import DeadlineExceeded, DeliveryFailed, MemberReplaced, NotAuthorized, OffsetLost, TopicMissing, TransportError
 from echo_bus.group.consumer import ConsumerLoop, group_properties
 from echo_bus.group.state import LoopLimits
 from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Handler, Invalid, Message, Outcome
@@ -66,6 +66,18 @@ class Bench:
             metrics=self.metrics,
             limits=LoopLimits(**{"busy_retry_s": 0.005, "commit_interval_s": 0.01, "drain_s": 5.0, **limits}),
         )
+
+    def opened(self) -> list[Any]:
+        """The loops' own clients from now on, as they are opened."""
+        opened: list[Any] = []
+        open_consumer = self.cluster.consumer
+
+        def remember(config: Any) -> Any:
+            opened.append(open_consumer(config))
+            return opened[-1]
+
+        self.cluster.consumer = remember  # type: ignore[method-assign]
+        return opened
 
     def committed(self) -> int | None:
         found = self.cluster._broker.group(GROUP).committed.get((self.topic, 0))
@@ -205,14 +217,7 @@ def test_an_expelled_member_commits_nothing_of_what_it_lost_and_starts_again(ben
         held.append(Completion())
         return Accepted(held[-1])
 
-    opened: list[Any] = []
-    open_consumer = bench.cluster.consumer
-
-    def remember(config: Any) -> Any:
-        opened.append(open_consumer(config))
-        return opened[-1]
-
-    bench.cluster.consumer = remember  # type: ignore[method-assign]  # to get at the loop's own client
+    opened = bench.opened()
     loop = bench.loop(handle, drain_s=0.05)
     with running(loop) as errors:
         wait_until(lambda: len(held) == 10, "everything in flight")
@@ -223,6 +228,44 @@ def test_an_expelled_member_commits_nothing_of_what_it_lost_and_starts_again(ben
         # The loop counts a message a moment after the handler has returned.
         wait_until(lambda: loop.num_in_flight == 10, "the second ten, and none of the first, to be in flight")
     assert not errors
+    assert not bench.committed(), "work of the lost assignment was committed"
+    assert bench.value("rebalances_total", group=GROUP, kind="lost") == 1
+
+
+class Told:
+    """What a client hands out that was replaced."""
+
+    def error(self) -> KafkaError:
+        return KafkaError(
+            KafkaError._FATAL, "Fatal error: Broker: Static consumer fenced by other consumer with same group.instance.id", True
+        )
+
+    def topic(self) -> None:
+        return None
+
+    partition = topic
+
+
+def test_a_member_that_a_slow_broker_replaced_by_itself_joins_once_more_and_a_second_time_soon_is_a_rival(bench: Bench) -> None:
+    held: list[Completion] = []
+
+    def handle(message: Message) -> Outcome:
+        held.append(Completion())
+        return Accepted(held[-1])
+
+    opened = bench.opened()
+    loop = bench.loop(handle, drain_s=0.05)
+    with running(loop) as errors:
+        wait_until(lambda: len(held) == 10, "everything in flight")
+        opened[0].poll = lambda timeout: Told()
+        wait_until(lambda: len(held) == 20, "everything to be offered again")
+        for completion in held[:10]:
+            completion.done()
+        wait_until(lambda: loop.num_in_flight == 10, "the second ten, and none of the first, to be in flight")
+        assert not errors
+        opened[1].poll = lambda timeout: Told()
+        wait_until(lambda: errors, "the loop to end")
+    assert isinstance(errors[0], MemberReplaced)
     assert not bench.committed(), "work of the lost assignment was committed"
     assert bench.value("rebalances_total", group=GROUP, kind="lost") == 1
 
@@ -259,7 +302,7 @@ def test_static_and_next_generation_members_have_their_properties() -> None:
         (KafkaError.GROUP_AUTHORIZATION_FAILED, NotAuthorized),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissing),
         (KafkaError._AUTO_OFFSET_RESET, OffsetLost),
-        (KafkaError.FENCED_INSTANCE_ID, TransportError),
+        (KafkaError.FENCED_INSTANCE_ID, MemberReplaced),
         (KafkaError._FATAL, TransportError),
     ],
 )
