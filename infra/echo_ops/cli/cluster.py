@@ -95,12 +95,22 @@ def topics_apply(
 
 
 @topics.command("check")
-def topics_check(config: Config = None) -> None:
+def topics_check(
+    config: Config = None,
+    target: Annotated[
+        Literal["confluent-cloud", "msk", "redpanda", "event-hubs"] | None,
+        typer.Option(help="Ask no cluster; name the settings that this service refuses."),
+    ] = None,
+) -> None:
     """Exit 0 if the cluster is as the files say, 3 if it has drifted. For CI."""
     from echo_ops.cli import topics as commands
+    from echo_ops.topic_targets import Target
 
     with user_errors():
-        commands.check(config)
+        if target is None:
+            commands.check(config)
+        else:
+            commands.check_target(Target(target))
 
 
 @topics.command("render")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from rich.markup import escape
+
 from echo_ops.cli.context import reach_cluster, read_settings
 from echo_ops.cli.output import ExitCode, out
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import Kind, Plan, Step, summarise
 from echo_ops.topic_rendering import TopicFormat, render_topics
+from echo_ops.topic_targets import SERVICES, Target, refusals
 from echo_runtime.logins import ADMIN
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
+from echo_schemas.topic_files import load_topic_specs
 
 _MARKS = {Kind.CREATE: "[green]+[/]", Kind.GROW: "[green]>[/]", Kind.SETTING: "[yellow]~[/]", Kind.REFUSED: "[red]![/]"}
 
@@ -48,6 +52,25 @@ def check(config: Path | None) -> None:
         out.print(f"[yellow]?[/] {name}: below the namespace, and no file describes it")
     if not made.is_empty:
         sys.exit(ExitCode.DRIFT)
+
+
+def check_target(target: Target) -> None:
+    """Say which settings of the topic files a service does not take; asks nobody. Exits 3 if there are any."""
+    service = SERVICES[target]
+    found = refusals(service, load_topic_specs())
+    for each in found:
+        where = each.topics[0] if len(each.topics) == 1 else f"{len(each.topics)} topics, {each.topics[0]} for one"
+        out.print(f"[red]![/] [bold]{each.setting}[/] = {', '.join(each.values)} ({where}): {each.why}")
+    for note in service.notes:
+        out.print(f"[yellow]–[/] {escape(note)}")
+    out.print(f"{service.title}: {service.page}", markup=False)
+    if not found:
+        out.print("[green]It takes every setting of the topic files.[/]")
+        return
+    out.print(
+        "Make the topics without these: `echoswarm topics render` prints them for another tool. `topics check` then names them as drift."
+    )
+    sys.exit(ExitCode.DRIFT)
 
 
 def render(config: Path | None, form: TopicFormat, cluster: str) -> None:
