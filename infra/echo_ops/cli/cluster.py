@@ -273,6 +273,19 @@ def runs_stop(name: RunId, config: Config = None) -> None:
         commands.order(config, name, RunState.STOPPING)
 
 
+@runs.command("archive")
+def runs_archive(
+    name: RunId,
+    to: Annotated[Path, typer.Option(help="The folder; the archive is a folder of the run's name in it.")] = Path("archives"),
+    config: Config = None,
+) -> None:
+    """Keep a run that has ended in a folder, whole and verified, so that it may be deleted."""
+    from echo_ops.cli import runs as commands
+
+    with user_errors():
+        commands.archive(config, name, to)
+
+
 @runs.command("delete")
 def runs_delete(name: RunId, config: Config = None, yes: Yes = False) -> None:
     """Remove a run: topics, groups, access lists, checkpoints; without --yes say what there is of it."""

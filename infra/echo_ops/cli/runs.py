@@ -9,8 +9,10 @@ from pathlib import Path
 from rich.table import Table
 
 from echo_bus.bus import Bus
+from echo_ops.cli.analysis import require_analysis
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.output import out, shown_time
+from echo_ops.cli.output import err, out, shown_time
+from echo_ops.cli.ranges import run_named
 from echo_ops.orders import give_order
 from echo_ops.runs.deletion import Remains, find_remains, remove
 from echo_ops.runs.listing import RunLine, Standing, find_run, read_runs
@@ -91,6 +93,26 @@ def order(config: Path | None, name: str, state: RunState) -> None:
         else " Nobody trains it now: start it with the command that it was started with."
     )
     out.print(f"{name}: ordered. {_SAID[state].format(name=name)}{hint}", markup=False)
+
+
+def archive(config: Path | None, name: str, to: Path) -> None:
+    """Everything of a run that has ended, in a folder. Raises UserError for one that is alive."""
+    require_analysis("pyarrow")
+    from echo_ops.runs.archive import archive_run
+
+    settings, bus = _reach(config)
+    line = find_run(read_runs(bus), run_named(name), bus.namespace.name)
+    if line.is_alive:
+        raise UserError(f"{name} is {line.standing.value}: its archive would be a part.", hint=f"Stop it first: echoswarm runs stop {name}")
+    home = to / name
+    done = archive_run(bus, line.run, home, store=settings.store.uri)
+    for sentence in done.missing:
+        err.print(f"missing: {sentence}", markup=False)
+    records = sum(topic.records for topic in done.topics.values())
+    rows = ", ".join(f"{count:,} {table}" for table, count in sorted(done.rows.items()))
+    weights = "no weights" if done.weights is None else f"the weights of version {done.weights}"
+    out.print(f"{name}: {records:,} records, {weights}; exported: {rows}. All of it was read back from {home}.", markup=False)
+    out.print(f"It may go from Kafka now: echoswarm runs delete {name} --yes", markup=False)
 
 
 def delete(config: Path | None, name: str, *, is_meant: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
 from echo_bus.bus import Bus
@@ -25,7 +25,7 @@ from echo_replay.raw_log import RawLog
 from echo_schemas.errors import UserError
 from echo_schemas.headers import RUN
 from echo_schemas.topic_files import load_topic_specs
-from echo_schemas.topics import BY_NAME
+from echo_schemas.topics import BY_NAME, RUNS
 
 _WAIT_S = 30.0
 # What `echoswarm up` and the learner write beside the checkpoints.
@@ -65,30 +65,51 @@ def find_remains(bus: Bus, run_id: str, folder: Path, *, is_alone: bool) -> Rema
 
 
 def remove(bus: Bus, remains: Remains) -> None:
-    """Remove it: the log first, so that a cluster that refuses leaves the files as they are. Raises TransportError, UserError."""
+    """Remove it: the log first, so that a cluster that refuses leaves the files as they are, and what names the run last of all: whoever was
+    killed on the way still finds the run, and begins again. Raises TransportError, UserError.
+    """
     admin = bus.cluster.admin()
+    last = bus.namespace.topic(RUNS)
     try:
-        if remains.topics:
-            for done in admin.delete_topics(list(remains.topics), request_timeout=_WAIT_S).values():
-                done.result(_WAIT_S)
+        _delete_topics(admin, [name for name in remains.topics if name != last])
         if remains.groups:
             for done in admin.delete_consumer_groups(list(remains.groups), request_timeout=_WAIT_S).values():
                 done.result(_WAIT_S)
         if remains.acls:
             for done in admin.delete_acls([_exactly(each) for each in remains.acls], request_timeout=_WAIT_S).values():
                 done.result(_WAIT_S)
+        _bury(bus, {name: keys for name, keys in remains.keys.items() if name != RUNS.name})
+        _remove_files(remains.paths)
+        _delete_topics(admin, [name for name in remains.topics if name == last])
     except KafkaException as exc:
         raise translate(exc, "the cluster") from exc
-    _bury(bus, remains.keys)
-    for path in remains.paths:
+    _bury(bus, {name: keys for name, keys in remains.keys.items() if name == RUNS.name})
+
+
+def _delete_topics(admin: Any, names: list[str]) -> None:
+    if not names:
+        return
+    for done in admin.delete_topics(names, request_timeout=_WAIT_S).values():
+        try:
+            done.result(_WAIT_S)
+        except KafkaException as exc:
+            # An earlier try has removed it, and not every broker had heard of that.
+            if exc.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+
+
+def _remove_files(paths: tuple[Path, ...]) -> None:
+    for path in paths:
         try:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
         except OSError as exc:
-            raise UserError(f"{path} cannot be removed: {exc.strerror or exc}.", hint="The log is gone; remove the folder by hand.") from exc
-    for folder in {path.parent for path in remains.paths}:
+            raise UserError(
+                f"{path} cannot be removed: {exc.strerror or exc}.", hint="The log is gone; remove the folder, then type the same again."
+            ) from exc
+    for folder in {path.parent for path in paths}:
         # Not empty: it holds what is not the run's.
         with suppress(OSError):
             folder.rmdir()

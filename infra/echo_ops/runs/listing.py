@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
 from echo_bus.bus import Bus
+from echo_bus.errors import TopicMissing
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Progress, Run, RunState
 from echo_schemas.topics import PROGRESS, RUNS
@@ -49,8 +50,13 @@ class RunLine:
 
 def read_runs(bus: Bus) -> list[RunLine]:
     """Every run of the namespace, the oldest first. `bus`: of no run. Raises TransportError."""
-    runs, progress = bus.newest(RUNS, Run), bus.newest(PROGRESS, Progress)
-    with closing(bus.orders()) as view:
+    runs = bus.newest(RUNS, Run)
+    progress: dict[str, Progress] = {}
+    orders: dict[str, Control] = {}
+    # Of a run whose removal was interrupted nothing else may be left.
+    with suppress(TopicMissing):
+        progress = bus.newest(PROGRESS, Progress)
+    with suppress(TopicMissing), closing(bus.orders()) as view:
         orders = view.items()
     now_ms = bus.clock.time_ms()
     lines = (line_of(run, progress.get(name), orders.get(f"{name}/run"), now_ms) for name, run in runs.items())

@@ -12,6 +12,9 @@ from confluent_kafka.admin import AdminClient
 
 from echo_bus.bus import Bus
 from echo_bus.client.consumer_queries import open_asker
+from echo_bus.clock import Deadline
+from echo_ops.runs import deletion
+from echo_ops.runs.listing import read_runs
 from echo_runtime.opening import open_bus
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
@@ -49,9 +52,13 @@ def begin(bus: Bus, name: str, *, heard_ms: int) -> None:
     progress = next(record for record in load_examples(PROGRESS).values() if isinstance(record, Progress))
     publisher = bus.publisher()
     config = json.dumps({"learner": {"steps": 100}})
-    publisher.publish(RUNS, replace(run, run_id=name, config=config, created_ms=heard_ms))
-    publisher.publish(PROGRESS, replace(progress, run_id=name, version=3, published=3, time_ms=heard_ms))
-    publisher.publish(TRAJECTORIES, trajectory(seq=1, run_id=name, group_id=f"{name}/1"))
+    receipts = [
+        publisher.publish(RUNS, replace(run, run_id=name, config=config, created_ms=heard_ms)),
+        publisher.publish(PROGRESS, replace(progress, run_id=name, version=3, published=3, time_ms=heard_ms)),
+        publisher.publish(TRAJECTORIES, trajectory(seq=1, run_id=name, group_id=f"{name}/1")),
+    ]
+    for receipt in receipts:
+        receipt.wait(WAIT_S)
     publisher.close()
 
 
@@ -100,6 +107,38 @@ def test_a_run_that_is_alone_is_removed_without_a_trace(
     assert not folder.exists()
     groups = AdminClient({"bootstrap.servers": kafka_bootstrap}).list_consumer_groups(request_timeout=WAIT_S).result(WAIT_S).valid
     assert not [group.group_id for group in groups if group.group_id.startswith(f"{namespace.name}.")]
+
+
+@pytest.mark.parametrize("killed_before", ["_remove_files", "second _delete_topics"])
+def test_a_removal_that_was_killed_is_finished_by_the_next(
+    bus: Bus, kafka_bootstrap: str, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_before: str
+) -> None:
+    begin(bus, "demo", heard_ms=1)
+    folder = tmp_path / "runs" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_text("x")
+    every, step = replace(bus, run_id=None), killed_before.removeprefix("second ")
+    left = 1 if killed_before.startswith("second") else 0
+    do = getattr(deletion, step)
+
+    def killed(*arguments: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        do(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(deletion, step, killed)
+        with pytest.raises(KeyboardInterrupt):
+            deletion.remove(every, deletion.find_remains(every, "demo", folder, is_alone=True))
+    assert [line.run.run_id for line in read_runs(every)] == ["demo"], "whoever types the same again finds it"
+    deletion.remove(every, deletion.find_remains(every, "demo", folder, is_alone=True))
+    deadline = Deadline.after(WAIT_S)
+    while left_over := topics_of(kafka_bootstrap, namespace):
+        # A broker tells of what its controller has removed a moment later.
+        assert not deadline.expired(), f"waited for {left_over} to go"
+    assert not folder.exists()
 
 
 def test_a_run_beside_another_leaves_the_other_as_it_is(shell: Shell, bus: Bus, kafka_bootstrap: str, namespace: Namespace) -> None:
