@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,19 +81,30 @@ class RewardJoin:
                 continue
             try:
                 run, partition, offset, name, value = self._read(raw.value())
-                if self._verifier is not None:
-                    self._verifier.signer_of(raw).require_author(REWARDS, name.decode(errors="replace"))
+                self._check_author(raw, name)
             except InvalidRecord:
                 continue
-            if run != self._run or partition != self._partition or not self._first <= offset < self._end:
-                continue
-            if value is None:
-                if name != self._answered:
-                    continue
-                value = math.nan
-            self._offsets.append(offset)
-            self._codes.append(self._names.setdefault(name, len(self._names)))
-            self._values.append(value)
+            if run == self._run:
+                self._take(partition, offset, name, value)
+
+    def take(self, raw: RawMessage, reward: Reward) -> None:
+        """The same of a record of the run that is decoded already."""
+        name = reward.name.encode()
+        with suppress(InvalidRecord):
+            self._check_author(raw, name)
+            self._take(reward.of.partition, reward.of.offset, name, reward.value)
+
+    def _check_author(self, raw: RawMessage, name: bytes) -> None:
+        """Raises InvalidRecord if nobody has signed it who may give this reward."""
+        if self._verifier is not None:
+            self._verifier.signer_of(raw).require_author(REWARDS, name.decode(errors="replace"))
+
+    def _take(self, partition: int, offset: int, name: bytes, value: float | None) -> None:
+        if partition != self._partition or not self._first <= offset < self._end or (value is None and name != self._answered):
+            return
+        self._offsets.append(offset)
+        self._codes.append(self._names.setdefault(name, len(self._names)))
+        self._values.append(math.nan if value is None else value)
 
     def columns(self) -> RewardColumns:
         """What was added, sorted, each name once for each record."""

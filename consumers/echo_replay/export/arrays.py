@@ -1,6 +1,4 @@
-"""Arrow arrays of what several tables of an export have: where a message lies, where a trajectory lies, numbers for each token. Imports
-pyarrow.
-"""
+"""Arrow arrays of the columns of an export: of records' attributes, of numbers for each token, of where a message lies. Imports pyarrow."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ import pyarrow as pa
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.message import raw_headers
-from echo_schemas.records import Coordinates
 
 KAFKA = pa.struct(
     [
@@ -48,18 +45,38 @@ def messages_array(messages: Sequence[RawMessage]) -> Any:
     return pa.StructArray.from_arrays(arrays, fields=list(KAFKA))
 
 
-def places_array(where: Sequence[Coordinates]) -> Any:
-    arrays = [pa.array([each.partition for each in where], pa.int32()), pa.array([each.offset for each in where], pa.int64())]
-    return pa.StructArray.from_arrays(arrays, fields=list(PLACE))
+def attribute_array(objects: Sequence[object | None], name: str, kind: Any) -> Any:
+    """An attribute of each object as an array of type `kind`; null for an object that is None. A record within becomes a struct, its
+    attributes by name.
+    """
+    return _array([getattr(each, name, None) for each in objects], kind)
 
 
-def lists_array(arrays: Sequence[Any], dtype: np.dtype[Any]) -> Any:
-    """A list column from numpy arrays, without a Python object for each number."""
-    sizes = [0 if each is None else len(each) for each in arrays]
-    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int32)]).astype(np.int32)
-    there = [each for each in arrays if each is not None]
-    values = np.concatenate(there) if there else np.zeros(0, dtype)
-    return pa.ListArray.from_arrays(ends, values.astype(dtype, copy=False), mask=pa.array([each is None for each in arrays], pa.bool_()))
+def numbers_array(packed: Sequence[bytes | None], kind: Any) -> Any:
+    """A list column of the little-endian numbers that each entry holds: copied once, without a Python object for each number."""
+    ends = np.cumsum([0, *(0 if each is None else len(each) for each in packed)], dtype=np.int64) // (kind.bit_width // 8)
+    data = pa.py_buffer(b"".join([each for each in packed if each is not None]))
+    values = pa.Array.from_buffers(kind, int(ends[-1]), [None, data])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, mask=_missing(packed))
+
+
+def _array(values: Sequence[Any], kind: Any) -> Any:
+    # Column by column down to the leaves: a dictionary for each struct would cost ten times as much.
+    if pa.types.is_struct(kind):
+        arrays = [attribute_array(values, field.name, field.type) for field in kind]
+        return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=_missing(values))
+    if pa.types.is_map(kind):
+        return pa.array([None if each is None else list(each.items()) for each in values], kind)
+    if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
+        ends = np.cumsum([0, *(0 if each is None else len(each) for each in values)], dtype=np.int32)
+        flat = [item for each in values if each is not None for item in each]
+        return pa.ListArray.from_arrays(pa.array(ends), _array(flat, kind.value_type), type=kind, mask=_missing(values))
+    return pa.array(values, kind)
+
+
+def _missing(values: Sequence[object | None]) -> Any:
+    missing = [each is None for each in values]
+    return pa.array(missing, pa.bool_()) if any(missing) else None
 
 
 def _texts(values: Sequence[bytes | None]) -> Any:

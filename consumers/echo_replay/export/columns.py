@@ -5,20 +5,21 @@ Times are Unix milliseconds, as in the records. `kafka` says where a row lies it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from echo_bus.client.cluster import RawMessage
-from echo_replay.export.arrays import KAFKA, PLACE, lists_array, messages_array, places_array
+from echo_replay.export.arrays import KAFKA, PLACE, attribute_array, messages_array, numbers_array
 from echo_replay.export.layout import Table
 from echo_replay.fates import BookEntry
 from echo_replay.history import Told
 from echo_replay.run_log import Step
-from echo_schemas.records import Drop, Reward, Sampling, StepReport, Trajectory, WorkerStatus
+from echo_schemas.records import Drop, Reward, StepReport, WorkerStatus
 
 REWARD_PREFIX = "reward_"
 """A reward's own column is its name with this before it."""
@@ -206,15 +207,19 @@ def trajectories_table(told: Sequence[Told], rewards: Sequence[Mapping[str, floa
     """A row for each of `told`; `rewards` beside it. Of a record that nobody can read only fate and `kafka` are known."""
     schema = schema_of(reward_names)
     records = [each.trajectory for each in told]
-    values = {name: [None if record is None else read(record) for record in records] for name, read in _READ.items()}
-    columns = {name: pa.array(column, schema.field(name).type) for name, column in values.items()}
-    columns["tokens"] = lists_array([None if record is None else record.tokens for record in records], np.dtype(np.int32))
-    columns["logprobs"] = lists_array([None if record is None else record.logprob_values for record in records], np.dtype(np.float32))
-    columns |= fate_columns([each.entry for each in told])
-    columns["kafka"] = messages_array([each.raw for each in told])
+    tokens = numbers_array([record and record.token_ids for record in records], pa.int32())
+    logprobs = numbers_array([record and record.logprobs for record in records], pa.float32())
+    columns = {
+        "tokens": tokens,
+        "logprobs": logprobs,
+        "num_tokens": pc.list_value_length(tokens).cast(pa.int64()),
+        "num_generated": pc.list_value_length(logprobs).cast(pa.int64()),
+        **fate_columns([each.entry for each in told]),
+        "kafka": messages_array([each.raw for each in told]),
+    }
     for name in names_in(schema):
         columns[REWARD_PREFIX + name] = pa.array([each.get(name) for each in rewards], pa.float64())
-    return pa.table([columns[name] for name in schema.names], schema=schema)
+    return _table(records, schema, columns)
 
 
 def fate_columns(entries: Sequence[BookEntry]) -> dict[str, Any]:
@@ -254,18 +259,7 @@ def known_rewards_table(told: Iterable[Told]) -> Any:
 
 
 def _rewards_of(rewards: Sequence[Reward], kafka: Any) -> Any:
-    # A column at once: a dictionary for each row would cost three times as much.
-    columns = {
-        "trajectory": places_array([reward.of for reward in rewards]),
-        "outcome": pa.array([reward.outcome.value for reward in rewards], pa.string()),
-        "components": pa.array([list(reward.components.items()) for reward in rewards], _NUMBERS),
-        "kafka": kafka,
-    }
-    arrays = [
-        columns[each.name] if each.name in columns else pa.array([getattr(reward, each.name) for reward in rewards], each.type)
-        for each in _REWARDS
-    ]
-    return pa.table(arrays, schema=_REWARDS)
+    return _table(rewards, _REWARDS, {"trajectory": attribute_array(rewards, "of", PLACE), "kafka": kafka})
 
 
 def steps_table(steps: Iterable[Step]) -> Any:
@@ -281,24 +275,13 @@ def samples_table(steps: Iterable[Step]) -> Any:
 
 def drops_table(drops: Iterable[Drop]) -> Any:
     """A row for each drop; without `trajectory` it drops a whole seq."""
-    return pa.Table.from_pylist(
-        [
-            {
-                **{name: getattr(drop, name) for name in _DROPS.names if name not in ("trajectory", "why")},
-                "trajectory": None if drop.what is None else asdict(drop.what),
-                "why": drop.why.value,
-            }
-            for drop in drops
-        ],
-        schema=_DROPS,
-    )
+    found = list(drops)
+    return _table(found, _DROPS, {"trajectory": attribute_array(found, "what", PLACE)})
 
 
 def workers_table(workers: Iterable[WorkerStatus]) -> Any:
     """A row for each worker: what it said last."""
-    return pa.Table.from_pylist(
-        [{**{name: getattr(worker, name) for name in _WORKERS.names}, "state": worker.state.value} for worker in workers], schema=_WORKERS
-    )
+    return _table(list(workers), _WORKERS, {})
 
 
 def _step_row(step: Step, report: StepReport) -> dict[str, Any]:
@@ -339,38 +322,7 @@ def _samples_of(step: Step) -> Any:
     return pa.table([columns[name] for name in _SAMPLES.names], schema=_SAMPLES)
 
 
-def _sampling(sampling: Sampling) -> dict[str, Any]:
-    return {name: getattr(sampling, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")}
-
-
-_READ: Mapping[str, Callable[[Trajectory], Any]] = {
-    "group_id": lambda record: record.group_id,
-    "seq": lambda record: record.seq,
-    "attempt": lambda record: record.attempt,
-    "index": lambda record: record.index,
-    "group_size": lambda record: record.group_size,
-    "purpose": lambda record: record.purpose.value,
-    "task": lambda record: record.task,
-    "source": lambda record: record.source.value,
-    "entry": lambda record: record.entry,
-    "prompt": lambda record: record.prompt,
-    "completion": lambda record: record.completion,
-    "logprob_source": lambda record: record.logprob_source.value,
-    "logprob_distribution": lambda record: record.logprob_distribution.value,
-    "generated": lambda record: [{"start": span.start, "end": span.end} for span in record.generated],
-    "version_spans": lambda record: [{"start": each.start, "end": each.end, "version": each.version} for each in record.version_spans],
-    "min_version": lambda record: record.min_version,
-    "max_version": lambda record: record.max_version,
-    "num_tokens": lambda record: len(record.tokens),
-    "num_generated": lambda record: record.num_generated,
-    "weights_sha256": lambda record: record.weights_sha256,
-    "worker_id": lambda record: record.worker_id,
-    "engine": lambda record: record.engine,
-    "sampling": lambda record: _sampling(record.sampling),
-    "finish_reason": lambda record: record.finish_reason.value,
-    "turn_rewards": lambda record: list(record.turn_rewards),
-    "requested_ms": lambda record: record.requested_ms,
-    "started_ms": lambda record: record.started_ms,
-    "finished_ms": lambda record: record.finished_ms,
-    "metadata": lambda record: list(record.metadata.items()),
-}
+def _table(records: Sequence[object | None], schema: Any, columns: Mapping[str, Any]) -> Any:
+    """`columns`, and the attributes of `records` for what they lack."""
+    arrays = [columns[each.name] if each.name in columns else attribute_array(records, each.name, each.type) for each in schema]
+    return pa.table(arrays, schema=schema)

@@ -7,7 +7,7 @@
 Order of reading: books, then the end of `rewards`, then the end of `trajectories`. So a step's samples and whatever a reward judges are
 exported no later than the step and the reward; what they have not said yet comes next time. Partition after partition, and after each one
 the manifest is committed: whoever is killed goes on behind the last commit. Memory: the books, the new rewards of one partition (22 bytes
-each), and some 32 MB for each bucket of versions in one stride. One thread, the caller's.
+each), and some 32 MB for each bucket of versions in one stride. Threads: the caller's, and one that writes (`writing`).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from echo_replay.export.manifest import (
 )
 from echo_replay.export.refreshing import News, count_unsettled, is_unsettled, refresh
 from echo_replay.export.table_file import StagedFile, row_groups, schema_in, write_whole
+from echo_replay.export.writing import Writing
 from echo_replay.history import History, Told, open_history
 from echo_replay.raw_log import RawLog
 from echo_replay.reward_columns import RewardColumns, RewardJoin
@@ -119,7 +120,8 @@ def _export(bus: Bus, run_id: str, home: Path, stride: int) -> Exported:
         rewards = stack.enter_context(RawLog(bus, bus.namespace.topic(REWARDS)))
         # Only now: see the order of reading above.
         trajectories = stack.enter_context(RawLog(bus, bus.namespace.topic(TRAJECTORIES)))
-        export = _Export(bus, home, manifest, history)
+        writing = stack.enter_context(Writing(home))
+        export = _Export(bus, home, manifest, history, writing)
         export.notes += doubts
         export.write_books(drops)
         for number in range(trajectories.num_partitions):
@@ -145,8 +147,8 @@ def read_drops(bus: Bus, run_id: str) -> tuple[list[Drop], list[str]]:
 class _Export:
     """One export under way."""
 
-    def __init__(self, bus: Bus, home: Path, manifest: ExportManifest, history: History) -> None:
-        self._bus, self._home, self._manifest, self._history = bus, home, manifest, history
+    def __init__(self, bus: Bus, home: Path, manifest: ExportManifest, history: History, writing: Writing) -> None:
+        self._bus, self._home, self._manifest, self._history, self._writing = bus, home, manifest, history, writing
         self._files = {file.slot: file for file in manifest.files}
         self._ranges = {topic: dict(ranges) for topic, ranges in manifest.ranges.items()}
         self._names = manifest.reward_names
@@ -154,6 +156,8 @@ class _Export:
         self._fresh_missing: list[str] = []
         self.notes: list[str] = list(history.notes)
         self._num_new = self._num_updated = self._num_files = 0
+        # Files of rewards that do not count yet.
+        self._judged: list[ExportedFile] = []
         self._committed_s = bus.clock.monotonic_s()
 
     def write_books(self, drops: list[Drop]) -> None:
@@ -184,7 +188,7 @@ class _Export:
         """What is new of one partition of trajectories and of its rewards, then what became known of the rest of it."""
         low, end = bounds
         begun, start = self._range(TRAJECTORIES.name, number, low, end)
-        columns, judged = self._take_rewards(number, rewards, end)
+        columns = self._take_rewards(number, rewards, end)
         self._names = choose_names(self._names, columns.names)
         news = News(partition=number, fates=self._history.fates, rewards=columns, names=self._names)
         written: set[Slot] = set()
@@ -195,8 +199,10 @@ class _Export:
             self._ranges.setdefault(TRAJECTORIES.name, {})[number] = (begun, min(first + self._manifest.stride, end))
             self.commit(only_if_due=True)
         self._refresh_rest(number, news, written)
-        for file in judged:
+        self._collect()
+        for file in self._judged:
             self._keep(file)
+        self._judged.clear()
         self._ranges.setdefault(TRAJECTORIES.name, {})[number] = (begun, end)
         if number in rewards.ends:
             first_reward = self._range(REWARDS.name, number, rewards.lows[number], rewards.ends[number])[0]
@@ -208,6 +214,7 @@ class _Export:
         now_s = self._bus.clock.monotonic_s()
         if only_if_due and now_s < self._committed_s + _COMMIT_S:
             return
+        self._collect()
         manifest = replace(
             self._manifest,
             ranges={topic: dict(ranges) for topic, ranges in self._ranges.items()},
@@ -259,31 +266,24 @@ class _Export:
         if start < end:
             yield from self._history.read(Selection(range=Offsets({number: (start, end - 1)})), rewards=False)
 
-    def _take_rewards(self, number: int, log: RawLog, end: int) -> tuple[RewardColumns, list[ExportedFile]]:
+    def _take_rewards(self, number: int, log: RawLog, end: int) -> RewardColumns:
         """New rewards of a partition, as columns and as files that do not count yet."""
         join = RewardJoin(self._manifest.run_id, self._bus.codec.ids, number, 0, end, verifier=self._bus.verifier)
-        files: list[ExportedFile] = []
         if number in log.ends:
             _, start = self._range(REWARDS.name, number, log.lows[number], log.ends[number])
             messages = self._rewards(log, number, start, join)
             stride = self._manifest.stride
             for first, mine in itertools.groupby(messages, lambda each: (each[0].offset() or 0) // stride * stride):
-                slot = Slot(Table.REWARDS, number, first)
-                file = self._staged(slot, SCHEMAS[Table.REWARDS])
-                try:
-                    for batch in _batches(mine):
-                        file.write(rewards_table(batch))
-                    files.append(file.finish())
-                except BaseException:  # whatever ends it: nothing half-written stays
-                    file.abandon()
-                    raise
-        return join.columns(), files
+                file = self._staged(Slot(Table.REWARDS, number, first), SCHEMAS[Table.REWARDS])
+                for batch in _batches(mine):
+                    self._writing.write(file, rewards_table(batch))
+                self._writing.finish(file)
+        return join.columns()
 
     def _rewards(self, log: RawLog, number: int, start: int, join: RewardJoin) -> Iterator[tuple[RawMessage, Reward]]:
         """The run's own, each also given to `join`."""
         prefix = f"{self._manifest.run_id}/".encode()
         for batch in log.within({number: (start, log.ends[number])}):
-            join.add(batch)
             for raw in batch:
                 key = raw.key()
                 if (key is None or not key.startswith(prefix)) and run_of(raw_headers(raw)) not in (None, self._manifest.run_id):
@@ -291,36 +291,33 @@ class _Export:
                 try:
                     record = self._bus.codec.decode(raw.value())
                 except InvalidRecord:
+                    join.add([raw])
                     continue
                 if isinstance(record, Reward) and record.run_id == self._manifest.run_id:
+                    join.take(raw, record)
                     yield raw, record
 
     def _staged(self, slot: Slot, schema: Any) -> StagedFile:
         """The new file of a slot, with the rows of the old one."""
-        file = StagedFile(self._home, slot, schema)
+        file = self._writing.begin(slot, schema)
         known = self._files.get(slot)
         for table in row_groups(self._home / known.path) if known else ():
-            file.write(table)
+            self._writing.write(file, table)
         return file
 
     def _write_stride(self, number: int, first: int, told: Iterable[Told], news: News) -> set[Slot]:
         """One file for each bucket of versions in a stride; the slots that were written."""
         staged: dict[Slot, tuple[StagedFile, Any]] = {}
-        try:
-            for slot, batch in self._by_slot(number, first, told):
-                if slot not in staged:
-                    staged[slot] = self._begin(slot, news)
-                file, schema = staged[slot]
-                rewards = [news.rewards.of(each.where.offset) for each in batch]
-                table = trajectories_table(batch, rewards, names_in(schema))
-                file.write(table, sum(is_unsettled(each.entry) for each in batch))
-                self._num_new += len(batch)
-            for file, _ in staged.values():
-                self._keep(file.finish())
-        except BaseException:  # whatever ends it: nothing half-written stays
-            for file, _ in staged.values():
-                file.abandon()
-            raise
+        for slot, batch in self._by_slot(number, first, told):
+            if slot not in staged:
+                staged[slot] = self._begin(slot, news)
+            file, schema = staged[slot]
+            rewards = [news.rewards.of(each.where.offset) for each in batch]
+            table = trajectories_table(batch, rewards, names_in(schema))
+            self._writing.write(file, table, sum(is_unsettled(each.entry) for each in batch))
+            self._num_new += len(batch)
+        for file, _ in staged.values():
+            self._writing.finish(file)
         return set(staged)
 
     def _by_slot(self, number: int, first: int, told: Iterable[Told]) -> Iterator[tuple[Slot, list[Told]]]:
@@ -341,11 +338,11 @@ class _Export:
         """The new file of a slot, with the rows of the old one as they are known now."""
         known = self._files.get(slot)
         schema = news.schema_of(None if known is None else schema_in(self._home / known.path))
-        file = StagedFile(self._home, slot, schema)
+        file = self._writing.begin(slot, schema)
         for table in row_groups(self._home / known.path) if known else ():
             refreshed, num_changed = refresh(table, news, schema)
             self._num_updated += num_changed
-            file.write(refreshed, count_unsettled(refreshed))
+            self._writing.write(file, refreshed, count_unsettled(refreshed))
         return file, schema
 
     def _refresh_rest(self, number: int, news: News, written: set[Slot]) -> None:
@@ -360,17 +357,21 @@ class _Export:
             schema = news.schema_of(schema_in(self._home / known.path))
             if any(refresh(table, news, schema)[1] for table in row_groups(self._home / known.path)):
                 file, _ = self._begin(slot, news)
-                try:
-                    self._keep(file.finish())
-                except BaseException:  # whatever ends it: nothing half-written stays
-                    file.abandon()
-                    raise
+                self._writing.finish(file)
 
     def _grow(self, slot: Slot, table: Any) -> None:
         """A table that only ever grows: written again if it did. What retention has removed of it since stays in the file."""
         known = self._files.get(slot)
         if table.num_rows > (0 if known is None else known.rows):
             self._keep(write_whole(self._home, slot, table))
+
+    def _collect(self) -> None:
+        """Keep the files that are finished; those of rewards wait until their trajectories are there."""
+        for file in self._writing.finished():
+            if file.slot.table is Table.REWARDS:
+                self._judged.append(file)
+            else:
+                self._keep(file)
 
     def _keep(self, file: ExportedFile) -> None:
         self._num_files += self._files.get(file.slot) != file

@@ -79,9 +79,9 @@ class StagedFile:
         self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
-        # Small pieces of many runs become one group of rows.
+        # Small pieces become one group of rows.
         if self._waiting:
-            self._writer.write_table(pa.concat_tables(self._waiting).combine_chunks())
+            self._writer.write_table(pa.concat_tables(self._waiting))
         self._waiting, self._num_bytes = [], 0
 
 
