@@ -18,6 +18,8 @@ from echo_schemas.projection import Projection
 from echo_schemas.records import Purpose, Trajectory
 
 _FIELDS = ("run_id", "seq", "index", "purpose", "task", "min_version", "max_version", "worker_id")
+# Of these the fate is known, and nothing behind them is looked at.
+_HEAD = ("run_id", "seq", "purpose")
 Passed = tuple[Trajectory | None, BookEntry]
 
 
@@ -31,6 +33,7 @@ class Sieve:
         self._takes_all = replace(selection, range=Everything()) == Selection() and not isinstance(selection.range, Versions)
         self._prefix, self._run = f"{run_id}/".encode(), run_id.encode()
         self._read = Projection(Trajectory, _FIELDS, codec.ids).read
+        self._read_head = Projection(Trajectory, _HEAD, codec.ids).read
         where = selection.range
         self._keys = frozenset(group.encode() for group in where.group_ids) if isinstance(where, Groups) else None
         self._times = where if isinstance(where, Times) else None
@@ -43,8 +46,8 @@ class Sieve:
         if not self._may_be_ours(raw):
             return None
         partition, offset = raw.partition() or 0, raw.offset() or 0
-        if self._takes_all and self._decodes:
-            return self._decoded(raw, partition, offset)
+        if self._takes_all:
+            return (self._decoded if self._decodes else self._undecoded)(raw, partition, offset)
         try:
             run, seq, index, purpose, task, oldest, newest, worker = self._read(raw.value())
             if run != self._run:
@@ -71,6 +74,14 @@ class Sieve:
         if not isinstance(record, Trajectory) or record.run_id != self._run_id:
             return None
         return record, self._fates.of(partition, offset, record.purpose, record.seq)
+
+    def _undecoded(self, raw: RawMessage, partition: int, offset: int) -> Passed | None:
+        try:
+            run, seq, purpose = self._read_head(raw.value())
+            entry = self._fates.of(partition, offset, Purpose(purpose.decode()), seq)
+        except (InvalidRecord, ValueError):
+            return None, self._fates.of(partition, offset, None)
+        return (None, entry) if run == self._run else None
 
     def _wants(self, entry: BookEntry) -> bool:
         return not self._selection.fates or entry.fate in self._selection.fates

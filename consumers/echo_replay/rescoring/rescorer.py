@@ -3,7 +3,7 @@
     history (undecoded) ─▶ without a record under the name? ─▶ chunks ─▶ scoring processes ─▶ records ─▶ sink
 
 Memory: some chunks of messages for each process, what waits to be written, and of each sample two values and its group for the comparison
-(24 bytes). The caller's thread.
+(24 bytes). Threads: the caller's, and one that writes, so that nothing waits for a commit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,32 +112,35 @@ def rescore(
 
     Raises Broken, UserError where the function cannot be imported, and as `told` and the sink do.
     """
-    work = _Rescore(order, sink, codec, clock)
-    is_tried = False
-    for judged in team.judge(_chunks(work.wanted(told))):
-        work.take(judged)
-        if not is_tried and work.num_answered >= TRIED:
-            is_tried = True
-            if not work.passes(tried):
-                return work.rescored
-        if is_tried:
-            work.flush(only_if_due=True)
-    if is_tried or not work.num_answered or work.passes(tried):
-        work.flush()
-        work.rescored.stopped = team.stopped
-    return work.rescored
+    with ThreadPoolExecutor(1, thread_name_prefix="rescore") as thread:
+        work = _Rescore(order, sink, codec, clock, thread)
+        is_tried = False
+        for judged in team.judge(_chunks(work.wanted(told))):
+            work.take(judged)
+            if not is_tried and work.num_answered >= TRIED:
+                is_tried = True
+                if not work.passes(tried):
+                    return work.rescored
+            if is_tried:
+                work.flush(only_if_due=True)
+        if is_tried or not work.num_answered or work.passes(tried):
+            work.flush()
+            work.settle()
+            work.rescored.stopped = team.stopped
+        return work.rescored
 
 
 class _Rescore:
     """One rescore under way."""
 
-    def __init__(self, order: RescoreOrder, sink: RewardSink, codec: Codec, clock: Clock) -> None:
-        self._order, self._sink, self._codec, self._clock = order, sink, codec, clock
+    def __init__(self, order: RescoreOrder, sink: RewardSink, codec: Codec, clock: Clock, thread: ThreadPoolExecutor) -> None:
+        self._order, self._sink, self._codec, self._clock, self._thread = order, sink, codec, clock, thread
         self.rescored = Rescored(table=ValueTable())
         self.num_answered = 0
         self._call_s = 0.0
         self._first_failed: Answer | None = None
         self._waiting: list[tuple[Item, bytes]] = []
+        self._writing: Future[None] | None = None
         self._flushed_s = clock.monotonic_s()
 
     def wanted(self, told: Iterable[Told]) -> Iterator[Item]:
@@ -183,13 +187,20 @@ class _Rescore:
         return tried(Estimate(num=self.num_answered, call_s=self._call_s, cost_usd=self.rescored.cost_usd))
 
     def flush(self, *, only_if_due: bool = False) -> None:
-        """Write what waits."""
+        """Write what waits, behind what is being written. Raises what that has raised."""
         now_s = self._clock.monotonic_s()
         if only_if_due and len(self._waiting) < _AT_ONCE and now_s < self._flushed_s + _FLUSH_S:
             return
+        self.settle()
         if self._waiting:
-            self._sink.write(self._waiting)
+            self._writing = self._thread.submit(self._sink.write, self._waiting)
         self._waiting, self._flushed_s = [], now_s
+
+    def settle(self) -> None:
+        """Wait for what is being written. Raises what that raises."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
     def _record(self, item: Item, answer: Answer, outcome: RewardOutcome) -> bytes:
         """Of a call that had to be ended: nobody else has made one."""

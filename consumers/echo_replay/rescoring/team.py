@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fcntl import F_SETPIPE_SZ, fcntl
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -36,6 +37,8 @@ CHUNK_BYTES = 4 << 20
 _AHEAD = 2
 _LOOK_S = 0.05
 _READ_BYTES = 1 << 20
+# A chunk has megabytes, and through a pipe of the usual 64 KB both sides would take turns thirty times. More than this needs privileges.
+_PIPE_BYTES = 1 << 20
 # So many calls in a row that had to be ended make it likely that the next one will.
 _TRIPS = 8
 # An asynchronous function's own limit is kept inside; only one that does not await comes to this.
@@ -149,6 +152,8 @@ class _Process:
         # Forking a process with threads copies locks in whatever state they are.
         context = mp.get_context("spawn")
         theirs_in, self._out = context.Pipe(duplex=False)
+        with suppress(OSError):  # a system that allows no such size
+            fcntl(self._out.fileno(), F_SETPIPE_SZ, _PIPE_BYTES)
         self.incoming, theirs_out = context.Pipe(duplex=False)
         os.set_blocking(self.incoming.fileno(), False)
         self._theirs: tuple[Connection, ...] = (theirs_in, theirs_out)

@@ -93,8 +93,11 @@ PRODUCER_BLOBS: Properties = MappingProxyType(
 # A transaction that outlives the longest fail-over, and a delivery that ends before it: librdkafka refuses any other order. Longer would
 # only keep the readers behind an abandoned transaction waiting longer.
 TRANSACTIONAL: Properties = MappingProxyType({**PRODUCER_LATENCY, **_frozen(transaction_timeout_ms=60_000, delivery_timeout_ms=45_000)})
-# For whoever writes beside a run: what it leaves open when it is killed holds the readers back no longer than this.
-BRIEF_TRANSACTIONS: Properties = MappingProxyType({**TRANSACTIONAL, **_frozen(transaction_timeout_ms=15_000, delivery_timeout_ms=12_000)})
+# For whoever writes much beside a run: batches fill until the commit, and what it leaves open when it is killed holds the readers back no
+# longer than this.
+BRIEF_TRANSACTIONS: Properties = MappingProxyType(
+    {**PRODUCER_THROUGHPUT, **_frozen(transaction_timeout_ms=15_000, delivery_timeout_ms=12_000)}
+)
 
 _CONSUMER_BASE = _frozen(
     enable_auto_commit=False,
