@@ -1,4 +1,4 @@
-"""`echoswarm export`: a run as Parquet files, and whether they are whole."""
+"""`echoswarm export`: a run as Parquet files, as Iceberg tables too, and whether the files are whole."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from echo_ops.cli.analysis import require_analysis
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.output import ExitCode, err, fail, out
 from echo_ops.cli.ranges import run_named
+from echo_schemas.errors import UserError
 
 
-def export(config: Path | None, to: Path, *, run: str, follow: bool, every_s: float) -> None:
-    """Export what is new, once or again and again until Ctrl-C, and say what that was."""
+def export(config: Path | None, to: Path, *, run: str, follow: bool, every_s: float, iceberg: str = "") -> None:
+    """Export what is new, once or again and again until Ctrl-C, and say what that was. `iceberg`: a catalog and a namespace in it."""
     require_analysis("pyarrow")
+    if iceberg:
+        require_analysis("pyiceberg", "sqlalchemy", extra="lakehouse")
+        if not all(iceberg.partition(".")):
+            raise UserError(f"--iceberg {iceberg} names no namespace.", hint="Write CATALOG.NAMESPACE, say lake.rl.")
     from echo_replay.export.exporter import export_run
     from echo_replay.export.layout import folder_of
 
@@ -37,12 +42,29 @@ def export(config: Path | None, to: Path, *, run: str, follow: bool, every_s: fl
             )
         elif not follow:
             out.print(f"nothing new of {run_id} in {home}", markup=False)
+        if iceberg:
+            _publish(to, run_id, iceberg)
         if not follow:
             return
         with contextlib.suppress(KeyboardInterrupt):
             Event().wait(every_s)
             continue
         return
+
+
+def _publish(to: Path, run_id: str, iceberg: str) -> None:
+    from echo_replay.export.iceberg import publish_export
+    from echo_replay.export.manifest import locked, open_export
+
+    home, _ = open_export(to, run_id)
+    with locked(home):
+        # Another export may have replaced files since.
+        home, manifest = open_export(to, run_id)
+        catalog, _, namespace = iceberg.partition(".")
+        done = publish_export(home, manifest, catalog, namespace)
+    replaced = f", in place of {done.num_replaced:,} earlier ones" if done.num_replaced else ""
+    said = f"{done.num_rows:,} rows of {done.num_files:,} files{replaced} appended to" if done.num_files else "nothing new for"
+    out.print(f"{said} the Iceberg tables of {iceberg}", markup=False)
 
 
 def verify(to: Path, *, run: str) -> None:
