@@ -54,12 +54,12 @@ def refresh(table: Any, news: News, schema: Any) -> tuple[Any, int]:
     """The rows of `table` with what is known now, in the columns of `schema`; and how many rows have changed."""
     changed = np.zeros(table.num_rows, np.bool_)
     offsets = pc.struct_field(table["kafka"], "offset").to_numpy()
-    columns = {name: table[name] for name in table.schema.names}
+    # A column that an older release did not write is null.
+    columns = {each.name: table[each.name] if each.name in table.schema.names else pa.nulls(table.num_rows, each.type) for each in schema}
     columns |= _new_fates(table, offsets, news, changed)
     for name in names_in(schema):
         column = REWARD_PREFIX + name
-        known = columns[column] if column in columns else pa.nulls(table.num_rows, pa.float64())
-        columns[column] = _with_rewards(known, name, offsets, news.rewards, changed)
+        columns[column] = _with_rewards(columns[column], name, offsets, news.rewards, changed)
     return pa.table([columns[name] for name in schema.names], schema=schema), int(changed.sum())
 
 

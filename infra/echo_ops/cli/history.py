@@ -194,9 +194,7 @@ def export(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come, until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option("--every", min=1.0, metavar="S", help="With --follow: seconds between two exports.")] = 30.0,
     verify: Annotated[bool, typer.Option("--verify", help="Export nothing: check every file that the manifest names.")] = False,
-    iceberg: Annotated[
-        str, typer.Option(metavar="CATALOG.NAMESPACE", help="Then bring these Iceberg tables to where the export is.")
-    ] = "",
+    iceberg: Annotated[str, typer.Option(metavar="CATALOG.NAMESPACE", help="Then bring these Iceberg tables to where the export is.")] = "",
 ) -> None:
     """Write a run as Parquet files, or add to them what is new: each record once, whatever was killed meanwhile."""
     from echo_ops.cli import export as body

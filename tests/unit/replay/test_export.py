@@ -13,10 +13,11 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 pytest.importorskip("pyarrow", reason="exports are Parquet: install the extra 'analysis'")
 
+import pyarrow as pa
 from confluent_kafka import TopicPartition
 
 from echo_replay.books import samples_of
-from echo_replay.export import exporter
+from echo_replay.export import columns, exporter
 from echo_replay.export.exporter import export_run
 from echo_replay.export.layout import Table, bucket_of
 from echo_replay.export.manifest import NAME, ExportManifest, locked, open_export, read_manifest
@@ -222,6 +223,22 @@ def test_records_that_retention_removed_stay_in_the_export(sound: SoundRun, tmp_
     late = export_run(copy.bus, DEMO, tmp_path / "late")
     assert late.missing == ["Retention has removed offsets 0 to 4 of partition 0 of trajectories."]
     assert late.manifest.ranges["trajectories"][0][0] == 5
+
+
+def test_an_export_of_an_earlier_release_has_nulls_in_columns_that_came_since(
+    sound: SoundRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    copy = Pipeline(tmp_path / "copy")
+    written: dict[tuple[str, int], int] = {}
+    grow(copy, sound, written, 0.6)
+    with monkeypatch.context() as patch:
+        earlier = pa.schema([each for each in columns._TRAJECTORIES if each.name != "logprob_distribution"])
+        patch.setattr(columns, "_TRAJECTORIES", earlier)
+        export_run(copy.bus, DEMO, tmp_path / "export")
+    grow(copy, sound, written, 1.0)
+    assert export_run(copy.bus, DEMO, tmp_path / "export").num_updated > 0
+    assert told_of(tmp_path / "export") == told_by_history(copy)
+    assert {row["logprob_distribution"] for row in rows_of(tmp_path / "export")} > {None}
 
 
 def test_a_folder_of_another_cluster_is_refused(sound: SoundRun, tmp_path: Path) -> None:
