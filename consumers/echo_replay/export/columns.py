@@ -207,8 +207,8 @@ def trajectories_table(told: Sequence[Told], rewards: Sequence[Mapping[str, floa
     """A row for each of `told`; `rewards` beside it. Of a record that nobody can read only fate and `kafka` are known."""
     schema = schema_of(reward_names)
     records = [each.trajectory for each in told]
-    tokens = numbers_array([record and record.token_ids for record in records], pa.int32())
-    logprobs = numbers_array([record and record.logprobs for record in records], pa.float32())
+    tokens = numbers_array([None if record is None else record.token_ids for record in records], pa.int32())
+    logprobs = numbers_array([None if record is None else record.logprobs for record in records], pa.float32())
     columns = {
         "tokens": tokens,
         "logprobs": logprobs,

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
@@ -111,11 +111,18 @@ def _publish_table(home: Path, manifest: ExportManifest, table: Table, iceberg: 
         with iceberg.transaction() as transaction:
             transaction.set_properties({cluster: mine})
             if replaced:
-                transaction.delete(And(EqualTo(RUN, manifest.run_id), In(FILE, replaced)), snapshot_properties=properties)
+                transaction.delete(_of_files(manifest.run_id, replaced), snapshot_properties=properties)
             transaction.append(rows, snapshot_properties=properties)
         done.num_rows += rows.num_rows
         done.num_files += len(batch)
         done.num_replaced += len(replaced)
+
+
+def _of_files(run_id: str, paths: Sequence[str]) -> Any:
+    """The rows of some exported files of a run."""
+    # What pyiceberg's expressions are said to take is what they keep inside.
+    is_equal, is_one_of = cast("Any", EqualTo), cast("Any", In)
+    return And(is_equal(RUN, run_id), is_one_of(FILE, paths))
 
 
 def _files_in(iceberg: IcebergTable, run_id: str) -> set[str]:

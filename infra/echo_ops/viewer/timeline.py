@@ -199,7 +199,7 @@ def _fate(history: History, sample: _Sample) -> Json:
 
 def _lags(judged: list[_Judged], written: Mapping[tuple[int, int], int]) -> list[Json]:
     """Seconds from a trajectory's record to that of its reward, by the log's own times."""
-    found = [
+    found: list[Json] = [
         {"name": harmless(name), "time_ms": time_ms, "seconds": max(0.0, (time_ms - written[place]) / 1000)}
         for name, place, time_ms in judged
         if place in written
