@@ -40,8 +40,8 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 test: $(STAMP) ## Run every test that needs no GPU, on a real Kafka (started for you)
 	$(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20
 
-unit: $(STAMP) ## Run the unit tests only: no I/O
-	$(BIN)/pytest -q -n 3 tests/unit tests/fuzz
+unit: $(STAMP) ## Run the unit tests only: no I/O, no browser
+	$(BIN)/pytest -q -n 3 -m 'not slow' tests/unit tests/fuzz
 
 nightly: $(STAMP) ## Run every test at full length: all faults, the whole model check, every example, other generated cases; hours
 	ECHO_THOROUGH=1 $(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -29,6 +30,9 @@ from tests.forks.process import ForkingProcess
 from tests.installed import missing
 from tests.thorough import IS_THOROUGH, examples
 
+# Torch and the like make millions of objects when they are imported, and none of them is ever garbage: without this the collector looks
+# through all of them again and again, for a third of the time that importing takes, in each process.
+gc.disable()
 _log = logging.getLogger(__name__)
 # A busy machine makes no example wrong; what hangs, pytest's own time limit ends. The same examples each time: a test that passes today
 # passes tomorrow. A thorough run looks further, at other ones each time.
@@ -53,6 +57,12 @@ _JVM = Jvm(jit=Jit.QUICK)
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 _session = uuid.uuid4().hex[:8]
 _counter = itertools.count(1)
+
+
+def pytest_collection_finish() -> None:
+    """Everything is imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ SHOWN = [part.partition("\n")[::2] for page in PAGES.values() for part in re.fin
 
 
 @pytest.mark.parametrize(("command", "output"), SHOWN, ids=[command for command, _ in SHOWN])
+@pytest.mark.slow
 def test_what_is_shown_is_printed_by_the_command_that_is_shown(command: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     found = CliRunner().invoke(app, shlex.split(command)[1:])

@@ -101,6 +101,7 @@ def test_the_example_runs() -> None:
     assert json.loads(found.stdout)["staleness_max"] <= 3
 
 
+@pytest.mark.slow
 def test_the_papers_set_up_gives_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "_SEEDS", 30)
     monkeypatch.setattr(paper, "_COUNTS", range(5, 9))
@@ -157,6 +158,7 @@ def test_a_budget_whose_weights_come_too_late_is_named_beside_the_others(tmp_pat
     assert "come before these work" in run(tmp_path, slow, "--compare", "budgets")[1]
 
 
+@pytest.mark.slow
 def test_the_papers_figures_are_printed_with_what_did_not_come_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(paper.paper_scenario(), steps=6)
     monkeypatch.setattr("echo_ops.cli.simulate.paper_scenario", lambda: small)

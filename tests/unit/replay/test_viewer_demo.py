@@ -226,6 +226,7 @@ def test_the_command_serves_the_demo_until_it_is_ended(demo: Demo, monkeypatch: 
     assert "sokoban-fork is shown at http://127.0.0.1:" in found.output
 
 
+@pytest.mark.slow
 def test_a_run_that_has_only_begun_says_so_on_every_page(tmp_path: Path) -> None:
     clock = StoryClock(SystemClock().time_ms())
     bus = bus_in_memory(clock, "new")
@@ -254,6 +255,7 @@ def test_a_run_that_has_only_begun_says_so_on_every_page(tmp_path: Path) -> None
                 page.wait_for(f"document.body.innerText.includes({json.dumps(says)})")
 
 
+@pytest.mark.slow
 def test_in_a_browser_every_page_says_something_at_both_widths(demo: Demo, tmp_path: Path) -> None:
     if (browser := find_browser()) is None:
         pytest.skip("no Chromium on this machine; ECHO_CHROMIUM names one")
@@ -281,6 +283,7 @@ def test_in_a_browser_every_page_says_something_at_both_widths(demo: Demo, tmp_p
                 page.evaluate("document.activeElement.blur()")
 
 
+@pytest.mark.slow
 def test_in_a_browser_keys_move_through_time_and_versions_and_a_span_opens_its_group(demo: Demo, tmp_path: Path) -> None:
     if (browser := find_browser()) is None:
         pytest.skip("no Chromium on this machine; ECHO_CHROMIUM names one")

@@ -156,6 +156,7 @@ def test_the_scripts_parse(name: str, tmp_path: Path) -> None:
     subprocess.run([node, "--check", str(module)], check=True, timeout=WAIT_S)
 
 
+@pytest.mark.slow
 def test_in_a_browser_four_steps_lead_from_the_curve_to_the_token_and_a_hostile_text_is_a_text(sound: SoundRun, tmp_path: Path) -> None:
     if (browser := find_browser()) is None:
         pytest.skip("no Chromium on this machine; ECHO_CHROMIUM names one")

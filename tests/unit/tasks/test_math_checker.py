@@ -68,6 +68,7 @@ def test_the_same_answer_in_another_form(reference: str, answer: str) -> None:
     assert judged(f"So it is $\\boxed{{{answer}}}$.", reference) == (1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_what_libraries_load_at_their_first_formula_is_not_the_answers_time() -> None:
     script = """
 from echo_tasks import math_checker

@@ -14,6 +14,7 @@ import ssl
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -121,7 +122,8 @@ class PeerSource:
                 arriving.complete()
             except BaseException:  # whatever ends it: nothing of it may be served any more, since the files go
                 transfer.stop()
-                self._loop.call_soon_threadsafe(self._parts.shelf.remove, manifest.sha256)
+                with suppress(RuntimeError):  # the loop is closed, so nothing is served
+                    self._loop.call_soon_threadsafe(self._parts.shelf.remove, manifest.sha256)
                 raise
 
     def hold(self, manifest: WeightManifest, folder: Path) -> None:
