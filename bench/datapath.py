@@ -28,6 +28,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka import Message as ClientMessage
 from confluent_kafka.admin import NewTopic
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from payload import make_trajectories
 
 from echo_bus.bus import Bus
@@ -39,12 +42,14 @@ from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
 from echo_embedded import EmbeddedKafka
+from echo_runtime.tracing import GroupTracer
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.converters import converter_of
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Reward, RewardOutcome, Trajectory
 from echo_schemas.schemas import newest
 from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
+from echo_settings import Settings
 
 PARTITIONS = 4
 TOKENS = 1_024
@@ -309,6 +314,28 @@ def signature_cost(rounds: int) -> dict[str, float]:
     return figures
 
 
+def trace_cost(rounds: int) -> dict[str, float]:
+    """Microseconds of process time that following one group in a hundred adds to a trajectory; spans are made, encoded and thrown away."""
+    records = make_trajectories(4_096, 64)
+
+    class Nowhere(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            encode_spans(spans).SerializeToString()
+            return SpanExportResult.SUCCESS
+
+    processor = BatchSpanProcessor(Nowhere())
+    tracer = GroupTracer(processor, Settings.model_validate({"traces": {"share": 0.01}}), "worker", "worker.1")
+
+    def publish() -> None:
+        for record in records:
+            if (followed := tracer.writes(record)) is not None:
+                followed[1]()
+        processor.force_flush()
+
+    times = [timeit.timeit(publish, number=1, timer=time.process_time) / len(records) * 1e6 for _ in range(rounds)]
+    return {"trace_us": statistics.median(times)}
+
+
 def _reward(index: int) -> Reward:
     return Reward(
         run_id="bench",
@@ -328,7 +355,7 @@ def _reward(index: int) -> Reward:
 def measure(*, quick: bool) -> dict[str, Any]:
     """Every figure, and the conditions under which they were taken."""
     count, rounds = (2_000, 1) if quick else (30_000, 3)
-    figures: dict[str, Any] = codec_cost(5 if quick else 100) | signature_cost(5 if quick else 100)
+    figures: dict[str, Any] = codec_cost(5 if quick else 100) | signature_cost(5 if quick else 100) | trace_cost(3 if quick else 30)
     payload = len(lock_file_codec().encode(make_trajectories(1, TOKENS)[0]))
     with EmbeddedKafka() as kafka:
         path = DataPath(kafka.bootstrap)
@@ -384,6 +411,7 @@ def show(figures: dict[str, Any]) -> None:
         signed, unsigned = figures[f"read_signed_{name}_us"], figures[f"read_{name}_us"]
         print(f"{f'signing a {name}':28}{figures[f'sign_{name}_us']:>9.1f} µs{'':20}   <= 100 µs")
         print(f"{f'verifying a {name}':28}{signed - unsigned:>9.1f} µs, beside {unsigned:.1f} µs of decoding   <= 100 µs")
+    print(f"{'following 1 % of the groups':28}{figures['trace_us']:>9.2f} µs a trajectory")
     print(f"{'latency at 1,000/s, p50':28}{figures['p50_ms']:>9.2f} ms{'':20}   <= 1.5 ms")
     print(f"{'latency at 1,000/s, p99':28}{figures['p99_ms']:>9.2f} ms{'':20}   <= 10 ms")
     print("\n".join(f"  {name}: {value}" for name, value in figures["conditions"].items()))

@@ -114,7 +114,7 @@ class Learner:
 
     def _step(self, groups: Sequence[ChosenGroup]) -> None:
         parts = self._parts
-        started_s = parts.clock.monotonic_s()
+        started_s, started_ms = parts.clock.monotonic_s(), parts.clock.time_ms()
         draft = self._stepper.step(
             groups,
             self.version,
@@ -125,6 +125,8 @@ class Learner:
         )
         for claimed, difference in draft.claims:
             parts.trust.judge(claimed, difference)
+        if parts.tracer is not None:
+            parts.tracer.trained(groups, draft.report.version, started_ms)
         self._committer.take(draft)
         self._note(draft)
         self._waiting.begin()

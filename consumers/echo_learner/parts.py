@@ -14,6 +14,7 @@ from echo_bus.clock import Clock
 from echo_bus.reading.view import CompactedView
 from echo_bus.requests.broadcast import BroadcastTimer
 from echo_bus.requests.roster import Roster
+from echo_bus.tracing import Tracer
 from echo_core.assembly import GroupAssembler
 from echo_learner.agreement import Agreement
 from echo_learner.commit import session as sessions
@@ -73,6 +74,7 @@ class LearnerParts:
     notices: Notices
     metrics: LearnerMetrics
     clock: Clock
+    tracer: Tracer | None = None
 
 
 @contextmanager
@@ -183,6 +185,7 @@ def open_parts(
             notices=process.notices,
             metrics=metrics,
             clock=clock,
+            tracer=bus.tracer,
         )
 
 

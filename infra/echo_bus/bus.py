@@ -27,6 +27,7 @@ from echo_schemas.topics import CONTROL, Topic
 
 if TYPE_CHECKING:
     from echo_bus.signatures import Signer, Verifier
+    from echo_bus.tracing import Tracer
 
 V = TypeVar("V", bound=Record)
 
@@ -35,7 +36,8 @@ V = TypeVar("V", bound=Record)
 class Bus:
     """Opens publishers, readers, views and the rest for one role. What is opened is closed by whoever opened it.
 
-    `signer` signs what this role publishes on topics whose records have an author; `verifier` refuses there what no trusted key has signed.
+    `signer` signs what this role publishes on topics whose records have an author; `verifier` refuses there what no trusted key has signed;
+    `tracer` follows some groups.
     """
 
     cluster: Cluster
@@ -48,6 +50,7 @@ class Bus:
     dead_letter_limits: DeadLetterLimits = field(default_factory=DeadLetterLimits)
     signer: Signer | None = None
     verifier: Verifier | None = None
+    tracer: Tracer | None = None
 
     @property
     def client_id(self) -> str:
@@ -65,6 +68,7 @@ class Bus:
             clock=self.clock,
             source=self.client_id,
             signer=self.signer,
+            tracer=self.tracer,
         )
 
     def transactions(self, role: str | None = None, profile: profiles.Properties = profiles.TRANSACTIONAL) -> TransactionalWriter:
@@ -79,6 +83,7 @@ class Bus:
             clock=self.clock,
             source=self.client_id,
             signer=self.signer,
+            tracer=self.tracer,
         )
 
     def consumer(

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -25,6 +25,7 @@ from echo_runtime.opening import open_bus
 from echo_runtime.places import PlaceTimes
 from echo_runtime.server import Check, MetricsServer
 from echo_runtime.signals import drain_on_signals
+from echo_runtime.tracing import open_tracer
 from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ def open_role(
         ready=_live(ready),
         notices=notices.current,
     )
-    with drain_on_signals(stop.set, limit_s=settings.run.drain_s), server:
+    with open_tracer(settings, role, full_name) as tracer, drain_on_signals(stop.set, limit_s=settings.run.drain_s), server:
         logger.info("%s: metrics at %s/metrics", full_name, server.url)
         if announce is not None:
             announcement_of_this_process(
@@ -132,7 +133,7 @@ def open_role(
             ).write(announce)
         yield RoleProcess(
             settings=settings,
-            bus=bus,
+            bus=replace(bus, tracer=tracer),
             registry=registry,
             places=PlaceTimes(registry, clock),
             clock=clock,

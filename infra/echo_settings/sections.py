@@ -342,6 +342,21 @@ class LogsSettings(Section):
     and the version of the policy where they are known."""
 
 
+class TracesSettings(Section):
+    """[traces]: OpenTelemetry traces, one a group across all processes; needs the extra `otel`."""
+
+    share: float = Field(default=0.0, ge=0, le=1)
+    """Of the groups, how many are followed, the same ones by every process. 0: none, and nothing of OpenTelemetry is loaded."""
+    endpoint: str = ""
+    """Where spans go, OTLP over HTTP with the path: `http://collector:4318/v1/traces`. Empty: as OpenTelemetry's own variables of the
+    environment say (OTEL_EXPORTER_OTLP_ENDPOINT, …_HEADERS)."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _endpoint_holds_no_login(cls, endpoint: str) -> str:
+        return without_credentials(endpoint, "give them to each process in OTEL_EXPORTER_OTLP_HEADERS")
+
+
 class Settings(Section):
     """A whole file."""
 
@@ -366,6 +381,7 @@ class Settings(Section):
     trust: TrustSettings = TrustSettings()
     metrics: MetricsSettings = MetricsSettings()
     logs: LogsSettings = LogsSettings()
+    traces: TracesSettings = TracesSettings()
 
     @property
     def publication_period(self) -> int:

@@ -102,6 +102,7 @@ class ApplicationRun:
             clock=process.clock,
             signer=bus.signer,
             verifier=bus.verifier,
+            tracer=bus.tracer,
         )
         scorer = Scorer(
             self.attached,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from echo_core.group_share import is_chosen
 from echo_core.staleness import staleness
 from echo_schemas.headers import GROUP, RUN, VERSION, Header, number_of
 from echo_schemas.records import Purpose, Trajectory, group_id_of
@@ -14,7 +14,6 @@ from echo_schemas.records import Purpose, Trajectory, group_id_of
 _ID = "ce_id"
 # What a stale sample's rewards repeat. A longer one is for the body's checks.
 _MOST_NAME_LENGTH = 512
-_HASH_BYTES = 8
 
 
 class Passed(StrEnum):
@@ -70,16 +69,6 @@ def identity_of(name: str, run_id: str) -> Identity | None:
     except ValueError:
         return None
     return found if group_id == group_id_of(run_id, found.seq, found.purpose) else None
-
-
-def is_chosen(group_id: str, share: float) -> bool:
-    """Whether a group is among the `share` that is scored. By its name, so that a restart, another process and another reward with the same
-    share choose the same groups, and all samples of one.
-    """
-    if share >= 1.0:
-        return True
-    digest = hashlib.blake2b(group_id.encode(), digest_size=_HASH_BYTES).digest()
-    return int.from_bytes(digest) < share * (1 << 8 * _HASH_BYTES)
 
 
 class Intake:

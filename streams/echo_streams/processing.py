@@ -28,6 +28,7 @@ from echo_streams.scoring import Judgeable, Scorer
 
 if TYPE_CHECKING:
     from echo_bus.signatures import Signer, Verifier
+    from echo_bus.tracing import Tracer
 
 LearnerVersion = Callable[[], int | None]
 Send = Callable[["list[Outgoing]"], Awaitable[object]]
@@ -57,6 +58,7 @@ class Wire:
     clock: Clock
     signer: Signer | None = None
     verifier: Verifier | None = None
+    tracer: Tracer | None = None
 
 
 class Processor:
@@ -108,8 +110,9 @@ class Processor:
                 answers.append(self._dead_letter(raw, exc))
         self._budget.count_valid(num_valid)
         if judgeable:
-            hand_on = None if send is None else lambda rewards: send(self._encoded(rewards))
-            answers += self._encoded(await self._scorer.score(judgeable, hand_on))
+            started_ms = self._wire.clock.time_ms()
+            hand_on = None if send is None else lambda rewards: send(self._encoded(rewards, started_ms))
+            answers += self._encoded(await self._scorer.score(judgeable, hand_on), started_ms)
         return answers
 
     def _look(self, raw: RawMessage, version: int | None, judgeable: list[Judgeable]) -> list[Outgoing]:
@@ -139,7 +142,8 @@ class Processor:
         answers: list[Outgoing] = []
         for item in items:
             answers += self._triage(item.trajectory, item.at, version, judgeable)
-        return answers + (self._encoded(await self._scorer.score(judgeable)) if judgeable else [])
+        started_ms = self._wire.clock.time_ms()
+        return answers + (self._encoded(await self._scorer.score(judgeable), started_ms) if judgeable else [])
 
     def _triage(
         self, trajectory: Trajectory, at: Coordinates, version: int | None, judgeable: list[Judgeable], time_ms: int | None = None
@@ -155,19 +159,24 @@ class Processor:
         judgeable.append(Judgeable(trajectory=trajectory, at=at))
         return []
 
-    def _encoded(self, rewards: Sequence[Reward]) -> list[Outgoing]:
-        encode, source, signer = self._wire.codec.encode, self._wire.client_id, self._wire.signer
+    def _encoded(self, rewards: Sequence[Reward], started_ms: int | None = None) -> list[Outgoing]:
+        """`started_ms`: when they began to be scored; None: nothing was called."""
+        encode, source, signer, tracer = self._wire.codec.encode, self._wire.client_id, self._wire.signer, self._wire.tracer
         records = [(reward.group_id.encode(), encode(reward)) for reward in rewards]
-        signatures = [[]] * len(records) if signer is None else [[header] for header in signer.sign(self._rewards, records)]
+        added: list[list[Header]] = [[]] * len(records)
+        if tracer is not None and started_ms is not None:
+            added = tracer.scored(rewards, started_ms)
+        if signer is not None:
+            added = [[*headers, signature] for headers, signature in zip(added, signer.sign(self._rewards, records), strict=True)]
         return [
             Outgoing(
                 self._rewards,
                 reward.of.partition,
                 key,
                 value,
-                headers_of(reward, source=source, time_ms=reward.time_ms) + signature,
+                headers_of(reward, source=source, time_ms=reward.time_ms) + more,
             )
-            for reward, (key, value), signature in zip(rewards, records, signatures, strict=True)
+            for reward, (key, value), more in zip(rewards, records, added, strict=True)
         ]
 
     def _dead_letter(self, raw: RawMessage, invalid: InvalidRecord) -> Outgoing:

@@ -9,7 +9,7 @@ import pytest
 
 HEAVY = {
     "torch", "vllm", "deepspeed", "faust", "transformers", "peft", "reasoning_gym", "math_verify", "sympy", "pyspiel", "pyarrow", "duckdb",
-    "cryptography", "pyiceberg", "sqlalchemy",
+    "cryptography", "opentelemetry", "pyiceberg", "sqlalchemy",
 }  # fmt: skip
 # Everything that a process of any role may import before it knows its role.
 LIGHT = [

@@ -28,6 +28,7 @@ from echo_schemas.topics import Topic
 
 if TYPE_CHECKING:
     from echo_bus.signatures import Signer
+    from echo_bus.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -106,10 +107,11 @@ class Publisher:
         clock: Clock,
         source: str,
         signer: Signer | None = None,
+        tracer: Tracer | None = None,
         poll: bool = True,
     ) -> None:
         """`source` is the client id, written into every record's headers. `signer` signs what goes to topics whose records have an
-        author. `poll=False`: the caller polls (transactions do).
+        author; `tracer` follows some groups. `poll=False`: the caller polls (transactions do).
         """
         self._producer = producer
         self._namespace = namespace
@@ -118,6 +120,7 @@ class Publisher:
         self._clock = clock
         self._source = source
         self._signer = signer
+        self._tracer = tracer
         self._condition = threading.Condition()
         self._failure: TransportError | None = None
         self._ended: TransportError | None = None
@@ -148,7 +151,7 @@ class Publisher:
         physical, key = self._namespace.topic(topic), key or topic.key_of(record)
         if self._signer is not None and topic.author is not None:
             all_headers += self._signer.sign(physical, [(key, value)])
-        return self._produce(physical, value, key, partition, all_headers)
+        return self._produce_traced(record, physical, value, key, partition, all_headers)
 
     def publish_together(self, topic: Topic, records: Sequence[Record], *, headers: Sequence[Header] = ()) -> list[Receipt]:
         """As `publish`, of several records at once: one signature is made for many. Raises before the first one is handed over, or as
@@ -161,7 +164,7 @@ class Publisher:
             all_headers = [*headers_of(record, source=self._source, time_ms=time_ms), *headers]
             if signatures is not None:
                 all_headers.append(signatures[number])
-            receipts.append(self._produce(physical, value, key, None, all_headers))
+            receipts.append(self._produce_traced(record, physical, value, key, None, all_headers))
         return receipts
 
     def publish_tombstone(self, topic: Topic, key: str) -> Receipt:
@@ -208,6 +211,17 @@ class Publisher:
         if found is None or not found.partitions:
             raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
         return len(found.partitions)
+
+    def _produce_traced(
+        self, record: Record, physical: str, value: bytes, key: str | None, partition: int | None, headers: list[Header]
+    ) -> Receipt:
+        followed = None if self._tracer is None else self._tracer.writes(record)
+        if followed is None:
+            return self._produce(physical, value, key, partition, headers)
+        header, written = followed
+        receipt = self._produce(physical, value, key, partition, [*headers, header])
+        receipt.on_done(lambda done: None if done.where is None else written())
+        return receipt
 
     def _produce(
         self,

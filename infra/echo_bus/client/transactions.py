@@ -25,6 +25,7 @@ from echo_schemas.topics import PROGRESS, Topic
 
 if TYPE_CHECKING:
     from echo_bus.signatures import Signer
+    from echo_bus.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class TransactionalWriter:
         clock: Clock,
         source: str,
         signer: Signer | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """`producer` was configured with a `transactional.id` (see `profiles.TRANSACTIONAL`)."""
         self._producer = producer
@@ -54,8 +56,16 @@ class TransactionalWriter:
         self._metrics = metrics
         self._clock = clock
         self._publisher = Publisher(
-            producer, namespace=namespace, codec=codec, metrics=metrics, clock=clock, source=source, signer=signer, poll=False
-        )  # fmt: skip
+            producer,
+            namespace=namespace,
+            codec=codec,
+            metrics=metrics,
+            clock=clock,
+            source=source,
+            signer=signer,
+            tracer=tracer,
+            poll=False,
+        )
         self._open = False
 
     def start(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:

@@ -24,6 +24,7 @@ from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.metrics import BusMetrics
 from echo_bus.requests.request_reply import CORRELATION_ID
 from echo_bus.signatures import Signer, Verifier
+from echo_bus.tracing import Tracer
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
@@ -131,6 +132,7 @@ class Pipeline:
     clock: Clock = field(default_factory=SystemClock)
     signer: Signer | None = None
     verifier: Verifier | None = None
+    tracer: Tracer | None = None
     _publisher: Publisher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -142,6 +144,7 @@ class Pipeline:
             clock=SystemClock(),
             source="test",
             signer=self.signer,
+            tracer=self.tracer,
             poll=False,
         )
         admin = self.cluster.admin()
@@ -186,6 +189,7 @@ class Pipeline:
             role="learner",
             run_id=run_id,
             verifier=self.verifier,
+            tracer=self.tracer,
         )
 
     def process(self, **sections: dict[str, Any]) -> RoleProcess:

@@ -10,6 +10,7 @@ from confluent_kafka.admin import NewTopic
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, ManualClock
 from echo_bus.metrics import BusMetrics
+from echo_core.group_share import is_chosen
 from echo_memory import MemoryCluster
 from echo_runtime.process import StopSignal
 from echo_schemas.errors import UserError
@@ -18,7 +19,7 @@ from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import CONTROL, TRAJECTORIES, attachment_key
 from echo_streams.attachment import RUN_OVER_S, RunEnd, end_when_detached
 from echo_streams.beginning import Beginning, Since, as_time, num_between, offsets_of, parse_beginning, place_group, positions_of
-from echo_streams.intake import Intake, Passed, Stale, is_chosen
+from echo_streams.intake import Intake, Passed, Stale
 from tests.unit.core.records import trajectory
 from tests.unit.streams.stage import CODEC, NAMESPACE
 from tests.unit.streams.test_intake import headers
