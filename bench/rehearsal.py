@@ -342,7 +342,7 @@ def rehearse(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, A
 
 def check(stage: Stage, limit: Deadline, roles: Sequence[subprocess.Popen[bytes]]) -> None:
     """Raise RuntimeError, with the ends of the logs, if the time is up or a role has ended."""
-    ended = [f"{role.args} has ended early with {role.returncode}." for role in roles if role.poll() is not None]
+    ended = [f"{role.args!r} has ended early with {role.returncode}." for role in roles if role.poll() is not None]
     if limit.expired() or ended:
         why = " ".join(ended) or "The last step did not come in time."
         message = f"{why} All logs are kept with --folder; their ends:{stage.logs()}"
