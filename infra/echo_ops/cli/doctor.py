@@ -6,20 +6,22 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import metadata, util
 from pathlib import Path
 
 from rich.markup import escape
 
-from echo_bus.errors import TransportError
+from echo_bus.errors import TopicMissing, TransportError
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.output import ExitCode, out
+from echo_ops.log_usage import TopicUse, read_use
+from echo_ops.probe import probe
 from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import summarise
-from echo_runtime.opening import open_cluster
+from echo_runtime.opening import open_bus, open_cluster
 from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace
 from echo_settings import Settings
@@ -34,6 +36,11 @@ _ROLES = {
 }
 _MIN_FREE_BYTES = 5 << 30
 _MIN_MEMORY_BYTES = 4 << 30
+# A healthy cluster answers in some ten milliseconds; ours on a busy laptop in some hundred.
+_SLOW_S = 2.0
+_WORTH_A_LINE = 1 << 20
+# A learner that is away for a night finds its records again.
+_SHORT_S = 12 * 3600
 
 
 class Health(Enum):
@@ -58,7 +65,7 @@ def doctor(config: Path | None) -> None:
     """Print every finding; exit 1 if something is broken."""
     settings = read_settings(config)
     findings = []
-    for finding in [*_installed(), *_machine(settings), *_cluster(settings), *_registry(settings)]:
+    for finding in [*_installed(), *_machine(settings), *_cluster(settings), *_use(settings), *_registry(settings)]:
         findings.append(finding)
         mend = f"\n    [dim]→ {escape(finding.mend)}[/]" if finding.mend else ""
         out.print(f"{finding.verdict.value} {finding.what}: {escape(finding.found)}{mend}")
@@ -121,6 +128,50 @@ def _cluster(settings: Settings) -> Iterator[Diagnosis]:
         yield Diagnosis(Health.BROKEN, "topics", f"drifted: {found}", "echoswarm topics plan, then echoswarm topics apply")
     if brokers < 3:
         yield Diagnosis(Health.NOTE, "replication", "fewer than three brokers: a lost disk loses records", "use a cluster of three or more")
+
+
+def _use(settings: Settings) -> Iterator[Diagnosis]:
+    """What a record goes through, and how long the log is. Only where topics are there: what hinders that is said already."""
+    try:
+        bus = replace(open_bus(settings, "operator"), run_id=None)
+        found = probe(bus)
+    except TopicMissing:
+        return
+    except EchoError as exc:
+        yield Diagnosis(Health.BROKEN, "a record", exc.message, exc.hint)
+        return
+    times = f"written in {found.write_s * 1000:.0f} ms, read in {found.read_s * 1000:.0f} ms, committed in {found.commit_s * 1000:.0f} ms"
+    slow = max(found.write_s, found.read_s, found.commit_s) > _SLOW_S
+    yield Diagnosis(Health.NOTE if slow else Health.FINE, "a record", times, "brokers, disks or the way to them are slow" if slow else "")
+    try:
+        used = read_use(bus)
+    except EchoError as exc:
+        yield Diagnosis(Health.BROKEN, "the log", exc.message, exc.hint)
+        return
+    yield Diagnosis(Health.FINE, "the log", f"about {_mib(sum(each.num_bytes for each in used))} before compression, on each replica")
+    for each in used:
+        if each.num_bytes >= _WORTH_A_LINE or each.bytes_per_s >= 1:
+            yield _horizon(each)
+
+
+def _horizon(used: TopicUse) -> Diagnosis:
+    size = f"about {_mib(used.num_bytes)}"
+    pace = f", {_mib(used.bytes_per_s * 3600)} an hour" if used.bytes_per_s else ""
+    if used.horizon_s is None:
+        return Diagnosis(Health.FINE, f"  {used.name}", f"{size}{pace}; kept by key, or for ever")
+    name = "retention.bytes" if used.is_by_size else "retention.ms"
+    short = used.horizon_s < _SHORT_S and used.is_by_size
+    found = f"{size}{pace}; {name} removes a record after {_span(used.horizon_s)}"
+    mend = "what a role was away for longer than that is lost to it: raise retention.bytes of this topic" if short else ""
+    return Diagnosis(Health.NOTE if short else Health.FINE, f"  {used.name}", found, mend)
+
+
+def _mib(num_bytes: float) -> str:
+    return f"{num_bytes / (1 << 20):,.1f} MiB"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 86_400:,.0f} days" if seconds >= 2 * 86_400 else f"{seconds / 3600:,.1f} hours"
 
 
 def _registry(settings: Settings) -> Iterator[Diagnosis]:

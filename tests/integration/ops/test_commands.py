@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -160,6 +161,8 @@ def test_doctor_says_what_to_mend(shell: Shell) -> None:
     well = shell("doctor")
     assert well.returncode == 0, well.stdout
     assert "all 26 are as the files say" in well.stdout
+    assert re.search(r"a record: written in \d+ ms, read in \d+ ms, committed in \d+ ms", well.stdout), well.stdout
+    assert "before compression, on each replica" in well.stdout
 
 
 def test_schemas_check_and_acls_render_need_no_cluster(tmp_path: Path) -> None:

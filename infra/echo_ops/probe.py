@@ -1,0 +1,61 @@
+"""Whether a cluster does what every role needs: one record written, read and committed, with the time that each takes.
+
+The record is a tombstone on `control` for a key that nobody has. Every reader passes it by, and compaction removes it.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from echo_bus.bus import Bus
+from echo_bus.client import profiles
+from echo_bus.client.consumer_queries import committed_offsets, open_asker
+from echo_bus.client.kafka import translate
+from echo_bus.errors import DeadlineExceeded
+from echo_replay.raw_log import RawLog
+from echo_schemas.topics import CONTROL
+
+_KEY = "doctor/probe"
+_WAIT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Seconds until the record was acknowledged by all replicas that must have it, read again, and its position committed and asked for."""
+
+    write_s: float
+    read_s: float
+    commit_s: float
+
+
+def probe(bus: Bus) -> Probe:
+    """Raises TransportError for whichever of the three does not work."""
+    clock = bus.clock
+    begun_s = clock.monotonic_s()
+    with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
+        where = publisher.publish_tombstone(CONTROL, _KEY).wait(_WAIT_S)
+    written_s = clock.monotonic_s()
+    with RawLog(bus, bus.namespace.topic(CONTROL), profiles.GLIMPSE) as log:
+        found = [raw.key() for raw in log.between(where.partition, [where.offset])]
+    if found != [_KEY.encode()]:
+        raise DeadlineExceeded(f"The record that was written at offset {where.offset} of {CONTROL.name} is not there.")
+    read_s = clock.monotonic_s()
+    _commit(bus, where.partition, where.offset + 1)
+    return Probe(write_s=written_s - begun_s, read_s=read_s - written_s, commit_s=clock.monotonic_s() - read_s)
+
+
+def _commit(bus: Bus, partition: int, offset: int) -> None:
+    physical, group = bus.namespace.topic(CONTROL), bus.namespace.group("replay", "doctor")
+    asker = open_asker(bus.cluster, group, bus.client_id)
+    try:
+        asker.commit(offsets=[TopicPartition(physical, partition, offset)], asynchronous=False)
+        found = committed_offsets(asker, [(physical, partition)])
+    except KafkaException as exc:
+        raise translate(exc, f"the group {group}") from exc
+    finally:
+        asker.close()
+    if found != {(physical, partition): offset}:
+        raise DeadlineExceeded(f"The group {group} has not committed what was asked of it: {found}.")
