@@ -30,6 +30,7 @@ from echo_rollout.engines.engine import check_prompt
 from echo_rollout.price import read_price
 from echo_rollout.weights.peers.opening import tls_contexts
 from echo_runtime.opening import open_cluster
+from echo_runtime.trust import open_signer, open_verifier
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import FinishReason
@@ -64,7 +65,7 @@ class Objection:
 
 def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Objection]:
     """Every finding, in the order of the file's sections."""
-    for look in (_base, _prompt, _loss, _engines, _money, _rewards, _evaluations, _offline, _weights, _folders, _memory):
+    for look in (_base, _prompt, _loss, _engines, _money, _rewards, _evaluations, _offline, _weights, _folders, _memory, _trust):
         yield from _guarded(look, settings)
     if not quickly:
         for look in (_prompt_fits, _reward_calls, _cluster, _registry):
@@ -291,6 +292,18 @@ def _snapshot_bytes(settings: Settings) -> int:
         return expected_bytes(settings) if is_made(settings.policy.base) else 0
     except UserError:
         return 0
+
+
+def _trust(settings: Settings) -> Iterator[Objection]:
+    """The keys of the roles that `up` would start here."""
+    roles = {"worker": settings.rollout.workers, "reward": 1, "offline": int(bool(settings.offline.episodes))}
+    for role in (role for role, number in roles.items() if number):
+        # Each process may have a key of its own, under a name that is not known here.
+        if settings.trust.keys and not list(Path(settings.trust.keys).glob(f"{role}.*.key")):
+            open_signer(settings.trust, role)
+    open_verifier(settings.trust, "learner")
+    if settings.trust.signatures == "required" and not settings.trust.keys:
+        yield Objection("[trust] requires signatures, and keys names no folder: what is written from here is refused.", is_note=True)
 
 
 def _cluster(settings: Settings) -> Iterator[Objection]:

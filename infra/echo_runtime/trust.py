@@ -47,7 +47,7 @@ def open_signer(settings: TrustSettings, role: str) -> Signer | None:
         if kind in {"worker", "reward", "offline"}:
             raise UserError(
                 f"There is no key for {role} in {folder}, which [trust] keys names.",
-                hint=f"`echoswarm keys new {kind} {name or '*'}` makes one.",
+                hint=f"`echoswarm keys new {kind}{f' {name}' if kind == 'worker' and name else ''}` makes one.",
             )
         return None
     require_library()

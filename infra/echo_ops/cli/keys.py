@@ -35,7 +35,8 @@ def new(config: Path | None, role: str, names: tuple[str, ...], *, replace: bool
 
     trust = read_settings(config).trust
     folder, signers = Path(trust.keys or _FOLDER), Path(trust.signers or _FILE)
-    path = key_file(folder, role, names[0] if len(names) == 1 else "")
+    # A worker's process has the worker's name; that of a reward has not the reward's.
+    path = key_file(folder, role, names[0] if role == "worker" and len(names) == 1 else "")
     if path.exists() and not replace:
         raise UserError(
             f"There is a key in {path}.", hint="With --replace another one takes its place; the old one stays trusted until you end it."

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="prompts are measured in tokens: install the extra 'rollout-cpu' or 'learner'")
 
-from echo_ops.preflight import examine, refuse_unsound
+from echo_ops.preflight import _trust, examine, refuse_unsound
 from echo_schemas.errors import UserError
 from echo_settings import Settings, load_settings
 
@@ -202,3 +202,20 @@ def test_a_coordinator_without_prices_is_a_note(settings: Any) -> None:
     (found,) = (note for note in notes(settings(coordinator={"enabled": True}, rollout={"pool": pool})) if "price" in note)
     assert found.startswith("Without a price free count as free")
     assert not [note for note in notes(settings(rollout={"pool": pool})) if "price" in note]
+
+
+def test_keys_that_are_missing_are_said_before_anything_starts(tmp_path: Path) -> None:
+    def said(**trust: str) -> list[str]:
+        settings = Settings.model_validate({"trust": trust})
+        return [f"{finding.message} {finding.hint}" for finding in _trust(settings)]
+
+    with pytest.raises(UserError, match="no key for worker"):
+        said(keys=str(tmp_path))
+    with pytest.raises(UserError, match="no file of signers"):
+        said(signatures="required", signers=str(tmp_path / "none.toml"))
+    (tmp_path / "signers.toml").write_text("")
+    for name in ("worker.w1.key", "reward.exact.key"):
+        (tmp_path / name).write_text("")
+    assert said(keys=str(tmp_path), signatures="required", signers=str(tmp_path / "signers.toml")) == []
+    (note,) = said(signatures="required", signers=str(tmp_path / "signers.toml"))
+    assert "keys names no folder" in note

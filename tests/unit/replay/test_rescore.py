@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 import echo_ops.cli.rescore as rescore_command
 from echo_bus.clock import Deadline
+from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
 from echo_ops.cli.ranges import RangeOptions
 from echo_ops.cli.reward import refuse_unscored
 from echo_ops.rewards.watch import ScorerWatch
@@ -195,6 +197,16 @@ def test_a_second_rescore_under_the_name_ends_the_first(copy: Pipeline) -> None:
         with topic_rewards(bus, "demo", "n"), pytest.raises(UserError, match="Another rescore under the name 'n' has begun"):
             first.write([_record()])
     assert len(written(copy, "t")) == 1
+
+
+def test_what_it_writes_is_signed(copy: Pipeline) -> None:
+    private = Ed25519PrivateKey.generate()
+    public = private.public_key()
+    key = TrustedKey(id=key_id_of(public), public=public, role="rescore", names=("n",))
+    with topic_rewards(replace(copy.bus, role="rescore", signer=Signer(private)), "demo", "n") as sink:
+        sink.write([_record(), _record()])
+    copy.verifier = Verifier(lambda: {key.id: key})
+    assert len(copy.read(REWARDS, Reward)) == 2
 
 
 def test_into_a_folder_and_on_from_there(copy: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
