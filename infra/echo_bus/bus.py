@@ -84,6 +84,7 @@ class Bus:
             source=self.client_id,
             signer=self.signer,
             tracer=self.tracer,
+            transactional_id=transactional_id,
         )
 
     def consumer(

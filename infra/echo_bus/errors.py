@@ -20,6 +20,7 @@ EchoError
 from __future__ import annotations
 
 from echo_schemas.errors import EchoError
+from echo_schemas.rights import Resource
 
 
 class TransportError(EchoError):
@@ -31,7 +32,11 @@ class ClusterUnreachable(TransportError):
 
 
 class NotAuthorized(TransportError):
-    """The cluster refused our credentials or an operation on a resource."""
+    """The cluster refused our credentials or an operation on a resource; `resource`: of which kind, where that is known."""
+
+    def __init__(self, message: str, *, hint: str = "", resource: Resource | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.resource = resource
 
 
 class TopicMissing(TransportError):

@@ -82,6 +82,12 @@ class BusMetrics:
         self.blob_seconds = histogram("blob_seconds", "Seconds for a whole blob.", "direction")
         self.blob_failures = counter("blob_failures", "Blobs that could not be read or written.", "direction", "reason")
 
+        self.throttled_seconds = counter(
+            "throttled_seconds",
+            "Seconds that a client quota held requests back: producer, consumer, admin.",
+            "client",
+        )
+
         self.transactions = counter("transactions", "Transactions by outcome: committed, aborted, fenced.", "outcome")
         self.transaction_seconds = histogram("transaction_seconds", "From begin to the end of commit.")
 

@@ -11,10 +11,10 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, R
 from echo_bus.client.kafka import KafkaCluster, translate
 from echo_embedded.security import add_scram_users
 from echo_embedded.state import EmbeddedState, read_state
-from echo_ops.acls import Acl, Resource, acls_of
 from echo_runtime.logins import ADMIN, write_login
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
+from echo_schemas.rights import Acl, Resource, acls_of
 from echo_schemas.roles import load_roles
 from echo_settings import Settings
 

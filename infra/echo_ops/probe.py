@@ -52,7 +52,7 @@ def _commit(bus: Bus, partition: int, offset: int) -> None:
     asker = open_asker(bus.cluster, group, bus.client_id)
     try:
         asker.commit(offsets=[TopicPartition(physical, partition, offset)], asynchronous=False)
-        found = committed_offsets(asker, [(physical, partition)])
+        found = committed_offsets(asker, group, [(physical, partition)])
     except KafkaException as exc:
         raise translate(exc, f"the group {group}") from exc
     finally:

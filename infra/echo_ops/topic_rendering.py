@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from echo_ops.acls import Acl, Resource, acls_of
 from echo_schemas.naming import Namespace
+from echo_schemas.rights import Acl, Resource, acls_of
 from echo_schemas.roles import load_roles
 from echo_schemas.schemas import newest
 from echo_schemas.topic_files import TopicSpec, load_topic_specs

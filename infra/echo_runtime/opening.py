@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from echo_bus.bus import Bus
 from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Clock, SystemClock
 from echo_bus.dead_letters import DeadLetterLimits
 from echo_bus.metrics import BusMetrics
 from echo_runtime.logins import with_login
+from echo_runtime.notices import Notices
 from echo_runtime.trust import open_signer, open_verifier
 from echo_schemas.codec import Codec, lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.registry import HttpRegistry, subjects_of
 from echo_settings import Settings
 
+# Shorter ones are what a quota that is not tight costs now and then.
+_WORTH_SAYING_S = 0.1
+_HELD_BACK = {"producer": ("writing", "producer_byte_rate"), "consumer": ("reading", "consumer_byte_rate")}
 
-def open_cluster(settings: Settings, role: str = "operator") -> KafkaCluster:
+
+def open_cluster(settings: Settings, role: str = "operator", *, on_throttle: Callable[[str, float], None] | None = None) -> KafkaCluster:
     """The cluster of the settings, under the login of `role`. `bootstrap = "embedded"` is resolved through the state file of
     `echoswarm kafka up`."""
     bootstrap = settings.kafka.bootstrap
@@ -24,7 +31,7 @@ def open_cluster(settings: Settings, role: str = "operator") -> KafkaCluster:
         from echo_embedded import resolve_embedded
 
         bootstrap = resolve_embedded()
-    return KafkaCluster(bootstrap, with_login(settings, role).kafka.client)
+    return KafkaCluster(bootstrap, with_login(settings, role).kafka.client, on_throttle=on_throttle)
 
 
 def open_codec(settings: Settings) -> Codec:
@@ -35,16 +42,19 @@ def open_codec(settings: Settings) -> Codec:
     return Codec(HttpRegistry(settings.registry.url, subjects, settings.registry.client_properties()))
 
 
-def open_bus(settings: Settings, role: str, *, metrics: BusMetrics | None = None, clock: Clock | None = None) -> Bus:
-    """The bus of one process. Raises UserError where no embedded broker runs, or where [trust] names keys that are not there; connects
-    lazily, so use `KafkaCluster.check` to be sure.
+def open_bus(
+    settings: Settings, role: str, *, metrics: BusMetrics | None = None, clock: Clock | None = None, notices: Notices | None = None
+) -> Bus:
+    """The bus of one process. `notices` gets a sentence while a quota holds it back. Raises UserError where no embedded broker runs, or
+    where [trust] names keys that are not there; connects lazily, so use `KafkaCluster.check` to be sure.
     """
     letters = settings.dead_letters
+    metrics = metrics or BusMetrics()
     return Bus(
-        cluster=open_cluster(settings, role),
+        cluster=open_cluster(settings, role, on_throttle=throttle_report(metrics, notices)),
         namespace=Namespace(settings.kafka.namespace),
         codec=open_codec(settings),
-        metrics=metrics or BusMetrics(),
+        metrics=metrics,
         clock=clock or SystemClock(),
         role=role,
         run_id=settings.run.name,
@@ -52,3 +62,19 @@ def open_bus(settings: Settings, role: str, *, metrics: BusMetrics | None = None
         signer=open_signer(settings.trust, role),
         verifier=open_verifier(settings.trust, role),
     )
+
+
+def throttle_report(metrics: BusMetrics, notices: Notices | None) -> Callable[[str, float], None]:
+    """What hears of quotas: the metric, and a sentence for whoever looks."""
+
+    def held_back(kind: str, seconds: float) -> None:
+        metrics.throttled_seconds.labels(kind).inc(seconds)
+        if notices is not None and seconds >= _WORTH_SAYING_S:
+            doing, quota = _HELD_BACK.get(kind, ("asking", "request_percentage"))
+            notices.say(
+                f"quota of its {kind}s",
+                f"A client quota of the cluster holds this process's {doing} back, its newest request for {seconds:.1f} s. It goes on, "
+                f"slower; if that is too slow, ask whoever runs the cluster for a larger {quota}.",
+            )
+
+    return held_back

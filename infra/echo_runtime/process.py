@@ -112,11 +112,11 @@ def open_role(
     clock = SystemClock()
     settings = with_login(settings, role)
     full_name = f"{role}.{name}" if name else role
-    bus = open_bus(settings, full_name, metrics=BusMetrics(registry), clock=clock)
+    notices = Notices(clock)
+    bus = open_bus(settings, full_name, metrics=BusMetrics(registry), clock=clock, notices=notices)
     stop = StopSignal()
     ready: dict[str, Check] = {}
     healthy: dict[str, Check] = {}
-    notices = Notices(clock)
     server = MetricsServer(
         registry,
         host=settings.metrics.host,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from echo_bus.dead_letters import DeadLetterBudget
 from echo_bus.reading.view import CompactedView
 from echo_runtime.loop_watch import PLACE, LoopWatch, place_of
+from echo_runtime.opening import throttle_report
 from echo_runtime.process import RoleProcess
 from echo_schemas.records import MissingRewards, Progress
 from echo_schemas.topics import TRAJECTORIES, missing_rewards_key
@@ -142,6 +143,7 @@ class ApplicationRun:
             inline=pool is None and all(entry.function.kind is not RewardKind.ASYNC for entry in self.attached),
             gather=settings.run.mode != "sequential",
             drain_s=_FINISH_SHARE * settings.run.drain_s,
+            on_throttle=throttle_report(bus.metrics, self.process.notices),
         )
 
     def _second_look(self, app: RewardApp, processor: Processor) -> SecondLook:

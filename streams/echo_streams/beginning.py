@@ -100,7 +100,7 @@ def positions_of(bus: Bus, group: str) -> dict[int, int]:
         places = [(physical, partition) for _, partition in reader.places]
     asker = open_asker(bus.cluster, group, bus.client_id)
     try:
-        return {partition: offset for (_, partition), offset in committed_offsets(asker, places).items()}
+        return {partition: offset for (_, partition), offset in committed_offsets(asker, group, places).items()}
     finally:
         asker.close()
 

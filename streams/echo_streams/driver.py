@@ -6,6 +6,7 @@ Threads: as Faust has them. The consumer's client fetches and sends heartbeats o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import faust
@@ -39,6 +40,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         consumer._fetch_max_wait_ms = FETCH_WAIT_MS  # noqa: SLF001  see above
         consumer._fetch_min_bytes = cast("App", transport.app).fetch_min_bytes  # noqa: SLF001  see above
         consumer._isolation_level = "read_committed"  # noqa: SLF001  see above
+        _watch_quota(consumer._client, "consumer", cast("App", transport.app))  # noqa: SLF001  see above
         return consumer
 
 
@@ -70,6 +72,7 @@ class Producer(driver.Producer):
         producer = super()._new_producer(transactional_id)
         # aiokafka has one setting for both, which is then twenty minutes in Faust: so long a frozen broker would hold all rewards.
         producer.client._request_timeout_ms = PRODUCE_ANSWER_MS  # noqa: SLF001  see above
+        _watch_quota(producer.client, "producer", cast("App", self.app))
         return producer
 
 
@@ -85,9 +88,24 @@ class App(faust.App):
 
     fetch_min_bytes = 1
     """What a fetch waits for, `FETCH_WAIT_MS` at most."""
+    on_throttle: Callable[[str, float], None] = staticmethod(lambda _kind, _seconds: None)
+    """Hears which kind of client (`producer`, `consumer`) a quota held back, and for how many seconds; any thread."""
 
     def _create_directories(self) -> None:
         pass
+
+
+def _watch_quota(client: Any, kind: str, app: App) -> None:
+    """Tell `app` of answers to `client` that say how long a quota holds it back: aiokafka reads that and passes it over."""
+    send = client.send
+
+    async def watched(*args: Any, **options: Any) -> Any:
+        answer = await send(*args, **options)
+        if held_ms := getattr(answer, "throttle_time_ms", 0):
+            app.on_throttle(kind, held_ms / 1000)
+        return answer
+
+    client.send = watched
 
 
 class QuietMonitor(Monitor):

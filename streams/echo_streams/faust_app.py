@@ -23,15 +23,16 @@ from faust.exceptions import FaustError
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.client.profiles import GATHERING_MIN_BYTES
+from echo_bus.client.refusals import refused
 from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, NotAuthorized, TransportError
 from echo_core.bottleneck import Place, Use
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import StopSignal
+from echo_schemas.rights import Resource
 from echo_streams.batching import MAX_IN_FLIGHT, Batcher
 from echo_streams.driver import App, QuietMonitor, Transport
 from echo_streams.metrics import StreamsMetrics
-from echo_streams.preflight import not_allowed
 from echo_streams.processing import Outgoing, Send
 from echo_streams.security import Login
 
@@ -57,7 +58,7 @@ _TALKATIVE = ("aiokafka", "faust", "mode", "echo_streams.driver")
 class AppOptions:
     """Which group reads which topic where. `group` is Faust's app id; `joined_within_s`: how long joining it may take; `drain_s`: how long
     the end may wait for what was read; `inline`: no reward is waited for, so scoring holds up everything else; `gather`: nobody waits for
-    the next reward, so that trajectories are better fetched many at once."""
+    the next reward, so that trajectories are better fetched many at once; `on_throttle`: as `KafkaCluster` has it."""
 
     group: str
     client_id: str
@@ -68,6 +69,7 @@ class AppOptions:
     gather: bool = False
     joined_within_s: float = 60.0
     drain_s: float = 1.5
+    on_throttle: Callable[[str, float], None] | None = None
 
 
 class FaustMessage:
@@ -240,7 +242,7 @@ class RewardApp:
 
     def _explain(self, exc: Exception) -> TransportError:
         if isinstance(exc, GroupAuthorizationFailedError):
-            return not_allowed(self._options.group)
+            return refused("Read", Resource.GROUP, self._options.group)
         if isinstance(exc, TopicAuthorizationFailedError):
             return NotAuthorized(f"The cluster does not allow this: {exc!r}", hint="Compare with `echoswarm acls render`.")
         return ClusterUnreachable(
@@ -309,6 +311,8 @@ def _faust_app(options: AppOptions) -> Any:
         web_enabled=False,
         Monitor=QuietMonitor,
     )
+    if options.on_throttle is not None:
+        app.on_throttle = options.on_throttle
     app.fetch_min_bytes = GATHERING_MIN_BYTES if options.gather else 1
     app.transport = Transport(app.conf.broker_consumer, app)
     return app

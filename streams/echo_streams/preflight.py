@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from echo_bus.bus import Bus
-from echo_bus.client.cluster import Cluster
 from echo_bus.client.kafka import translate
-from echo_bus.errors import NotAuthorized
 from echo_schemas.errors import UserError
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
-logger = logging.getLogger(__name__)
-
 _ASK_S = 15.0
-# A broker that has just started may leave the first question after a group's coordinator unanswered, and answers the second at once.
-_LOOK_S = 2.0
-_NUM_LOOKS = 3
 
 
 def check_topics(bus: Bus) -> int:
@@ -46,36 +37,3 @@ def check_topics(bus: Bus) -> int:
             hint=f"Give {rewards} {num_read} partitions.",
         )
     return num_read
-
-
-def check_group(cluster: Cluster, group: str) -> None:
-    """Raises NotAuthorized if we may not even look at `group`: joining it would then hang without a word.
-
-    Any other answer lets Faust try: the coordinator of a broker that has just started needs a while.
-    """
-    for _ in range(_NUM_LOOKS):
-        # Kept in a variable: an admin client that is collected while its futures run cancels them.
-        admin = cluster.admin()
-        (described,) = admin.describe_consumer_groups([group], request_timeout=_LOOK_S).values()
-        try:
-            described.result(_LOOK_S + 1)
-        except TimeoutError:
-            continue
-        except KafkaException as exc:
-            code = exc.args[0].code()
-            if code == KafkaError._TIMED_OUT:  # noqa: SLF001  the library's own name for it
-                continue
-            if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                raise not_allowed(group) from exc
-            if code != KafkaError.GROUP_ID_NOT_FOUND:
-                logger.warning("The group %s could not be looked at (%s)", group, exc.args[0].str())
-        return
-    logger.warning("The group %s could not be looked at within %g s", group, _NUM_LOOKS * _LOOK_S)
-
-
-def not_allowed(group: str) -> NotAuthorized:
-    """What to say when the group is closed to us."""
-    return NotAuthorized(
-        f"The reward application may not read as the consumer group {group!r}.",
-        hint="It wants READ on the group; compare with `echoswarm acls render`.",
-    )

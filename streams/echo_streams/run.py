@@ -19,7 +19,7 @@ from echo_settings.rules import evaluation_specs
 from echo_streams.application_run import ApplicationRun, Beside
 from echo_streams.attachment import end_when_detached
 from echo_streams.beginning import offsets_of, parse_beginning, place_group
-from echo_streams.preflight import check_group, check_topics
+from echo_streams.preflight import check_topics
 from echo_streams.scoring import Attached, RewardChoice
 from echo_tasks.catalogue import load_reward
 
@@ -61,7 +61,6 @@ def run_reward(
     num_partitions = check_topics(process.bus)
     name = application or OWN_APPLICATION
     group = process.bus.namespace.group("reward", name)
-    check_group(process.bus.cluster, group)
     if begins is not None:
         place_group(process.bus, group, offsets_of(process.bus, begins))
     logger.info("Rewards %s for %s, as the group %s", ", ".join(entry.name for entry in attached), process.settings.run.name, group)

@@ -7,20 +7,15 @@ import logging
 from confluent_kafka import KafkaError
 
 from echo_bus.client.cluster import RawMessage
+from echo_bus.client.refusals import LOGIN_HINT, refused
 from echo_bus.errors import MemberReplaced, NotAuthorized, OffsetLost, TopicMissing, TransportError
+from echo_schemas.rights import Resource
 
 logger = logging.getLogger(__name__)
 
 END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001  public in librdkafka, underscored in Python
 
-_NOT_AUTHORIZED = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError._AUTHENTICATION,  # noqa: SLF001
-    }
-)
+_LOGIN_REFUSED = frozenset({KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION})  # noqa: SLF001
 _MISSING = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -44,9 +39,11 @@ def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
     if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
         if not group:
             return
-        where = f"as the consumer group {group!r}"
-    if code in _NOT_AUTHORIZED:
-        raise NotAuthorized(f"This client may not read {where}: {error.str()}.", hint="Compare with `echoswarm acls render`.")
+        raise refused("Read", Resource.GROUP, group)
+    if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise refused("Read", Resource.TOPIC, raw.topic() or error.str())
+    if code in _LOGIN_REFUSED:
+        raise NotAuthorized(f"The cluster refuses the login: {error.str()}.", hint=LOGIN_HINT)
     if code in _MISSING:
         raise TopicMissing(f"{where} does not exist: {error.str()}.", hint="Run `echoswarm topics apply`.")
     if code in _LOST:

@@ -17,12 +17,17 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 from echo_bus.client.cluster import Cluster, RawConsumer
 from echo_bus.client.kafka import translate
 from echo_bus.client.profiles import GROUP_CONSUMER
+from echo_bus.client.refusals import refused
 from echo_bus.clock import Deadline
-from echo_bus.errors import ClusterUnreachable, NotAuthorized, TopicMissing
+from echo_bus.errors import ClusterUnreachable, TopicMissing
+from echo_schemas.rights import Resource
 
 QUERY_S = 30.0
 _AGAIN_S = 0.05
-_CONNECTION_LOST = KafkaError._TRANSPORT  # noqa: SLF001  public in librdkafka, underscored in Python
+# How long an asker waits before it looks for a refusal the first time, then twice as long: a slow answer must not come too late each time.
+_FIRST_WAIT_S = 0.25
+_NO_ANSWER = KafkaError._TIMED_OUT  # noqa: SLF001  public in librdkafka, underscored in Python
+_CONNECTION_LOST = KafkaError._TRANSPORT  # noqa: SLF001  see above
 _PASSING = frozenset(
     {
         _CONNECTION_LOST,
@@ -64,7 +69,7 @@ def num_partitions(consumer: RawConsumer, physical: str, timeout_s: float = QUER
                 raise translate(exc, physical) from exc
             time.sleep(_AGAIN_S)
     if found is not None and found.error is not None and found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        raise NotAuthorized(f"This client may not see the topic {physical}.", hint="Compare with `echoswarm acls render`.")
+        raise refused("Describe", Resource.TOPIC, physical)
     if found is None or not found.partitions:
         raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
     return len(found.partitions)
@@ -96,24 +101,39 @@ def offsets_at(
     return _offsets(consumer, places, time_ms, Deadline.after(timeout_s))
 
 
-def committed_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> dict[tuple[str, int], int]:
-    """What the consumer's group has committed, without the places in which it committed nothing; as `committed`."""
-    found = committed(consumer, places, timeout_s)
+def committed_offsets(
+    asker: RawConsumer, group: str, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S
+) -> dict[tuple[str, int], int]:
+    """What `group` has committed, without the places in which it committed nothing. `asker`: of `open_asker`. Raises as `committed`."""
+    found = committed(asker, places, timeout_s, asks_for=group)
     return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
 
 
-def committed(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> list[TopicPartition]:
+def committed(
+    consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S, *, asks_for: str = ""
+) -> list[TopicPartition]:
     """What the consumer's group has committed, with what is noted beside it. One request to the group's coordinator.
 
-    Raises ClusterUnreachable, also where no coordinator was found in time, and NotAuthorized.
+    `asks_for`: the group, if `consumer` is one of `open_asker`, which reads nothing. A refusal comes to it as a message, and
+    the question is then never answered. Raises ClusterUnreachable, also where no coordinator was found in time, and NotAuthorized.
     """
     deadline = Deadline.after(timeout_s)
+    wait_s = _FIRST_WAIT_S if asks_for else timeout_s
     while True:
         try:
-            return consumer.committed([TopicPartition(*place) for place in places], timeout=max(_AGAIN_S, deadline.remaining_s()))
+            return consumer.committed(
+                [TopicPartition(*place) for place in places], timeout=max(_AGAIN_S, min(wait_s, deadline.remaining_s()))
+            )
         except KafkaException as exc:
             where = ", ".join(sorted({physical for physical, _ in places}))
-            if exc.args[0].code() not in _COORDINATOR_MOVES:
+            code = exc.args[0].code()
+            if asks_for:
+                if code == KafkaError.GROUP_AUTHORIZATION_FAILED or _hears_refusal(consumer):
+                    raise refused("Describe", Resource.GROUP, asks_for) from exc
+                wait_s *= 2
+                if code == _NO_ANSWER and not deadline.expired():
+                    continue
+            if code not in _COORDINATOR_MOVES:
                 raise translate(exc, where) from exc
             if deadline.expired():
                 raise ClusterUnreachable(
@@ -121,6 +141,13 @@ def committed(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_
                     hint="It moves while a broker starts or stops; ask again.",
                 ) from exc
             time.sleep(_AGAIN_S)
+
+
+def _hears_refusal(asker: RawConsumer) -> bool:
+    """Whether the cluster has told the client that its group is closed to it."""
+    message = asker.poll(0)
+    error = None if message is None else message.error()
+    return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 def _offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], which: int, deadline: Deadline) -> dict[tuple[str, int], int]:

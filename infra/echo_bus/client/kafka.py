@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -12,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from echo_bus.client.cluster import RawConsumer, RawProducer
 from echo_bus.client.profiles import FAILOVER
+from echo_bus.client.refusals import LOGIN_HINT
 from echo_bus.errors import ClusterUnreachable, NotAuthorized, TransportError
 
 logger = logging.getLogger(__name__)
@@ -34,10 +36,16 @@ _AUTHORIZATION = frozenset(
 
 
 class KafkaCluster:
-    """Opens clients on one cluster. Thread-safe. `client_properties` are any librdkafka properties; they win over everything else."""
+    """Opens clients on one cluster. Thread-safe. `client_properties` are any librdkafka properties; they win over everything else.
 
-    def __init__(self, bootstrap: str, client_properties: Mapping[str, Any] | None = None) -> None:
+    `on_throttle` hears which kind of client (`producer`, `consumer`, `admin`) a quota held back, and for how many seconds; any thread.
+    """
+
+    def __init__(
+        self, bootstrap: str, client_properties: Mapping[str, Any] | None = None, *, on_throttle: Callable[[str, float], None] | None = None
+    ) -> None:
         self.bootstrap = bootstrap
+        self._on_throttle = on_throttle
         self._own = dict(client_properties or {})
         self._lock = threading.Lock()
         self._last_error: KafkaError | None = None
@@ -64,22 +72,34 @@ class KafkaCluster:
 
     def explain(self, error: KafkaException) -> TransportError:
         """The error a person can act on. A refused login shows up at the call only as a time-out: the client's own report says more."""
+        return self._refused_login() or translate(error, self.bootstrap)
+
+    def check_login(self) -> None:
+        """Raise NotAuthorized if one of the clients has reported a refused login. Blocks for nothing."""
+        if (refused := self._refused_login()) is not None:
+            raise refused
+
+    def _refused_login(self) -> NotAuthorized | None:
         last = self._last_error
-        if last is not None and last.code() in _AUTHENTICATION:
-            return NotAuthorized(
-                f"The cluster at {self.bootstrap} refused the login: {last.str()}",
-                hint="Check sasl.username and the password file in [kafka.client].",
-            )
-        return translate(error, self.bootstrap)
+        if last is None or last.code() not in _AUTHENTICATION:
+            return None
+        return NotAuthorized(f"The cluster at {self.bootstrap} refused the login: {last.str()}", hint=LOGIN_HINT)
 
     def _open(self, client: Any, config: Mapping[str, Any]) -> Any:
         merged = {**config, "bootstrap.servers": self.bootstrap, "error_cb": self._on_error, "logger": _client_logger, **self._own}
+        if self._on_throttle is not None:
+            merged["throttle_cb"] = partial(self._throttled, client.__name__.removesuffix("Client").lower())
         try:
             return client(merged)
         except KafkaException as exc:
             raise TransportError(
                 f"The Kafka client refused its configuration: {exc.args[0].str()}.", hint="Check the properties in [kafka.client]."
             ) from exc
+
+    def _throttled(self, kind: str, event: Any) -> None:
+        """Called by librdkafka from whichever thread polls, also once with 0 when it is over."""
+        if self._on_throttle is not None and event.throttle_time > 0:
+            self._on_throttle(kind, event.throttle_time)
 
     def _on_error(self, error: KafkaError) -> None:
         """Called by librdkafka from whichever thread polls. Errors here are informational: the client retries by itself."""

@@ -17,13 +17,15 @@ from confluent_kafka import KafkaError, KafkaException
 from echo_bus.client.cluster import RawMessage, RawProducer
 from echo_bus.client.kafka import translate
 from echo_bus.client.profiles import MAX_RECORD_BYTES
+from echo_bus.client.refusals import refused
 from echo_bus.clock import Clock, Deadline
-from echo_bus.errors import DeadlineExceeded, DeliveryFailed, NotAuthorized, ProducerClosed, RecordTooLarge, TopicMissing, TransportError
+from echo_bus.errors import DeadlineExceeded, DeliveryFailed, ProducerClosed, RecordTooLarge, TopicMissing, TransportError
 from echo_bus.metrics import BusMetrics
 from echo_schemas.codec import Codec
 from echo_schemas.headers import Header, headers_of
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Record
+from echo_schemas.rights import Resource
 from echo_schemas.topics import Topic
 
 if TYPE_CHECKING:
@@ -343,7 +345,7 @@ def _failed(physical: str, error: Any) -> TransportError:
     if code in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001  public in librdkafka
         return TopicMissing(f"The topic {physical}, or the partition asked for, does not exist.", hint="Run `echoswarm topics apply`.")
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return NotAuthorized(f"This client may not write to {physical}.", hint="Compare with `echoswarm acls render`.")
+        return refused("Write", Resource.TOPIC, physical)
     return DeliveryFailed(f"A record for {physical} was not acknowledged: {error.str()}.")
 
 

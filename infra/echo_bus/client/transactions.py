@@ -15,12 +15,14 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from echo_bus.client.cluster import RawConsumer, RawProducer
 from echo_bus.client.publisher import Publisher, Receipt
+from echo_bus.client.refusals import refused
 from echo_bus.clock import Clock, Deadline
-from echo_bus.errors import DeadlineExceeded, NotAuthorized, ProducerFenced, TransactionAborted, TransportError
+from echo_bus.errors import DeadlineExceeded, ProducerFenced, TransactionAborted, TransportError
 from echo_bus.metrics import BusMetrics
 from echo_schemas.codec import Codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Record
+from echo_schemas.rights import Resource
 from echo_schemas.topics import PROGRESS, Topic
 
 if TYPE_CHECKING:
@@ -46,11 +48,13 @@ class TransactionalWriter:
         metrics: BusMetrics,
         clock: Clock,
         source: str,
+        transactional_id: str,
         signer: Signer | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`producer` was configured with a `transactional.id` (see `profiles.TRANSACTIONAL`)."""
+        """`producer` was configured with this `transactional.id` (see `profiles.TRANSACTIONAL`)."""
         self._producer = producer
+        self._transactional_id = transactional_id
         # One that everybody with a transactional id may see; without a name the answer describes every topic of the cluster.
         self._topic = namespace.topic(PROGRESS)
         self._metrics = metrics
@@ -181,9 +185,7 @@ class TransactionalWriter:
             else:
                 return
             if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-                raise NotAuthorized(
-                    f"This client may not use its transactional id: {error.str()}.", hint="Compare with `echoswarm acls render`."
-                ) from cause
+                raise refused("Write", Resource.TRANSACTIONAL_ID, self._transactional_id) from cause
             if error.fatal():
                 raise ProducerFenced(
                     f"The transactional producer is dead (while {doing}): {error.str()}.",

@@ -179,6 +179,7 @@ class WorkObserver:
     def __init__(self, cluster: Cluster, *, physical: str, group: str, client_id: str) -> None:
         """`group` is the *workers'* group; nothing here joins it, commits or assigns."""
         self._physical = physical
+        self._group = group
         self._consumer = open_asker(cluster, group, client_id)
 
     def num_partitions(self, timeout_s: float = 10.0) -> int:
@@ -203,7 +204,7 @@ class WorkObserver:
         One request to the group's coordinator. Raises ClusterUnreachable, NotAuthorized.
         """
         places = [(self._physical, partition) for partition in range(count)]
-        return {partition: offset for (_, partition), offset in committed_offsets(self._consumer, places, timeout_s).items()}
+        return {partition: offset for (_, partition), offset in committed_offsets(self._consumer, self._group, places, timeout_s).items()}
 
     def close(self) -> None:
         """Close the client."""

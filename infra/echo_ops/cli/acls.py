@@ -8,10 +8,11 @@ from pathlib import Path
 
 import yaml
 
-from echo_ops.acls import acls_of, as_commands, as_plain
+from echo_ops.acls import as_commands, as_plain
 from echo_ops.cli.context import read_settings
 from echo_ops.topic_rendering import kafka_users
 from echo_schemas.naming import Namespace
+from echo_schemas.rights import acls_of
 
 
 def render(config: Path | None, format_: str, cluster: str) -> None:

@@ -22,6 +22,7 @@ from echo_ops.roles import ROLES, Flags, Role, arguments_of
 from echo_runtime.logs import LogFormat, set_up_logs
 from echo_runtime.ownership import START_VARIABLE, await_turn
 from echo_runtime.process import StopSignal, open_role, without_collection
+from echo_runtime.rights import check_rights
 from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
@@ -47,7 +48,7 @@ class LogOptions:
 def run_role(role: Role, config: Path | None, *, name: str | None, announce: Path | None, logs: LogOptions, flags: Flags) -> None:
     """Import what the role needs (the slow part), wait for its topics, see whose namespace it is, run it. Blocks until it ends.
 
-    Raises UserError for flags of another role, and where another run owns the namespace.
+    Raises UserError for flags of another role, and where another run owns the namespace; NotAuthorized for rights that the role lacks.
     """
     arguments = arguments_of(role, flags)
     settings = settings_of_kind(read_settings(config), flags.kind)
@@ -65,6 +66,8 @@ def run_role(role: Role, config: Path | None, *, name: str | None, announce: Pat
 
 def _run_role(role: Role, settings: Settings, *, name: str | None, announce: Path | None, arguments: dict[str, Any]) -> None:
     entry = ROLES[role]
+    # Before the imports, which take seconds; after them, if no broker answered yet.
+    may_work = check_rights(settings, role.value)
     started_s = time.monotonic()
     with without_collection():
         function = entry.load(settings)
@@ -72,6 +75,8 @@ def _run_role(role: Role, settings: Settings, *, name: str | None, announce: Pat
     with open_role(settings, role.value, name=name, announce=announce, start=os.environ.get(START_VARIABLE, "")) as process:
         if not wait_for_topics(process.bus, process.stop, Deadline.after(TOPICS_S)):
             return
+        if not may_work:
+            check_rights(settings, role.value)
         # The learner decides whose the namespace is, by itself. A worker has an engine to start, and waits later.
         waits = entry.allocates or (role is Role.REWARD and bool(process.start))
         if role is not Role.LEARNER and not await_turn(process, needs_learner=waits):

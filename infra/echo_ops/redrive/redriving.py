@@ -81,7 +81,7 @@ class Backlog:
         """The letters of `reason` before this offset were handled."""
         if reason not in self._positions:
             place = (self._physical, _PARTITION)
-            self._positions[reason] = committed_offsets(self.member(reason), [place]).get(place, 0)
+            self._positions[reason] = committed_offsets(self.member(reason), self._group_of(reason), [place]).get(place, 0)
         return self._positions[reason]
 
     def waiting(self, reasons: frozenset[str], end: int | None = None) -> Iterator[Letter]:
@@ -106,10 +106,12 @@ class Backlog:
     def member(self, reason: str) -> RawConsumer:
         """A client of the group whose position says what was done with letters of `reason`; it joins nothing."""
         if reason not in self._members:
-            group = self._bus.namespace.group(ROLE, f"{self.topic.name}.{reason}")
-            member = self._members[reason] = open_asker(self._bus.cluster, group, self._bus.client_id)
+            member = self._members[reason] = open_asker(self._bus.cluster, self._group_of(reason), self._bus.client_id)
             self._clients.callback(member.close)
         return self._members[reason]
+
+    def _group_of(self, reason: str) -> str:
+        return self._bus.namespace.group(ROLE, f"{self.topic.name}.{reason}")
 
     def place(self, offset: int, note: str) -> TopicPartition:
         """A position, as a client wants it; `note` stands beside it in the group."""

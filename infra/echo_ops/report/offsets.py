@@ -66,7 +66,7 @@ class OffsetWatch:
     def lag(self, group: str, topic: Topic) -> int:
         """Records of `topic` that `group` has not committed."""
         ends = self._ends(topic)
-        committed = committed_offsets(self._member_of(group), self._places_of(topic), _TIMEOUT_S)
+        committed = committed_offsets(self._member_of(group), group, self._places_of(topic), _TIMEOUT_S)
         return sum(max(0, end - committed.get(place, 0)) for place, end in ends.items())
 
     def close(self) -> None:

@@ -213,7 +213,7 @@ class ScorerWatch:
     def _behind(self, group: str, ends: Mapping[tuple[str, int], int], version: int) -> Behind:
         asker = open_asker(self._bus.cluster, group, self._bus.client_id)
         try:
-            committed = committed_offsets(asker, list(ends), _READ_S)
+            committed = committed_offsets(asker, group, list(ends), _READ_S)
         finally:
             asker.close()
         left = {place: committed.get(place, 0) for place, end in ends.items() if committed.get(place, 0) < end}

@@ -68,7 +68,7 @@ def test_a_role_is_itself_and_is_refused_what_is_anothers(shell: Shell, monkeypa
     publisher.publish(TRAJECTORIES, trajectory()).wait(WAIT_S)
     publisher.close()
     refused = bus_of(shell, "worker.w1", monkeypatch).publisher()
-    with pytest.raises(NotAuthorized, match="may not write"):
+    with pytest.raises(NotAuthorized, match="WRITE on the topic"):
         refused.publish(REWARDS, reward(), partition=0).wait(WAIT_S)
     with pytest.raises(NotAuthorized):
         refused.close()

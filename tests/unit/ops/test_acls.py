@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from echo_ops.acls import Acl, Resource, acls_of, as_commands, as_plain
+from echo_ops.acls import as_commands, as_plain
 from echo_ops.report import observer
 from echo_schemas.naming import Namespace
+from echo_schemas.rights import Acl, Resource, acls_of
 from echo_schemas.roles import load_roles
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import CONTROL, REWARDS

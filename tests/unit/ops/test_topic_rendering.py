@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from echo_ops.acls import Resource, acls_of
 from echo_ops.topic_rendering import TopicFormat, kafka_users, render_topics
 from echo_schemas.naming import Namespace
+from echo_schemas.rights import Resource, acls_of
 from echo_schemas.roles import load_roles
 from echo_schemas.topic_files import load_topic_specs
 

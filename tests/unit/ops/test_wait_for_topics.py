@@ -10,11 +10,11 @@ from echo_bus.clock import Deadline, SystemClock
 from echo_bus.errors import TopicMissing
 from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
-from echo_ops.acls import Resource, acls_of
 from echo_ops.cli.run import topics_of, wait_for_topics
 from echo_runtime.process import StopSignal
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
+from echo_schemas.rights import Resource, acls_of
 
 SPACE = Namespace("echo.test")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as ClientMessage
 
 from echo_bus.client.consumer_queries import committed_offsets
 from echo_bus.errors import ClusterUnreachable, NotAuthorized
@@ -20,6 +21,7 @@ class Coordinated:
     def __init__(self, errors: Sequence[int]) -> None:
         self.errors = list(errors)
         self.repeats = False
+        self.told: list[int] = []
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         assert timeout > 0
@@ -27,9 +29,14 @@ class Coordinated:
             raise KafkaException(KafkaError(self.errors[0] if self.repeats else self.errors.pop(0)))
         return [TopicPartition(place.topic, place.partition, 7 if place.partition == 0 else -1001) for place in partitions]
 
+    def poll(self, timeout: float) -> Any:
+        """What it was told beside its answers."""
+        assert timeout == 0
+        return ClientMessage(topic=None, error=KafkaError(self.told.pop(0))) if self.told else None
+
 
 def ask(consumer: Any, timeout_s: float = 20.0) -> dict[tuple[str, int], int]:
-    return committed_offsets(consumer, PLACES, timeout_s)
+    return committed_offsets(consumer, "g", PLACES, timeout_s)
 
 
 def test_a_coordinator_that_moves_is_asked_again() -> None:
@@ -50,5 +57,16 @@ def test_one_that_is_not_found_in_time_is_unreachable() -> None:
 
 
 def test_a_refusal_is_final() -> None:
-    with pytest.raises(NotAuthorized):
+    with pytest.raises(NotAuthorized, match="DESCRIBE on the group g"):
         ask(Coordinated([KafkaError.GROUP_AUTHORIZATION_FAILED]))
+
+
+def test_a_refusal_that_comes_beside_a_question_without_an_answer_is_heard() -> None:
+    silent = Coordinated([KafkaError._TIMED_OUT])
+    silent.repeats, silent.told = True, [KafkaError._ALL_BROKERS_DOWN, KafkaError.GROUP_AUTHORIZATION_FAILED]
+    with pytest.raises(NotAuthorized, match="DESCRIBE on the group g"):
+        ask(silent)
+
+
+def test_an_answer_that_is_late_is_waited_for_longer() -> None:
+    assert ask(Coordinated([KafkaError._TIMED_OUT] * 3)) == {("t", 0): 7}

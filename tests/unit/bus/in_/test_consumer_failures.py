@@ -315,7 +315,7 @@ def test_errors_of_the_client_that_stop(code: int, expected: type[TransportError
 def test_a_closed_group_concerns_its_members_alone() -> None:
     raw: Any = ClientMessage(topic=None)
     closed = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
-    with pytest.raises(NotAuthorized, match=r"may not read as the consumer group 'team\.rl\.worker'"):
+    with pytest.raises(NotAuthorized, match=r"READ on the group team\.rl\.worker"):
         check_error(closed, raw, "team.rl.worker")
     # The client of a reader without a group has asked after one all the same.
     check_error(closed, raw)

@@ -1,0 +1,100 @@
+"""A permission of each kind taken away: each role that needs it is told which, on Kafka's own authorizer."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka.admin import AclBindingFilter, NewTopic
+
+from echo_bus.bus import Bus
+from echo_bus.client.kafka import KafkaCluster
+from echo_bus.clock import Deadline, SystemClock
+from echo_bus.errors import NotAuthorized
+from echo_bus.metrics import BusMetrics
+from echo_embedded import EmbeddedKafka
+from echo_ops.access import as_binding
+from echo_runtime.rights import check_rights, find_lacking
+from echo_schemas.codec import lock_file_codec
+from echo_schemas.naming import Namespace
+from echo_schemas.rights import Acl, Resource, acls_of, acls_of_role
+from echo_schemas.topic_files import load_topic_specs
+from echo_settings import Settings, load_settings
+
+pytestmark = pytest.mark.kafka
+WAIT_S = 60.0
+NAMESPACE = Namespace("echo.missing")
+# Role → what it loses: one of each kind.
+TAKEN = {
+    "coordinator": (Resource.TOPIC, "requests", "Describe"),
+    "feeder": (Resource.GROUP, "worker", "Describe"),
+    "learner": (Resource.TOPIC, "weights.chunks", "DescribeConfigs"),
+    "offline": (Resource.TRANSACTIONAL_ID, "feeder", "Write"),
+    "reward": (Resource.GROUP, "reward.", "Read"),
+    "view": (Resource.TOPIC, "steps", "Read"),
+    "worker": (Resource.TOPIC, "trajectories", "Write"),
+}
+
+
+def taken_from(role: str) -> Acl:
+    resource, name, operation = TAKEN[role]
+    wanted = (resource, f"{NAMESPACE.name}.{name}", operation)
+    (acl,) = (acl for acl in acls_of_role(role, NAMESPACE) if (acl.resource, acl.name, acl.operation) == wanted)
+    return acl
+
+
+@pytest.fixture(scope="module")
+def logins(secured_kafka: EmbeddedKafka) -> dict[str, dict[str, str]]:
+    """A user for each of the roles, with all of its rights but one."""
+    admin = KafkaCluster(secured_kafka.bootstrap, secured_kafka.client_properties).admin()
+    topics = [NewTopic(f"{NAMESPACE.name}.{spec.name}", 1, 1) for spec in load_topic_specs()]
+    acls = [as_binding(acl) for acl in acls_of(NAMESPACE)]
+    for made in (*admin.create_topics(topics).values(), *admin.create_acls(acls).values()):
+        made.result(WAIT_S)
+    gone = [as_binding(taken_from(role)) for role in TAKEN]
+    filters = [
+        AclBindingFilter(acl.restype, acl.name, acl.resource_pattern_type, acl.principal, acl.host, acl.operation, acl.permission_type)
+        for acl in gone
+    ]
+    for deleted in admin.delete_acls(filters).values():
+        assert len(deleted.result(WAIT_S)) == 1
+    logins = {role: secured_kafka.add_user(f"{NAMESPACE.name}.{role}", "secret") for role in TAKEN}
+    # A broker hears of changes in their order: who knows the last user knows all.
+    KafkaCluster(secured_kafka.bootstrap, logins[max(logins)]).check(WAIT_S)
+    return logins
+
+
+def settings_of(kafka: EmbeddedKafka, login: dict[str, str]) -> Settings:
+    settings = load_settings(None, {"ECHO_KAFKA__BOOTSTRAP": kafka.bootstrap, "ECHO_KAFKA__NAMESPACE": NAMESPACE.name})
+    return settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"client": login})})
+
+
+def check_until_answered(settings: Settings, role: str) -> None:
+    """A busy machine may leave the first question unanswered."""
+    deadline = Deadline.after(WAIT_S)
+    while not check_rights(settings, role):
+        assert not deadline.expired(), "waited for the cluster to answer"
+
+
+@pytest.mark.parametrize("role", [role for role, taken in TAKEN.items() if taken[0] is not Resource.TRANSACTIONAL_ID])
+def test_a_role_is_told_what_it_lacks_before_it_begins(secured_kafka: EmbeddedKafka, logins: dict[str, dict[str, str]], role: str) -> None:
+    taken, settings = taken_from(role), settings_of(secured_kafka, logins[role])
+    with pytest.raises(NotAuthorized) as caught:
+        check_until_answered(settings, role)
+    assert caught.value.message == f"The cluster refuses {taken.principal} {taken.words}."
+    assert taken.command(secured_kafka.bootstrap) in caught.value.hint
+
+
+def test_a_transactional_id_says_so_when_it_is_taken(secured_kafka: EmbeddedKafka, logins: dict[str, dict[str, str]]) -> None:
+    cluster = KafkaCluster(secured_kafka.bootstrap, logins["offline"])
+    assert find_lacking(cluster, acls_of_role("offline", NAMESPACE), WAIT_S) == []
+    bus = Bus(cluster=cluster, namespace=NAMESPACE, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="offline")
+    writer = bus.transactions("feeder")
+    with pytest.raises(NotAuthorized, match=rf"WRITE on the transactional-id {NAMESPACE.name}\.feeder"):
+        writer.start()
+    writer.close()
+
+
+def test_a_wrong_password_is_said_and_not_waited_for(secured_kafka: EmbeddedKafka, logins: dict[str, dict[str, str]]) -> None:
+    settings = settings_of(secured_kafka, {**logins["worker"], "sasl.password": "another"})
+    with pytest.raises(NotAuthorized, match="refused the login") as caught:
+        check_until_answered(settings, "worker")
+    assert "another" not in str(caught.value)
