@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+ORACLES := .venv-oracles/bin
 UV     := 0.13.8
 # Everything that the tests of this machine need; see [project.optional-dependencies] for the roles.
 EXTRAS := all-cpu
@@ -18,7 +19,7 @@ CODE   := schemas infra producers streams consumers tests bench
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types unit nightly fmt chaos chaos-long bench constraints clean
+.PHONY: help setup demo test check lint types unit nightly learning oracles fmt chaos chaos-long bench constraints clean
 
 help: ## Print this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -46,6 +47,14 @@ unit: $(STAMP) ## Run the unit tests only: no I/O, no browser
 nightly: $(STAMP) ## Run every test at full length: all faults, the whole model check, every example, other generated cases; hours
 	ECHO_THOROUGH=1 $(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20
 	$(BIN)/python -m tests.fuzz --cases 100000
+
+learning: $(STAMP) ## Does it learn as the papers say: nine runs, forty minutes on two quiet cores; goes on where it was interrupted
+	$(BIN)/python bench/learning.py --set nightly --page docs/learning.md --picture docs/images/learning.png
+
+oracles: $(STAMP) ## Compare the losses with TRL's and verl's own, in an environment that it makes (.venv-oracles, about 5 GB)
+	@test -x $(ORACLES)/python || $(BIN)/uv venv --quiet --python $(BIN)/python .venv-oracles
+	$(BIN)/uv pip install --quiet --python $(ORACLES)/python --requirements tests/oracles/requirements.txt --editable .
+	$(ORACLES)/python -m pytest -q -c tests/oracles/pytest.ini tests/oracles
 
 chaos: $(STAMP) ## Kill, freeze and cut off everything in a real run on three brokers, six to ten minutes
 	ECHO_THOROUGH=1 $(BIN)/pytest tests/chaos

@@ -18,7 +18,7 @@ from echo_schemas.records import WorkerShare
 METRICS: Mapping[str, str] = {
     "loss": "What the optimizer minimised: policy loss plus KL term, summed over the updates.",
     "policy_loss": "The loss without the KL term, summed over the updates.",
-    "reference_kl": "KL(policy || reference) per token, k3 estimator, in nats.",
+    "reference_kl": "KL(policy || reference) per token, by the run's estimator, in nats.",
     "entropy": "Entropy of the learner's distribution per token, in nats.",
     "sampler_nll": "Negative log-probability of a sampled token under its sampler, in nats: entropy as the sampler saw it.",
     "mismatch_kl": "KL(sampler || learner at the step's start) per token, k3 estimator on unclamped ratios, in nats.",

@@ -224,11 +224,13 @@ class LearnerSettings(Section):
     """The loss's own numbers, as [learner.loss_options]."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the starting policy."""
-    kl_estimator: Literal["k3", "k2"] = "k3"
-    """A token's KL term, with d = log(pi_ref / pi): k3 = exp(d) - d - 1, as GRPO has it, or k2 = d² / 2, whose gradient is the KL's own
-    where the policy trains on its own samples."""
+    kl_in: Literal["loss", "advantage"] = "loss"
+    """Where the KL term stands: a term of the loss, or taken off each token's advantage, which the loss then weights and clips."""
+    kl_estimator: Literal["k3", "k2", "k1"] = "k3"
+    """A token's KL term, with d = log(pi_ref / pi): k3 = exp(d) - d - 1, as GRPO has it; k2 = d² / 2, whose gradient is the KL's own where
+    the policy trains on its own samples; k1 = -d, in the advantage alone: as a loss its gradient is zero in the mean."""
     kl_weighted: bool = True
-    """Weigh a token's KL term as the loss weighs the token (ECHO-2, eq. 24 and 25); false: the plain term of GRPO."""
+    """In the loss: weigh a token's KL term as the loss weighs the token (ECHO-2, eq. 24 and 25); false: the plain term of GRPO."""
     kl_log_ratio_limit: float = Field(default=5.0, gt=0)
     """d is cut at plus and minus so many nats: one token that the policy gave up does not outweigh all others."""
     normalisation: Literal["sequence", "token", "constant"] = "token"
@@ -444,6 +446,12 @@ class Settings(Section):
             message = (
                 f"[rollout] max_new_tokens = {self.rollout.max_new_tokens} leaves no room for a prompt within [policy] max_length = "
                 f"{self.policy.max_length}"
+            )
+            raise ValueError(message)
+        if self.learner.kl_estimator == "k1" and self.learner.kl_in == "loss":
+            message = (
+                '[learner] kl_estimator = "k1" has a gradient of zero in the mean as a term of the loss; write kl_in = "advantage", or '
+                'kl_estimator = "k2" or "k3"'
             )
             raise ValueError(message)
         if self.learner.groups_per_step % self.learner.updates_per_step:

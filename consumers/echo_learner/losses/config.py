@@ -218,22 +218,27 @@ class CustomLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceKl:
-    """The KL term to the reference policy, added to any loss.
+    """The KL term to the reference policy, beside any loss.
 
-    `coef`: beta; 0 turns it off (DAPO and most verifiable-reward recipes). `estimator`: of KL(pi || pi_ref) a token. k1 is not offered: as
-    a loss its gradient is zero in the mean. `weighted`: multiply each token's term by
-    the loss's importance weight, as ECHO-2 has it (the term stands inside eq. 25, which eq. 24 weights); False is
-    GRPO's plain term. `log_ratio_limit`: cut on log(pi_ref/pi) before exp() (PipelineRL: 5).
+    `coef`: beta; 0 turns it off (DAPO and most verifiable-reward recipes). `estimator`: of KL(pi || pi_ref) a token. `placement`: a term of
+    the loss, or taken off the token's advantage; k1 only there, since the gradient of k1 as a loss is zero in the mean. `weighted`, in the
+    loss: multiply each token's term by the loss's importance weight, as ECHO-2 has it (the term stands inside eq. 25, which eq. 24
+    weights); False is GRPO's plain term. `log_ratio_limit`: cut on log(pi_ref/pi) before exp() (PipelineRL: 5).
     """
 
     coef: float = 0.0
-    estimator: Literal["k3", "k2"] = "k3"
+    estimator: Literal["k3", "k2", "k1"] = "k3"
+    placement: Literal["loss", "advantage"] = "loss"
     weighted: bool = True
     log_ratio_limit: float = 5.0
 
     def __post_init__(self) -> None:
         _require(self.coef >= 0 and math.isfinite(self.coef), f"The KL coefficient is {self.coef}; it must be at least 0.")
         _require_positive("log_ratio_limit", self.log_ratio_limit)
+        _require(
+            self.estimator != "k1" or self.placement == "advantage",
+            "The estimator k1 as a term of the loss has a gradient of zero in the mean; take it off the advantage, or write k2 or k3.",
+        )
 
 
 LossConfig = GrpoTis | GrpoClip | Cispo | IcePop | SequenceMask | DecoupledPpo | Dppo | Gspo

@@ -31,6 +31,7 @@ _MEANING: Mapping[str, tuple[str, ...]] = {
         "loss",
         "loss_options",
         "kl",
+        "kl_in",
         "kl_estimator",
         "kl_weighted",
         "kl_log_ratio_limit",
@@ -151,6 +152,7 @@ def trainer_config(settings: Settings, base: Path) -> Any:
         kl=ReferenceKl(
             coef=learner.kl,
             estimator=learner.kl_estimator,
+            placement=learner.kl_in,
             weighted=learner.kl_weighted,
             log_ratio_limit=learner.kl_log_ratio_limit,
         ),

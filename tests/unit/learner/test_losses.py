@@ -32,6 +32,7 @@ from echo_learner.losses.config import (
     TokenTis,
 )
 from echo_learner.losses.interface import LossInputs
+from echo_schemas.errors import UserError
 
 Row = npt.NDArray[np.float64]
 
@@ -115,6 +116,11 @@ def dppo(pi: float, mu: float, advantage: float, *, kind: str, threshold: float,
     wrong_way = p > q if advantage > 0 else p < q
     weight = 0.0 if distance > threshold and wrong_way else min(p / q, cap)
     return -weight * advantage * pi + penalty * (pi - mu) ** 2, weight
+
+
+def k1(pi: float, reference: float, limit: float) -> float:
+    """-d with d = log(reference/pi), cut at +-limit."""
+    return -min(max(reference - pi, -limit), limit)
 
 
 def k2(pi: float, reference: float, limit: float) -> float:
@@ -260,6 +266,33 @@ def test_the_kl_term_joins_any_loss(
     assert outputs.sums["kl_loss"].item() == pytest.approx(outputs.loss.item() - plain)
     rows = zip(np.concatenate(example.learner), np.concatenate(example.reference or []), np.concatenate(example.masks), strict=True)
     assert outputs.sums["reference_kl"].item() == pytest.approx(sum(of(pi, reference, 0.8) for pi, reference, on in rows if on))
+
+
+@pytest.mark.parametrize("estimator", ["k3", "k2", "k1"])
+@pytest.mark.parametrize(("config", "terms"), CASES, ids=_IDS)
+def test_the_kl_may_be_taken_off_each_tokens_advantage(
+    config: LossConfig, terms: SequenceTerms, estimator: Literal["k3", "k2", "k1"]
+) -> None:
+    example = make_example(11)
+    kl = ReferenceKl(coef=0.3, estimator=estimator, placement="advantage", log_ratio_limit=0.8)
+    of = {"k3": k3, "k2": k2, "k1": k1}[estimator]
+    outputs = build_loss(config, kl)(to_batch(example, Normalisation.TOKEN))
+    assert example.reference is not None
+    estimates = [
+        np.array([of(pi, reference, 0.8) for pi, reference in zip(*row, strict=True)])
+        for row in zip(example.start, example.reference, strict=True)
+    ]
+    shaped = [row - 0.3 * estimate for row, estimate in zip(example.advantages, estimates, strict=True)]
+    expected = total_loss(replace(example, advantages=shaped), terms, Normalisation.TOKEN, _CONSTANT)
+    assert outputs.loss.item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    assert outputs.sums["kl_loss"].item() == 0
+    total = sum(float(estimate[mask].sum()) for estimate, mask in zip(estimates, example.masks, strict=True))
+    assert outputs.sums["reference_kl"].item() == pytest.approx(total)
+
+
+def test_k1_as_a_term_of_the_loss_is_refused() -> None:
+    with pytest.raises(UserError, match="gradient of zero in the mean"):
+        ReferenceKl(coef=0.1, estimator="k1")
 
 
 def test_a_kl_term_without_a_reference_is_refused() -> None:

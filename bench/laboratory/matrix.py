@@ -1,0 +1,133 @@
+"""What is run: cells of one condition, task and seed out of a file, each as the run file of a pipeline."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from echo_schemas.errors import UserError
+
+HELD_OUT, FINAL = "held-out", "final"
+"""The evaluations of every cell: now and then, and of the last version with more prompts."""
+_RUN = "learning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run. `settings`: its file's content, without Kafka. `is_colocated`: in one process. `kill_every_s`: seconds between the deaths of
+    a second worker; 0: there is none."""
+
+    task: str
+    condition: str
+    seed: int
+    settings: Mapping[str, Any]
+    is_colocated: bool = False
+    kill_every_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        return f"{self.task}.{self.condition}.{self.seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What the command line takes instead of what the file says; None: as the file says."""
+
+    conditions: Sequence[str] | None = None
+    tasks: Sequence[str] | None = None
+    seeds: int | None = None
+    steps: int | None = None
+    engine: str | None = None
+
+
+def load_cells(path: Path, set_name: str, choice: Choice) -> list[Cell]:
+    """The cells of one set, seed after seed, so that what is compared ran at about the same time. Raises UserError."""
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    chosen = _entry(content, "sets", set_name)
+    tasks = chosen["tasks"] if choice.tasks is None else choice.tasks
+    conditions = chosen["conditions"] if choice.conditions is None else choice.conditions
+    seeds = chosen["seeds"] if choice.seeds is None else choice.seeds
+    return [_cell(content, task, condition, seed, choice) for task in tasks for seed in range(seeds) for condition in conditions]
+
+
+def as_toml(content: Mapping[str, Any]) -> str:
+    """A run file: one line a section."""
+    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in content.items())
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` over it, key by key."""
+    found = dict(base)
+    for key, value in changes.items():
+        below = found.get(key)
+        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else deepcopy(value)
+    return found
+
+
+def _cell(content: Mapping[str, Any], task: str, condition: str, seed: int, choice: Choice) -> Cell:
+    asked, changed = _entry(content, "tasks", task), _condition(content, condition)
+    packaged = resources.files("echo_ops.demo").joinpath(f"{asked['demo']}.toml").read_text(encoding="utf-8")
+    base = tomllib.loads(packaged)
+    steps = content["steps"] if choice.steps is None else choice.steps
+    own = {
+        "run": {"name": _RUN, "seed": seed},
+        "learner": {"steps": steps},
+        "eval": _evaluations(content["evaluation"], steps, list(base["rewards"])),
+    }
+    # Without them the demo's own lead of two steps would stand beside another budget.
+    base["staleness"] = {}
+    settings = merged(merged(merged(base, asked.get("settings", {})), own), changed.get("settings", {}))
+    if choice.engine is not None:
+        # One that is elsewhere has the other engine inside.
+        is_inside = ":" in settings["rollout"]["engine"]
+        settings = merged(settings, {"rollout": {"options": {"engine": choice.engine}} if is_inside else {"engine": choice.engine}})
+    return Cell(
+        task=task,
+        condition=condition,
+        seed=seed,
+        settings=settings,
+        is_colocated=bool(changed.get("colocated")),
+        kill_every_s=float(changed.get("kill_every_s", 0)),
+    )
+
+
+def _condition(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    own = _entry(content, "conditions", name)
+    return merged(_condition(content, own["like"]), own) if "like" in own else dict(own)
+
+
+def _evaluations(wanted: Mapping[str, Any], steps: int, rewards: Sequence[str]) -> list[dict[str, Any]]:
+    common = {"rewards": list(rewards)}
+    # More often than a short run has steps would be no evaluation between.
+    every = wanted["every"] if steps > wanted["every"] else 0
+    return [
+        {**common, "name": HELD_OUT, "prompts": wanted["prompts"], "samples": wanted["samples"], "every": every},
+        {**common, "name": FINAL, "prompts": wanted["final_prompts"], "every": 0, "at_start": False},
+    ]
+
+
+def _entry(content: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:
+    known: Mapping[str, Mapping[str, Any]] = content[kind]
+    if name not in known:
+        raise UserError(f"The file has no [{kind}.{name}].", hint=f"There are: {', '.join(known)}.")
+    return known[name]
+
+
+def _key(key: str) -> str:
+    return key if key.replace("-", "").replace("_", "").isalnum() else json.dumps(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(key)} = {_value(each)}' for key, each in value.items())} }}" if value else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    # Text, numbers and truth are written alike in JSON and TOML.
+    return json.dumps(value, ensure_ascii=False)

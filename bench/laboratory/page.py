@@ -1,0 +1,161 @@
+"""What the cells say, for people: tables as Markdown and the curves as a picture."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from echo_schemas.errors import UserError
+from laboratory.results import Result
+from laboratory.statements import LEVEL, Finding, Runs, findings, mean_and_error
+
+_BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
+_SMOOTHED = 10
+
+
+def tables(tasks: Mapping[str, Runs]) -> str:
+    """Every task's conditions and claims."""
+    return "\n".join(part for task, runs in tasks.items() for part in (f"### {task}\n", _conditions(runs), _claims(findings(runs))))
+
+
+def figures(tasks: Mapping[str, Runs]) -> dict[str, Any]:
+    """The same as plain numbers, for `--json`."""
+    return {
+        task: {
+            "conditions": {name: _numbers(list(seeds.values())) for name, seeds in runs.items()},
+            "claims": [
+                {
+                    "letter": each.letter,
+                    "claim": each.claim,
+                    "test": each.said,
+                    "mean": each.tested.mean,
+                    "stderr": each.tested.stderr,
+                    "pairs": each.tested.num,
+                    "p": each.tested.p,
+                    "verdict": each.tested.verdict.value,
+                }
+                for each in findings(runs)
+            ],
+        }
+        for task, runs in tasks.items()
+    }
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replace what stands between the two marks of `page`. Raises UserError if it has none."""
+    content = page.read_text(encoding="utf-8")
+    before, begin, rest = content.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise UserError(f"{page} has no place for tables.", hint=f"Write {_BEGIN} and {_END} where they belong.")
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def _numbers(results: Sequence[Result]) -> dict[str, Any]:
+    accuracy, error = mean_and_error(result.final for result in results)
+    return {
+        "seeds": len(results),
+        "accuracy": accuracy,
+        "accuracy_stderr": None if math.isnan(error) else error,
+        "held_out": {str(version): statistics.fmean(means) for version, means in _by_version(results).items()},
+        "reward_last": statistics.fmean(statistics.fmean(result.curve.reward[-_SMOOTHED:]) for result in results),
+        "train_s": statistics.fmean(result.train_s for result in results),
+        "samples": statistics.fmean(result.curve.samples[-1] for result in results),
+        "staleness": statistics.fmean(statistics.fmean(result.curve.staleness) for result in results),
+        "max_staleness": max(result.facts["max_staleness"] for result in results),
+        "dropped": sum(result.facts["dropped"] for result in results),
+        "diverged": sum(result.outcome != "finished" for result in results),
+        "load": statistics.fmean(result.facts["load"] for result in results),
+    }
+
+
+def _by_version(results: Sequence[Result]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for result in results:
+        for each in result.held_out():
+            found.setdefault(each.version, []).append(each.mean)
+    return dict(sorted(found.items()))
+
+
+def _conditions(runs: Runs) -> str:
+    columns = ["condition", "seeds", "accuracy at the end", "held-out before, between, after", "batch, last ten steps"]
+    columns += ["staleness mean, max", "dropped", "seconds", "load"]
+    rows = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for name, seeds in runs.items():
+        found = _numbers(list(seeds.values()))
+        error = found["accuracy_stderr"]
+        ended = f", {found['diverged']} diverged" if found["diverged"] else ""
+        rows.append(
+            f"| {name} | {found['seeds']}{ended} | {found['accuracy']:.3f}{'' if error is None else f' ± {error:.3f}'} "
+            f"| {', '.join(f'{value:.3f}' for value in found['held_out'].values())} | {found['reward_last']:.3f} "
+            f"| {found['staleness']:.2f}, {found['max_staleness']} | {found['dropped']} | {found['train_s']:.0f} | {found['load']:.1f} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def _claims(found: Sequence[Finding]) -> str:
+    if not found:
+        return "No claim has two seeds of both its conditions yet.\n"
+    rows = [f"| | claim | test | mean ± standard error (pairs) | p | at {LEVEL:g} | seeds needed |", "|---|---|---|---|---|---|---|"]
+    rows += [
+        f"| {each.letter} | {each.claim} | {each.said} | {each.tested.mean:+.3f} ± {each.tested.stderr:.3f} ({each.tested.num}) "
+        f"| {each.tested.p:.2g} | {each.tested.verdict} | {each.needed or ''} |"
+        for each in found
+    ]
+    return "\n".join(rows) + "\n"
+
+
+_AXES: Sequence[tuple[str, Callable[[Result, int], float]]] = (
+    ("step", lambda result, index: float(result.curve.version[index])),
+    ("seconds", lambda result, index: result.curve.seconds[index]),
+    ("samples", lambda result, index: float(result.curve.samples[index])),
+)
+
+
+def draw(tasks: Mapping[str, Runs], picture: Path) -> None:
+    """For each task the batch's reward (mean over ten steps) and the held-out accuracy, by step, by wall time and by samples.
+
+    A line is the mean over seeds at the same step, its shade one standard error; dots are evaluations.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    page, axes = plt.subplots(len(tasks), len(_AXES), figsize=(15, 4.2 * len(tasks)), squeeze=False, sharey="row")
+    for row, (task, runs) in zip(axes, tasks.items(), strict=True):
+        for axis, (label, x_of) in zip(row, _AXES, strict=True):
+            for number, (name, seeds) in enumerate(runs.items()):
+                _draw_condition(axis, list(seeds.values()), x_of, name, f"C{number}")
+            axis.set_xlabel(label)
+            axis.grid(alpha=0.3)
+        row[0].set_ylabel(f"{task}: reward (line), held-out (dots)")
+        row[0].legend(fontsize="small")
+    page.tight_layout()
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    page.savefig(picture, dpi=80)
+    plt.close(page)
+
+
+def _draw_condition(axis: Any, results: Sequence[Result], x_of: Callable[[Result, int], float], name: str, colour: str) -> None:
+    length = min(len(result.curve.version) for result in results)
+    steps = range(length)
+    xs = [statistics.fmean(x_of(result, index) for result in results) for index in steps]
+    found = [mean_and_error(_smoothed(result, index) for result in results) for index in steps]
+    means = [mean for mean, _ in found]
+    axis.plot(xs, means, color=colour, label=f"{name} ({len(results)})", linewidth=1.2)
+    if len(results) > 1:
+        lows, highs = [mean - error for mean, error in found], [mean + error for mean, error in found]
+        axis.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    versions = _by_version(results)
+    dots = [version for version in versions if 0 < version <= length]
+    axis.plot(
+        [xs[version - 1] for version in dots], [statistics.fmean(versions[version]) for version in dots], "o", color=colour, markersize=5
+    )
+
+
+def _smoothed(result: Result, index: int) -> float:
+    return statistics.fmean(result.curve.reward[max(0, index + 1 - _SMOOTHED) : index + 1])

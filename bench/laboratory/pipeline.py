@@ -1,0 +1,132 @@
+"""One cell as a real run: a Kafka of its own, `echoswarm up`, and at the end what the log says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from echo_bus.clock import Deadline
+from echo_embedded import EmbeddedKafka
+from echo_embedded.guard import Guard
+from echo_ops.report.evaluations import shown_reward
+from echo_ops.report.run_view import Milestone, RunView
+from echo_runtime.opening import open_bus
+from echo_schemas.topics import DROPS, EVALS, STEPS, WEIGHTS, WORKERS
+from echo_settings import load_settings
+from laboratory.matrix import Cell, as_toml
+from laboratory.results import Curve, Evaluated, Result
+
+_END_S = 30.0
+_READ_S = 60.0
+_SHOWN = 3_000
+# Words of the learner that ends because a number is not finite.
+_DIVERGED = "not finite"
+_BENCH = Path(__file__).resolve().parent.parent
+
+
+def run_pipeline(cell: Cell, folder: Path, patience_s: float) -> Result:
+    """Run `cell` in `folder`. Raises RuntimeError, with the end of the output, if it ends for another reason than that it diverged."""
+    with EmbeddedKafka(folder=folder / "kafka") as kafka, closing(Guard()) as guard:
+        config = folder / "run.toml"
+        own = {"kafka": {"bootstrap": kafka.bootstrap, "namespace": "echo.learning"}, "checkpoint": {"folder": "run"}}
+        config.write_text(as_toml({**cell.settings, **own}), encoding="utf-8")
+        started_s = time.monotonic()
+        with _role(guard, folder, "up", "up", "--config", config.name, "--plain") as process:
+            _wait(process, guard, folder, cell, patience_s)
+        wall_s = time.monotonic() - started_s
+        said = (folder / "up.log").read_text(encoding="utf-8")
+        learner = folder / "run" / "logs" / "learner.log"
+        has_diverged = learner.exists() and _DIVERGED in learner.read_text(encoding="utf-8")
+        if process.returncode != 0 and not has_diverged:
+            message = f"{cell.name} ended with {process.returncode}:\n{said[-_SHOWN:]}"
+            raise RuntimeError(message)
+        view = _read(config, cell)
+    shutil.rmtree(folder / "kafka", ignore_errors=True)
+    return _result(view, wall_s, "diverged" if has_diverged else "finished")
+
+
+def _wait(process: subprocess.Popen[bytes], guard: Guard, folder: Path, cell: Cell, patience_s: float) -> None:
+    """Until the run has ended. Meanwhile, if the cell wants that, kill its second worker and put another in its place."""
+    deadline, num_dead = Deadline.after(patience_s), 0
+    while process.poll() is None and not deadline.expired():
+        if not cell.kill_every_s:
+            _nap(process, patience_s)
+            continue
+        with _role(guard, folder, f"mortal-{num_dead}", "run", "worker", "--name", f"mortal-{num_dead}", "--config", "run.toml") as mortal:
+            _nap(process, cell.kill_every_s)
+            mortal.kill()
+        num_dead += 1
+    if process.poll() is None:
+        message = f"{cell.name} has not ended within {patience_s:.0f} s"
+        raise RuntimeError(message)
+
+
+def _nap(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """So long, or until the run has ended."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+@contextmanager
+def _role(guard: Guard, folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in `folder`, ended at the end of the block."""
+    path = os.pathsep.join(filter(None, (str(_BENCH), os.environ.get("PYTHONPATH", ""))))
+    with (folder / f"{name}.log").open("ab") as log:
+        command = [sys.executable, "-m", "echo_ops.cli", *arguments]
+        process = subprocess.Popen(command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log)
+    guard.protect(process.pid)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        guard.release(process.pid)
+
+
+def _read(config: Path, cell: Cell) -> RunView:
+    settings = load_settings(config, {})
+    view = RunView(settings.run.name, started_ms=0, steps_wanted=settings.learner.steps, budget=settings.budget)
+    bus = open_bus(settings, "view")
+    with closing(bus.reader([STEPS, DROPS, WEIGHTS, WORKERS, EVALS])) as reader:
+        reader.start()
+        for messages in reader.read_to_end(Deadline.after(_READ_S)):
+            for each in messages:
+                if each.record is not None:
+                    view.apply(each.record)
+    if not view.steps:
+        message = f"{cell.name} has trained no step"
+        raise RuntimeError(message)
+    return view
+
+
+def _result(view: RunView, wall_s: float, outcome: str) -> Result:
+    """Seconds count from when the weights that it begins with were published, and a worker had them."""
+    zero_s = max(view.milestones[Milestone.PUBLISHED], view.milestones[Milestone.INSTALLED])
+    curve = Curve()
+    for step in view.steps:
+        age = sum(age * count for age, count in enumerate(step.staleness)) / step.samples
+        curve.add(step.number, step.time_s - zero_s, step.samples, step.reward, age)
+    evaluated = [
+        Evaluated(name=each.name, version=each.version, mean=shown_reward(each).mean, stderr=shown_reward(each).stderr)
+        for each in view.evaluations.all
+    ]
+    ages = view.staleness()
+    facts: Mapping[str, Any] = {
+        "max_staleness": max((age for age, count in enumerate(ages) if count), default=0),
+        "dropped": sum(view.drops.values()),
+        "bubble": view.bubble_ratio(),
+    }
+    return Result(outcome=outcome, wall_s=wall_s, curve=curve, evaluated=evaluated, facts=dict(facts))

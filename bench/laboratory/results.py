@@ -1,0 +1,88 @@
+"""What became of a cell: curves and evaluations, as a file of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from laboratory.matrix import FINAL, HELD_OUT
+
+
+@dataclass(slots=True)
+class Curve:
+    """One value a step. `seconds` from the first weights; `samples` trained until then; `reward`, `staleness`: means of the batch."""
+
+    version: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
+    staleness: list[float] = field(default_factory=list)
+
+    def add(self, version: int, seconds: float, num_samples: int, reward: float, staleness: float) -> None:
+        """One more step."""
+        self.version.append(version)
+        self.seconds.append(round(seconds, 3))
+        self.samples.append(num_samples + (self.samples[-1] if self.samples else 0))
+        self.reward.append(round(reward, 5))
+        self.staleness.append(round(staleness, 4))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """An evaluation of one version on prompts that nothing is trained on; `stderr` over its prompts."""
+
+    name: str
+    version: int
+    mean: float
+    stderr: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """`outcome`: finished, or diverged. `wall_s`: the whole command, its start included. `facts`: what else is worth a look."""
+
+    outcome: str
+    wall_s: float
+    curve: Curve
+    evaluated: Sequence[Evaluated]
+    facts: dict[str, Any]
+
+    @property
+    def final(self) -> float:
+        """Accuracy of the last version on the most held-out prompts; of a run that diverged, on those of its last evaluation, else 0."""
+        for name in (FINAL, HELD_OUT):
+            found = [each.mean for each in self.evaluated if each.name == name]
+            if found:
+                return found[-1]
+        return 0.0
+
+    @property
+    def train_s(self) -> float:
+        """From the first weights to the last step; evaluations between are in it."""
+        return self.curve.seconds[-1]
+
+    def held_out(self) -> list[Evaluated]:
+        """By version."""
+        return sorted((each for each in self.evaluated if each.name == HELD_OUT), key=lambda each: each.version)
+
+
+def write_result(file: Path, result: Result, conditions: dict[str, Any]) -> None:
+    """Whole, or not there."""
+    beside = file.with_suffix(".part")
+    beside.write_text(json.dumps({**asdict(result), "conditions": conditions}) + "\n", encoding="utf-8")
+    beside.replace(file)
+
+
+def read_result(file: Path) -> Result:
+    """What `write_result` wrote."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return Result(
+        outcome=content["outcome"],
+        wall_s=content["wall_s"],
+        curve=Curve(**content["curve"]),
+        evaluated=[Evaluated(**each) for each in content["evaluated"]],
+        facts={**content["facts"], **content["conditions"]},
+    )

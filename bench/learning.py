@@ -1,0 +1,125 @@
+"""The learning laboratory: does it learn as the papers say? Conditions × tasks × seeds, each a real run, then a table and a page of curves.
+
+    python bench/learning.py [--set nightly] [--folder runs/learning] [--conditions A,B] [--tasks A,B] [--seeds N] [--steps N]
+                             [--engine NAME] [--page FILE.md] [--picture FILE.png] [--json FILE]
+
+What is run stands in `bench/laboratory/matrix.toml`. A cell that has finished is a file in the folder and is not run again, so the same
+command goes on where it was interrupted; one that failed says so, is passed over, and is tried again the next time. The results are
+those of all finished cells in the folder, whatever the set. docs/learning.md explains the claims and their tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from laboratory.matrix import Cell, Choice, load_cells
+from laboratory.page import draw, figures, put_into, tables
+from laboratory.results import Result, read_result, write_result
+
+from echo_schemas.errors import UserError
+
+_MATRIX = Path(__file__).with_name("laboratory") / "matrix.toml"
+_CELLS, _WORK = "cells", "work"
+_PATIENCE_S = 3600.0
+
+
+def run_cell(cell: Cell, folder: Path) -> Result:
+    """Run one cell, with its files in a folder that stays if it fails."""
+    # Imported here: a page of what has finished needs neither torch nor Kafka.
+    from laboratory.colocated import run_colocated
+    from laboratory.pipeline import run_pipeline
+
+    work = folder / _WORK / cell.name
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    load = os.getloadavg()[0]
+    result = (run_colocated if cell.is_colocated else run_pipeline)(cell, work.resolve(), _PATIENCE_S)
+    conditions = {"load": round((load + os.getloadavg()[0]) / 2, 1), "cores": os.cpu_count(), "ended": time.strftime("%Y-%m-%d %H:%M")}
+    write_result(folder / _CELLS / f"{cell.name}.json", result, conditions)
+    shutil.rmtree(work)
+    return result
+
+
+def run_all(cells: Sequence[Cell], folder: Path) -> int:
+    """Run those that have not finished; how many failed."""
+    (folder / _CELLS).mkdir(parents=True, exist_ok=True)
+    num_failed = 0
+    for number, cell in enumerate(cells, 1):
+        if (folder / _CELLS / f"{cell.name}.json").exists():
+            continue
+        try:
+            result = run_cell(cell, folder)
+        except (RuntimeError, UserError) as exc:
+            num_failed += 1
+            _say(f"[{number}/{len(cells)}] {cell.name} failed: {exc}")
+        else:
+            _say(
+                f"[{number}/{len(cells)}] {cell.name} {result.outcome}: accuracy {result.final:.3f}, {result.train_s:.0f} s of "
+                f"{result.wall_s:.0f} s, load {os.getloadavg()[0]:.1f}"
+            )
+    return num_failed
+
+
+def finished(folder: Path) -> dict[str, dict[str, dict[int, Result]]]:
+    """Every finished cell of the folder: by task, condition and seed."""
+    found: dict[str, dict[str, dict[int, Result]]] = {}
+    for file in sorted((folder / _CELLS).glob("*.json")):
+        task, condition, seed = file.stem.rsplit(".", 2)
+        found.setdefault(task, {}).setdefault(condition, {})[int(seed)] = read_result(file)
+    return found
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def main() -> int:
+    """Run, print, write; 1 if a cell failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", default="nightly", help="which cells, as the matrix names them")
+    parser.add_argument("--matrix", type=Path, default=_MATRIX)
+    parser.add_argument("--folder", type=Path, default=Path("runs/learning"), help="where finished cells are kept")
+    parser.add_argument("--conditions", type=_names, help="these instead of the set's")
+    parser.add_argument("--tasks", type=_names, help="these instead of the set's")
+    parser.add_argument("--seeds", type=int, help="so many instead of the set's")
+    parser.add_argument("--steps", type=int, help="so many instead of the matrix's")
+    parser.add_argument("--engine", help="another engine than the demo's")
+    parser.add_argument("--page", type=Path, help="put the tables between the marks of this page")
+    parser.add_argument("--picture", type=Path, help="draw the curves there")
+    parser.add_argument("--json", type=Path, help="write the numbers there")
+    arguments = parser.parse_args()
+    choice = Choice(
+        conditions=arguments.conditions, tasks=arguments.tasks, seeds=arguments.seeds, steps=arguments.steps, engine=arguments.engine
+    )
+    try:
+        cells = load_cells(arguments.matrix, arguments.set, choice)
+        num_failed = run_all(cells, arguments.folder)
+        tasks = finished(arguments.folder)
+        text = tables(tasks)
+        _say(text)
+        if arguments.page is not None:
+            put_into(arguments.page, text)
+    except UserError as exc:
+        _say(f"{exc.message} {exc.hint}")
+        return 2
+    if arguments.picture is not None and tasks:
+        draw(tasks, arguments.picture)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures(tasks), indent=2) + "\n", encoding="utf-8")
+    return 1 if num_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""The learning laboratory's matrix, statistics and page; that its cells run is tried in tests/integration/bench."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("scipy", reason="the laboratory's tests of claims are scipy's: install the extra 'all-cpu'")
+
+import learning
+from laboratory.matrix import FINAL, HELD_OUT, Cell, Choice, as_toml, load_cells, merged
+from laboratory.page import figures, put_into, tables
+from laboratory.results import Curve, Evaluated, Result, read_result, write_result
+from laboratory.statements import Verdict, check_less, check_within, findings, seeds_needed
+
+from echo_schemas.errors import UserError
+from echo_settings import Settings
+
+_MATRIX = Path(__file__).parents[3] / "bench" / "laboratory" / "matrix.toml"
+_SETS = tuple(tomllib.loads(_MATRIX.read_text(encoding="utf-8"))["sets"])
+_CONDITIONS = tuple(tomllib.loads(_MATRIX.read_text(encoding="utf-8"))["conditions"])
+
+
+def result(final: float, *, seconds: float = 60.0, rewards: tuple[float, ...] = (0.2, 0.4)) -> Result:
+    curve = Curve()
+    for index, reward in enumerate(rewards):
+        curve.add(index + 1, seconds * (index + 1) / len(rewards), 512, reward, 1.0)
+    evaluated = [
+        Evaluated(name=HELD_OUT, version=0, mean=0.2, stderr=0.02),
+        Evaluated(name=FINAL, version=len(rewards), mean=final, stderr=0.01),
+    ]
+    facts = {"max_staleness": 2, "dropped": 1, "load": 2.0}
+    return Result(outcome="finished", wall_s=90.0, curve=curve, evaluated=evaluated, facts=facts)
+
+
+def cell(condition: str, **choice: object) -> Cell:
+    (found,) = load_cells(_MATRIX, "nightly", Choice(conditions=[condition], seeds=1, **choice))  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("name", _SETS)
+def test_every_cell_of_every_set_is_a_file_that_a_run_takes(name: str) -> None:
+    cells = load_cells(_MATRIX, name, Choice())
+    assert len({each.name for each in cells}) == len(cells)
+    for each in cells:
+        assert tomllib.loads(as_toml(each.settings)) == each.settings
+        settings = Settings.model_validate(each.settings)
+        assert (settings.run.seed, settings.learner.steps) == (each.seed, 120)
+        assert [section.name for section in settings.eval] == [HELD_OUT, FINAL]
+        assert all(section.every % settings.publication_period == 0 for section in settings.eval)
+
+
+def test_every_condition_is_in_a_set() -> None:
+    assert {each.condition for name in _SETS for each in load_cells(_MATRIX, name, Choice())} == set(_CONDITIONS)
+
+
+@pytest.mark.parametrize(
+    ("condition", "budget", "lead", "period"),
+    [("sequential", 0, 0, 1), ("s1", 1, 1, 1), ("s3", 3, 3, 2), ("s6", 6, 6, 5), ("s11", 11, 11, 10)],
+)
+def test_an_asynchronous_condition_is_echo_2s(condition: str, budget: int, lead: int, period: int) -> None:
+    settings = Settings.model_validate(cell(condition).settings)
+    assert (settings.budget, settings.lead, settings.publication_period) == (budget, lead, period)
+
+
+def test_a_condition_begins_with_what_it_is_like() -> None:
+    settings = Settings.model_validate(cell("s11-uncorrected").settings)
+    assert (settings.budget, settings.learner.loss) == (11, "laboratory.parts:uncorrected")
+    assert cell("s3-dying").kill_every_s == 60
+    assert cell("co-located").is_colocated
+
+
+def test_the_command_line_wins_over_the_file() -> None:
+    settings = Settings.model_validate(cell("s3", steps=2, engine="transformers").settings)
+    assert (settings.learner.steps, settings.rollout.engine, settings.rollout.options) == (2, "transformers", {})
+    assert [section.every for section in settings.eval] == [0, 0]
+    elsewhere = Settings.model_validate(cell("s3-elsewhere", engine="transformers").settings).rollout
+    assert (elsewhere.engine, elsewhere.options["engine"]) == ("laboratory.parts:Elsewhere", "transformers")
+
+
+def test_an_unknown_name_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UserError, match=r"no \[conditions\.s4\]") as caught:
+        cell("s4")
+    assert "s3" in caught.value.hint
+
+
+def test_changes_lie_over_what_is_there_key_by_key() -> None:
+    assert merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}, "d": [5]}) == {"a": {"b": 4, "c": 2}, "d": [5]}
+
+
+def test_two_one_sided_tests_agree_with_a_table() -> None:
+    # Deviation 0.01, n = 3: t = (0.03 - 0.01) / 0.0057735 = 3.4641 with 2 degrees of freedom, so p = 0.0371.
+    found = check_within([0.0, 0.01, 0.02], 0.03)
+    assert found.num == 3
+    assert found.mean == pytest.approx(0.01)
+    assert found.stderr == pytest.approx(0.01 / math.sqrt(3))
+    assert found.p == pytest.approx(0.0371, abs=1e-4)
+    assert found.verdict is Verdict.HOLDS
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([0.0, 0.001, -0.001], Verdict.HOLDS),
+        ([0.1, 0.101, 0.102], Verdict.REFUTED),
+        ([-0.1, 0.1, 0.0], Verdict.OPEN),
+        ([0.01] * 3, Verdict.HOLDS),
+    ],
+)
+def test_equal_within_a_margin_is_shown_or_refuted_or_left_open(values: list[float], verdict: Verdict) -> None:
+    assert check_within(values, 0.03).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([-0.5, -0.6, -0.4], Verdict.HOLDS),
+        ([0.5, 0.6, 0.4], Verdict.REFUTED),
+        ([-0.5, 0.5, 0.1], Verdict.OPEN),
+        ([0.0, 0.0], Verdict.OPEN),
+    ],
+)
+def test_less_is_shown_or_refuted_or_left_open(values: list[float], verdict: Verdict) -> None:
+    assert check_less(values, 0.0).verdict is verdict
+
+
+def test_one_pair_is_no_test() -> None:
+    with pytest.raises(ValueError, match="two pairs"):
+        check_less([0.1], 0.0)
+
+
+def test_more_noise_needs_more_seeds() -> None:
+    quiet, loud = seeds_needed([0.01, -0.01, 0.0], 0.03), seeds_needed([0.04, -0.04, 0.0], 0.03)
+    assert quiet is not None
+    assert loud is not None
+    assert quiet < loud
+    assert seeds_needed([10.0, -10.0], 0.001) is None
+
+
+def test_claims_are_made_of_the_seeds_that_both_conditions_have() -> None:
+    runs = {
+        "co-located": {0: result(0.80), 1: result(0.81), 2: result(0.10)},
+        "sequential": {0: result(0.801, seconds=100), 1: result(0.809, seconds=100)},
+        "s3": {0: result(0.80, seconds=50), 1: result(0.81, seconds=51)},
+    }
+    found = {(each.letter, each.claim): each.tested for each in findings(runs)}
+    assert found["a", "sequential learns as co-located does"].num == 2
+    assert found["a", "sequential learns as co-located does"].verdict is Verdict.HOLDS
+    assert found["b", "in 0.77 of its time"].verdict is Verdict.HOLDS
+    assert found["b", "in 0.77 of its time"].mean == pytest.approx((math.log(0.5) + math.log(0.51)) / 2)
+    assert {letter for letter, _ in found} == {"a", "b"}
+
+
+def test_a_fall_of_the_reward_counts_as_unstable() -> None:
+    steady, falling = (0.5,) * 30, (0.5,) * 15 + (0.1,) * 15
+    runs = {
+        "s11": {seed: result(0.5, rewards=steady) for seed in range(2)},
+        "s11-uncorrected": {seed: result(0.5, rewards=falling) for seed in range(2)},
+    }
+    (found,) = (each for each in findings(runs) if each.claim == "or less stable")
+    assert found.tested.mean == pytest.approx(-0.4)
+    assert found.tested.verdict is Verdict.HOLDS
+
+
+def test_the_page_has_each_condition_and_claim_between_its_marks(tmp_path: Path) -> None:
+    tasks = {"reverse-digits": {name: {0: result(0.8), 1: result(0.82)} for name in ("co-located", "sequential")}}
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n<!-- measured: begin -->\nformer\n<!-- measured: end -->\n\nAfter\n", encoding="utf-8")
+    put_into(page, tables(tasks))
+    text = page.read_text(encoding="utf-8")
+    assert "| sequential | 2 | 0.810 ± 0.010 |" in text
+    assert "| a | sequential learns as co-located does |" in text
+    assert "former" not in text
+    assert text.endswith("<!-- measured: end -->\n\nAfter\n")
+    assert figures(tasks)["reverse-digits"]["claims"][0]["verdict"] == "holds"
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing", encoding="utf-8")
+    with pytest.raises(UserError, match="no place for tables"):
+        put_into(page, "text")
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "cell.json"
+    write_result(file, result(0.7), {"cores": 2})
+    found = read_result(file)
+    assert (found.final, found.train_s, found.facts["cores"]) == (0.7, 60.0, 2)
+    assert [file.name for file in tmp_path.iterdir()] == ["cell.json"]
+
+
+def test_what_has_finished_is_not_run_again_and_what_failed_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = load_cells(_MATRIX, "nightly", Choice(seeds=1))
+    ran: list[str] = []
+
+    def run(chosen: Cell, folder: Path) -> Result:
+        ran.append(chosen.condition)
+        if chosen.condition == "s3":
+            raise RuntimeError("the learner died")
+        write_result(folder / "cells" / f"{chosen.name}.json", result(0.7), {})
+        return result(0.7)
+
+    monkeypatch.setattr(learning, "run_cell", run)
+    assert learning.run_all(cells, tmp_path) == 1
+    assert learning.run_all(cells, tmp_path) == 1
+    assert ran == ["co-located", "sequential", "s3", "s3"]
+    assert {name: list(seeds) for name, seeds in learning.finished(tmp_path)["reverse-digits"].items()} == {
+        "co-located": [0],
+        "sequential": [0],
+    }
