@@ -128,7 +128,7 @@ def _with_adapter(model: Any, config: PolicyConfig) -> Any:
 
     # Dropout would make the learner another policy than the one that sampled.
     lora = LoraConfig(
-        r=config.lora_r, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules="all-linear", bias="none", task_type="CAUSAL_LM"
+        r=config.lora_r, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules=_targets(model), bias="none", task_type="CAUSAL_LM"
     )
     rng = torch.random.get_rng_state()
     torch.manual_seed(config.seed)
@@ -138,6 +138,17 @@ def _with_adapter(model: Any, config: PolicyConfig) -> Any:
         raise UserError(f"This model takes no LoRA adapter: {exc}", hint='Set [policy] update = "full".') from exc
     finally:
         torch.random.set_rng_state(rng)
+
+
+def _targets(model: Any) -> str | list[str]:
+    """Every linear layer but the head. Experts lie in one tensor of three dimensions, to which PEFT would give an adapter that no engine
+    serves: of a mixture only the linear layers by their names."""
+    if all(parameter.dim() < 3 for parameter in model.parameters()):
+        return "all-linear"
+    head = model.get_output_embeddings()
+    return sorted(
+        {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
+    )
 
 
 def snapshot_config(model: PolicyModel, config: PolicyConfig) -> str:

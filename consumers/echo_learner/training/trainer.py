@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from echo_learner.training.deepspeed_setup import OptimizerConfig, RankPlace, en
 from echo_learner.training.microbatches import MicroBatch, deal_to_ranks, restore_plan
 from echo_learner.training.policy_model import PolicyConfig, PolicyModel, load_policy, snapshot_config, snapshot_names
 from echo_learner.training.resharding import ShardLayout, universal_form
+from echo_learner.training.stored_form import StoredForm, fused_tensors
 from echo_learner.training.weight_file import Slot, in_file_order, open_tensors, write_snapshot
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
@@ -89,7 +90,12 @@ class DeepSpeedTrainer:
         self._layout = ShardLayout(ranks=place.world_size, stage=self._stage)
         self._model: PolicyModel = load_policy(config.policy)
         self._names = snapshot_names(self._model, config.policy.kind)
-        self._shapes = {self._names[name]: tuple(self._model.get_parameter(name).shape) for name in self._names}
+        self._slots = {
+            stored: Slot(stored, parameter.dtype, tuple(parameter.shape))
+            for stored, parameter in ((stored, self._model.get_parameter(name)) for name, stored in self._names.items())
+        }
+        self._stored = None if self._is_lora else StoredForm(self._model.causal_lm, self._slots, Path(config.policy.base))
+        self._shapes = {name: slot.shape for name, slot in self._slots.items()} if self._stored is None else self._stored.shapes
         self._started = start_engine(self._model, settings, config.optimizer, place)
         self._engine = self._started.deepspeed
         self._parameters = [(name, self._model.get_parameter(name)) for name in self._names]
@@ -139,12 +145,16 @@ class DeepSpeedTrainer:
         One parameter after another is made whole and written: beside its share no rank holds more than the largest.
         """
         names = {self._names[name]: parameter for name, parameter in self._parameters}
-        slots = in_file_order(Slot(name, parameter.dtype, self._shapes[name]) for name, parameter in names.items())
-        tensors = self._whole(names[slot.name] for slot in slots)
+        slots = in_file_order(replace(self._slots[name], dtype=parameter.dtype) for name, parameter in names.items())
+        tensors: Iterator[Tensor] = self._whole(names[slot.name] for slot in slots)
         if self._place.rank:
             deque(tensors, maxlen=0)
             return None
-        policy = self._config.policy
+        stored, policy = self._stored, self._config.policy
+        if stored is not None and stored.is_fused:
+            parts = zip(slots, tensors, strict=True)
+            tensors = (part for slot, whole in parts for part in stored.tensors(slot.name, whole))
+            slots = [replace(part, dtype=slot.dtype) for slot in slots for part in stored.slots(slot.name)]
         return write_snapshot(folder, version, policy.kind, snapshot_config(self._model, policy), slots, tensors)
 
     def remember(self, version: int, at_most: int) -> None:
@@ -202,7 +212,8 @@ class DeepSpeedTrainer:
 
     def load_weights(self, folder: Path) -> None:
         """Begin from the weights of a snapshot's files in `folder`, with a fresh optimizer. Raises UserError if they do not fit."""
-        with open_tensors(folder / file_names(self._config.policy.kind)[0], self._shapes) as stored, torch.no_grad():
+        with open_tensors(folder / file_names(self._config.policy.kind)[0], self._shapes) as in_file, torch.no_grad():
+            stored = fused_tensors(folder) if self._stored is not None and self._stored.is_fused else in_file
             tensors = self._whole((parameter for _, parameter in self._parameters), is_written=True)
             for (name, _), parameter in zip(self._parameters, tensors, strict=True):
                 parameter.copy_(stored(self._names[name]))

@@ -264,6 +264,11 @@ class TransformersEngine:
         state: dict[str, Any] = {}
         for file in sorted(folder.glob("model*.safetensors")):
             state |= safetensors.torch.load_file(file)
+        if not state.keys() <= self._model.state_dict().keys() | {"lm_head.weight"}:
+            # A mixture of experts, whose tensors transformers fuses as it loads them.
+            from transformers import AutoModelForCausalLM
+
+            state = AutoModelForCausalLM.from_pretrained(folder, dtype=self._model.dtype, local_files_only=True).state_dict()
         outcome = self._model.load_state_dict(state, strict=False)
         missing = [name for name in outcome.missing_keys if name != "lm_head.weight"]
         if missing or outcome.unexpected_keys:

@@ -45,18 +45,13 @@ class ModelShape:
         return self._with_experts(self.experts_per_token) - (0 if self.is_tied else self.vocabulary * self.hidden)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of an adapter on every linear layer but the head: rank · (in + out) for each. PEFT gives the two fused matrices of an expert one
-        of twice the rank, and the router one too.
+        """Of an adapter on every linear layer but the head: rank · (in + out) for each. Experts lie in one tensor and take none.
 
         Qwen3-8B, rank 32: 32 · (2 · 8192 + 2 · 5120 + 3 · 16384) · 36 layers = 87,293,952.
         """
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * (self.hidden + q) + 2 * (self.hidden + kv)
-        if self.experts:
-            expert = 2 * (self.hidden + 2 * self.intermediate) + self.intermediate + self.hidden
-            feed_forward = self.experts * expert + self.hidden + self.experts
-        else:
-            feed_forward = 3 * (self.hidden + self.intermediate)
+        feed_forward = 0 if self.experts else 3 * (self.hidden + self.intermediate)
         return rank * (attention + feed_forward) * self.layers
 
     def cache_bytes(self, item_bytes: int) -> int:

@@ -30,8 +30,12 @@ RANK = 8
 
 def make_base(folder: Path, *, tied: bool = False) -> Path:
     """An untrained model with a tokenizer: it ends rarely, so answers are as long as they may be."""
-    model = _model(0, tied=tied)
-    model.save_pretrained(folder)
+    _model(0, tied=tied).save_pretrained(folder)
+    return write_tokenizer(folder)
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """A word for each of the 32 tokens, the end among them."""
     words = {"<pad>": 0, "<eos>": END, **{chr(ord("a") + number): number + 2 for number in range(26)}, "0": 28, "1": 29, "2": 30, "3": 31}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")

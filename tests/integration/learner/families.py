@@ -40,15 +40,20 @@ OWN: dict[str, dict[str, Any]] = {
     "hyperclovax": {"logits_scaling": 0.5},
     "cohere": {"logit_scale": 0.0625},
     "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "decoder_sparse_step": 1},
 }
 """What a family adds to its configuration."""
 
 
+def write_family(family: str, folder: str, **others: Any) -> None:
+    """A tiny random model; `others`: what differs in its configuration."""
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**_TINY, **OWN[family], **others})).save_pretrained(folder)
+
+
 def family_difference(family: str, dtype: str, folder: str) -> float:
     """The largest difference between the learner's log-probabilities, of padded rows, and those of transformers' full forward pass."""
-    torch.manual_seed(3)
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**_TINY, **OWN[family]}))
-    model.save_pretrained(folder)
+    write_family(family, folder)
     policy = load_policy(
         PolicyConfig(
             base=folder,
@@ -62,7 +67,7 @@ def family_difference(family: str, dtype: str, folder: str) -> float:
             seed=1,
         )
     ).eval()
-    model = AutoModelForCausalLM.from_pretrained(folder).to(getattr(torch, dtype)).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).to(getattr(torch, dtype)).eval()
     ids = torch.randint(3, 48, (2, 9))
     ids[1, 6:] = 0
     rows, columns = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([3, 4, 8, 1, 5])

@@ -33,6 +33,7 @@ from echo_schemas.records import WeightKind
 from tests.contract.engines.snapshots import VOCABULARY, make_base
 from tests.integration.learner.families import family_difference as family_difference
 from tests.integration.learner.families import load_with_shifted_logits as load_with_shifted_logits
+from tests.integration.learner.families import write_family as write_family
 from tests.integration.learner.run_jobs import load_from_log as load_from_log
 from tests.integration.learner.run_jobs import retrain_from_file as retrain_from_file  # jobs, too
 from tests.integration.learner.run_jobs import run as run
