@@ -76,8 +76,8 @@ def test_the_twin_trains_as_the_paper_s_run_would(tmp_path: Path, kafka_bootstra
     sections = {"eval", "rewards"} if changes.get("ECHO_TASK__NAME") else {"eval"}
     config.write_text(without((ROOT / "examples" / f"{example}.toml").read_text(encoding="utf-8"), sections), encoding="utf-8")
     namespace = Namespace(f"it.{example.replace('/', '-')}").name
-    run = run_to_end(config, SMALL | changes, folder=tmp_path, bootstrap=kafka_bootstrap, namespace=namespace)
-    check(run, load_settings(config, SMALL | changes))
+    run = run_to_end(config, {**SMALL, **changes}, folder=tmp_path, bootstrap=kafka_bootstrap, namespace=namespace)
+    check(run, load_settings(config, {**SMALL, **changes}))
 
 
 def without(text: str, names: Collection[str]) -> str:
