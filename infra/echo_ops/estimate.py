@@ -112,7 +112,7 @@ def estimate(settings: Settings, assumed: Assumed) -> Needs:
             adapter_rank=adapter_rank,
             sequences=int(_number(options, "max_num_seqs", rollout.groups_in_flight * rollout.group_size)),
             length=policy.max_length,
-            gpus=int(_number(options, "tensor_parallel_size", 1) * _number(options, "pipeline_parallel_size", 1)),
+            gpus=len(rollout.devices) or int(_number(options, "tensor_parallel_size", 1) * _number(options, "pipeline_parallel_size", 1)),
             share=_number(options, "gpu_memory_utilization", _VLLM_SHARE),
         ),
         snapshot_bytes=snapshot_bytes,

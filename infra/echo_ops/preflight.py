@@ -25,8 +25,9 @@ from echo_ops.supervisor.broker import given_bootstrap
 from echo_ops.supervisor.placement import this_machine
 from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
-from echo_rollout.engines.catalogue import check_engine
+from echo_rollout.engines.catalogue import check_devices, check_engine
 from echo_rollout.engines.engine import check_prompt
+from echo_rollout.engines.pipeline import plan_split
 from echo_rollout.price import read_price
 from echo_rollout.weights.peers.opening import tls_contexts
 from echo_runtime.opening import open_cluster
@@ -146,13 +147,12 @@ def _loss(settings: Settings) -> Iterator[Objection]:
 
 
 def _engines(settings: Settings) -> None:
-    own = settings.rollout.engine
-    wanted = {own: settings.rollout.options} if not settings.rollout.pool else {}
-    for kind in settings.rollout.pool:
-        engine = kind.engine or own
-        wanted[engine] = {**(settings.rollout.options if engine == own else {}), **kind.options}
-    for name, options in wanted.items():
-        check_engine(name, options)
+    for _, kind in kinds_of(settings):
+        rollout = kind.rollout
+        check_engine(rollout.engine, rollout.options)
+        check_devices(rollout.engine, rollout.devices)
+        if rollout.devices and is_made(settings.policy.base):
+            plan_split(resolve_base(settings.policy.base), settings.policy.dtype, tuple(each.device() for each in rollout.devices))
 
 
 def _money(settings: Settings) -> Iterator[Objection]:

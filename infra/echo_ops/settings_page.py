@@ -90,7 +90,7 @@ def _kind(annotation: Any) -> str:
         return _kind(next(argument for argument in arguments if argument is not type(None)))
     if origin is tuple:
         return f"list of {_kind(arguments[0])}s"
-    if origin is dict:
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "table"
     return _KINDS[annotation]
 

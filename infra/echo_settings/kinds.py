@@ -50,6 +50,7 @@ def _changes(settings: Settings, kind: PoolSettings) -> dict[str, object]:
         "price_file": _price_file(settings, kind),
         "groups_in_flight": rollout.groups_in_flight if kind.groups_in_flight is None else kind.groups_in_flight,
         "options": {**shared, **kind.options},
+        "devices": (rollout.devices if engine == rollout.engine else ()) if kind.devices is None else kind.devices,
     }
 
 

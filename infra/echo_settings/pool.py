@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from echo_settings.devices import DeviceSettings
 from echo_settings.section import Section, part_of_key
 
 
@@ -32,6 +33,8 @@ class PoolSettings(Section):
     """Requests that one of them works on at once; none: as in [rollout]."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine, over those of [rollout.options], which hold for kinds of the same engine."""
+    devices: tuple[DeviceSettings, ...] | None = None
+    """As [rollout] devices; none: those, for kinds of the same engine."""
 
     @field_validator("name")
     @classmethod

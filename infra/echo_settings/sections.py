@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from echo_schemas.naming import Namespace
 from echo_settings.coordinator import CoordinatorSettings
+from echo_settings.devices import DeviceSettings
 from echo_settings.evaluation import EvalSettings, check_evaluations
 from echo_settings.offline import OfflineSettings
 from echo_settings.pool import PoolSettings, check_pool
@@ -130,7 +131,7 @@ class RolloutSettings(Section):
     """[rollout]: how answers are sampled."""
 
     engine: str = "vllm"
-    """`vllm`, `transformers`, `openai`, or `package.module:attribute`."""
+    """`vllm`, `transformers`, `openai`, `parallax`, or `package.module:attribute`."""
     workers: int = Field(default=1, ge=0)
     """Workers that `echoswarm up` starts on this machine."""
     group_size: int = Field(default=16, ge=1)
@@ -172,6 +173,8 @@ class RolloutSettings(Section):
     """An engine that cannot prove which version it serves does not start; or is believed as far as the learner's comparison goes."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Any argument of the engine, as [rollout.options]; wins over the project's own."""
+    devices: tuple[DeviceSettings, ...] = ()
+    """The devices of one worker, each as [[rollout.devices]]; none: the model is whole on one."""
     pool: tuple[PoolSettings, ...] = ()
     """Kinds of workers that differ from one another, each as [[rollout.pool]]; none: all workers are as [rollout] says."""
 

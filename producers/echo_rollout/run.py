@@ -151,6 +151,7 @@ def engine_config(settings: Settings, base: Path) -> EngineConfig:
         lora_rank=settings.policy.lora.r,
         concurrency=settings.rollout.groups_in_flight * settings.rollout.group_size,
         options=dict(settings.rollout.options),
+        devices=tuple(each.device() for each in settings.rollout.devices),
     )
 
 

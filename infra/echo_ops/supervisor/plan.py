@@ -85,9 +85,8 @@ def _numbered(role: Role, kinds: Iterable[tuple[str, Seat]]) -> list[_Wanted]:
 def _need(settings: Settings) -> WorkerNeed:
     """What one worker of a kind needs of this machine. An engine that is told an address generates elsewhere."""
     options = settings.rollout.options
-    return WorkerNeed(
-        gpus=0 if options.get("device") == "cpu" else int(options.get("tensor_parallel_size", 1)), is_elsewhere=bool(options.get("url"))
-    )  # fmt: skip
+    num_devices = len(settings.rollout.devices) or int(options.get("tensor_parallel_size", 1))
+    return WorkerNeed(gpus=0 if options.get("device") == "cpu" else num_devices, is_elsewhere=bool(options.get("url")))
 
 
 def _child(role: Role, wanted: _Wanted, *, config: Path | None, overrides: Mapping[str, str], folder: Path) -> ChildPlan:

@@ -1,11 +1,11 @@
-"""Engines by name: `vllm`, `transformers`, `openai`, or the user's own by import path. Heavy modules load when one is opened."""
+"""Engines by name: the built-in ones, or the user's own by import path. Heavy modules load when one is opened."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,10 @@ _ENGINES = {
         ("httpx", "transformers"),
         "pip install httpx transformers; without url in [rollout.options] also 'echoswarm[rollout]' or 'echoswarm[rollout-cpu]'.",
     ),
+    "parallax": _BuiltIn("echo_rollout.engines.catalogue:open_parallax", ("httpx", "transformers"), "pip install httpx transformers."),
 }
+# What `parallax` needs besides, if it gives the cluster its weights.
+_BLOCKS = _BuiltIn("", ("lattica",), 'pip install lattica; or set weights = "external" if something else refits the cluster.')
 # What `openai` needs besides, if it starts the server.
 _OWN_SERVER = _BuiltIn("", ("vllm",), "pip install 'echoswarm[rollout]', or set url = \"http://host:port\".")
 _MEMBERS = ("capabilities", "installed", "in_use", "start", "install", "generate", "close")
@@ -55,6 +58,7 @@ def open_engine(name: str, config: EngineConfig) -> Engine:
 
     Raises UserError for an unknown name, if a library it needs is not installed, or if what was named is no engine.
     """
+    check_devices(name, config.devices)
     engine: Engine = check_engine(name, config.options)(config)
     # On the class: a property may not be ready before `start`.
     missing = [member for member in _MEMBERS if not hasattr(type(engine), member) and not hasattr(engine, member)]
@@ -73,9 +77,19 @@ def check_engine(name: str, options: Mapping[str, Any]) -> Callable[[EngineConfi
         _check_installed(name, built_in)
         if name == "openai" and not options.get("url"):
             _check_installed(name, _OWN_SERVER)
+        if name == "parallax" and options.get("weights") != "external":
+            _check_installed(name, _BLOCKS)
         # Imported when it is called: that takes seconds.
         return lambda config: _checked(name, import_object(built_in.path))(config)
     return _checked(name, import_object(name))
+
+
+def check_devices(name: str, devices: Sequence[object]) -> None:
+    """Raise UserError if the built-in engine called `name` cannot split a model over `devices` of [rollout]."""
+    if devices and name in _ENGINES and name != "vllm":
+        raise UserError(
+            f"The engine {name!r} does not split a model over [rollout] devices.", hint='Leave devices out, or set engine = "vllm".'
+        )
 
 
 def _checked(name: str, made: Any) -> Callable[[EngineConfig], Engine]:
@@ -115,11 +129,17 @@ def open_openai(config: EngineConfig) -> Engine:
     return engine
 
 
+def open_parallax(config: EngineConfig) -> Engine:
+    """A Parallax cluster that runs already, behind its router or scheduler (`url` in [rollout.options])."""
+    engine: Engine = importlib.import_module("echo_rollout.engines.parallax_engine").ParallaxEngine(config)
+    return engine
+
+
 def prefetch(name: str) -> None:
     """Import what the engine needs, which takes seconds, before it is opened. Unknown names are left to `open_engine`."""
     if name == "vllm":
         importlib.import_module("echo_rollout.engines.vllm_inprocess").prefetch()
-    elif name == "openai":
-        importlib.import_module("echo_rollout.engines.openai_engine")
+    elif name in {"openai", "parallax"}:
+        importlib.import_module(f"echo_rollout.engines.{name}_engine")
     elif name in _ENGINES:
         importlib.import_module(_ENGINES[name].path.partition(":")[0])

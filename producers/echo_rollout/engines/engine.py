@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from echo_core.layer_split import Device
 from echo_schemas.errors import EchoError
 from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSource, Sampling, VersionSpan, WeightKind
 
@@ -117,7 +118,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How to open an engine. `options` are the engine's own arguments, from [rollout.options]."""
+    """How to open an engine. `options` are the engine's own arguments, from [rollout.options]; `devices`: of [rollout], none for one."""
 
     base: Path
     kind: WeightKind
@@ -126,6 +127,7 @@ class EngineConfig:
     lora_rank: int
     concurrency: int
     options: dict[str, object]
+    devices: tuple[Device, ...] = ()
 
 
 class Engine(Protocol):

@@ -10,20 +10,24 @@ tokens that are returned, each finite and at most 0. Nothing is mended: a trajec
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from echo_rollout.engines.engine import AnswerUnusable, EngineError, Generation, SnapshotRef
 from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSource, Sampling, VersionSpan
 
+AnswerT = TypeVar("AnswerT")
+
 # The OpenAI interface's own limit, which vLLM's completions route checks.
 _MOST_STOPS = 4
 _FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _ID_PREFIX = "token_id:"
+# A server that answers nothing but what cannot be used will not mend by being asked more.
+_MOST_UNUSABLE = 32
 # Servers write it where a log-probability is −inf or no number.
 _NO_LOGPROB = -9999.0
 # A sampled token's log-probability may come out above 0 by as much, in numbers of low precision.
@@ -57,6 +61,25 @@ class AnsweredChoice:
     tokens: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
+
+
+class UnusableAnswers:
+    """How many came in a row."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def counted(self, read: Callable[[], AnswerT]) -> AnswerT:
+        """What `read` returns. Raises AnswerUnusable, and EngineError when there were too many of them without a good one between."""
+        try:
+            found = read()
+        except AnswerUnusable as exc:
+            self._count += 1
+            if self._count >= _MOST_UNUSABLE:
+                raise EngineError(f"{_MOST_UNUSABLE} answers in a row could not be used. {exc.message}") from exc
+            raise
+        self._count = 0
+        return found
 
 
 def check_stops(dialect: Dialect, sampling: Sampling) -> None:
@@ -129,20 +152,35 @@ def generations_of(
 
 
 def _choice(dialect: Dialect, asked: SentRequest, choice: dict[str, Any]) -> AnsweredChoice:
-    tokens = choice.get("token_ids")
-    if not isinstance(tokens, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
-        raise AnswerUnusable("The server's answer has no token ids.")
-    if len(tokens) > asked.sampling.max_new_tokens:
-        raise AnswerUnusable(f"The server returned {len(tokens)} tokens, and {asked.sampling.max_new_tokens} were asked for at most.")
-    prompt = choice.get("prompt_token_ids")
-    if prompt is not None and prompt != list(asked.prompt):
-        raise AnswerUnusable("The server answered another prompt than the one it was asked.")
+    tokens = check_tokens(choice.get("token_ids"), asked.sampling)
+    check_prompt_tokens(choice.get("prompt_token_ids"), asked.prompt)
     _check_label(asked, choice)
-    finish_reason = _FINISHED.get(choice.get("finish_reason") or "")
-    if finish_reason is None:
-        raise AnswerUnusable(f"The server stopped in the middle of an answer ({choice.get('finish_reason')}).")
+    finish_reason = finish_reason_of(choice)
     logprobs = _logprobs(dialect, tokens, choice.get("logprobs")) if asked.logprobs else []
     return AnsweredChoice(tokens=tokens, logprobs=logprobs, finish_reason=finish_reason)
+
+
+def check_tokens(tokens: Any, sampling: Sampling) -> list[int]:
+    """`tokens`, known to be token ids and no more than were asked for. Raises AnswerUnusable."""
+    if not isinstance(tokens, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+        raise AnswerUnusable("The server's answer has no token ids.")
+    if len(tokens) > sampling.max_new_tokens:
+        raise AnswerUnusable(f"The server returned {len(tokens)} tokens, and {sampling.max_new_tokens} were asked for at most.")
+    return tokens
+
+
+def check_prompt_tokens(given: Any, prompt: Sequence[int]) -> None:
+    """Raise AnswerUnusable if the server says that it read another prompt."""
+    if given is not None and given != list(prompt):
+        raise AnswerUnusable("The server answered another prompt than the one it was asked.")
+
+
+def finish_reason_of(choice: dict[str, Any]) -> FinishReason:
+    """Why it ended. Raises AnswerUnusable for one that was broken off."""
+    found = _FINISHED.get(choice.get("finish_reason") or "")
+    if found is None:
+        raise AnswerUnusable(f"The server stopped in the middle of an answer ({choice.get('finish_reason')}).")
+    return found
 
 
 def _check_label(asked: SentRequest, choice: dict[str, Any]) -> None:
@@ -165,11 +203,16 @@ def _logprobs(dialect: Dialect, tokens: list[int], given: Any) -> list[float]:
         scored, values = [entry.get("token_id") for entry in entries], [entry.get("logprob") for entry in entries]
     else:
         names = given.get("tokens") if isinstance(given, dict) else None
-        scored = [_token_of(name) for name in names or []]
+        scored = [token_of(name) for name in names or []]
         values = list((given.get("token_logprobs") if isinstance(given, dict) else None) or [])
+    return check_logprobs(tokens, scored, values)
+
+
+def check_logprobs(tokens: Sequence[int], scored: Sequence[int | None], values: Sequence[Any]) -> list[float]:
+    """`values`, known to be one log-probability for each of `tokens`, in their order. Raises AnswerUnusable."""
     if len(values) != len(tokens):
         raise AnswerUnusable(f"The server returned {len(values)} log-probabilities for {len(tokens)} tokens.")
-    if scored != tokens:
+    if list(scored) != list(tokens):
         raise AnswerUnusable("The server scored other tokens than those that it returned.")
     for value in values:
         if not isinstance(value, int | float) or not math.isfinite(value) or value <= _NO_LOGPROB or value > _ROUNDING:
@@ -177,7 +220,8 @@ def _logprobs(dialect: Dialect, tokens: list[int], given: Any) -> list[float]:
     return [min(0.0, float(value)) for value in values]
 
 
-def _token_of(name: Any) -> int | None:
+def token_of(name: Any) -> int | None:
+    """`token_id:17` → 17; None for anything else."""
     number = str(name).removeprefix(_ID_PREFIX)
     return int(number) if str(name).startswith(_ID_PREFIX) and number.isdecimal() else None
 

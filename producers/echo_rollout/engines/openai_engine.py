@@ -14,7 +14,7 @@ import itertools
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ import httpx
 from echo_rollout.engines.adapters import Adapter, AdapterShelf
 from echo_rollout.engines.drain_gate import DrainGate
 from echo_rollout.engines.engine import (
-    AnswerUnusable,
     EngineCapabilities,
     EngineConfig,
     EngineError,
@@ -36,21 +35,20 @@ from echo_rollout.engines.engine import (
     check_prompt,
 )
 from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
-from echo_rollout.engines.openai_answers import AnsweredChoice, SentRequest, check_stops, generations_of, read_choices, request_body
+from echo_rollout.engines.logprob_traits import LogprobTraits
+from echo_rollout.engines.openai_answers import SentRequest, UnusableAnswers, check_stops, generations_of, read_choices, request_body
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused, ServerUnreachable
 from echo_rollout.engines.openai_options import parse_options
 from echo_rollout.engines.openai_probe import ServerTraits, look_at_server
 from echo_rollout.engines.openai_server import EXECUTOR, IN_ENGINE, ServerProcess, has_token_route
+from echo_rollout.engines.under_way import UnderWay
 from echo_rollout.engines.vllm_arguments import Decode, batch_decoder, engine_arguments, has_gpu
 from echo_rollout.prompts import vocabulary_size
 from echo_schemas.errors import UserError
-from echo_schemas.records import LogprobDistribution, LogprobSource, Sampling, WeightKind
+from echo_schemas.records import LogprobSource, Sampling, WeightKind
 
 logger = logging.getLogger(__name__)
 
-_CLOSED = "The engine was closed."
-# A server that answers nothing but what cannot be used will not mend by being asked more.
-_MOST_UNUSABLE = 32
 _READY_EVERY_S = 0.25
 _FAREWELL_S = 5.0
 
@@ -80,15 +78,15 @@ class OpenAIEngine:
         self._installed: SnapshotRef | None = None
         self._label: str | None = None
         self._folder = config.base
-        self._num_unusable = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._unusable = UnusableAnswers()
+        self._under_way = UnderWay()
         self._farewells: set[asyncio.Task[None]] = set()
-        self._closed = False
 
     @property
     def capabilities(self) -> EngineCapabilities:
         """LoRA as the server has it; log-probabilities and proof as found at the start."""
-        is_lora, traits = self._config.kind is WeightKind.LORA, self._traits
+        is_lora = self._config.kind is WeightKind.LORA
+        told = LogprobTraits(usable=True) if self._traits is None else self._traits.logprobs
         return EngineCapabilities(
             name="openai",
             lora=is_lora,
@@ -96,9 +94,9 @@ class OpenAIEngine:
             switch=Switch.KEEPS if is_lora else Switch.DRAINS,
             max_tokens=self._config.max_length,
             proves_version=not self._options.is_external,
-            logprobs=LogprobSource.SAMPLER if traits is None or traits.logprobs else LogprobSource.RECOMPUTED,
-            distribution=LogprobDistribution.DRAWN if traits is None else traits.distribution,
-            before_temperature=traits is not None and traits.before_temperature,
+            logprobs=LogprobSource.SAMPLER if told.usable else LogprobSource.RECOMPUTED,
+            distribution=told.distribution,
+            before_temperature=told.before_temperature,
         )
 
     @property
@@ -157,25 +155,12 @@ class OpenAIEngine:
         _, traits = self._opened()
         check_stops(traits.dialect, sampling)
         check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
-        task = asyncio.ensure_future(self._generate(prompt, n, sampling))
-        self._tasks.add(task)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            task.cancel()
-            if self._closed:
-                raise EngineError(_CLOSED) from None
-            raise
-        finally:
-            self._tasks.discard(task)
+        return await self._under_way.run(self._generate(prompt, n, sampling))
 
     async def close(self) -> None:
         """Unload what this worker loaded, and end the server if it is ours."""
-        if self._closed:
+        if not self._under_way.close():
             return
-        self._closed = True
-        for task in list(self._tasks):
-            task.cancel()
         if self._client is not None:
             if self._server is None:
                 for number in list(self._names):
@@ -189,8 +174,7 @@ class OpenAIEngine:
             await self._server.close()
 
     def _opened(self) -> tuple[ServerClient, ServerTraits]:
-        if self._closed:
-            raise EngineError(_CLOSED)
+        self._under_way.check_open()
         if self._client is None or self._traits is None:
             raise EngineError("The engine was not started.")
         return self._client, self._traits
@@ -233,24 +217,12 @@ class OpenAIEngine:
                     logprobs=self.capabilities.source_at(sampling.temperature) is LogprobSource.SAMPLER,
                 )
                 answer = await client.post(traits.dialect, request_body(traits.dialect, asked))
-                choices = self._counted(lambda: read_choices(traits.dialect, asked, answer))
+                choices = self._unusable.counted(lambda: read_choices(traits.dialect, asked, answer))
             finally:
                 if adapter is not None:
                     self._unload(self._adapters.give_back(adapter.number))
-        found = generations_of(choices, self._decode([choice.tokens for choice in choices]), sampling, ref, traits.distribution)
+        found = generations_of(choices, self._decode([choice.tokens for choice in choices]), sampling, ref, traits.logprobs.distribution)
         return found * n if sampling.temperature == 0 else found
-
-    def _counted(self, read: Callable[[], list[AnsweredChoice]]) -> list[AnsweredChoice]:
-        """What `read` returns. Raises AnswerUnusable, and EngineError when there were too many of them without a good one between."""
-        try:
-            found = read()
-        except AnswerUnusable as exc:
-            self._num_unusable += 1
-            if self._num_unusable >= _MOST_UNUSABLE:
-                raise EngineError(f"{_MOST_UNUSABLE} answers in a row could not be used. {exc.message}") from exc
-            raise
-        self._num_unusable = 0
-        return found
 
     # Versions
 

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from echo_schemas.errors import UserError
 
-_SERVER = "[rollout.options]"
+SERVER = "[rollout.options]"
+"""As messages name the section."""
 # One answer of a long generation on a busy server takes minutes; a server that takes longer for a first byte has stopped.
 _REQUEST_S, _CONNECT_S, _START_S = 600.0, 10.0, 900.0
 _MOST_REQUESTS = 64
@@ -55,11 +56,11 @@ class ServerOptions:
             try:
                 return Path(self.api_key_file).expanduser().read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as exc:
-                raise UserError(f"{_SERVER} api_key_file {self.api_key_file} cannot be read.", hint="Name a text file.") from exc
+                raise UserError(f"{SERVER} api_key_file {self.api_key_file} cannot be read.", hint="Name a text file.") from exc
         if self.api_key_env:
             key = os.environ.get(self.api_key_env, "")
             if not key:
-                raise UserError(f"{_SERVER} api_key_env names {self.api_key_env}, which is not set.", hint="Export it for the worker.")
+                raise UserError(f"{SERVER} api_key_env names {self.api_key_env}, which is not set.", hint="Export it for the worker.")
             return key
         return ""
 
@@ -71,8 +72,8 @@ OWN_OPTIONS: Mapping[str, type] = {field.name: type(field.default) for field in 
 def parse_options(options: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     """Our own options, and the arguments of a server that the worker starts. Raises UserError for what cannot be meant."""
     if "api_key" in options:
-        raise UserError(f"{_SERVER} api_key would be written into the run's record.", hint="Write api_key_file or api_key_env instead.")
-    own = ServerOptions(**{name: _typed(name, options[name]) for name in OWN_OPTIONS if name in options})
+        raise UserError(f"{SERVER} api_key would be written into the run's record.", hint="Write api_key_file or api_key_env instead.")
+    own = ServerOptions(**{name: typed(name, options[name], OWN_OPTIONS[name]) for name in OWN_OPTIONS if name in options})
     arguments = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
     _check(own)
     if own.url and arguments:
@@ -85,16 +86,16 @@ def parse_options(options: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, 
     only_remote = ("model", "api_key_file", "api_key_env", "ca_file", "adapter_folder", "server_folder", "weights")
     for name in only_remote if not own.url else ():
         if name in options:
-            raise UserError(f"{_SERVER} {name} is for a server that runs already.", hint="Set url too, or leave it out.")
+            raise UserError(f"{SERVER} {name} is for a server that runs already.", hint="Set url too, or leave it out.")
     return own, arguments
 
 
-def _typed(name: str, value: Any) -> Any:
-    wanted = OWN_OPTIONS[name]
+def typed(name: str, value: Any, wanted: type) -> Any:
+    """`value`, known to be of the type `wanted`; a whole number may stand for a number. Raises UserError."""
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, wanted) or isinstance(value, bool):
-        raise UserError(f"{_SERVER} {name} is {value!r}.", hint=f"Write a value of type {wanted.__name__}.")
+        raise UserError(f"{SERVER} {name} is {value!r}.", hint=f"Write a value of type {wanted.__name__}.")
     return value
 
 
@@ -102,18 +103,18 @@ def _check(own: ServerOptions) -> None:
     if own.url:
         parts = urlsplit(own.url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UserError(f"{_SERVER} url is {own.url!r}.", hint="Write http://host:port, without /v1.")
+            raise UserError(f"{SERVER} url is {own.url!r}.", hint="Write http://host:port, without /v1.")
         if parts.username or parts.password or parts.query:
-            raise UserError(f"{_SERVER} url may hold no user, password or query.", hint="Write api_key_file or api_key_env instead.")
+            raise UserError(f"{SERVER} url may hold no user, password or query.", hint="Write api_key_file or api_key_env instead.")
     if own.weights not in {"loaded", "external"}:
-        raise UserError(f"{_SERVER} weights is {own.weights!r}.", hint="Write 'loaded' or 'external'.")
+        raise UserError(f"{SERVER} weights is {own.weights!r}.", hint="Write 'loaded' or 'external'.")
     if own.api_key_file and own.api_key_env:
-        raise UserError(f"{_SERVER} api_key_file and api_key_env are both given.", hint="Leave one of them out.")
+        raise UserError(f"{SERVER} api_key_file and api_key_env are both given.", hint="Leave one of them out.")
     if own.server_folder and not own.adapter_folder:
-        raise UserError(f"{_SERVER} server_folder names a folder that nothing is copied into.", hint="Set adapter_folder too.")
+        raise UserError(f"{SERVER} server_folder names a folder that nothing is copied into.", hint="Set adapter_folder too.")
     for name, least in (("requests", 1), ("retries", 0)):
         if getattr(own, name) < least:
-            raise UserError(f"{_SERVER} {name} is {getattr(own, name)}.", hint=f"Write {least} or more.")
+            raise UserError(f"{SERVER} {name} is {getattr(own, name)}.", hint=f"Write {least} or more.")
     for name in ("request_timeout_s", "connect_timeout_s", "start_timeout_s"):
         if not 0 < getattr(own, name) < float("inf"):
-            raise UserError(f"{_SERVER} {name} is {getattr(own, name)}.", hint="Write seconds above 0.")
+            raise UserError(f"{SERVER} {name} is {getattr(own, name)}.", hint="Write seconds above 0.")

@@ -5,33 +5,28 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from echo_rollout.engines.engine import AnswerUnusable, EngineConfig, EngineError
+from echo_rollout.engines.logprob_traits import TOP, LogprobTraits, look_at_logprobs
 from echo_rollout.engines.openai_answers import Dialect, SentRequest, read_choices, request_body
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused
 from echo_rollout.engines.openai_options import ServerOptions
 from echo_schemas.errors import UserError
-from echo_schemas.records import LogprobDistribution, Sampling, WeightKind
+from echo_schemas.records import Sampling, WeightKind
 
 logger = logging.getLogger(__name__)
 
 _ABSENT = frozenset({403, 404, 405, 501})
-# Distances between log-probabilities are multiplied by 1 / temperature where they are those that were drawn from.
-_COOL = 0.5
-_TOP = 5
-_LEAST_SPREAD, _MOST_ERROR = 0.05, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTraits:
-    """`model`: the base model's name there; `dialect`: the route that generates; `logprobs`: whether it gives any that can be used;
-    `distribution`, `before_temperature`: of what they are, as in `EngineCapabilities`."""
+    """`model`: the base model's name there; `dialect`: the route that generates; `logprobs`: of what those are that it gives."""
 
     model: str
     dialect: Dialect
-    logprobs: bool
-    distribution: LogprobDistribution = LogprobDistribution.DRAWN
-    before_temperature: bool = False
+    logprobs: LogprobTraits
 
 
 async def look_at_server(client: ServerClient, options: ServerOptions, config: EngineConfig, *, vocabulary: int) -> ServerTraits:
@@ -43,29 +38,16 @@ async def look_at_server(client: ServerClient, options: ServerOptions, config: E
         model = await _model(client, options, config)
         prompt = [0, min(1, vocabulary - 1)]
         dialect, logprobs = await _dialect(client, model, prompt)
-        slope = await _slope(client, model, prompt) if logprobs else 0.0
-        follows, before_temperature = (math.isclose(slope, wanted, abs_tol=_MOST_ERROR) for wanted in (1.0, _COOL))
-        if logprobs and not follows:
-            logger.warning(
-                "Log-probabilities of the server at %s do not follow the temperature: %s. Start it with "
-                "--logprobs-mode processed_logprobs.",
-                client.url,
-                "they can be used at temperature 1 alone" if before_temperature else "they cannot be used",
-            )
-        is_drawn = follows and await _are_of_what_is_drawn(client, model, prompt)
+        told = LogprobTraits(usable=False)
+        if logprobs:
+            told = await look_at_logprobs(partial(_likeliest, client, model, prompt), url=client.url)
         if not options.is_external:
             await _check_loading(client, config.kind)
     except UserError:
         raise
     except EngineError as exc:
         raise UserError(f"The server cannot be used: {exc.message}", hint="See [rollout.options] url and the server's log.") from exc
-    return ServerTraits(
-        model=model,
-        dialect=dialect,
-        logprobs=follows or before_temperature,
-        distribution=LogprobDistribution.DRAWN if is_drawn else LogprobDistribution.FULL,
-        before_temperature=before_temperature,
-    )
+    return ServerTraits(model=model, dialect=dialect, logprobs=told)
 
 
 async def _model(client: ServerClient, options: ServerOptions, config: EngineConfig) -> str:
@@ -113,27 +95,10 @@ async def _dialect(client: ServerClient, model: str, prompt: list[int]) -> tuple
     )
 
 
-async def _slope(client: ServerClient, model: str, prompt: list[int]) -> float:
-    """By how much the distances between the likeliest tokens' log-probabilities grow as the temperature falls, as a share of
-    1 / temperature: 1 if they follow it, `_COOL` if they are those before it. 0 where nothing can be seen."""
-    plain, cool = [await _likeliest(client, model, prompt, temperature=temperature) for temperature in (1.0, _COOL)]
-    both = sorted(set(plain) & set(cool), key=lambda token: plain[token])
-    spread = plain[both[-1]] - plain[both[0]] if len(both) > 1 else 0.0
-    if spread < _LEAST_SPREAD:
-        # The server tells of too few tokens, or this model likes all alike.
-        return 0.0
-    return (cool[both[-1]] - cool[both[0]]) * _COOL / spread
-
-
-async def _are_of_what_is_drawn(client: ServerClient, model: str, prompt: list[int]) -> bool:
-    """Whether the only token that may be drawn has the probability 1."""
-    return max((await _likeliest(client, model, prompt, top_k=1)).values(), default=0.0) > -_LEAST_SPREAD
-
-
 async def _likeliest(client: ServerClient, model: str, prompt: list[int], *, temperature: float = 1.0, top_k: int = 0) -> dict[str, float]:
     """Log-probabilities of the likeliest first tokens, by what the server calls them."""
     body = {
-        "model": model, "prompt": prompt, "max_tokens": 1, "temperature": temperature, "top_p": 1.0, "top_k": top_k, "logprobs": _TOP,
+        "model": model, "prompt": prompt, "max_tokens": 1, "temperature": temperature, "top_p": 1.0, "top_k": top_k, "logprobs": TOP,
         "return_tokens_as_token_ids": True,
     }  # fmt: skip
     try:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from echo_rollout.engines.engine import EngineCapabilities, EngineConfig, Generation, SnapshotRef, Switch
+from echo_rollout.engines.pipeline import plan_split, set_stages, stage_arguments
 from echo_schemas.errors import UserError
 from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSource, Sampling, VersionSpan, WeightKind
 
@@ -60,9 +61,14 @@ def cores_of(text: str) -> set[int]:
 
 def has_gpu() -> bool:
     """Is there a CUDA device?"""
+    return num_gpus() > 0
+
+
+def num_gpus() -> int:
+    """CUDA devices that this process sees."""
     import torch
 
-    return bool(torch.cuda.is_available())
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def max_rank(config: EngineConfig) -> int:
@@ -95,7 +101,10 @@ def capabilities_of(config: EngineConfig) -> EngineCapabilities:
 
 
 def engine_arguments(config: EngineConfig) -> dict[str, Any]:
-    """vLLM's EngineArgs; [rollout.options] win."""
+    """vLLM's EngineArgs; [rollout.options] win. Where the model is split over several devices, the environment says how: see `pipeline`.
+
+    Raises UserError for devices that are not there or too small.
+    """
     on_gpu = has_gpu()
     arguments: dict[str, Any] = {
         "model": str(config.base),
@@ -116,6 +125,10 @@ def engine_arguments(config: EngineConfig) -> dict[str, Any]:
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": _KV_CACHE_BYTES}
     if config.kind is WeightKind.LORA:
         arguments |= {"enable_lora": True, "max_loras": _MAX_ADAPTERS, "max_cpu_loras": _MAX_ADAPTERS, "max_lora_rank": max_rank(config)}
+    if config.devices:
+        split = plan_split(config.base, config.dtype, config.devices)
+        arguments |= stage_arguments(split, config.options)
+        set_stages(split, num_gpus=num_gpus())
     return arguments | {name: value for name, value in config.options.items() if name != IN_PROCESS}
 
 

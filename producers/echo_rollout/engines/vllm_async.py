@@ -25,6 +25,7 @@ from echo_rollout.engines.engine import (
     check_prompt,
 )
 from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
+from echo_rollout.engines.under_way import UnderWay
 from echo_rollout.engines.vllm_arguments import (
     Decode,
     batch_decoder,
@@ -57,8 +58,7 @@ class VllmAsync:
         self._num_running = 0
         self._is_open = True
         self._installing = asyncio.Lock()
-        self._tasks: set[asyncio.Task[list[Generation]]] = set()
-        self._closed = False
+        self._under_way = UnderWay()
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -85,11 +85,14 @@ class VllmAsync:
         try:
             self._base = weight_shapes(config.base)
             # On the loop's thread, because vLLM looks for the running loop; nothing else runs yet.
-            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(config)))
+            arguments = engine_arguments(config)
+            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         except (ValueError, TypeError, OSError, RuntimeError) as exc:
             raise UserError(f"vLLM cannot serve {config.base}: {exc}", hint="See [rollout.options] and [policy].") from exc
         self._vocabulary = self._engine.model_config.get_vocab_size()
         self._decode = batch_decoder(config.base)
+        if arguments.get("pipeline_parallel_size", 1) > 1:
+            await self._engine.collective_rpc("echo_prepare_stage")
         await self._final([0, 0], 2, Sampling(max_new_tokens=2), None)
 
     async def install(self, snapshot: Snapshot) -> None:
@@ -112,31 +115,15 @@ class VllmAsync:
         """Join vLLM's batch. Cancelled, it leaves the batch."""
         self._check_alive()
         check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
-        task = asyncio.ensure_future(self._generate(prompt, n, sampling))
-        self._tasks.add(task)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            task.cancel()
-            if self._closed:
-                raise EngineError("The engine was closed.") from None
-            raise
-        finally:
-            self._tasks.discard(task)
+        return await self._under_way.run(self._generate(prompt, n, sampling))
 
     async def close(self) -> None:
         """End vLLM's processes; generations under way raise EngineError."""
-        if self._closed:
-            return
-        self._closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        if self._engine is not None:
+        if self._under_way.close() and self._engine is not None:
             await asyncio.to_thread(self._engine.shutdown)
 
     def _check_alive(self) -> None:
-        if self._closed:
-            raise EngineError("The engine was closed.")
+        self._under_way.check_open()
         if self._engine is None:
             raise EngineError("The engine was not started.")
 
@@ -187,7 +174,7 @@ class VllmAsync:
 
     async def _unload(self, numbers: list[int]) -> None:
         for number in numbers:
-            if not self._closed:
+            if not self._under_way.is_closed:
                 await self._engine.remove_lora(number)
 
     async def _install_weights(self, snapshot: Snapshot) -> None:

@@ -252,6 +252,8 @@ class VllmInProcess:
             raise UserError(f"vLLM cannot serve {config.base}: {exc}", hint="See [rollout.options] and [policy].") from exc
         self._vocabulary = self._engine.model_config.get_vocab_size()
         self._decode = batch_decoder(config.base)
+        if arguments.get("pipeline_parallel_size", 1) > 1:
+            self._engine.collective_rpc("echo_prepare_stage")
         self._warm_up()
 
     def _warm_up(self) -> None:

@@ -1,4 +1,5 @@
-"""What we add to vLLM's worker, wherever it runs: quick LoRA on the CPU, and a reload of all weights that proves itself. Imports vllm.
+"""What we add to vLLM's worker, wherever it runs: quick LoRA on the CPU, pipeline stages there, and a reload of all weights that proves
+itself. Imports vllm.
 
 vLLM imports this module, named by `worker_extension_cls`, before it loads the model, and mixes the class into its worker.
 """
@@ -13,6 +14,8 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from echo_rollout.engines.pipeline import LAYER
 
 if not torch.cuda.is_available():
     import echo_rollout.engines.lora_cpu  # noqa: F401  importing it replaces the functions
@@ -31,6 +34,18 @@ class WorkerExtension:
     def echo_check(self) -> str:
         """Answers that this class is mixed in."""
         return "ok"
+
+    def echo_prepare_stage(self) -> list[int]:
+        """Make the tensors that take what the stage before computed; returns the layers that this stage holds. A GPU's runner makes them
+        in its trial run; a CPU's has none, and its first batch would fail."""
+        worker: Any = self
+        runner = worker.model_runner
+        if not torch.cuda.is_available() and runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
+        found = (LAYER.search(name) for name, _ in runner.get_model().named_parameters())
+        return sorted({int(layer[1]) for layer in found if layer})
 
     def echo_reload(self, folder: str) -> str:
         """Load all weights in `folder`; returns what is wrong with the result, or an empty text."""

@@ -28,9 +28,9 @@ VOCABULARY, END = 32, 1
 RANK = 8
 
 
-def make_base(folder: Path, *, tied: bool = False) -> Path:
+def make_base(folder: Path, *, tied: bool = False, layers: int = 2) -> Path:
     """An untrained model with a tokenizer: it ends rarely, so answers are as long as they may be."""
-    _model(0, tied=tied).save_pretrained(folder)
+    _model(0, tied=tied, layers=layers).save_pretrained(folder)
     return write_tokenizer(folder)
 
 
@@ -40,15 +40,16 @@ def write_tokenizer(folder: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(folder)
+    chat = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", chat_template=chat).save_pretrained(folder)
     return folder
 
 
 def make_snapshot(folder: Path, base: Path, kind: WeightKind, version: int, *, rank: int = RANK) -> Snapshot:
     """Version `version`: an adapter far from zero, or all weights drawn anew."""
     if kind is WeightKind.FULL:
-        tied = bool(AutoModelForCausalLM.from_pretrained(base).config.tie_word_embeddings)
-        _model(100 + version, tied=tied).save_pretrained(folder)
+        like = AutoModelForCausalLM.from_pretrained(base).config
+        _model(100 + version, tied=bool(like.tie_word_embeddings), layers=like.num_hidden_layers).save_pretrained(folder)
     else:
         torch.manual_seed(version)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", init_lora_weights=False)
@@ -94,11 +95,11 @@ def broken(snapshot: Snapshot, folder: Path) -> Snapshot:
     return Snapshot(ref=ref, kind=snapshot.kind, folder=folder)
 
 
-def _model(seed: int, *, tied: bool) -> Any:
+def _model(seed: int, *, tied: bool, layers: int) -> Any:
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        head_dim=32, max_position_embeddings=128, tie_word_embeddings=tied, bos_token_id=None, eos_token_id=END, pad_token_id=0,
-        initializer_range=0.3,
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=128, tie_word_embeddings=tied, bos_token_id=None, eos_token_id=END,
+        pad_token_id=0, initializer_range=0.3,
     )  # fmt: skip
     return Qwen3ForCausalLM(config)

@@ -13,6 +13,7 @@ from echo_rollout.engines.engine import Snapshot, SnapshotRef
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.records import WeightKind
 from tests.contract.engines import contract
+from tests.contract.engines.cluster_behaviours import BEHAVIOURS as CLUSTER_BEHAVIOURS
 from tests.forks.process import ForkingProcess
 from tests.installed import missing
 from tests.thorough import only_thorough
@@ -45,6 +46,7 @@ def test_scripted_engine_keeps_the_contract(tmp_path: Path) -> None:
         "openai lora",
         # The same engines by another way, each after a minute of starting processes.
         *(pytest.param(engine, marks=only_thorough) for engine in ("vllm lora async", "openai full", "openai lora completions")),
+        *(pytest.param(engine, marks=only_thorough) for engine in ("vllm lora pipeline", "vllm full pipeline")),
     ],
     ids=lambda engine: engine.replace(" ", "-"),
 )
@@ -52,7 +54,11 @@ def test_engine_with_a_model_keeps_the_contract(engine: str, request: pytest.Fix
     name, kind, *way = engine.split()
     process: ForkingProcess = request.getfixturevalue("transformers_process" if name == "transformers" else "vllm_process")
     found = process.run("keep_contract", name=name, kind=kind, way="".join(way))
-    assert list(found) == [behaviour.__name__ for behaviour in contract.BEHAVIOURS]
+    wanted = {behaviour.__name__ for behaviour in contract.BEHAVIOURS}
+    if engine == "openai lora":
+        # Its server computes for a cluster too.
+        wanted |= {f"parallax {behaviour.__name__}" for behaviour in CLUSTER_BEHAVIOURS}
+    assert set(found) == wanted
     broken = {behaviour: told for behaviour, told in found.items() if told}
     assert not broken, "\n".join(broken.values())
 

@@ -27,7 +27,7 @@ def test_every_section_and_key_has_a_row_with_a_meaning() -> None:
     parts = [part.split("]\n", 1) for part in settings_page().split("\n## [")[1:]]
     sections = {title.strip("[]"): text for title, text in parts}
     assert [name for name in sections if "." not in name] == list(Settings.model_fields)
-    assert {name for name in sections if "." in name} == {"rollout.pool"}
+    assert {name for name in sections if "." in name} == {"rollout.devices", "rollout.pool"}
     for name, text in sections.items():
         rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
         assert all(len(row) == 4 and row[3].removesuffix(" |").endswith(".") for row in rows), name

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from echo_rollout.engines.catalogue import engine_names, open_engine, prefetch
+from echo_core.layer_split import Device
+from echo_rollout.engines.catalogue import check_devices, engine_names, open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.engines.openai_engine import OpenAIEngine
 from echo_rollout.engines.scripted import ScriptedEngine
@@ -114,6 +116,23 @@ def test_openai_wants_vllm_only_where_it_is_to_start_it(missing: set[str]) -> No
     assert "url = " in error.hint
 
 
+def test_only_vllm_and_one_s_own_split_a_model_over_devices() -> None:
+    devices = (Device(memory_gb=8, tflops=30),)
+    check_devices("vllm", devices)
+    check_devices("mine.py:Engine", devices)
+    check_devices("openai", ())
+    with pytest.raises(UserError, match="'openai' does not split a model"):
+        open_engine("openai", replace(config(url="http://127.0.0.1:8000"), devices=devices))
+
+
+def test_parallax_wants_lattica_only_where_it_is_to_give_the_cluster_its_weights(missing: set[str]) -> None:
+    missing.add("lattica")
+    open_engine("parallax", config(url="http://127.0.0.1:3001", weights="external"))
+    error = refusal("parallax")
+    assert "needs the library 'lattica'" in error.message
+    assert "external" in error.hint
+
+
 def test_one_s_own_engine_is_opened_by_path_or_file(tmp_path: Path) -> None:
     assert isinstance(open_engine(f"{__name__}:made", config()), ScriptedEngine)
     file = tmp_path / "mine.py"
@@ -131,7 +150,7 @@ def test_what_is_no_engine_is_refused() -> None:
 
 
 def test_the_built_in_engines_have_names() -> None:
-    assert engine_names() == ("vllm", "transformers", "openai")
+    assert engine_names() == ("vllm", "transformers", "openai", "parallax")
 
 
 def made(config: EngineConfig) -> ScriptedEngine:

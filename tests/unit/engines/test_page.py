@@ -12,11 +12,13 @@ import pytest
 from echo_rollout.engines.catalogue import open_engine
 from echo_rollout.engines.engine import EngineConfig, Snapshot, SnapshotRef
 from echo_rollout.engines.openai_options import OWN_OPTIONS, parse_options
+from echo_rollout.engines.parallax_options import NAMES, parse_parallax_options
 from echo_schemas.records import WeightKind
 from echo_settings import load_settings
 from tests.contract.engines import contract
 
 PAGE = Path(__file__).parents[3] / "docs" / "engines.md"
+EXAMPLES = PAGE.parents[1] / "examples"
 BLOCK = re.compile(r"```(python|toml)\n(.*?)```", re.DOTALL)
 MAX_LENGTH = 64
 
@@ -65,10 +67,20 @@ def test_every_snippet_of_the_page_is_settings_that_its_engine_takes(tmp_path: P
         options.append(rollout.options)
         if rollout.engine == "openai":
             parse_options(rollout.options)
+        if rollout.engine == "parallax":
+            parse_parallax_options(rollout.options)
     assert options[0] == {"gpu_memory_utilization": 0.8}
     assert {"max_num_seqs": 128, "requests": 64} in options
 
 
-def test_every_option_of_a_server_stands_on_the_page() -> None:
-    table = PAGE.read_text(encoding="utf-8").partition("| option | default |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[2:]))) == set(OWN_OPTIONS)
+def test_every_option_of_a_server_and_of_a_cluster_stands_on_the_page() -> None:
+    tables = [part.partition("\n\n")[0] for part in PAGE.read_text(encoding="utf-8").split("| option | default |")[1:]]
+    rows = [[row.split("|")[1] for row in table.splitlines()[2:]] for table in tables]
+    assert [set(re.findall(r"`(\w+)`", "\n".join(names))) for names in rows] == [set(OWN_OPTIONS), set(NAMES)]
+
+
+def test_the_examples_of_split_models_and_clusters_are_settings_that_their_engines_take() -> None:
+    split = load_settings(EXAMPLES / "devices.toml", {}).rollout
+    assert split.engine == "vllm"
+    assert len(split.devices) == 2
+    assert parse_parallax_options(load_settings(EXAMPLES / "parallax.toml", {}).rollout.options).peers

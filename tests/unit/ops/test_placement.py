@@ -12,6 +12,7 @@ from echo_ops.supervisor.placement import Machine, Seat, WorkerNeed, placement, 
 from echo_ops.supervisor.plan import plan_children
 from echo_settings import Settings
 from echo_settings.coordinator import CoordinatorSettings
+from echo_settings.devices import DeviceSettings
 from echo_settings.offline import OfflineSettings
 from echo_settings.pool import PoolSettings
 from echo_settings.sections import LearnerSettings, RolloutSettings, RunSettings, ScoringSettings
@@ -143,15 +144,16 @@ def test_workers_of_several_kinds_get_each_what_it_needs() -> None:
 def test_each_kind_of_a_pool_has_its_own_processes(tmp_path: Path) -> None:
     pool = (
         PoolSettings(name="server", workers=2, options={"tensor_parallel_size": 2}),
+        PoolSettings(name="split", devices=(DeviceSettings(memory_gb=24, tflops=165), DeviceSettings(memory_gb=8, tflops=30))),
         PoolSettings(name="laptop", engine="transformers", options={"device": "cpu"}),
         PoolSettings(name="elsewhere", workers=0),
     )
-    machine = Machine((0, 1), tuple("01234"))
+    machine = Machine((0, 1), tuple("0123456"))
     plans = plan_children(Settings(rollout=RolloutSettings(pool=pool)), machine, config=None, overrides={}, folder=tmp_path)
     workers = [plan for plan in plans if plan.role is Role.WORKER]
-    assert [plan.name for plan in workers] == ["worker-server-0", "worker-server-1", "worker-laptop-0"]
+    assert [plan.name for plan in workers] == ["worker-server-0", "worker-server-1", "worker-split-0", "worker-laptop-0"]
     assert [plan.command[-4:] for plan in workers] == [("--name", plan.name, "--kind", plan.name.split("-")[1]) for plan in workers]
-    assert [plan.environ["CUDA_VISIBLE_DEVICES"] for plan in workers] == ["1,2", "3,4", ""]
+    assert [plan.environ["CUDA_VISIBLE_DEVICES"] for plan in workers] == ["1,2", "3,4", "5,6", ""]
 
 
 def test_flags_of_the_learner_reach_it_and_nobody_else(tmp_path: Path) -> None:

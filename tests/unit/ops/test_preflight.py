@@ -125,6 +125,11 @@ def test_the_demos_files_are_right(name: str) -> None:
         ("rollout", {"price_file": "spot.price"}, "The price file spot.price cannot be read: No such file or directory."),
         ("rollout", {"price_file": "{folder}/my_task.py"}, "my_task.py holds no number."),
         ("coordinator", {"enabled": True, "machines": "metric"}, "no kind says how many there may be."),
+        (
+            "rollout",
+            {"engine": "transformers", "devices": [{"memory_gb": 8, "tflops": 1}]},
+            "The engine 'transformers' does not split a model over [rollout] devices.",
+        ),
         ("rollout", {"engine": "json:loads.x"}, "json has no attribute 'loads.x'."),
         ("rewards", {"exakt": 1.0}, "There is no reward 'exakt'."),
         ("rewards", {"{folder}/my_rewards.py:hlaf": 1.0}, "has no attribute 'hlaf'."),

@@ -57,6 +57,17 @@ def test_a_kind_is_rollout_with_what_it_says_itself(tmp_path: Path) -> None:
     assert [name for name, _ in kinds_of(settings)] == ["server", "laptop"]
 
 
+def test_devices_hold_for_kinds_of_the_same_engine(tmp_path: Path) -> None:
+    devices = "devices = [{ memory_gb = 24, tflops = 165 }, { memory_gb = 8, tflops = 30 }]\n"
+    kinds = dict(kinds_of(load_settings(write(tmp_path, POOL.replace("[[", devices + "\n[[", 1)), {})))
+    assert [device.memory_gb for device in kinds["server"].rollout.devices] == [24, 8]
+    assert kinds["laptop"].rollout.devices == ()
+    own = dict(kinds_of(load_settings(write(tmp_path, POOL + devices), {})))
+    assert len(own["laptop"].rollout.devices) == 2
+    assert own["server"].rollout.devices == ()
+    assert "memory_gb" in refused(tmp_path, POOL.replace("[[", "devices = [{ memory_gb = 0, tflops = 1 }]\n[[", 1))
+
+
 def test_a_file_without_a_pool_has_one_kind_without_a_name(tmp_path: Path) -> None:
     settings = load_settings(write(tmp_path, "[rollout]\nworkers = 3\n"), {})
     ((name, own),) = kinds_of(settings)

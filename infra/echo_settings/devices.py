@@ -1,0 +1,22 @@
+"""[[rollout.devices]]: what one worker's devices have, where its engine splits the model over several."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from echo_core.layer_split import Device
+from echo_settings.section import Section
+
+
+class DeviceSettings(Section):
+    """[[rollout.devices]]: one device of a worker of `vllm` that splits the model over several unequal ones, in the order of
+    CUDA_VISIBLE_DEVICES. Which layers go where is planned from it (docs/engines.md)."""
+
+    memory_gb: float = Field(gt=0)
+    """What it has, in GB (10⁹ bytes); 65 % of it are planned for weights."""
+    tflops: float = Field(gt=0)
+    """Its speed in the run's `dtype`, in 10¹² operations a second; only how they compare matters."""
+
+    def device(self) -> Device:
+        """As the rules take it."""
+        return Device(memory_gb=self.memory_gb, tflops=self.tflops)

@@ -1,0 +1,97 @@
+"""Prompts and answers for a server that takes messages and returns text: from token ids to one message, and from text to token ids.
+
+Nothing is believed that can be tried: a message is used only if the chat template and the tokenizer make exactly the prompt's tokens of it,
+and a text only if its tokens make exactly that text again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from echo_rollout.engines.engine import AnswerUnusable, EngineError
+from echo_rollout.prompts import PromptCodec
+from echo_schemas.errors import InvalidRecord, UserError
+from echo_schemas.records import ChatMessage
+
+# Letters alone: templates trim white space.
+_CONTENT = "EchoSwarmContentStandsHere"
+
+
+class ChatText:
+    """The base model's chat template and tokenizer. `end_tokens`: those that end an answer, the usual one first."""
+
+    def __init__(self, base: Path) -> None:
+        """Loads transformers. Raises UserError for a model without a chat template."""
+        self._codec = PromptCodec(base)
+        config = _config_of(base)
+        self.end_tokens = _end_tokens(config, base)
+        # After nothing but padding, whose embedding is zero, a model likes all tokens alike.
+        self._empty_tokens = {*self.end_tokens, config.get("pad_token_id")}
+        try:
+            self._before, found, self._after = self._render(_CONTENT).partition(_CONTENT)
+        except InvalidRecord as exc:
+            raise UserError(
+                f"The engine needs a chat template: {exc.message}", hint="Save the one that the cluster uses into [policy] base."
+            ) from exc
+        if not found:
+            raise UserError(f"The chat template in {base} leaves a user's message out.", hint="Save the one that the cluster uses there.")
+
+    def sample(self, vocabulary: int) -> tuple[list[int], str]:
+        """A short prompt and the message that makes it. Raises UserError if no single token can be sent as a message."""
+        for token in sorted(set(range(vocabulary)) - self._empty_tokens):
+            content = self._codec.decode([token])
+            prompt = self._tokens_of_message(content)
+            if content and len(prompt) == len(self._tokens_of_message("")) + 1 and self._codec.decode(prompt) == self._render(content):
+                return prompt, content
+        raise UserError("No token of the model can be sent as a chat message.", hint="Use an engine that takes token ids.")
+
+    def content_of(self, prompt: Sequence[int]) -> str:
+        """The user's message that the template makes `prompt` of. Turns before the last are part of it, with their special tokens as text.
+
+        Raises EngineError if there is none.
+        """
+        text = self._codec.decode(prompt)
+        content = text[len(self._before) : len(text) - len(self._after)]
+        if not (text.startswith(self._before) and text.endswith(self._after)) or self._tokens_of_message(content) != list(prompt):
+            raise EngineError(
+                "The prompt cannot be sent as a chat message: the chat template makes other tokens of its text.",
+                hint="Use a task whose prompts are messages, or an engine that takes token ids.",
+            )
+        return content
+
+    def tokens_of(self, text: str) -> list[int]:
+        """The token ids of an answer's text. Raises AnswerUnusable if they are not the text's."""
+        tokens: list[int] = self._codec.encode(text).tolist()
+        if self._codec.decode(tokens) != text:
+            raise AnswerUnusable("The answer's text is not what its tokens say: it cannot be trained.")
+        return tokens
+
+    def _tokens_of_message(self, content: str) -> list[int]:
+        try:
+            tokens: list[int] = self._codec.encode(self._render(content)).tolist()
+        except InvalidRecord:
+            return []
+        return tokens
+
+    def _render(self, content: str) -> str:
+        return self._codec.render([ChatMessage(role="user", content=content)])
+
+
+def _config_of(base: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise UserError(f"{base / 'config.json'} cannot be read: {exc}.", hint="See [policy] base.") from exc
+    return found
+
+
+def _end_tokens(config: Mapping[str, Any], base: Path) -> tuple[int, ...]:
+    """Raises UserError if the config does not say."""
+    found = config.get("eos_token_id")
+    ends = tuple(found) if isinstance(found, list) else (found,)
+    if not all(isinstance(end, int) for end in ends):
+        raise UserError(f"{base / 'config.json'} does not say `eos_token_id`.", hint="Add it there.")
+    return ends
