@@ -26,6 +26,8 @@ _HEADERS = {
     "echo-run": "The run; readers pass over other runs.",
     "echo-group": "The group, where the record is of one.",
     "echo-version": "The oldest version that sampled it, where it may become stale.",
+    "echo-signature": "Who signed it, and with it at most fifteen others: key, Ed25519 signature, digests (docs/trust.md).",
+    "traceparent": "W3C Trace Context, where its group is followed.",
     "ce_source": "The writer's client id.",
     "ce_type": "The record's type, as a CloudEvent.",
 }
