@@ -118,7 +118,13 @@ def vocabulary_size(base: Path) -> int:
     size = _said(base, "vocab_size")
     if size is None:
         raise UserError(f"{base / 'config.json'} does not say `vocab_size`.", hint="Use a folder that `save_pretrained` wrote.")
-    return size
+    return int(size)
+
+
+def attention_of(base: Path) -> str:
+    """Which of transformers' attentions computes what the model in `base` means. `sdpa` leaves out a cap on the scores without a word, so a
+    model that has one (Gemma 2) takes `eager`. Raises UserError if its config.json cannot be read."""
+    return "sdpa" if _said(base, "attn_logit_softcapping") is None else "eager"
 
 
 def check_positions(base: Path, max_length: int) -> None:
@@ -126,16 +132,16 @@ def check_positions(base: Path, max_length: int) -> None:
     positions = _said(base, "max_position_embeddings")
     if positions is not None and max_length > positions:
         raise UserError(
-            f"[policy] max_length is {max_length}, and the model in {base} has {positions} positions.",
-            hint=f"Set it to {positions} at most.",
+            f"[policy] max_length is {max_length}, and the model in {base} has {positions:.0f} positions.",
+            hint=f"Set it to {positions:.0f} at most.",
         )
 
 
-def _said(base: Path, name: str) -> int | None:
+def _said(base: Path, name: str) -> float | None:
     """A number in the model's config.json, where models of several parts have it below `text_config`. Raises UserError."""
     try:
         config = json.loads((base / "config.json").read_text(encoding="utf-8"))
         found = config.get(name) or config.get("text_config", {}).get(name)
     except (OSError, ValueError, AttributeError) as exc:
         raise UserError(f"{base / 'config.json'} cannot be read: {exc}.", hint="Use a folder that `save_pretrained` wrote.") from exc
-    return found if isinstance(found, int) else None
+    return found if isinstance(found, int | float) else None

@@ -22,6 +22,7 @@ from echo_learner.training.cut import Cut
 from echo_learner.training.logits import LogitTransform, find_transform
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
+from echo_tasks.prompts import attention_of
 
 # Logits of one piece of the head: 256 MiB in float32. Above it, pieces are computed one by one and again in the backward pass.
 _LOGITS_AT_ONCE = 1 << 26
@@ -111,7 +112,9 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
     if not (folder / MODEL_CONFIG).is_file():
         raise UserError(f"{folder} is no model folder: it has no {MODEL_CONFIG}.", hint="Set [policy] base to one.")
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[config.dtype], local_files_only=True, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=_DTYPES[config.dtype], local_files_only=True, attn_implementation=attention_of(folder)
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
         raise UserError(f"The model in {folder} cannot be loaded: {exc}", hint="Is every file of it there and whole?") from exc
     transform = find_transform(model)

@@ -31,6 +31,7 @@ from echo_rollout.engines.engine import (
 from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
 from echo_schemas.errors import UserError
 from echo_schemas.records import Sampling, WeightKind
+from echo_tasks.prompts import attention_of
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +216,9 @@ class TransformersEngine:
         config = self._config
         try:
             self._base = weight_shapes(config.base)
-            model: Any = AutoModelForCausalLM.from_pretrained(config.base, dtype=getattr(torch, config.dtype), local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                config.base, dtype=getattr(torch, config.dtype), local_files_only=True, attn_implementation=attention_of(config.base)
+            )
             device = choose_device(
                 self._device, num_cuda=torch.cuda.device_count() if torch.cuda.is_available() else 0, has_mps=_has_mps(torch)
             )

@@ -34,7 +34,7 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "phi3": {},
     "olmo2": {},
-    "gemma2": {"final_logit_softcapping": 4.0},
+    "gemma2": {"final_logit_softcapping": 4.0, "attn_logit_softcapping": 0.5},
     "gemma3_text": {"final_logit_softcapping": 4.0},
     "granite": {"logits_scaling": 8.0},
     "hyperclovax": {"logits_scaling": 0.5},
@@ -67,7 +67,7 @@ def family_difference(family: str, dtype: str, folder: str) -> float:
             seed=1,
         )
     ).eval()
-    model: Any = AutoModelForCausalLM.from_pretrained(folder).to(getattr(torch, dtype)).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").to(getattr(torch, dtype)).eval()
     ids = torch.randint(3, 48, (2, 9))
     ids[1, 6:] = 0
     rows, columns = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([3, 4, 8, 1, 5])
