@@ -109,7 +109,6 @@ class CoLocated:
         started_s, curve, evaluated = self._clock.monotonic_s(), Curve(), []
         await self._engine.start()
         await self._install(0)
-        zero_s = self._clock.monotonic_s()
         evaluated += await self._evaluations(0)
         for version in range(steps):
             self._stepper.begin()
@@ -119,7 +118,7 @@ class CoLocated:
             report = draft.report
             # As the pipeline's curves: what is right, else the weighted sum, which is the last.
             reward = next((each.mean for each in report.reward_stats if each.name == "exact"), report.reward_stats[-1].mean)
-            curve.add(version + 1, self._clock.monotonic_s() - zero_s, draft.num_samples, reward, 0.0)
+            curve.add(version + 1, self._clock.monotonic_s(), draft.num_samples, reward, 0.0)
             evaluated += await self._evaluations(version + 1)
         wall_s = self._clock.monotonic_s() - started_s
         return Result(

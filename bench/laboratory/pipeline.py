@@ -16,9 +16,9 @@ from echo_bus.clock import Deadline
 from echo_embedded import EmbeddedKafka
 from echo_embedded.guard import Guard
 from echo_ops.report.evaluations import shown_reward
-from echo_ops.report.run_view import Milestone, RunView
+from echo_ops.report.run_view import RunView
 from echo_runtime.opening import open_bus
-from echo_schemas.topics import DROPS, EVALS, STEPS, WEIGHTS, WORKERS
+from echo_schemas.topics import DROPS, EVALS, STEPS
 from echo_settings import load_settings
 from laboratory.matrix import Cell, as_toml
 from laboratory.results import Curve, Evaluated, Result
@@ -100,7 +100,7 @@ def _read(config: Path, cell: Cell) -> RunView:
     settings = load_settings(config, {})
     view = RunView(settings.run.name, started_ms=0, steps_wanted=settings.learner.steps, budget=settings.budget)
     bus = open_bus(settings, "view")
-    with closing(bus.reader([STEPS, DROPS, WEIGHTS, WORKERS, EVALS])) as reader:
+    with closing(bus.reader([STEPS, DROPS, EVALS])) as reader:
         reader.start()
         for messages in reader.read_to_end(Deadline.after(_READ_S)):
             for each in messages:
@@ -113,12 +113,10 @@ def _read(config: Path, cell: Cell) -> RunView:
 
 
 def _result(view: RunView, wall_s: float, outcome: str) -> Result:
-    """Seconds count from when the weights that it begins with were published, and a worker had them."""
-    zero_s = max(view.milestones[Milestone.PUBLISHED], view.milestones[Milestone.INSTALLED])
     curve = Curve()
     for step in view.steps:
         age = sum(age * count for age, count in enumerate(step.staleness)) / step.samples
-        curve.add(step.number, step.time_s - zero_s, step.samples, step.reward, age)
+        curve.add(step.number, step.time_s, step.samples, step.reward, age)
     evaluated = [
         Evaluated(name=each.name, version=each.version, mean=shown_reward(each).mean, stderr=shown_reward(each).stderr)
         for each in view.evaluations.all

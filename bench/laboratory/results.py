@@ -13,18 +13,22 @@ from laboratory.matrix import FINAL, HELD_OUT
 
 @dataclass(slots=True)
 class Curve:
-    """One value a step. `seconds` from the first weights; `samples` trained until then; `reward`, `staleness`: means of the batch."""
+    """One value a step. `seconds`: when it ended, after the first one did, so that no start-up is in it; `samples` trained until then;
+    `reward` and `staleness`: means of the batch."""
 
     version: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
     staleness: list[float] = field(default_factory=list)
+    zero_s: float = 0.0
 
-    def add(self, version: int, seconds: float, num_samples: int, reward: float, staleness: float) -> None:
-        """One more step."""
+    def add(self, version: int, time_s: float, num_samples: int, reward: float, staleness: float) -> None:
+        """One more step, which ended at `time_s` of any clock."""
+        if not self.version:
+            self.zero_s = time_s
         self.version.append(version)
-        self.seconds.append(round(seconds, 3))
+        self.seconds.append(round(time_s - self.zero_s, 3))
         self.samples.append(num_samples + (self.samples[-1] if self.samples else 0))
         self.reward.append(round(reward, 5))
         self.staleness.append(round(staleness, 4))
@@ -61,7 +65,7 @@ class Result:
 
     @property
     def train_s(self) -> float:
-        """From the first weights to the last step; evaluations between are in it."""
+        """From the end of the first step to that of the last; evaluations between are in it."""
         return self.curve.seconds[-1]
 
     def held_out(self) -> list[Evaluated]:

@@ -27,7 +27,7 @@ _CONDITIONS = tuple(tomllib.loads(_MATRIX.read_text(encoding="utf-8"))["conditio
 def result(final: float, *, seconds: float = 60.0, rewards: tuple[float, ...] = (0.2, 0.4)) -> Result:
     curve = Curve()
     for index, reward in enumerate(rewards):
-        curve.add(index + 1, seconds * (index + 1) / len(rewards), 512, reward, 1.0)
+        curve.add(index + 1, 1000 + seconds * index / (len(rewards) - 1), 512, reward, 1.0)
     evaluated = [
         Evaluated(name=HELD_OUT, version=0, mean=0.2, stderr=0.02),
         Evaluated(name=FINAL, version=len(rewards), mean=final, stderr=0.01),
