@@ -170,21 +170,19 @@ def _exactly(binding: AclBinding) -> AclBindingFilter:
 
 
 def _paths_of(bus: Bus, run_id: str, folder: Path) -> list[Path]:
-    """The run's checkpoints, and what lies beside them unless another run's checkpoints do too."""
+    """The run's checkpoints; where there are no others, all of them and what lies beside them."""
     if not folder.is_dir():
         return []
-    store = CheckpointStore(folder, bus.codec)
-    own, is_alone = [], True
-    for name in store.ids():
-        try:
-            is_own = store.load(name).run_id == run_id
-        except UserError:
-            # Nobody can say whose it is.
-            is_own = False
-        own += [folder / name] if is_own else []
-        is_alone &= is_own
-    beside = [folder / name for name in _BESIDE if (folder / name).exists()]
-    return own + (beside if is_alone else [])
+    checkpoints = folder / "checkpoints"
+    store = CheckpointStore(checkpoints, bus.codec)
+    names = store.ids() if checkpoints.is_dir() else []
+    own = []
+    for name in names:
+        # Of one that cannot be read nobody can say whose it is.
+        with suppress(UserError):
+            if store.load(name).run_id == run_id:
+                own.append(checkpoints / name)
+    return own if len(own) < len(names) else [path for path in (checkpoints, *(folder / name for name in _BESIDE)) if path.exists()]
 
 
 def _size_of(path: Path) -> int:

@@ -1,8 +1,9 @@
-"""A run in a folder: every record as the log has it, the newest weights, and nothing called an archive that is not whole."""
+"""The end of a run: kept in a folder, every record as the log has it, and no archive that is not whole; then removed from its disk."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 pytest.importorskip("pyarrow", reason="exports are Parquet: install the extra 'analysis'")
 
 from echo_ops.runs import archive as archiving
+from echo_ops.runs import deletion
 from echo_ops.runs.archive import NAME, archive_run
 from echo_schemas.errors import UserError
 from echo_schemas.headers import RUN
@@ -76,3 +78,20 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(sound: SoundRun, tmp_pa
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot"):
         archive_run(sound.pipeline.bus, run_of(sound.pipeline), tmp_path / "file", store="")
+
+
+def test_the_checkpoints_of_the_run_are_removed_with_all_beside_them_and_those_of_others_stay(sound: SoundRun, tmp_path: Path) -> None:
+    bus, folder = sound.pipeline.bus, tmp_path / "run"
+    shutil.copytree(sound.pipeline.folder, folder)
+    (folder / "report.html").touch()
+    (folder / "own.txt").touch()
+    names = sound.pipeline.store.ids()
+    assert names
+    assert deletion._paths_of(bus, "demo", folder) == [folder / "checkpoints", folder / "report.html"]
+    assert deletion._paths_of(bus, "other", folder) == []
+    shutil.copytree(folder / "checkpoints" / names[0], folder / "checkpoints" / "v9-broken")
+    (folder / "checkpoints" / "v9-broken" / "state.json").write_text("nonsense")
+    assert deletion._paths_of(bus, "demo", folder) == [folder / "checkpoints" / name for name in names]
+    deletion._remove_files(tuple(deletion._paths_of(bus, "demo", folder)))
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "own.txt", "report.html"]
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["v9-broken"]
