@@ -181,6 +181,6 @@ def _too_small(devices: Sequence[Device], model: ModelSize, share: float) -> str
     needed = (model.num_layers * model.layer + model.embedding + model.head) * model.bytes_per_parameter / _GB
     held = sum(device.memory_gb for device in devices) * share
     return (
-        f"[rollout] devices have {held:.2f} GB for weights ({share:.0%} of their memory), and the model's {model.num_layers} layers, its "
-        f"embedding and its output layer, of {needed:.2f} GB, do not fit into them in whole layers."
+        f"[rollout] devices have {held:.3g} GB for weights ({share:.0%} of their memory), and the model's {model.num_layers} layers, its "
+        f"embedding and its output layer, of {needed:.3g} GB, do not fit into them in whole layers."
     )

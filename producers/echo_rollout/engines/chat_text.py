@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from echo_rollout.engines.engine import AnswerUnusable, EngineError
+from echo_rollout.engines.engine import AnswerUnusable
 from echo_rollout.prompts import PromptCodec
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.records import ChatMessage
@@ -51,14 +51,14 @@ class ChatText:
     def content_of(self, prompt: Sequence[int]) -> str:
         """The user's message that the template makes `prompt` of. Turns before the last are part of it, with their special tokens as text.
 
-        Raises EngineError if there is none.
+        Raises AnswerUnusable if there is none: another prompt may have one.
         """
         text = self._codec.decode(prompt)
         content = text[len(self._before) : len(text) - len(self._after)]
         if not (text.startswith(self._before) and text.endswith(self._after)) or self._tokens_of_message(content) != list(prompt):
-            raise EngineError(
-                "The prompt cannot be sent as a chat message: the chat template makes other tokens of its text.",
-                hint="Use a task whose prompts are messages, or an engine that takes token ids.",
+            raise AnswerUnusable(
+                "The prompt cannot be sent as a chat message: the chat template makes other tokens of its text. Use a task whose prompts "
+                "are messages, or an engine that takes token ids."
             )
         return content
 

@@ -174,7 +174,8 @@ class ParallaxEngine:
                 "This cluster returns text alone, cut before a stop text: the tokens of that are lost. Leave [rollout] stop empty."
             )
         check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
-        return await self._under_way.run(self._generate(prompt, n, sampling, text.content_of(prompt)))
+        content = self._unusable.counted(lambda: text.content_of(prompt))
+        return await self._under_way.run(self._generate(prompt, n, sampling, content))
 
     async def close(self) -> None:
         """Let go of the cluster, which keeps its weights."""

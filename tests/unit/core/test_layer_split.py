@@ -49,7 +49,7 @@ def test_within_their_memory_layers_go_by_speed() -> None:
 
 
 def test_devices_that_are_too_small_say_how_much_is_missing() -> None:
-    with pytest.raises(UserError, match=r"have 6\.50 GB for weights \(65% of their memory\), and the model's 8 layers.*of 8\.00 GB"):
+    with pytest.raises(UserError, match=r"have 6\.5 GB for weights \(65% of their memory\), and the model's 8 layers.*of 8 GB"):
         split_layers([Device(memory_gb=5, tflops=1), Device(memory_gb=5, tflops=1)], model(8))
     with pytest.raises(UserError, match="in whole layers"):
         split_layers([Device(memory_gb=3.5, tflops=1)] * 2, model(7), weights_share=1.0)

@@ -340,7 +340,7 @@ def test_a_prompt_that_the_template_does_not_make_is_refused(base: Path, tmp_pat
         assert len(await engine.generate((2, 9, 3), 1, FOUR)) == 1
         assert cluster.scheduler.asked[-1]["messages"] == [{"role": "user", "content": "h"}]
         for prompt in ((9, 3), (2, 4, 3)):
-            with pytest.raises(EngineError, match="cannot be sent as a chat message"):
+            with pytest.raises(AnswerUnusable, match="cannot be sent as a chat message"):
                 await engine.generate(prompt, 1, FOUR)
 
     cluster = FakeCluster(LEGACY)
