@@ -100,6 +100,9 @@ bench: $(STAMP) ## Measure everything against its baseline on this machine (abou
 constraints: $(STAMP) ## Compile constraints.txt anew (no URLs, no hashes)
 	$(BIN)/uv pip compile pyproject.toml --extra all-cpu --group dev --python-version 3.11 \
 		--no-annotate --no-header --upgrade --quiet --output-file constraints.txt
+	$(BIN)/uv pip compile pyproject.toml --extra rollout --extra registry --extra tasks --extra signatures --extra otel \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --upgrade --quiet \
+		--output-file infra/deploy/constraints-cuda.txt
 
 clean: ## Remove the virtual environment and all caches of this checkout
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist build

