@@ -26,7 +26,15 @@ _PREFIX = "ECHO_"
 _NESTING = "__"
 _FILE_SUFFIX = "_file"
 # librdkafka's own names for things that are secret.
-_SECRET_PROPERTIES = ("sasl.password", "ssl.key.password", "ssl.keystore.password", "ssl.key.pem", "sasl.oauthbearer.client.secret")
+_SECRET_PROPERTIES = (
+    "sasl.password",
+    "sasl.oauthbearer.assertion.private.key.passphrase",
+    "sasl.oauthbearer.assertion.private.key.pem",
+    "sasl.oauthbearer.client.secret",
+    "ssl.key.password",
+    "ssl.key.pem",
+    "ssl.keystore.password",
+)
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:

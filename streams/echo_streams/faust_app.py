@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import faust
+from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError
 from faust.exceptions import FaustError
 
@@ -35,6 +36,7 @@ from echo_streams.driver import App, QuietMonitor, Transport
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.processing import Outgoing, Send
 from echo_streams.security import Login
+from echo_streams.tokens import Issuer, TokenSource
 
 logger = logging.getLogger(__name__)
 
@@ -277,11 +279,24 @@ class RewardApp:
                 self._metrics.lag.labels(str(tp.partition)).set(max(0, highwater - done - 1))
 
 
+class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka is not typed
+    """aiokafka's way to ask for a token."""
+
+    def __init__(self, issuer: Issuer) -> None:
+        super().__init__()
+        self._source = TokenSource(issuer)
+
+    async def token(self) -> str:
+        return await asyncio.to_thread(self._source.token)
+
+
 def _faust_app(options: AppOptions) -> Any:
     """Stateless: no tables, no topics of its own, no web server; offsets are all that it keeps."""
     login = options.login
     credentials: Any = None
-    if login.mechanism is not None:
+    if login.issuer is not None:
+        credentials = faust.OAuthCredentials(oauth_cb=_Tokens(login.issuer), ssl_context=login.context)
+    elif login.mechanism is not None:
         credentials = faust.SASLCredentials(
             mechanism=login.mechanism, username=login.username, password=login.password, ssl_context=login.context
         )

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo_schemas.errors import UserError
+from echo_streams.tokens import Issuer, issuer_of
 
 logger = logging.getLogger(__name__)
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_OAUTH = "OAUTHBEARER"
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", _OAUTH)
 _UNDERSTOOD = frozenset(
     {
         "security.protocol",
@@ -28,19 +30,27 @@ _UNDERSTOOD = frozenset(
         "ssl.key.password",
         "ssl.endpoint.identification.algorithm",
         "enable.ssl.certificate.verification",
+        "https.ca.location",
+        "sasl.oauthbearer.method",
+        "sasl.oauthbearer.grant.type",
+        "sasl.oauthbearer.token.endpoint.url",
+        "sasl.oauthbearer.client.id",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.scope",
     }
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """How to be let in. `mechanism` None: no SASL; `context` None: no TLS."""
+    """How to be let in. `mechanism` None: no SASL; `context` None: no TLS; `issuer`: whose tokens OAUTHBEARER takes."""
 
     context: ssl.SSLContext | None = None
     mechanism: str | None = None
     username: str | None = None
     # Not in the repr, which may end up in a log.
     password: str | None = None
+    issuer: Issuer | None = None
 
     def __repr__(self) -> str:
         return f"Login(tls={self.context is not None}, mechanism={self.mechanism}, username={self.username})"
@@ -67,6 +77,8 @@ def login_of(client: Mapping[str, Any]) -> Login:
         raise UserError(
             f"The reward application cannot log in with sasl.mechanism = {mechanism!r}.", hint=f"Use one of {', '.join(MECHANISMS)}."
         )
+    if mechanism == _OAUTH:
+        return Login(context=context, mechanism=mechanism, issuer=issuer_of(client))
     username, password = client.get("sasl.username"), client.get("sasl.password")
     if username is None or password is None:
         raise UserError("security.protocol asks for a login, but sasl.username or sasl.password is missing in [kafka.client].")

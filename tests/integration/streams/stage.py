@@ -90,8 +90,9 @@ class Stage:
         *,
         login: Mapping[str, str] | None = None,
         administrator: Mapping[str, str] | None = None,
+        administered_at: str = "",
     ) -> None:
-        """`login`: client properties of the processes; `administrator`: the test's own."""
+        """`login`: client properties of the processes; `administrator`: the test's own, at another address if need be."""
         self.folder, self.namespace = folder, namespace
         (folder / "my_rewards.py").write_text(JUDGES.read_text(encoding="utf-8"), encoding="utf-8")
         lines = [f'"{name}" = {weight}' for name, weight in rewards.items()]
@@ -101,7 +102,7 @@ class Stage:
             encoding="utf-8",
         )
         self.settings: Settings = load_settings(folder / "run.toml", {})
-        kafka = self.settings.kafka.model_copy(update={"client": dict(administrator or {})})
+        kafka = self.settings.kafka.model_copy(update={"client": dict(administrator or {}), "bootstrap": administered_at or bootstrap})
         self.bus: Bus = open_bus(self.settings.model_copy(update={"kafka": kafka}), "tester")
         create_topics(self.bus.cluster, {f"{namespace.name}.{spec.name}": min(PARTITIONS, spec.partitions) for spec in load_topic_specs()})
         self._children: list[Child] = []
