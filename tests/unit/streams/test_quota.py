@@ -1,0 +1,70 @@
+"""Faust's client under a quota: what the brokers' answers say of it is heard, and everything else passes unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from echo_bus.clock import ManualClock
+from echo_bus.metrics import BusMetrics
+from echo_runtime.notices import Notices
+from echo_runtime.opening import throttle_report
+from echo_streams.driver import App, _watch_quota
+
+
+@dataclass
+class Answer:
+    """Of a broker to a fetch or a produce request."""
+
+    throttle_time_ms: int
+
+
+class Client:
+    """aiokafka's client, as far as it is watched."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+
+    async def send(self, node: int, request: str, *, group: int = 0) -> Any:
+        assert (node, request, group) == (1, "fetch", 2)
+        return self._answers.pop(0)
+
+
+class Listener:
+    """The application that is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, float]] = []
+
+    def on_throttle(self, kind: str, seconds: float) -> None:
+        self.heard.append((kind, seconds))
+
+
+def test_answers_that_were_held_back_are_told_and_passed_on() -> None:
+    answers = [Answer(0), Answer(1500), None, object()]
+    client, listener = Client(*answers), Listener()
+    _watch_quota(client, "consumer", cast("App", listener))
+
+    async def ask() -> list[Any]:
+        return [await client.send(1, "fetch", group=2) for _ in answers]
+
+    assert asyncio.run(ask()) == answers
+    assert listener.heard == [("consumer", 1.5)]
+
+
+@pytest.mark.parametrize(("kind", "sentence"), [("producer", "a larger producer_byte_rate"), ("admin", "a larger request_percentage")])
+def test_a_quota_is_counted_and_said_while_it_holds_back(kind: str, sentence: str) -> None:
+    clock = ManualClock()
+    metrics, notices = BusMetrics(CollectorRegistry()), Notices(clock)
+    report = throttle_report(metrics, notices)
+    report(kind, 0.05)
+    assert notices.current() == {}
+    report(kind, 2.0)
+    assert sentence in notices.current()[f"quota of its {kind}s"]
+    assert metrics.registry.get_sample_value("echo_bus_throttled_seconds_total", {"client": kind}) == 2.05
+    clock.advance(61)
+    assert notices.current() == {}
