@@ -18,6 +18,7 @@ from laboratory.pipeline import run_pipeline
 
 from echo_ops.preflight import examine
 from echo_settings import Settings
+from tests.thorough import only_thorough
 
 BENCH = Path(__file__).parents[3] / "bench"
 MATRIX = BENCH / "laboratory" / "matrix.toml"
@@ -78,6 +79,7 @@ def test_each_kind_of_cell_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.kafka
+@only_thorough
 def test_a_cell_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "matrix.toml").write_text(SMALL.replace('loss = "laboratory.parts:uncorrected"', 'loss = "laboratory.parts:none"'))
     (cell,) = load_cells(tmp_path / "matrix.toml", "small", Choice(conditions=["everything"], engine="transformers"))
