@@ -50,12 +50,15 @@ class WorkerExtension:
     def echo_reload(self, folder: str) -> str:
         """Load all weights in `folder`; returns what is wrong with the result, or an empty text."""
         worker: Any = self
-        worker.reload_weights(weights_path=folder)
-        model = worker.model_runner.get_model()
-        _repack_tied_head(model)
         weights: dict[str, Tensor] = {}
         for file in sorted(Path(folder).glob("model*.safetensors")):
             weights |= safetensors.torch.load_file(file)
+        if not torch.cuda.is_available() and any(".experts." in name for name in weights):
+            # It goes on computing with its packed copies of the old ones.
+            return 'vLLM does not load the weights of experts anew on a processor: use the engine "transformers", or update = "lora"'
+        worker.reload_weights(weights_path=folder)
+        model = worker.model_runner.get_model()
+        _repack_tied_head(model)
         with torch.inference_mode():
             return next(differences(model, weights), "")
 
