@@ -1,12 +1,11 @@
 """A minute of the run: what each worker generated under which version, when the learner trained and waited, when weights went out, and how
-long rewards took. What is read is bounded, however long the stretch. Threads: the caller's, and one that reads the rewards meanwhile.
+long rewards took. What is read is bounded, however long the stretch.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +26,11 @@ _MOST_RECORDS, _MOST_REWARDS = 1_500, 3_000
 _MOST_LAGS = 600
 # A sample that was begun within the stretch may be written after it, and so may its rewards.
 _MARGIN_MS = 30_000
+# A few thousand records of one or two partitions: in the pieces of a glimpse they would be twenty fetches one behind another.
+_STRETCH = {**GLIMPSE, "max.partition.fetch.bytes": 1_048_576, "queued.min.messages": 2_000}
 
 
 _FIELDS = ("run_id", "worker_id", "group_id", "attempt", "purpose", "seq", "min_version", "started_ms", "finished_ms")
-
-
-_Judged = tuple[str, tuple[int, int], int]
-"""A reward's name, partition and offset of what it judges, and the time of its own record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ def timeline_page(history: History, *, until_ms: int | None, seconds: int, step:
     if until_ms is None:
         until_ms = steps[-1].report.time_ms if steps else 0
     since_ms = until_ms - length_ms
-    samples, judged, is_cut = _read(history, since_ms, until_ms)
+    samples, is_cut = _read(history, since_ms, until_ms)
     return {
         "since_ms": since_ms,
         "until_ms": until_ms,
@@ -89,62 +86,27 @@ def timeline_page(history: History, *, until_ms: int | None, seconds: int, step:
         "lanes": [
             {"worker": harmless(name), "spans": spans} for name, spans in sorted(_lanes(history, samples, since_ms, until_ms).items())
         ],
-        "lags": _lags(judged, {each.place: each.time_ms for each in samples}),
+        "lags": _lags(history, {each.place: each.time_ms for each in samples}),
         "is_cut": is_cut,
     }
 
 
-def _read(history: History, since_ms: int, until_ms: int) -> tuple[list[_Sample], list[_Judged], bool]:
-    """What was written in the stretch or shortly afterwards, its rewards, and whether that is not all."""
-    since_ms, until_ms = max(0, since_ms), max(0, until_ms + _MARGIN_MS)
-    partitions: Future[Collection[int]] = Future()
-    with ThreadPoolExecutor(1, thread_name_prefix="rewards") as beside:
-        rewards = beside.submit(_read_rewards, history, since_ms, until_ms + _MARGIN_MS, partitions)
-        try:
-            with RawLog(history.bus, history.bus.namespace.topic(TRAJECTORIES), GLIMPSE) as log:
-                ranges, is_cut = _ranges(log, since_ms, until_ms, _MOST_RECORDS)
-                partitions.set_result(ranges)
-                samples = _read_samples(history, log, ranges)
-        finally:
-            # Whatever ends it: nobody waits for what is not read.
-            if not partitions.done():
-                partitions.set_result(())
-        return samples, rewards.result(), is_cut
-
-
-def _read_samples(history: History, log: RawLog, ranges: Mapping[int, tuple[int, int]]) -> list[_Sample]:
+def _read(history: History, since_ms: int, until_ms: int) -> tuple[list[_Sample], bool]:
+    """What was written in the stretch or shortly afterwards, and whether that is not all."""
     read = Projection(Trajectory, _FIELDS, history.bus.codec.ids).read
     run_id = history.run_id.encode()
     found: list[_Sample] = []
-    for raw in itertools.chain.from_iterable(log.within(ranges)):
-        try:
-            run, worker, group, attempt, purpose, *numbers = read(raw.value())
-        except InvalidRecord:
-            continue
-        if run == run_id:
-            texts = (text.decode(errors="replace") for text in (worker, group, attempt, purpose))
-            found.append(_Sample((raw.partition() or 0, raw.offset() or 0), raw.timestamp()[1], *texts, *numbers))
-    return found
-
-
-def _read_rewards(history: History, since_ms: int, until_ms: int, partitions: Future[Collection[int]]) -> list[_Judged]:
-    """Rewards of a stretch of time; a reward lies in its trajectory's partition."""
-    read = Projection(Reward, ("run_id", "of.partition", "of.offset", "name"), history.bus.codec.ids).read
-    run_id = history.run_id.encode()
-    found: list[_Judged] = []
-    with RawLog(history.bus, history.bus.namespace.topic(REWARDS), GLIMPSE) as log:
-        starts, ends = log.offsets_at(since_ms), log.offsets_at(until_ms)
-        wanted = [number for number in partitions.result() if number in starts]
-        most = _MOST_REWARDS // max(1, len(wanted))
-        ranges = {number: (max(starts[number], ends[number] - most), ends[number]) for number in wanted}
+    with RawLog(history.bus, history.bus.namespace.topic(TRAJECTORIES), _STRETCH) as log:
+        ranges, is_cut = _ranges(log, max(0, since_ms), max(0, until_ms + _MARGIN_MS), _MOST_RECORDS)
         for raw in itertools.chain.from_iterable(log.within(ranges)):
             try:
-                run, partition, offset, name = read(raw.value())
+                run, worker, group, attempt, purpose, *numbers = read(raw.value())
             except InvalidRecord:
                 continue
             if run == run_id:
-                found.append((name.decode(errors="replace"), (partition, offset), raw.timestamp()[1]))
-    return found
+                texts = (text.decode(errors="replace") for text in (worker, group, attempt, purpose))
+                found.append(_Sample((raw.partition() or 0, raw.offset() or 0), raw.timestamp()[1], *texts, *numbers))
+    return found, is_cut
 
 
 def _ranges(log: RawLog, since_ms: int, until_ms: int, most: int) -> tuple[dict[int, tuple[int, int]], bool]:
@@ -197,12 +159,32 @@ def _fate(history: History, sample: _Sample) -> Json:
     return {"fate": entry.fate.value, "step": entry.step}
 
 
-def _lags(judged: list[_Judged], written: Mapping[tuple[int, int], int]) -> list[Json]:
+def _lags(history: History, written: Mapping[tuple[int, int], int]) -> list[Json]:
     """Seconds from a trajectory's record to that of its reward, by the log's own times."""
-    found: list[Json] = [
-        {"name": harmless(name), "time_ms": time_ms, "seconds": max(0.0, (time_ms - written[place]) / 1000)}
-        for name, place, time_ms in judged
-        if place in written
-    ]
+    found: list[Json] = []
+    for name, place, time_ms in _rewards(history, written):
+        found.append({"name": harmless(name), "time_ms": time_ms, "seconds": max(0.0, (time_ms - written[place]) / 1000)})
     length = -(-len(found) // _MOST_LAGS) or 1
     return sorted(found, key=lambda lag: int(lag["time_ms"]))[::length]
+
+
+def _rewards(history: History, written: Mapping[tuple[int, int], int]) -> Iterator[tuple[str, tuple[int, int], int]]:
+    if not written:
+        return
+    read = Projection(Reward, ("run_id", "of.partition", "of.offset", "name"), history.bus.codec.ids).read
+    run_id = history.run_id.encode()
+    # A reward lies in its trajectory's partition.
+    partitions = {partition for partition, _ in written}
+    with RawLog(history.bus, history.bus.namespace.topic(REWARDS), _STRETCH) as log:
+        starts, ends = log.offsets_at(min(written.values())), log.offsets_at(max(written.values()) + _MARGIN_MS)
+        most = _MOST_REWARDS // len(partitions)
+        ranges = {
+            number: (max(starts[number], ends[number] - most), ends[number]) for number in partitions if starts[number] < ends[number]
+        }
+        for raw in itertools.chain.from_iterable(log.within(ranges)):
+            try:
+                run, partition, offset, name = read(raw.value())
+            except InvalidRecord:
+                continue
+            if run == run_id and (partition, offset) in written:
+                yield name.decode(errors="replace"), (partition, offset), raw.timestamp()[1]
