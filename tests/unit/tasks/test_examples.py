@@ -20,9 +20,12 @@ BLOCK = re.compile(r"```(toml|json)\n(.*?)```", re.DOTALL)
 
 
 @pytest.fixture(params=EXAMPLES, ids=lambda path: path.stem)
-def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The example's settings, read from the folder that a user starts it in."""
-    monkeypatch.chdir(ROOT)
+def settings(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The example's settings, read from the folder that a user starts it in; what one has to fetch there is made up."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "gsm8k-train.jsonl").symlink_to(ROOT / "examples" / "arithmetic.jsonl")
+    monkeypatch.chdir(tmp_path)
     return load_settings(request.param, {})
 
 
