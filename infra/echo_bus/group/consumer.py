@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,9 @@ _METADATA_S = 10.0
 _LAG_INTERVAL_S = 5.0
 # The goodbye of a static member; who does not hear it waits for the end of the session instead.
 _LEAVE_S = 2.0
-# A member whose name is taken twice within this time has a rival; once is a broker that answered so late that the client asked again.
-_RIVAL_S = 60.0
+# Two under one name take it from one another with every heartbeat, so this many times in a minute is a rival. Fewer is a broker that
+# answers so late that the client asks again: an overloaded one did it twice within 40 s.
+_MOST_REPLACED, _RIVAL_S = 5, 60.0
 # A commit for every message would cost the broker more than the message.
 _SOON_S = 0.05
 
@@ -121,7 +123,7 @@ class ConsumerLoop:
         self._handed_back = threading.Event()
         self._all_paused = False
         self._next_commit_s = self._next_lag_s = self._committed_s = 0.0
-        self._replaced_s: float | None = None
+        self._replaced_s: deque[float] = deque(maxlen=_MOST_REPLACED)
 
     @property
     def num_queued(self) -> int:
@@ -204,16 +206,15 @@ class ConsumerLoop:
         consumer.subscribe(list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
 
     def _give_way(self, why: MemberReplaced) -> None:
-        """Let go of everything, to join anew; raises `why` if the name was taken a short while ago too.
+        """Let go of everything, to join anew; raises `why` if the name was taken too often lately.
 
         The group makes another member of each request to join that carries a name (KIP-345). A client whose request waits longer than its
-        timeout asks again, and is then told that it was replaced: by itself. Of two processes under one name each comes back once, and the
-        earlier one, which was replaced first, is the first to be replaced twice.
+        timeout asks again, and is then told that it was replaced: by itself. Of two processes under one name the earlier one, which was
+        replaced first, is the first to be replaced too often.
         """
-        now_s = self._clock.monotonic_s()
-        if self._replaced_s is not None and now_s < self._replaced_s + _RIVAL_S:
+        self._replaced_s.append(self._clock.monotonic_s())
+        if len(self._replaced_s) == _MOST_REPLACED and self._replaced_s[-1] - self._replaced_s[0] < _RIVAL_S:
             raise why
-        self._replaced_s = now_s
         logger.warning("%s: %s It joins once more.", self._group, why)
         self._metrics.rebalances.labels(self._group, "lost").inc()
         self._take_away([_partition_of(state) for state in self._assignment.values()], None)
