@@ -187,7 +187,7 @@ class ConsumerLoop:
                     try:
                         self._step(consumer)
                     except MemberReplaced as exc:
-                        self._give_way(exc)
+                        self._give_way(consumer, exc)
                         consumer.close()
                         consumer = self._new_consumer()
                         self._join(consumer)
@@ -205,7 +205,7 @@ class ConsumerLoop:
     def _join(self, consumer: RawConsumer) -> None:
         consumer.subscribe(list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
 
-    def _give_way(self, why: MemberReplaced) -> None:
+    def _give_way(self, consumer: RawConsumer, why: MemberReplaced) -> None:
         """Let go of everything, to join anew; raises `why` if the name was taken too often lately.
 
         The group makes another member of each request to join that carries a name (KIP-345). A client whose request waits longer than its
@@ -216,8 +216,7 @@ class ConsumerLoop:
         if len(self._replaced_s) == _MOST_REPLACED and self._replaced_s[-1] - self._replaced_s[0] < _RIVAL_S:
             raise why
         logger.warning("%s: %s It joins once more.", self._group, why)
-        self._metrics.rebalances.labels(self._group, "lost").inc()
-        self._take_away([_partition_of(state) for state in self._assignment.values()], None)
+        self._on_lost(consumer, [_partition_of(state) for state in self._assignment.values()])
 
     def _step(self, consumer: RawConsumer) -> None:
         """One round of the poll thread; blocks for a fraction of a second at most."""
