@@ -54,7 +54,7 @@ def admit_roles(state: EmbeddedState, namespace: Namespace) -> Path:
     write_login(folder, ADMIN, state.client_properties)
     try:
         for made in admin.create_acls([as_binding(acl) for acl in acls_of(namespace)], request_timeout=_WAIT_S).values():
-            made.result(_WAIT_S)
+            made.result()
     except KafkaException as exc:
         raise translate(exc, state.bootstrap) from exc
     return folder

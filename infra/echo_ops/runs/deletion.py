@@ -27,6 +27,7 @@ from echo_schemas.headers import RUN
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import BY_NAME, RUNS
 
+# The client ends each question after that time by itself.
 _WAIT_S = 30.0
 # What `echoswarm up` and the learner write beside the checkpoints.
 _BESIDE = ("logs", "processes", "snapshots", "report.html", "summary.json", "supervisor.log")
@@ -74,10 +75,10 @@ def remove(bus: Bus, remains: Remains) -> None:
         _delete_topics(admin, [name for name in remains.topics if name != last])
         if remains.groups:
             for done in admin.delete_consumer_groups(list(remains.groups), request_timeout=_WAIT_S).values():
-                done.result(_WAIT_S)
+                done.result()
         if remains.acls:
             for done in admin.delete_acls([_exactly(each) for each in remains.acls], request_timeout=_WAIT_S).values():
-                done.result(_WAIT_S)
+                done.result()
         _bury(bus, {name: keys for name, keys in remains.keys.items() if name != RUNS.name})
         _remove_files(remains.paths)
         _delete_topics(admin, [name for name in remains.topics if name == last])
@@ -91,7 +92,7 @@ def _delete_topics(admin: Any, names: list[str]) -> None:
         return
     for done in admin.delete_topics(names, request_timeout=_WAIT_S).values():
         try:
-            done.result(_WAIT_S)
+            done.result()
         except KafkaException as exc:
             # An earlier try has removed it, and not every broker had heard of that.
             if exc.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -149,8 +150,10 @@ def _acls_of(bus: Bus, prefix: str) -> tuple[AclBinding, ...] | None:
     # None is anything, which the client's types do not say.
     some: Any = None
     anything = AclBindingFilter(ResourceType.ANY, some, ResourcePatternType.ANY, some, some, AclOperation.ANY, AclPermissionType.ANY)
+    # Held until the answer is there: with the client goes who would bring it.
+    admin = bus.cluster.admin()
     try:
-        bindings = bus.cluster.admin().describe_acls(anything, request_timeout=_WAIT_S).result(_WAIT_S)
+        bindings = admin.describe_acls(anything, request_timeout=_WAIT_S).result()
     except KafkaException:
         # No authorizer, or a login that may not look.
         return None

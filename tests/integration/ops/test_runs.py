@@ -107,7 +107,8 @@ def test_a_run_that_is_alone_is_removed_without_a_trace(
     assert done.returncode == 0, done.stderr
     assert topics_of(kafka_bootstrap, namespace) == []
     assert not folder.exists()
-    groups = AdminClient({"bootstrap.servers": kafka_bootstrap}).list_consumer_groups(request_timeout=WAIT_S).result(WAIT_S).valid
+    admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
+    groups = admin.list_consumer_groups(request_timeout=WAIT_S).result().valid
     assert not [group.group_id for group in groups if group.group_id.startswith(f"{namespace.name}.")]
 
 
