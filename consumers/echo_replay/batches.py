@@ -12,13 +12,15 @@ from echo_core.groups import Member, Score
 from echo_core.policy import OverBudget
 from echo_core.staleness import age_of
 from echo_learner.training.batch import BatchRules, SignalSource, TrainingBatch, form_batch
-from echo_replay.sample_source import Place, places_of
-from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, TOKEN_DTYPE, VALUE_DTYPE
+from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE
 from echo_schemas.errors import UserError
 from echo_schemas.records import Batch, Coordinates, RewardTerm, StepReport, Trajectory
 
 # Rounding of one machine's float32 against another's.
 _ADVANTAGE_TOLERANCE = 1e-5
+
+Place = tuple[int, int]
+"""(partition, offset)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,3 +106,10 @@ def _groups(
         groups.append(ChosenGroup(seq=members[0].member.trajectory.seq, samples=members, dropped={}))
         start += size
     return tuple(groups)
+
+
+def places_of(batch: Batch) -> list[Place]:
+    """Where each sample lies, in the batch's order."""
+    return list(
+        zip(np.frombuffer(batch.partitions, TOKEN_DTYPE).tolist(), np.frombuffer(batch.offsets, OFFSET_DTYPE).tolist(), strict=True)
+    )

@@ -168,7 +168,10 @@ def _of_steps(where: Steps, log: RunLog, fates: Fates, bounds: Bounds) -> Readin
     places = fates.places_of_steps(where.first, where.last)
     pieces = []
     for number, offsets in places.items():
-        low = bounds.lows.get(number, 0)
+        if number not in bounds.lows:
+            missing.append(f"The steps name partition {number} of trajectories, which is not there.")
+            continue
+        low = bounds.lows[number]
         if num_gone := int((offsets < low).sum()):
             missing.append(f"Retention has removed {num_gone} samples of partition {number}, at offsets {offsets[0]} to {low - 1}.")
         if int(offsets[-1]) >= low:

@@ -14,16 +14,15 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from echo_bus.bus import Bus
-from echo_bus.clock import Deadline
+import numpy as np
+
 from echo_bus.errors import BlobCorrupt, OffsetLost
 from echo_core.policy import OverBudget
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
@@ -32,12 +31,13 @@ from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.training.batch import SignalSource
 from echo_learner.training.config import batch_rules, changed_meaning, meaning_of
 from echo_learner.training.ranks import Trainer
-from echo_replay.batches import OtherRewards, training_batch
-from echo_replay.run_log import READ_S, batch_of
-from echo_replay.sample_source import SampleSource
+from echo_replay.batches import OtherRewards, places_of, training_batch
+from echo_replay.history import History
+from echo_replay.run_log import Step, read_batch
+from echo_replay.selection import Selection, Steps
+from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
 from echo_schemas.errors import UserError
-from echo_schemas.records import Batch, Run, StepReport, WeightManifest
-from echo_schemas.topics import RUNS, STEPS, WEIGHTS, weights_key
+from echo_schemas.records import Batch, Run, Trajectory, WeightManifest
 from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -69,18 +69,71 @@ class RetrainedVersion:
     cosine: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingLog:
-    """What the log says of the steps to train again. Reports and manifests by version."""
+    """What the history of a run says of the steps to train again: reports, without their batches, and manifests by version."""
 
-    reports: Mapping[int, StepReport]
-    manifests: Mapping[int, WeightManifest]
-    run: Run | None
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._steps: dict[int, Step] = {}
+        for step in history.log.steps:
+            self._steps.setdefault(step.version, step)
+        self.reports = {version: step.report for version, step in self._steps.items()}
+        self.manifests = {manifest.version: manifest for _, is_current, manifest in history.log.manifests if not is_current}
+
+    @property
+    def run(self) -> Run | None:
+        """What the run is, if the log still knows."""
+        return next(reversed(self._history.log.runs), None)
 
     @property
     def forked_at(self) -> int | None:
         """The version at which the run was forked from another; None for one that began at version 0."""
         return next((manifest.version for manifest in self.manifests.values() if manifest.parent_run is not None), None)
+
+    def refuse_gaps(self, versions: range) -> None:
+        """Raise as `batch` for the first of `versions` whose batch was not there when the history was read."""
+        for version in versions:
+            if self._steps[version].missing:
+                self.batch(version)
+
+    def batch(self, version: int) -> Batch:
+        """What `version` was trained on. Raises UserError where it is gone or cannot be read; DeadlineExceeded, TransportError."""
+        try:
+            return read_batch(self._history.bus, self._steps[version])
+        except OffsetLost as exc:
+            raise UserError(
+                f"Retention has removed the batch of version {version}.", hint="Begin at a later version, below which a checkpoint is kept."
+            ) from exc
+        except BlobCorrupt as exc:
+            raise UserError(f"The batch of version {version} cannot be read: {exc.message}", hint="`echoswarm audit` says more.") from exc
+
+    def samples(self, version: int, batch: Batch) -> list[Trajectory]:
+        """The samples of `batch`, in its order. Raises UserError if one is not in the log or is not what the batch says; DeadlineExceeded,
+        TransportError.
+        """
+        told = self._history.read(Selection(range=Steps(version, version)), rewards=False)
+        found = {(each.where.partition, each.where.offset): each.trajectory for each in told}
+        if self._history.missing:
+            raise UserError(
+                f"Not all of what version {version} was trained on is there. {self._history.missing[0]}",
+                hint="Start from a checkpoint at or above this version, with a later first --version.",
+            )
+        samples = []
+        seqs, indices = np.frombuffer(batch.seqs, OFFSET_DTYPE).tolist(), np.frombuffer(batch.indices, TOKEN_DTYPE).tolist()
+        for place, seq, index in zip(places_of(batch), seqs, indices, strict=True):
+            if (trajectory := found.get(place)) is None:
+                raise UserError(
+                    f"Version {version} was trained on partition {place[0]}, offset {place[1]}, where the log has no record of this run.",
+                    hint="`echoswarm audit` says more.",
+                )
+            if (trajectory.seq, trajectory.index) != (seq, index):
+                raise UserError(
+                    f"At partition {place[0]}, offset {place[1]} lies {trajectory.name}; version {version} was trained on seq {seq}, "
+                    f"sample {index}.",
+                    hint="It is not the log that the run was trained on: `echoswarm audit` says more.",
+                )
+            samples.append(trajectory)
+        return samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +145,9 @@ class Plan:
     start: int
     state: LearnerState | None
 
-    def last_compared(self, history: TrainingLog) -> int:
+    def last_compared(self, log: TrainingLog) -> int:
         """The newest published version among them."""
-        return max(version for version in history.manifests if version <= self.last)
+        return max(version for version in log.manifests if version <= self.last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +158,6 @@ class RetrainParts:
     """
 
     settings: Settings
-    bus: Bus
     store: CheckpointStore
     trainer: Trainer
     task: SignalSource
@@ -116,43 +168,25 @@ class RetrainParts:
     keep: Path | None = None
 
 
-def read_training_log(bus: Bus, run_id: str) -> TrainingLog:
-    """The run's reports and manifests. Raises DeadlineExceeded, TransportError."""
-    reports: dict[int, StepReport] = {}
-    manifests: dict[int, WeightManifest] = {}
-    run: Run | None = None
-    with closing(bus.look([STEPS, WEIGHTS, RUNS])) as reader:
-        for messages in reader.read_to_end(Deadline.after(READ_S, bus.clock), reader.start()):
-            for message in messages:
-                record = message.record
-                if isinstance(record, StepReport):
-                    reports.setdefault(record.version, record)
-                elif isinstance(record, WeightManifest) and message.key == weights_key(run_id, record.version):
-                    manifests[record.version] = record
-                elif isinstance(record, Run):
-                    run = record
-    return TrainingLog(reports=reports, manifests=manifests, run=run)
-
-
-def plan_retraining(history: TrainingLog, store: CheckpointStore, settings: Settings, versions: range, *, from_start: bool) -> Plan:
+def plan_retraining(log: TrainingLog, store: CheckpointStore, settings: Settings, versions: range, *, from_start: bool) -> Plan:
     """Where to begin so that all of `versions` are trained again: the newest kept checkpoint below them, or the base model.
 
     Raises UserError if the log does not hold what that needs, or the settings are not the run's.
     """
     run_id, first, last = settings.run.name, versions.start, versions.stop - 1
-    if not history.manifests:
+    if not log.manifests:
         raise UserError(f"Run {run_id!r} has published nothing that could be trained again.", hint="Are [kafka] and [run] name right?")
-    if not any(first <= version <= last for version in history.manifests):
-        nearest = min(history.manifests, key=lambda version: abs(version - last))
+    if not any(first <= version <= last for version in log.manifests):
+        nearest = min(log.manifests, key=lambda version: abs(version - last))
         raise UserError(
             f"None of the versions {first} to {last} was published, so there is nothing to compare with.",
             hint=f"The nearest published version is {nearest}.",
         )
-    if last > (newest := max(history.reports, default=0)):
+    if last > (newest := max(log.reports, default=0)):
         raise UserError(f"Version {last} is not in the log; the newest step is {newest}.")
-    _refuse_other_settings(history.run, settings)
-    begun = history.forked_at
-    state = _newest_below(history, store, run_id, (begun or 0) + 1 if from_start else max(first, (begun or 0) + 1))
+    _refuse_other_settings(log.run, settings)
+    begun = log.forked_at
+    state = _newest_below(log, store, run_id, (begun or 0) + 1 if from_start else max(first, (begun or 0) + 1))
     if begun is not None and state is None:
         raise UserError(
             f"Run {run_id!r} is a fork that began at version {begun}, and the checkpoint that it began from is not kept.",
@@ -161,7 +195,7 @@ def plan_retraining(history: TrainingLog, store: CheckpointStore, settings: Sett
     if from_start and begun is None:
         state = None
     start = 0 if state is None else state.version
-    missing = [version for version in range(start + 1, last + 1) if version not in history.reports]
+    missing = [version for version in range(start + 1, last + 1) if version not in log.reports]
     if missing:
         raise UserError(
             f"The reports of versions {missing[0]} to {missing[-1]} are not in the log any more.",
@@ -172,54 +206,51 @@ def plan_retraining(history: TrainingLog, store: CheckpointStore, settings: Sett
     return Plan(first=first, last=last, start=start, state=state)
 
 
-def retrain(parts: RetrainParts, history: TrainingLog, plan: Plan) -> Iterator[RetrainedVersion]:
+def retrain(parts: RetrainParts, log: TrainingLog, plan: Plan) -> Iterator[RetrainedVersion]:
     """Train the plan's steps again; each published version among those asked for as soon as it is there.
 
     Raises UserError, DeadlineExceeded, TransportError.
     """
+    log.refuse_gaps(range(plan.start + 1, plan.last + 1))
     if plan.state is not None:
         parts.store.verify(plan.state.id)
         load_trainer(parts.trainer, parts.store, plan.state)
-    batches = {version: _batch(parts.bus, history.reports[version]) for version in range(plan.start + 1, plan.last + 1)}
     with TemporaryDirectory(prefix="echoswarm-retrain-") as scratch:
-        yield from _trained_again(parts, history, plan, batches, Path(scratch))
+        yield from _trained_again(parts, log, plan, Path(scratch))
 
 
-def _trained_again(
-    parts: RetrainParts, history: TrainingLog, plan: Plan, batches: dict[int, Batch], scratch: Path
-) -> Iterator[RetrainedVersion]:
+def _trained_again(parts: RetrainParts, log: TrainingLog, plan: Plan, scratch: Path) -> Iterator[RetrainedVersion]:
     trainer, settings = parts.trainer, parts.settings
     start = trainer.snapshot(plan.start, scratch / "start")
-    if plan.first <= plan.start and plan.start in history.manifests:
-        yield _compare(parts, history, start, start)
+    if plan.first <= plan.start and plan.start in log.manifests:
+        yield _compare(parts, log, start, start)
     rules, over_budget = batch_rules(settings), OverBudget(settings.staleness.over_budget)
-    with SampleSource(parts.bus, batches) as samples:
-        for version in range(plan.start + 1, plan.last + 1):
-            batch = batches.pop(version)
-            trainer.step(
-                training_batch(
-                    history.reports[version],
-                    batch,
-                    samples.take(version, batch),
-                    rules=rules,
-                    over_budget=over_budget,
-                    budget=settings.staleness.budget,
-                    task=parts.task,
-                    other=parts.other,
-                )
+    for version in range(plan.start + 1, plan.last + 1):
+        batch = log.batch(version)
+        trainer.step(
+            training_batch(
+                log.reports[version],
+                batch,
+                log.samples(version, batch),
+                rules=rules,
+                over_budget=over_budget,
+                budget=settings.staleness.budget,
+                task=parts.task,
+                other=parts.other,
             )
-            logger.info("Version %d is trained again", version)
-            if version >= plan.first and version in history.manifests:
-                is_kept = parts.keep is not None and version == plan.last_compared(history)
-                folder = parts.keep if is_kept and parts.keep is not None else scratch / str(version)
-                yield _compare(parts, history, trainer.snapshot(version, folder), start)
-                if not is_kept:
-                    shutil.rmtree(folder)
+        )
+        logger.info("Version %d is trained again", version)
+        if version >= plan.first and version in log.manifests:
+            is_kept = parts.keep is not None and version == plan.last_compared(log)
+            folder = parts.keep if is_kept and parts.keep is not None else scratch / str(version)
+            yield _compare(parts, log, trainer.snapshot(version, folder), start)
+            if not is_kept:
+                shutil.rmtree(folder)
 
 
-def _compare(parts: RetrainParts, history: TrainingLog, retrained: SnapshotFiles, start: SnapshotFiles) -> RetrainedVersion:
+def _compare(parts: RetrainParts, log: TrainingLog, retrained: SnapshotFiles, start: SnapshotFiles) -> RetrainedVersion:
     version = retrained.version
-    published, report = history.manifests[version], history.reports.get(version)
+    published, report = log.manifests[version], log.reports.get(version)
     match, distance, cosine = Match.IDENTICAL, 0.0, None if parts.cosine is None else 1.0
     if retrained.sha256 != published.sha256:
         distance = parts.distance(published, retrained, start)
@@ -236,24 +267,10 @@ def _compare(parts: RetrainParts, history: TrainingLog, retrained: SnapshotFiles
     )
 
 
-def _batch(bus: Bus, report: StepReport) -> Batch:
-    try:
-        return batch_of(bus, report)
-    except OffsetLost as exc:
-        raise UserError(
-            f"Retention has removed the batch of version {report.version}.",
-            hint="Begin at a later version, below which a checkpoint is kept.",
-        ) from exc
-    except BlobCorrupt as exc:
-        raise UserError(
-            f"The batch of version {report.version} cannot be read: {exc.message}", hint="`echoswarm audit` says more."
-        ) from exc
-
-
-def _newest_below(history: TrainingLog, store: CheckpointStore, run_id: str, first: int) -> LearnerState | None:
+def _newest_below(log: TrainingLog, store: CheckpointStore, run_id: str, first: int) -> LearnerState | None:
     """The newest kept checkpoint below version `first` that the run's own steps came out of; not one of a session that came to nothing."""
-    own = {report.checkpoint for report in history.reports.values()} | {report.parent for report in history.reports.values()}
-    own |= {manifest.checkpoint for manifest in history.manifests.values()}
+    own = {report.checkpoint for report in log.reports.values()} | {report.parent for report in log.reports.values()}
+    own |= {manifest.checkpoint for manifest in log.manifests.values()}
     found = [state for name in store.ids() if name in own and (state := store.load(name)).run_id == run_id and state.version < first]
     return max(found, key=lambda state: (state.version, state.created_ms), default=None)
 

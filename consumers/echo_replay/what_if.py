@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.evaluation.requests import Planned
 from echo_replay.batches import OtherRewards
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_replay.selection import Selection, Steps
 from echo_rollout.engines.engine import Engine, Snapshot, SnapshotRef
 from echo_rollout.generation import GroupPrompt, GroupSampler, Sample
@@ -50,17 +49,16 @@ class ModelLimits:
     max_length: int
 
 
-def read_other_rewards(bus: Bus, run_id: str, steps: range, terms: tuple[RewardTerm, ...]) -> OtherRewards:
+def read_other_rewards(history: History, steps: range, terms: tuple[RewardTerm, ...]) -> OtherRewards:
     """The values that the log has of `terms` for the samples of some steps.
 
     Raises UserError for steps that are not there, TransportError.
     """
     names = {term.name for term in terms}
-    with open_history(bus, run_id) as history:
-        values = {
-            (told.where.partition, told.where.offset): {name: value for name, value in told.rewards.items() if name in names}
-            for told in history.read(Selection(range=Steps(steps.start, steps.stop - 1)), decodes=False)
-        }
+    values = {
+        (told.where.partition, told.where.offset): {name: value for name, value in told.rewards.items() if name in names}
+        for told in history.read(Selection(range=Steps(steps.start, steps.stop - 1)), decodes=False)
+    }
     return OtherRewards(terms=terms, values=values)
 
 

@@ -62,7 +62,8 @@ def retrain(config: Path | None, wish: RetrainWish) -> None:
         from echo_learner.commit.checkpoint import CheckpointStore
         from echo_learner.training.config import trainer_config
         from echo_learner.training.ranks import open_trainer
-        from echo_replay.retrain import Match, RetrainParts, plan_retraining, read_training_log
+        from echo_replay.history import open_history
+        from echo_replay.retrain import Match, RetrainParts, TrainingLog, plan_retraining
         from echo_replay.retrain import retrain as train_again
         from echo_replay.weight_distance import weight_cosine, weight_distance
         from echo_replay.what_if import read_other_rewards
@@ -72,47 +73,47 @@ def retrain(config: Path | None, wish: RetrainWish) -> None:
         raise UserError(
             f"Retraining needs the library {exc.name!r}, which is not installed here.", hint="pip install 'echoswarm[learner]'"
         ) from exc
-    history = read_training_log(bus, settings.run.name)
-    store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
-    plan = plan_retraining(history, store, settings, wanted, from_start=wish.from_start)
-    base, num_ranks = resolve_base(settings.policy.base), wish.ranks or settings.learner.ranks
-    begins = "the base model" if plan.state is None else f"the checkpoint {plan.state.id}"
-    out.print(f"Training versions {plan.start + 1} to {plan.last} of {settings.run.name} again, from {begins}")
-    other = None
-    if terms:
-        steps = range(plan.start + 1, plan.last + 1)
-        if not steps:
-            raise UserError(
-                "No step lies behind the start, so other rewards change nothing.", hint="Ask for later versions, or --from-start."
-            )
-        other = read_other_rewards(bus, settings.run.name, steps, terms)
-        out.print(f"Under {listed(terms)}; the run was trained on {listed(history.reports[plan.last].reward_terms)}", markup=False)
-    found: list[Any] = []
-    measured: list[tuple[Measured, Measured]] = []
-    tolerance = 0.0 if wish.exact else wish.tolerance
-    with TemporaryDirectory(prefix="echoswarm-what-if-") as scratch:
-        kept = Path(scratch) / "kept" if other is not None and wish.prompts else None
-        with closing(open_trainer(trainer_config(settings, base), num_ranks)) as trainer:
-            parts = RetrainParts(
-                settings=settings,
-                bus=bus,
-                store=store,
-                trainer=trainer,
-                task=load_task(settings.task.name, settings.task.options),
-                distance=partial(weight_distance, bus),
-                tolerance=tolerance,
-                cosine=None if other is None else partial(weight_cosine, bus),
-                other=other,
-                keep=kept,
-            )
-            for version in train_again(parts, history, plan):
-                found.append(version)
-                out.print(line_of(version, num_ranks) if other is None else other_line(version), markup=other is None)
-        if kept is not None:
-            newest = history.manifests[plan.last_compared(history)]
-            measured = evaluate(settings, bus, newest, (kept, Path(scratch) / "published"), base, terms, wish.prompts)
-            for line in measured_lines(newest.version, measured):
-                out.print(line, markup=False)
+    with open_history(bus, settings.run.name) as history:
+        log = TrainingLog(history)
+        store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
+        plan = plan_retraining(log, store, settings, wanted, from_start=wish.from_start)
+        base, num_ranks = resolve_base(settings.policy.base), wish.ranks or settings.learner.ranks
+        begins = "the base model" if plan.state is None else f"the checkpoint {plan.state.id}"
+        out.print(f"Training versions {plan.start + 1} to {plan.last} of {settings.run.name} again, from {begins}")
+        other = None
+        if terms:
+            steps = range(plan.start + 1, plan.last + 1)
+            if not steps:
+                raise UserError(
+                    "No step lies behind the start, so other rewards change nothing.", hint="Ask for later versions, or --from-start."
+                )
+            other = read_other_rewards(history, steps, terms)
+            out.print(f"Under {listed(terms)}; the run was trained on {listed(log.reports[plan.last].reward_terms)}", markup=False)
+        found: list[Any] = []
+        measured: list[tuple[Measured, Measured]] = []
+        tolerance = 0.0 if wish.exact else wish.tolerance
+        with TemporaryDirectory(prefix="echoswarm-what-if-") as scratch:
+            kept = Path(scratch) / "kept" if other is not None and wish.prompts else None
+            with closing(open_trainer(trainer_config(settings, base), num_ranks)) as trainer:
+                parts = RetrainParts(
+                    settings=settings,
+                    store=store,
+                    trainer=trainer,
+                    task=load_task(settings.task.name, settings.task.options),
+                    distance=partial(weight_distance, bus),
+                    tolerance=tolerance,
+                    cosine=None if other is None else partial(weight_cosine, bus),
+                    other=other,
+                    keep=kept,
+                )
+                for version in train_again(parts, log, plan):
+                    found.append(version)
+                    out.print(line_of(version, num_ranks) if other is None else other_line(version), markup=other is None)
+            if kept is not None:
+                newest = log.manifests[plan.last_compared(log)]
+                measured = evaluate(settings, bus, newest, (kept, Path(scratch) / "published"), base, terms, wish.prompts)
+                for line in measured_lines(newest.version, measured):
+                    out.print(line, markup=False)
     content = {
         "run": settings.run.name,
         "start": plan.start,

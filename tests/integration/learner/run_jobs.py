@@ -24,7 +24,8 @@ from echo_learner.start import Conduct
 from echo_learner.training.config import trainer_config
 from echo_learner.training.ranks import open_trainer
 from echo_ops.cli.retrain import parse_versions
-from echo_replay.retrain import RetrainParts, plan_retraining, read_training_log, retrain
+from echo_replay.history import open_history
+from echo_replay.retrain import RetrainParts, TrainingLog, plan_retraining, retrain
 from echo_replay.weight_distance import weight_distance
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import UserError
@@ -207,22 +208,22 @@ def retrain_from_file(
     first = Pipeline(Path(folder), options=_with_base(sections, base, STEPS_TO_RETRAIN))
     pipeline = SoundRun(first, kept).forge(Path(folder), into=first)
     settings = pipeline.settings()
-    history = read_training_log(pipeline.bus, settings.run.name)
-    plan = plan_retraining(history, pipeline.store, settings, parse_versions(versions), from_start=from_start)
-    with closing(open_trainer(trainer_config(settings, Path(base)), ranks)) as trainer:
-        parts = RetrainParts(
-            settings=settings,
-            bus=pipeline.bus,
-            store=pipeline.store,
-            trainer=trainer,
-            task=load_task(settings.task.name, settings.task.options),
-            distance=partial(weight_distance, pipeline.bus),
-            tolerance=0.02,
-        )
-        found = list(retrain(parts, history, plan))
+    with open_history(pipeline.bus, settings.run.name) as history:
+        log = TrainingLog(history)
+        plan = plan_retraining(log, pipeline.store, settings, parse_versions(versions), from_start=from_start)
+        with closing(open_trainer(trainer_config(settings, Path(base)), ranks)) as trainer:
+            parts = RetrainParts(
+                settings=settings,
+                store=pipeline.store,
+                trainer=trainer,
+                task=load_task(settings.task.name, settings.task.options),
+                distance=partial(weight_distance, pipeline.bus),
+                tolerance=0.02,
+            )
+            found = list(retrain(parts, log, plan))
     return {
         "start": plan.start,
-        "sessions": len({report.session for report in history.reports.values()}),
+        "sessions": len({report.session for report in log.reports.values()}),
         "versions": [asdict(version) for version in found],
     }
 

@@ -13,15 +13,16 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_ops.cli.retrain import parse_versions
-from echo_replay.retrain import Match, RetrainedVersion, RetrainParts, plan_retraining, read_training_log, retrain
+from echo_replay.history import open_history
+from echo_replay.retrain import Match, RetrainedVersion, RetrainParts, TrainingLog, plan_retraining, retrain
 from echo_schemas.columns import LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, pack
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Record, RewardControl, RewardTerm, StepReport, WeightManifest
-from echo_schemas.topics import CONTROL, STEPS, TRAJECTORIES
+from echo_schemas.topics import CONTROL, RUNS, STEPS, TRAJECTORIES
 from echo_tasks.catalogue import load_task
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import GROUPS_PER_STEP, Pipeline, fill, sample
-from tests.unit.replay.forged import STEPS_TRAINED, Edit, SoundRun, only
+from tests.unit.replay.forged import STEPS_TRAINED, Edit, SoundRun, only, run_record
 from tests.unit.replay.test_unproved_runs import in_blobs, remove
 
 DISTANCE = 0.25
@@ -33,18 +34,18 @@ def train_again(
     """Retrain with a fresh trainer. `folder`: whose checkpoints are kept, if not the pipeline's own."""
     settings, trainer = pipeline.settings(**sections), NumpyTrainer()
     store = pipeline.store if folder is None else Pipeline(folder).store
-    history = read_training_log(pipeline.bus, "demo")
-    plan = plan_retraining(history, store, settings, parse_versions(versions), from_start=from_start)
-    parts = RetrainParts(
-        settings=settings,
-        bus=pipeline.bus,
-        store=store,
-        trainer=trainer,
-        task=load_task(settings.task.name, settings.task.options),
-        distance=lambda *_: DISTANCE,
-        tolerance=tolerance,
-    )
-    return list(retrain(parts, history, plan))
+    with open_history(pipeline.bus, "demo") as history:
+        log = TrainingLog(history)
+        plan = plan_retraining(log, store, settings, parse_versions(versions), from_start=from_start)
+        parts = RetrainParts(
+            settings=settings,
+            store=store,
+            trainer=trainer,
+            task=load_task(settings.task.name, settings.task.options),
+            distance=lambda *_: DISTANCE,
+            tolerance=tolerance,
+        )
+        return list(retrain(parts, log, plan))
 
 
 def assert_identical(found: list[RetrainedVersion], versions: Iterable[int]) -> None:
@@ -57,8 +58,8 @@ def test_a_run_from_its_first_step(sound: SoundRun) -> None:
 
 
 def test_a_run_from_a_checkpoint_that_is_kept(sound: SoundRun) -> None:
-    history = read_training_log(sound.pipeline.bus, "demo")
-    plan = plan_retraining(history, sound.pipeline.store, sound.pipeline.settings(), range(6, 7), from_start=False)
+    with open_history(sound.pipeline.bus, "demo") as history:
+        plan = plan_retraining(TrainingLog(history), sound.pipeline.store, sound.pipeline.settings(), range(6, 7), from_start=False)
     assert plan.start == 5
     assert plan.state is not None
     assert_identical(train_again(sound.pipeline, "6"), [6])
@@ -170,7 +171,7 @@ def test_a_record_that_is_not_in_the_log(sound: SoundRun, tmp_path: Path, offset
 def test_samples_that_retention_has_removed(sound: SoundRun, tmp_path: Path) -> None:
     copy = sound.forge(tmp_path)
     remove(copy, TRAJECTORIES, 2)
-    with pytest.raises(UserError, match=r"removed \d of the 4 samples that version 1 was trained on"):
+    with pytest.raises(UserError, match=r"what version 1 was trained on is there. Retention has removed \d samples of partition"):
         train_again(copy, "3", from_start=True)
 
 
@@ -210,8 +211,12 @@ def test_versions_that_nobody_published(sound: SoundRun, tmp_path: Path) -> None
 
 
 def test_a_run_that_published_nothing(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    with pytest.raises(UserError, match="knows no run 'demo'"):
+        train_again(pipeline, "1")
+    pipeline.write(RUNS, run_record(pipeline))
     with pytest.raises(UserError, match="has published nothing"):
-        train_again(Pipeline(tmp_path), "1")
+        train_again(pipeline, "1")
 
 
 @pytest.mark.parametrize("text", ["", "a", "3..", "..3", "5..3", "-1", "1-3"])

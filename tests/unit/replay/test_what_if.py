@@ -17,7 +17,8 @@ from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.evaluation.requests import Planned
 from echo_ops.cli.retrain import measured_lines, other_line, parse_terms, parse_versions
 from echo_replay.batches import OtherRewards
-from echo_replay.retrain import Match, RetrainedVersion, RetrainParts, plan_retraining, read_training_log, retrain
+from echo_replay.history import open_history
+from echo_replay.retrain import Match, RetrainedVersion, RetrainParts, TrainingLog, plan_retraining, retrain
 from echo_replay.what_if import Measured, ModelLimits, measure, read_other_rewards
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.errors import UserError
@@ -35,21 +36,21 @@ AGAINST = RewardTerm(name="exact", weight=-1.0)
 def train(pipeline: Pipeline, versions: str, terms: tuple[RewardTerm, ...], keep: Path | None = None) -> list[RetrainedVersion]:
     """From the first step on, under `terms` as the log has their values."""
     settings = pipeline.settings()
-    history = read_training_log(pipeline.bus, "demo")
-    plan = plan_retraining(history, pipeline.store, settings, parse_versions(versions), from_start=True)
-    parts = RetrainParts(
-        settings=settings,
-        bus=pipeline.bus,
-        store=pipeline.store,
-        trainer=NumpyTrainer(),
-        task=load_task(settings.task.name, settings.task.options),
-        distance=lambda *_: 0.5,
-        cosine=lambda *_: 0.25,
-        tolerance=0.0,
-        other=read_other_rewards(pipeline.bus, "demo", range(plan.start + 1, plan.last + 1), terms),
-        keep=keep,
-    )
-    return list(retrain(parts, history, plan))
+    with open_history(pipeline.bus, "demo") as history:
+        log = TrainingLog(history)
+        plan = plan_retraining(log, pipeline.store, settings, parse_versions(versions), from_start=True)
+        parts = RetrainParts(
+            settings=settings,
+            store=pipeline.store,
+            trainer=NumpyTrainer(),
+            task=load_task(settings.task.name, settings.task.options),
+            distance=lambda *_: 0.5,
+            cosine=lambda *_: 0.25,
+            tolerance=0.0,
+            other=read_other_rewards(history, range(plan.start + 1, plan.last + 1), terms),
+            keep=keep,
+        )
+        return list(retrain(parts, log, plan))
 
 
 def test_under_the_same_rewards_the_same_weights_come_out(sound: SoundRun) -> None:
@@ -72,7 +73,8 @@ def test_a_sample_without_a_value_is_named(sound: SoundRun) -> None:
 
 
 def test_values_are_those_of_the_steps_that_are_trained(sound: SoundRun) -> None:
-    found = read_other_rewards(sound.pipeline.bus, "demo", range(1, 3), (AGAINST,))
+    with open_history(sound.pipeline.bus, "demo") as history:
+        found = read_other_rewards(history, range(1, 3), (AGAINST,))
     assert isinstance(found, OtherRewards)
     assert len(found.values) == 8
     assert all(set(values) == {"exact"} for values in found.values.values())
