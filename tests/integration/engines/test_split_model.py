@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.forks.process import ForkingProcess
+from tests.thorough import only_thorough
 
 
+@only_thorough
 @pytest.mark.slow
 def test_unequal_stages_generate_what_one_process_does_and_a_dead_one_is_said(vllm_process: ForkingProcess) -> None:
     found = vllm_process.run("split_model")

@@ -19,6 +19,8 @@ from tests.unit.learner.crash_point import Crash
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import Pipeline, assert_books
 
+pytestmark = pytest.mark.slow
+
 SEQUENTIAL: dict[str, Any] = {"run": {"mode": "sequential"}}
 
 

@@ -24,6 +24,8 @@ from tests.unit.learner.crash_point import Crash
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import Pipeline, fill
 
+pytestmark = pytest.mark.slow
+
 SECTION: dict[str, Any] = {"name": "held-out", "prompts": 3, "samples": 2, "pass_at": [1, 2], "every": 2, "patience_s": 60.0}
 
 

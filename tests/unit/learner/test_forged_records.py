@@ -20,6 +20,8 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import GROUP_SIZE, Pipeline, fill
 
+pytestmark = pytest.mark.slow
+
 HONEST, STRANGER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 SEQ = 1
 

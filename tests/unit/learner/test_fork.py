@@ -27,6 +27,8 @@ from echo_schemas.topics import DROPS, STEPS, WEIGHTS, Topic
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import GROUPS_PER_STEP, Pipeline, assert_books, fill
 
+pytestmark = pytest.mark.slow
+
 R = TypeVar("R", bound=Record)
 KEEP: dict[str, Any] = {"checkpoint": {"keep": 9}}
 

@@ -25,6 +25,8 @@ from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import NUM_PARTITIONS, WAIT_S, Pipeline, fill
 from tests.unit.learner.test_mode_switch import request
 
+pytestmark = pytest.mark.slow
+
 OPEN = 4
 """The seq that waits for a reward while steps 1 and 2 are trained from the seqs before it."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.trainer import TrainResult
@@ -20,6 +21,8 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 from tests.unit.core.records import reward
 from tests.unit.learner.numpy_trainer import VOCABULARY, NumpyTrainer
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline
+
+pytestmark = pytest.mark.slow
 
 STEPS = 4
 

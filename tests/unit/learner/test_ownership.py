@@ -29,6 +29,8 @@ from tests.unit.learner.crash_point import Crash, calls_of
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import NumberCodec, Pipeline, Running, assert_books, fill
 
+pytestmark = pytest.mark.slow
+
 ALIVE = "A learner is alive in this namespace"
 
 

@@ -22,6 +22,8 @@ from tests.unit.learner.crash_point import Crash
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import Pipeline, assert_books, fill
 
+pytestmark = pytest.mark.slow
+
 
 def is_commit(operation: str) -> bool:
     return operation == "commit_transaction"

@@ -19,6 +19,8 @@ from tests.unit.learner.crash_point import Crash
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import Pipeline, assert_books, fill
 
+pytestmark = pytest.mark.slow
+
 CLAIM_AND_VERSION_0 = 2
 """Commits before the first step's."""
 

@@ -33,6 +33,8 @@ from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline
 from tests.unit.replay.forged import request_of
 from tests.unit.streams.stage import CODEC, attached, scorer
 
+pytestmark = pytest.mark.slow
+
 NUM_GROUPS = 2 * GROUPS_PER_STEP
 
 

@@ -35,6 +35,8 @@ from tests.unit.core.records import reward
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline, Running, assert_books, fill, sample
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 100.0
 AT_ONCE_S = 0.0
 OPEN, READY = "echo_learner_groups_open", "echo_learner_groups_ready"

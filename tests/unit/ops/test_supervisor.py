@@ -18,6 +18,8 @@ from echo_ops.supervisor.plan import ChildPlan
 from echo_ops.supervisor.supervisor import RunEnd, Stages, Supervisor
 from echo_schemas.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 class FakeChild:
     """Runs until told otherwise; ends `drain_s` after it was asked to, or never."""

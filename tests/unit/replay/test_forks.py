@@ -15,7 +15,8 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.commit.fork import ForkOrder, fork_run
 from echo_replay.audit import audit_run
-from echo_replay.retrain import Match, RetrainParts, plan_retraining, read_training_log, retrain
+from echo_replay.history import open_history
+from echo_replay.retrain import Match, RetrainParts, TrainingLog, plan_retraining, retrain
 from echo_replay.verdicts import Promise, Verdict
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import OFFSET_DTYPE, pack
@@ -26,6 +27,8 @@ from echo_tasks.catalogue import load_task
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import GROUPS_PER_STEP, Pipeline
 from tests.unit.replay.forged import run_record
+
+pytestmark = pytest.mark.slow
 
 FORK = "demo-2"
 BEGUN, LAST = 2, 4
@@ -65,18 +68,18 @@ def sections(folder: Path) -> dict[str, Any]:
 def train_again(pipeline: Pipeline, folder: Path, *, from_start: bool = True) -> list[tuple[int, Match]]:
     settings = pipeline.settings(**sections(folder))
     bus, store = replace(pipeline.bus, run_id=FORK), CheckpointStore(folder / FORK / "checkpoints", lock_file_codec())
-    history = read_training_log(bus, FORK)
-    parts = RetrainParts(
-        settings=settings,
-        bus=bus,
-        store=store,
-        trainer=NumpyTrainer(),
-        task=load_task(settings.task.name, settings.task.options),
-        distance=lambda *_: 1.0,
-        tolerance=0.0,
-    )
-    found = retrain(parts, history, plan_retraining(history, store, settings, range(BEGUN, LAST + 1), from_start=from_start))
-    return [(each.version, each.match) for each in found]
+    with open_history(bus, FORK) as history:
+        log = TrainingLog(history)
+        parts = RetrainParts(
+            settings=settings,
+            store=store,
+            trainer=NumpyTrainer(),
+            task=load_task(settings.task.name, settings.task.options),
+            distance=lambda *_: 1.0,
+            tolerance=0.0,
+        )
+        found = retrain(parts, log, plan_retraining(log, store, settings, range(BEGUN, LAST + 1), from_start=from_start))
+        return [(each.version, each.match) for each in found]
 
 
 @pytest.mark.parametrize("weights_only", [False, True])

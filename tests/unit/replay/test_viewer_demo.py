@@ -30,6 +30,8 @@ from echo_schemas.records import Coordinates, Reward, RewardOutcome
 from echo_schemas.topics import REWARDS
 from tests.unit.replay.browser import find_browser, opened
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 30.0
 STEPS = 24
 

@@ -20,6 +20,8 @@ from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, GatedEngine, Swarm, wait_until
 from tests.unit.rollout.test_requests import committed, dead_letters, group_of
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS, NUM_PARTITIONS = 8, 4
 POISON = 5
 SEED = 20

@@ -31,6 +31,8 @@ from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.peer_rig import MemoryTruth, data_of, manifest_of, rig
 from tests.unit.rollout.swarm import RUN, wait_until
 
+pytestmark = pytest.mark.slow
+
 SECRET = "0123456789abcdef" * 2
 
 

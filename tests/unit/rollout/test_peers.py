@@ -21,6 +21,8 @@ from echo_schemas.errors import UserError
 from tests.unit.rollout.peer_rig import CHUNK, SECRET, MemoryTruth, Rig, Serve, data_of, manifest_of, peer, rig
 from tests.unit.rollout.swarm import wait_until
 
+pytestmark = pytest.mark.slow
+
 DATA = data_of(12)
 MANIFEST = manifest_of(DATA)
 

@@ -21,6 +21,8 @@ from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, WAIT_S, GatedEngine, Swarm, wait_until
 from tests.unit.rollout.test_requests import committed, dead_letters
 
+pytestmark = pytest.mark.slow
+
 PARTITION = 1
 LONG_MS = 60_000
 

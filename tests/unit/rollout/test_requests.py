@@ -20,6 +20,8 @@ from echo_schemas.topics import REQUESTS
 from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, WAIT_S, GatedEngine, Swarm, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def group_of(swarm: Swarm, cluster: MemoryCluster) -> Group:
     """The workers' consumer group."""

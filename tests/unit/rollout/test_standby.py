@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from echo_bus.clock import Deadline
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_schemas.records import Control, WorkerControl, WorkerState
 from echo_schemas.topics import CONTROL, worker_order_key
 from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, WAIT_S, GatedEngine, Swarm, wait_until
+
+pytestmark = pytest.mark.slow
 
 COORDINATOR = "test.rollout.coordinator"
 

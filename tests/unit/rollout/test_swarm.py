@@ -23,6 +23,8 @@ from echo_tasks.task import Observation, Turn
 from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, GatedEngine, LetterTask, Swarm, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_run_yields_every_group_once_and_keeps_to_the_pace(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm()

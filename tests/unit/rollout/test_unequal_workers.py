@@ -39,6 +39,8 @@ from echo_settings import Settings
 from echo_settings.rules import staleness_policy
 from tests.unit.rollout.swarm import RUN, LetterCodec, LetterTask
 
+pytestmark = pytest.mark.slow
+
 NUM_PARTITIONS = 12
 GROUP_SIZE, GROUPS_PER_STEP = 4, 48
 TICK_S, COMMIT_S, SESSION_S = 0.1, 0.2, 10.0
