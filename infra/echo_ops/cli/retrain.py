@@ -4,27 +4,19 @@ rewards.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from echo_bus.bus import Bus
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.output import ExitCode, out
-from echo_ops.rewards.weights import listed, parse_weight
+from echo_ops.cli.output import ExitCode
+from echo_ops.rewards.weights import parse_weight
 from echo_schemas.errors import UserError
-from echo_schemas.records import RewardTerm, WeightManifest
-from echo_settings import Settings
-from echo_settings.evaluation import EvalSettings
+from echo_schemas.records import RewardTerm
 
 if TYPE_CHECKING:
     # Its imports take seconds.
@@ -57,113 +49,13 @@ def retrain(config: Path | None, wish: RetrainWish) -> None:
     bus = reach_bus(settings)
     logging.basicConfig(level=logging.WARNING)
     try:
-        import torch
-
-        from echo_learner.commit.checkpoint import CheckpointStore
-        from echo_learner.training.config import trainer_config
-        from echo_learner.training.ranks import open_trainer
-        from echo_replay.history import open_history
-        from echo_replay.retrain import Match, RetrainParts, TrainingLog, plan_retraining
-        from echo_replay.retrain import retrain as train_again
-        from echo_replay.weight_distance import weight_cosine, weight_distance
-        from echo_replay.what_if import read_other_rewards
-        from echo_tasks.base_models import resolve_base
-        from echo_tasks.catalogue import load_task
+        from echo_ops.cli.training_again import train_again
     except ModuleNotFoundError as exc:
         raise UserError(
             f"Retraining needs the library {exc.name!r}, which is not installed here.", hint="pip install 'echoswarm[learner]'"
         ) from exc
-    with open_history(bus, settings.run.name) as history:
-        log = TrainingLog(history)
-        store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
-        plan = plan_retraining(log, store, settings, wanted, from_start=wish.from_start)
-        base, num_ranks = resolve_base(settings.policy.base), wish.ranks or settings.learner.ranks
-        begins = "the base model" if plan.state is None else f"the checkpoint {plan.state.id}"
-        out.print(f"Training versions {plan.start + 1} to {plan.last} of {settings.run.name} again, from {begins}")
-        other = None
-        if terms:
-            steps = range(plan.start + 1, plan.last + 1)
-            if not steps:
-                raise UserError(
-                    "No step lies behind the start, so other rewards change nothing.", hint="Ask for later versions, or --from-start."
-                )
-            other = read_other_rewards(history, steps, terms)
-            out.print(f"Under {listed(terms)}; the run was trained on {listed(log.reports[plan.last].reward_terms)}", markup=False)
-        found: list[Any] = []
-        measured: list[tuple[Measured, Measured]] = []
-        tolerance = 0.0 if wish.exact else wish.tolerance
-        with TemporaryDirectory(prefix="echoswarm-what-if-") as scratch:
-            kept = Path(scratch) / "kept" if other is not None and wish.prompts else None
-            with closing(open_trainer(trainer_config(settings, base), num_ranks)) as trainer:
-                parts = RetrainParts(
-                    settings=settings,
-                    store=store,
-                    trainer=trainer,
-                    task=load_task(settings.task.name, settings.task.options),
-                    distance=partial(weight_distance, bus),
-                    tolerance=tolerance,
-                    cosine=None if other is None else partial(weight_cosine, bus),
-                    other=other,
-                    keep=kept,
-                )
-                for version in train_again(parts, log, plan):
-                    found.append(version)
-                    out.print(line_of(version, num_ranks) if other is None else other_line(version), markup=other is None)
-            if kept is not None:
-                newest = log.manifests[plan.last_compared(log)]
-                measured = evaluate(settings, bus, newest, (kept, Path(scratch) / "published"), base, terms, wish.prompts)
-                for line in measured_lines(newest.version, measured):
-                    out.print(line, markup=False)
-    content = {
-        "run": settings.run.name,
-        "start": plan.start,
-        "checkpoint": None if plan.state is None else plan.state.id,
-        "ranks": num_ranks,
-        "threads": torch.get_num_threads(),
-        "tolerance": tolerance,
-        "rewards": {term.name: term.weight for term in terms},
-        "versions": [asdict(version) for version in found],
-        "evaluation": [{"published": asdict(before), "other": asdict(after)} for before, after in measured],
-    }
-    if wish.json_file is not None:
-        wish.json_file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    if other is None and any(version.match is Match.DIFFERS for version in found):
+    if not train_again(settings, bus, wish, wanted, terms):
         sys.exit(ExitCode.BROKEN)
-
-
-def evaluate(
-    settings: Settings,
-    bus: Bus,
-    manifest: WeightManifest,
-    folders: tuple[Path, Path],
-    base: Path,
-    terms: tuple[RewardTerm, ...],
-    num_prompts: int,
-) -> list[tuple[Measured, Measured]]:
-    """A published version and the one that was trained in its place, on held-out prompts: each reward of both. `folders`: where the other
-    one's files lie, and where the published ones may be put.
-    """
-    from echo_learner.commit.fork import fetch_snapshot
-    from echo_learner.commit.snapshot import file_names, read_snapshot
-    from echo_learner.evaluation.setup import plan_evaluations, plan_section
-    from echo_replay.what_if import ModelLimits, measure
-    from echo_rollout.engines.catalogue import open_engine
-    from echo_rollout.run import engine_config
-    from echo_streams.run import attach
-    from echo_tasks.catalogue import BUILT_IN_REWARDS
-    from echo_tasks.prompts import PromptCodec, vocabulary_size
-
-    planned = next(iter(plan_evaluations(settings)), None) or plan_section(settings, EvalSettings(prompts=max(2, num_prompts)))
-    planned = replace(planned, spec=replace(planned.spec, prompts=min(num_prompts, planned.spec.prompts)))
-    own = [term.name for term in terms if ":" in term.name or term.name in BUILT_IN_REWARDS]
-    rewards = attach(tuple(dict.fromkeys([*planned.spec.rewards, *own])))
-    other = read_snapshot(folders[0], manifest.version, manifest.kind, file_names(manifest.kind))
-    published = fetch_snapshot(bus, manifest, folders[1])
-    engine = open_engine("transformers", replace(engine_config(settings, base), options={}))
-    limits = ModelLimits(vocabulary=vocabulary_size(base), max_length=settings.policy.max_length)
-    out.print(f"Both on {planned.spec.prompts} held-out prompts, {planned.spec.samples} samples each", markup=False)
-    before, after = asyncio.run(measure(engine, [published, other], planned, rewards, PromptCodec(base), limits=limits))
-    return list(zip(before, after, strict=True))
 
 
 def measured_lines(version: int, measured: Sequence[tuple[Measured, Measured]]) -> list[str]:
