@@ -88,7 +88,7 @@ bench: $(STAMP) ## Measure everything against its baseline on this machine (abou
 	$(BIN)/python bench/rollout.py
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/requestreply.py
-	$(BIN)/python bench/modes.py --seeds 1
+	$(BIN)/python bench/overhead.py --mode sequential
 	$(BIN)/python bench/pool.py
 	$(BIN)/python bench/tasks.py
 	$(BIN)/python bench/audit.py

@@ -1,6 +1,7 @@
 """What the log costs: seconds a step with Kafka, Faust and all roles, against the same worker and learner joined by a bare pipe.
 
-    python bench/overhead.py [--rounds N] [--steps N] [--demo reverse|sort] [--json FILE]
+    python bench/overhead.py [--rounds N] [--steps N] [--demo reverse|sort] [--mode asynchronous|sequential]
+                              [--json FILE]
 
 Pipeline and pipe run in turn on the same cores with the same placement; the pipeline's step has its checkpoint and its transaction in it.
 Medians over the rounds are printed, and the ratio's own median: machines are shared and noisy. Their speed moves less of the CPU time,
@@ -33,10 +34,11 @@ _PATIENCE_S = 600
 _WARM_UP = 10
 
 
-def run_pipeline(demo: str, steps: int, folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
+def run_pipeline(demo: str, mode: str, steps: int, folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
     """`echoswarm demo` in a folder of its own: its summary, and the CPU seconds of its roles between the tenth step and the last."""
     summary, log = folder / "summary.json", folder / "output"
-    command = [sys.executable, "-m", "echo_ops.cli", "demo", demo, "--plain", "--steps", str(steps), "--summary", str(summary)]
+    options = ["--mode", mode, "--plain", "--steps", str(steps), "--summary", str(summary)]
+    command = [sys.executable, "-m", "echo_ops.cli", "demo", demo, *options]
     marks: list[Mapping[str, float]] = []
     with log.open("w", encoding="utf-8") as output:
         demo_process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=output, text=True)
@@ -64,10 +66,11 @@ def us_per_sample(ours: Mapping[str, float], pipe: Mapping[str, float], num_samp
     return {role: round(1e6 * seconds / num_samples, 1) for role, seconds in parts.items()}
 
 
-def run_pipe(demo: str, steps: int, folder: Path) -> dict[str, Any]:
+def run_pipe(demo: str, mode: str, steps: int, folder: Path) -> dict[str, Any]:
     """The baseline under the environment that the supervisor gives to its worker and its learner."""
     config = folder / "run.toml"
-    config.write_text(resources.files("echo_ops.demo").joinpath(f"{demo}.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    packaged = resources.files("echo_ops.demo").joinpath(f"{demo}.toml").read_text(encoding="utf-8")
+    config.write_text(f'[run]\nmode = "{mode}"\n\n{packaged}', encoding="utf-8")
     places = placement(this_machine(), [WorkerNeed()])
     environ = {**places.learner.environ, **places.workers[0].environ}
     return dict(json.loads(_run([sys.executable, str(_PIPE), str(config), str(steps)], folder, environ).splitlines()[-1]))
@@ -88,6 +91,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each")
     parser.add_argument("--steps", type=int, default=50, help="training steps a run; the first ten are not counted")
     parser.add_argument("--demo", choices=("reverse", "sort"), default="reverse")
+    parser.add_argument("--mode", choices=("asynchronous", "sequential"), default="asynchronous")
     parser.add_argument("--json", type=Path, help="write the numbers there too")
     arguments = parser.parse_args()
     # The base model is made once, by neither side's clock.
@@ -98,9 +102,9 @@ def main() -> None:
     num_samples = samples_of(arguments.demo, arguments.steps)
     for number in range(arguments.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            pipe = run_pipe(arguments.demo, arguments.steps, Path(folder))
+            pipe = run_pipe(arguments.demo, arguments.mode, arguments.steps, Path(folder))
             pipes.append(pipe["s_per_step"])
-            summary, used = run_pipeline(arguments.demo, arguments.steps, Path(folder))
+            summary, used = run_pipeline(arguments.demo, arguments.mode, arguments.steps, Path(folder))
         costs.append(us_per_sample(used, pipe["cpu_s"], num_samples))
         pipelines.append(summary["s_per_step"])
         agreements.append(summary["logprob_max_diff"])
@@ -116,7 +120,13 @@ def main() -> None:
         "ratio": round(statistics.median(ours / bare for ours, bare in zip(pipelines, pipes, strict=True)), 3),
         "cpu_us_per_sample": {role: round(statistics.median(cost.get(role, 0.0) for cost in costs), 1) for role in costs[0]},
         "logprob_max_diff": max(agreements),
-        "conditions": {"cores": len(this_machine().cores), "rounds": arguments.rounds, "steps": arguments.steps, "demo": arguments.demo},
+        "conditions": {
+            "cores": len(this_machine().cores),
+            "rounds": arguments.rounds,
+            "steps": arguments.steps,
+            "demo": arguments.demo,
+            "mode": arguments.mode,
+        },
     }
     sys.stdout.write(f"{json.dumps(figures)}\n")
     if arguments.json is not None:

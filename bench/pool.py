@@ -16,20 +16,20 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka.admin import NewTopic
+from guarded import logs_of, running
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
@@ -51,7 +51,6 @@ SLOTS, FAST_S = 8, 0.8
 _START_S, _END_S = 120.0, 30.0
 _LOOK_S = 0.05
 _SPEAK_S = 0.5
-_SHOWN = 1_500
 # Each phase settles for so long: workers are told apart by what they do, which takes some groups of the slowest.
 _SETTLE_S = 20.0
 
@@ -159,23 +158,10 @@ class PlayedLearner:
         self._publisher.publish(PROGRESS, self._progress).wait(_END_S)
 
 
-@contextmanager
-def role(guard: Guard, config: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A role as a process with a session of its own, as the supervisor starts it; ended by SIGTERM at the end of the block."""
-    log = config.parent / f"{'-'.join(arguments).replace('--', '')}.log"
-    command = [sys.executable, "-m", "echo_ops.cli", "run", *arguments, "--config", str(config), "--log-file", str(log)]
-    process = subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(config.parent / "cache")}, start_new_session=True)
-    guard.protect(process.pid)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        guard.release(process.pid)
+def role(guard: Guard, config: Path, *arguments: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """A role, asked to end at the end of the block."""
+    name, cache = "-".join(arguments).replace("--", ""), {"XDG_CACHE_HOME": str(config.parent / "cache")}
+    return running(guard, config.parent, name, "-m", "echo_ops.cli", "run", *arguments, "--config", str(config), environ=cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,22 +224,16 @@ class Bench:
                 if all(status is not None and status.state is WorkerState.READY and status.rollouts for status in statuses):
                     return
                 if deadline.expired():
-                    message = f"waited for a first group of each of {', '.join(names)}.{self._logs()}"
+                    message = f"waited for a first group of each of {', '.join(names)}.{logs_of(self._config.parent)}"
                     raise TimeoutError(message)
                 self._wait(_LOOK_S, processes)
-
-    def _logs(self) -> str:
-        """The ends of the roles' logs, which go with the bench."""
-        return "".join(
-            f"\n--- {log.name}\n{log.read_text(encoding='utf-8')[-_SHOWN:]}" for log in sorted(self._config.parent.glob("*.log"))
-        )
 
     def _wait(self, seconds: float, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         deadline, nap = Deadline.after(seconds), threading.Event()
         while not deadline.expired():
             self._learner.check()
             if any(process.poll() is not None for process in (*processes, self._feeder)):
-                message = f"a role ended early.{self._logs()}"
+                message = f"a role ended early.{logs_of(self._config.parent)}"
                 raise RuntimeError(message)
             nap.wait(min(_LOOK_S, seconds))
 

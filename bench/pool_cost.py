@@ -16,7 +16,6 @@ order_s, reaction_s     from the kill to the order that calls another worker, an
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import random
@@ -28,6 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+
+from rehearsal import Stage, spread_requests
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
@@ -76,7 +77,7 @@ namespace = "bench.pool-cost"
 [policy]
 base = {json.dumps(str(resolve_base("demo:tiny-qwen3")))}
 [rollout]
-engine = "bench.rehearsal:RehearsalEngine"
+engine = "rehearsal:RehearsalEngine"
 group_size = {GROUP_SIZE}
 groups_in_flight = 2
 max_new_tokens = 8
@@ -142,7 +143,7 @@ class Watch:
         self.until(is_quiet, "the coordinator had released whom nobody needs")
 
 
-def play(stage: Any, bus: Bus, options: argparse.Namespace) -> dict[str, Any]:
+def play(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, Any]:
     """The run: everybody works, some are released, steps are counted, one is killed, another takes its place."""
     names = {f"{kind}-{number}": kind for kind in KINDS for number in range(2)}
     with ExitStack() as stack:
@@ -246,15 +247,14 @@ def _drawn(pool: Sequence[Candidate], target: float, drawn: random.Random) -> li
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The whole of it."""
-    rehearsal = importlib.import_module("bench.rehearsal")
     with EmbeddedKafka(folder=folder / "kafka", jvm=Jvm(heap_mb=_HEAP_MB)) as kafka, closing(Guard()) as guard:
         config = run_file(folder, kafka.bootstrap)
         settings = load_settings(config, {})
         bus = open_bus(settings, "operator")
         make_topics(open_cluster(settings), bus.namespace)
-        rehearsal.spread_requests(bus, _PARTITIONS)
+        spread_requests(bus, _PARTITIONS)
         before = os.getloadavg()[0]
-        found = play(rehearsal.Stage(guard, folder, config), bus, options)
+        found = play(Stage(guard, folder, config), bus, options)
     conditions = {"cores": os.cpu_count(), "load_before": round(before, 2), "load_after": round(os.getloadavg()[0], 2)}
     return {**found, "conditions": conditions}
 
@@ -272,7 +272,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12, help="steps that are measured")
     parser.add_argument("--json", nargs="?", const="-", help="print the figures as JSON, or write them to this file")
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     with tempfile.TemporaryDirectory() as folder:
         results = measure(Path(folder), options)
     if options.json == "-":

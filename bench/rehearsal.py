@@ -1,6 +1,6 @@
 """A run at real proportions without its machines: time 1:50, long samples, large snapshots through the store, hundreds of paced workers.
 
-    python -m bench.rehearsal [--steps 50] [--train-s 30] [--workers 200] [--tokens 8192] [--snapshot-mib 64] [--json FILE]
+    python bench/rehearsal.py [--steps 50] [--train-s 30] [--workers 200] [--tokens 8192] [--snapshot-mib 64] [--json FILE]
 
 Feeder, rewards and workers are the real roles, the learner is the real learner around a trainer that waits for `--train-s` a step (ECHO-2's
 1,600 s at 1:50), Kafka is the embedded one. Engines make groups of random tokens at the pace that is asked for. One worker names weights
@@ -11,8 +11,7 @@ staleness_max       of the samples that were trained: at most the budget
 learner_growth      resident memory of the learner in the last quarter of the steps, over that in the second quarter: flat is about 1
 audit               the verdict of `echoswarm audit`
 
-Each version is fetched by each worker, so the disk needs `--snapshot-mib` for each of them, and for each version in the store. Run it from
-the repository's root: it takes its trainer from the tests.
+Each version is fetched by each worker, so the disk needs `--snapshot-mib` for each of them, and for each version in the store.
 """
 
 from __future__ import annotations
@@ -30,13 +29,14 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from confluent_kafka.admin import NewPartitions
+from guarded import logs_of, running
 from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
@@ -74,7 +74,7 @@ _HEAP_MB = 2_048
 _LOOK_S, _END_S, _START_S, _READ_S = 1.0, 60.0, 600.0, 120.0
 # Slower than its own pace by so much a run may be, start-up aside.
 _SLACK = 4.0
-_SHOWN, _POINTS = 2_000, 60
+_POINTS = 60
 
 
 class RehearsalEngine(ScriptedEngine):
@@ -141,7 +141,7 @@ namespace = "bench.rehearsal"
 base = {json.dumps(str(long_base(folder, max_length)))}
 max_length = {max_length}
 [rollout]
-engine = "bench.rehearsal:RehearsalEngine"
+engine = "rehearsal:RehearsalEngine"
 group_size = {options.group_size}
 groups_in_flight = {options.slots}
 max_new_tokens = {options.tokens}
@@ -232,27 +232,11 @@ class Stage:
         self._guard = guard
         self._folder = folder
         self._config = config
-        self._root = Path(__file__).resolve().parent.parent
 
-    @contextmanager
-    def process(self, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """`python ARGUMENTS --config FILE`, asked to end at the end of the block."""
-        path = os.pathsep.join(filter(None, (str(self._root), os.environ.get("PYTHONPATH", ""))))
-        environ = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(self._folder / "cache")}
-        with (self._folder / f"{name}.log").open("ab") as log:
-            command = [sys.executable, *arguments, "--config", str(self._config)]
-            made = subprocess.Popen(command, env=environ, stdout=log, stderr=log, cwd=self._root)
-        self._guard.protect(made.pid)
-        try:
-            yield made
-        finally:
-            made.terminate()
-            try:
-                made.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                made.kill()
-                made.wait()
-            self._guard.release(made.pid)
+    def process(self, name: str, *arguments: str) -> Any:
+        """`python ARGUMENTS --config FILE`."""
+        cache = {"XDG_CACHE_HOME": str(self._folder / "cache")}
+        return running(self._guard, self._folder, name, *arguments, "--config", str(self._config), environ=cache)
 
     def role(self, role: str) -> Any:
         """A role as the command line starts it."""
@@ -260,7 +244,7 @@ class Stage:
 
     def stand_in(self, name: str, *arguments: str) -> Any:
         """A role of this module's."""
-        return self.process(name, "-m", "bench.rehearsal", *arguments)
+        return self.process(name, "-m", "rehearsal", *arguments)
 
     def workers(self, name: str, names: Sequence[str], kind: str = HONEST) -> Any:
         """A process with these workers."""
@@ -268,7 +252,7 @@ class Stage:
 
     def logs(self) -> str:
         """The ends of all logs."""
-        return "".join(f"\n--- {log.name}\n{log.read_text(encoding='utf-8')[-_SHOWN:]}" for log in sorted(self._folder.glob("*.log")))
+        return logs_of(self._folder)
 
 
 class Mortal:
@@ -479,7 +463,7 @@ def main() -> int:
             run_workers(settings, options.names.split(","), options.kind)
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.folder or Path(scratch)
+        folder = (options.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         results = measure(folder, options)
     sys.stdout.write("".join(f"{name:18} {value}\n" for name, value in results.items() if name != "learner_rss_mib"))

@@ -83,7 +83,7 @@ namespace = "bench.{pool}"
 [policy]
 base = {json.dumps(str(resolve_base("demo:tiny-qwen3")))}
 [rollout]
-engine = "bench.rehearsal:RehearsalEngine"
+engine = "rehearsal:RehearsalEngine"
 group_size = {GROUP_SIZE}
 groups_in_flight = {SLOTS}
 max_new_tokens = 3
@@ -257,7 +257,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        results = measure(options.folder or Path(scratch), options)
+        results = measure((options.folder or Path(scratch)).resolve(), options)
     for pool in POOLS:
         for name, value in results[pool]["off"].items():
             real, simulated = results[pool]["real"][name], results[pool]["simulated"][name]

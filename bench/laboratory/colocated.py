@@ -34,7 +34,6 @@ from echo_learner.training.config import reward_terms, trainer_config
 from echo_rollout.engines.catalogue import open_engine
 from echo_rollout.engines.engine import Snapshot, SnapshotRef
 from echo_rollout.generation import GroupPrompt, GroupSampler
-from echo_rollout.prompts import PromptCodec, vocabulary_size
 from echo_rollout.publishing import FinishedGroup, trajectories_of
 from echo_rollout.run import engine_config
 from echo_schemas.columns import view_tokens
@@ -44,6 +43,7 @@ from echo_settings import Settings, load_settings
 from echo_settings.rules import training_sampling
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_rewards, load_task
+from echo_tasks.prompts import PromptCodec, vocabulary_size
 from echo_tasks.requests import RequestBuilder
 from echo_tasks.rewards import RewardFunction, RewardKind, sample_of
 from echo_tasks.task import Task

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from guarded import running
 
 from echo_bus.clock import Deadline
 from echo_embedded import EmbeddedKafka
@@ -23,12 +23,11 @@ from echo_settings import load_settings
 from laboratory.matrix import Cell, as_toml
 from laboratory.results import Curve, Evaluated, Result
 
-_END_S = 30.0
 _READ_S = 60.0
 _SHOWN = 3_000
 # Words of the learner that ends because a number is not finite.
 _DIVERGED = "not finite"
-_BENCH = Path(__file__).resolve().parent.parent
+_CLI = ("-m", "echo_ops.cli")
 
 
 def run_pipeline(cell: Cell, folder: Path, patience_s: float) -> Result:
@@ -38,7 +37,7 @@ def run_pipeline(cell: Cell, folder: Path, patience_s: float) -> Result:
         own = {"kafka": {"bootstrap": kafka.bootstrap, "namespace": "echo.learning"}, "checkpoint": {"folder": "run"}}
         config.write_text(as_toml({**cell.settings, **own}), encoding="utf-8")
         started_s = time.monotonic()
-        with _role(guard, folder, "up", "up", "--config", config.name, "--plain") as process:
+        with running(guard, folder, "up", *_CLI, "up", "--config", config.name, "--plain") as process:
             _wait(process, guard, folder, cell, patience_s)
         wall_s = time.monotonic() - started_s
         said = (folder / "up.log").read_text(encoding="utf-8")
@@ -59,7 +58,8 @@ def _wait(process: subprocess.Popen[bytes], guard: Guard, folder: Path, cell: Ce
         if not cell.kill_every_s:
             _nap(process, patience_s)
             continue
-        with _role(guard, folder, f"mortal-{num_dead}", "run", "worker", "--name", f"mortal-{num_dead}", "--config", "run.toml") as mortal:
+        name = f"mortal-{num_dead}"
+        with running(guard, folder, name, *_CLI, "run", "worker", "--name", name, "--config", "run.toml") as mortal:
             _nap(process, cell.kill_every_s)
             mortal.kill()
         num_dead += 1
@@ -74,26 +74,6 @@ def _nap(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         return
-
-
-@contextmanager
-def _role(guard: Guard, folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in `folder`, ended at the end of the block."""
-    path = os.pathsep.join(filter(None, (str(_BENCH), os.environ.get("PYTHONPATH", ""))))
-    with (folder / f"{name}.log").open("ab") as log:
-        command = [sys.executable, "-m", "echo_ops.cli", *arguments]
-        process = subprocess.Popen(command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log)
-    guard.protect(process.pid)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        guard.release(process.pid)
 
 
 def _read(config: Path, cell: Cell) -> RunView:
