@@ -26,15 +26,6 @@ def _require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-def _require_clip(low: float, high: float, dual: float | None = None) -> None:
-    _require(0 <= low <= 1, f"clip_low is {low}; it must lie in [0, 1], since the ratio is held above 1 - clip_low.")
-    _require(high >= 0 and math.isfinite(high), f"clip_high is {high}; it must be a number of at least 0.")
-    _require(
-        dual is None or (dual > 1 + high and math.isfinite(dual)),
-        f"dual_clip is {dual}; it must be above 1 + clip_high, else it would cut what the clip lets pass.",
-    )
-
-
 def _require_positive(name: str, value: float) -> None:
     _require(value > 0 and math.isfinite(value), f"{name} is {value}; it must be a finite number above 0.")
 
@@ -47,33 +38,37 @@ def _require_band(low: float, high: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoTis:
-    """ECHO-2's objective: clip on pi/pi_prev, weight min(pi_prev/mu, cap).
-
-    `cap`: C of eq. 24. `clip_low`, `clip_high`: epsilon of eq. 25 on either side. `dual_clip`: bound on r for A < 0
-    (verl uses 3), none.
-    """
+class Clip:
+    """`clip_low`, `clip_high`: epsilon of eq. 25 on either side. `dual_clip`: bound on r for A < 0 (verl uses 3), none."""
 
     clip_low: float = CLIP_LOW
     clip_high: float = CLIP_HIGH
     dual_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        low, high, dual = self.clip_low, self.clip_high, self.dual_clip
+        _require(0 <= low <= 1, f"clip_low is {low}; it must lie in [0, 1], since the ratio is held above 1 - clip_low.")
+        _require(high >= 0 and math.isfinite(high), f"clip_high is {high}; it must be a number of at least 0.")
+        _require(
+            dual is None or (dual > 1 + high and math.isfinite(dual)),
+            f"dual_clip is {dual}; it must be above 1 + clip_high, else it would cut what the clip lets pass.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpoTis(Clip):
+    """ECHO-2's objective: clip on pi/pi_prev, weight min(pi_prev/mu, cap). `cap`: C of eq. 24."""
+
     cap: float = TRUNCATION
 
     def __post_init__(self) -> None:
-        _require_clip(self.clip_low, self.clip_high, self.dual_clip)
+        Clip.__post_init__(self)
         _require_positive("cap", self.cap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoClip:
-    """One clipped ratio pi/mu, as in TRL's asynchronous GRPO. `dual_clip`: bound on r for A < 0 (verl uses 3), none."""
-
-    clip_low: float = CLIP_LOW
-    clip_high: float = CLIP_HIGH
-    dual_clip: float | None = None
-
-    def __post_init__(self) -> None:
-        _require_clip(self.clip_low, self.clip_high, self.dual_clip)
+class GrpoClip(Clip):
+    """One clipped ratio pi/mu, as in TRL's asynchronous GRPO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,22 +93,19 @@ class TokenTis(Cispo):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IcePop:
+class IcePop(Clip):
     """GRPO whose tokens count only while pi_prev/mu stays inside [low, high] (Ling Team, IcePop: 0.5 and 5)."""
 
     low: float = 0.5
     high: float = 5.0
-    clip_low: float = CLIP_LOW
-    clip_high: float = CLIP_HIGH
-    dual_clip: float | None = None
 
     def __post_init__(self) -> None:
         _require_band(self.low, self.high)
-        _require_clip(self.clip_low, self.clip_high, self.dual_clip)
+        Clip.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceMask:
+class SequenceMask(Clip):
     """GRPO with truncated weights that rejects a sequence whose geometric mean of pi_prev/mu leaves [low, high].
 
     The band is SkyRL's (0.99 and 1.01), meant for answers of hundreds of tokens; short answers scatter more: widen it
@@ -123,31 +115,26 @@ class SequenceMask:
     low: float = 0.99
     high: float = 1.01
     cap: float = TRUNCATION
-    clip_low: float = CLIP_LOW
-    clip_high: float = CLIP_HIGH
-    dual_clip: float | None = None
 
     def __post_init__(self) -> None:
         _require_band(self.low, self.high)
         _require_positive("cap", self.cap)
-        _require_clip(self.clip_low, self.clip_high, self.dual_clip)
+        Clip.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoupledPpo:
+class DecoupledPpo(Clip):
     """AReaL's decoupled PPO.
 
     `reject_above`: tokens with pi_prev/mu beyond it are rejected (AReaL: 5). `clip_low`, `clip_high`: AReaL's
     `eps_clip`.
     """
 
-    clip_low: float = CLIP_LOW
     clip_high: float = 0.2
-    dual_clip: float | None = None
     reject_above: float = 5.0
 
     def __post_init__(self) -> None:
-        _require_clip(self.clip_low, self.clip_high, self.dual_clip)
+        Clip.__post_init__(self)
         _require_band(0.0, self.reject_above)
 
 
@@ -204,8 +191,13 @@ class Gspo:
     cap: float = TRUNCATION
 
     def __post_init__(self) -> None:
-        _require_clip(self.clip_low, self.clip_high)
+        _ = self.clip  # refuses bounds that make no sense
         _require_positive("cap", self.cap)
+
+    @property
+    def clip(self) -> Clip:
+        """The two bounds, without a third."""
+        return Clip(clip_low=self.clip_low, clip_high=self.clip_high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,7 @@ import torch
 
 from echo_learner.losses.config import DecoupledPpo
 from echo_learner.losses.interface import LossInputs, LossOutputs
-from echo_learner.losses.ratios import (
-    bounded_ratio,
-    clipped_surrogate,
-    reduce_loss,
-    rejection_flags,
-    start_to_sampler,
-)
+from echo_learner.losses.ratios import bounded_ratio, clipped_surrogate, reduce_loss, rejection_flags, start_to_sampler
 
 
 def decoupled_ppo(batch: LossInputs, config: DecoupledPpo) -> LossOutputs:
@@ -24,13 +18,6 @@ def decoupled_ppo(batch: LossInputs, config: DecoupledPpo) -> LossOutputs:
     correction = start_to_sampler(batch)
     rejected = correction > config.reject_above
     weights = torch.where(rejected, torch.zeros_like(correction), correction)
-    surrogate = clipped_surrogate(
-        bounded_ratio(batch.learner, batch.start_of_step),
-        batch.advantages,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-    )
-    flags = {"clipped_low": surrogate.clipped_low, "clipped_high": surrogate.clipped_high}
-    flags |= rejection_flags(rejected, batch.advantages)
+    surrogate = clipped_surrogate(bounded_ratio(batch.learner, batch.start_of_step), batch.advantages, config)
+    flags = {**surrogate.flags, **rejection_flags(rejected, batch.advantages)}
     return reduce_loss(batch, -weights * surrogate.values, weights, flags)

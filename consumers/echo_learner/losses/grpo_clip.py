@@ -13,6 +13,5 @@ def grpo_clip(batch: LossInputs, config: GrpoClip) -> LossOutputs:
     GRPO (arXiv 2402.03300, eq. 3) with the sampler as the old policy.
     """
     ratio = bounded_ratio(batch.learner, batch.sampler)
-    surrogate = clipped_surrogate(ratio, batch.advantages, clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip)
-    flags = {"clipped_low": surrogate.clipped_low, "clipped_high": surrogate.clipped_high}
-    return reduce_loss(batch, -surrogate.values, ratio, flags)
+    surrogate = clipped_surrogate(ratio, batch.advantages, config)
+    return reduce_loss(batch, -surrogate.values, ratio, surrogate.flags)

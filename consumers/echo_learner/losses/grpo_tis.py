@@ -14,16 +14,6 @@ def grpo_tis(batch: LossInputs, config: GrpoTis) -> LossOutputs:
     """
     correction = start_to_sampler(batch)
     weights = correction.clamp(max=config.cap)
-    surrogate = clipped_surrogate(
-        bounded_ratio(batch.learner, batch.start_of_step),
-        batch.advantages,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-    )
-    flags = {
-        "clipped_low": surrogate.clipped_low,
-        "clipped_high": surrogate.clipped_high,
-        "truncated": correction > config.cap,
-    }
+    surrogate = clipped_surrogate(bounded_ratio(batch.learner, batch.start_of_step), batch.advantages, config)
+    flags = {**surrogate.flags, "truncated": correction > config.cap}
     return reduce_loss(batch, -weights * surrogate.values, weights, flags)

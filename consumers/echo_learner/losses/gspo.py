@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from echo_learner.losses.config import Gspo
 from echo_learner.losses.interface import LossInputs, LossOutputs
-from echo_learner.losses.ratios import (
-    LOG_RATIO_LIMIT,
-    clipped_surrogate,
-    reduce_loss,
-    sequence_means,
-    start_to_sampler,
-)
+from echo_learner.losses.ratios import LOG_RATIO_LIMIT, clipped_surrogate, reduce_loss, sequence_means, start_to_sampler
 
 
 def gspo(batch: LossInputs, config: Gspo) -> LossOutputs:
@@ -25,10 +19,6 @@ def gspo(batch: LossInputs, config: Gspo) -> LossOutputs:
     weights = correction.clamp(max=config.cap)
     log_ratios = sequence_means(batch.learner - batch.start_of_step, batch)
     ratio = log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()[batch.sequence_ids]
-    surrogate = clipped_surrogate(ratio, batch.advantages, clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=None)
-    flags = {
-        "clipped_low": surrogate.clipped_low,
-        "clipped_high": surrogate.clipped_high,
-        "truncated": correction > config.cap,
-    }
+    surrogate = clipped_surrogate(ratio, batch.advantages, config.clip)
+    flags = {**surrogate.flags, "truncated": correction > config.cap}
     return reduce_loss(batch, -weights * surrogate.values, weights, flags)

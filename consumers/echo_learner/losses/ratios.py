@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from echo_learner.losses.config import Clip
 from echo_learner.losses.interface import LossInputs, LossOutputs
 
 LOG_RATIO_LIMIT = 20.0
@@ -25,28 +26,28 @@ def start_to_sampler(batch: LossInputs) -> Tensor:
 
 
 class Surrogate(NamedTuple):
-    """The clipped surrogate and which tokens it clipped, each [T]."""
+    """The clipped surrogate, [T], and which tokens it clipped: flags for `reduce_loss`."""
 
     values: Tensor
-    clipped_low: Tensor
-    clipped_high: Tensor
+    flags: dict[str, Tensor]
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None) -> Surrogate:
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: Clip) -> Surrogate:
     """min(r·A, clip(r, 1 - clip_low, 1 + clip_high)·A), for A < 0 bounded below by dual_clip·A.
 
     PPO (arXiv 1707.06347) and its dual clip (arXiv 1912.09729). A clipped token has no gradient. Tokens that only the
     dual clip holds count as clipped high.
     """
-    inside = ratio.clamp(1 - clip_low, 1 + clip_high)
+    low, high, dual_clip = 1 - clip.clip_low, 1 + clip.clip_high, clip.dual_clip
+    inside = ratio.clamp(low, high)
     values = torch.minimum(ratio * advantages, inside * advantages)
-    clipped_low = (ratio < 1 - clip_low) & (advantages < 0)
-    clipped_high = (ratio > 1 + clip_high) & (advantages > 0)
+    clipped_low = (ratio < low) & (advantages < 0)
+    clipped_high = (ratio > high) & (advantages > 0)
     if dual_clip is not None:
         held = (advantages < 0) & (ratio > dual_clip)
         values = torch.where(held, dual_clip * advantages, values)
         clipped_high = clipped_high | held
-    return Surrogate(values, clipped_low, clipped_high)
+    return Surrogate(values, {"clipped_low": clipped_low, "clipped_high": clipped_high})
 
 
 def sequence_means(values: Tensor, batch: LossInputs) -> Tensor:

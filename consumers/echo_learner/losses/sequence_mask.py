@@ -8,14 +8,7 @@ import torch
 
 from echo_learner.losses.config import SequenceMask
 from echo_learner.losses.interface import LossInputs, LossOutputs
-from echo_learner.losses.ratios import (
-    bounded_ratio,
-    clipped_surrogate,
-    reduce_loss,
-    rejection_flags,
-    sequence_means,
-    start_to_sampler,
-)
+from echo_learner.losses.ratios import bounded_ratio, clipped_surrogate, reduce_loss, rejection_flags, sequence_means, start_to_sampler
 
 
 def sequence_mask(batch: LossInputs, config: SequenceMask) -> LossOutputs:
@@ -29,18 +22,7 @@ def sequence_mask(batch: LossInputs, config: SequenceMask) -> LossOutputs:
     outside = (geometric < config.low) | (geometric > config.high)
     rejected = outside[batch.sequence_ids]
     weights = torch.where(rejected, torch.zeros_like(correction), correction.clamp(max=config.cap))
-    surrogate = clipped_surrogate(
-        bounded_ratio(batch.learner, batch.start_of_step),
-        batch.advantages,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-    )
-    flags = {
-        "clipped_low": surrogate.clipped_low,
-        "clipped_high": surrogate.clipped_high,
-        "truncated": (correction > config.cap) & ~rejected,
-    }
-    flags |= rejection_flags(rejected, batch.advantages)
+    surrogate = clipped_surrogate(bounded_ratio(batch.learner, batch.start_of_step), batch.advantages, config)
+    flags = {**surrogate.flags, "truncated": (correction > config.cap) & ~rejected, **rejection_flags(rejected, batch.advantages)}
     outputs = reduce_loss(batch, -weights * surrogate.values, weights, flags)
     return replace(outputs, sums={**outputs.sums, "num_sequences_rejected": outside.sum()})
