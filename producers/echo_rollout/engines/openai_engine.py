@@ -21,31 +21,22 @@ from typing import Any
 
 import httpx
 
-from echo_rollout.engines.adapters import Adapter, AdapterShelf
+from echo_rollout.engines.adapters import Adapter
 from echo_rollout.engines.drain_gate import DrainGate
-from echo_rollout.engines.engine import (
-    EngineCapabilities,
-    EngineConfig,
-    EngineError,
-    Generation,
-    Snapshot,
-    SnapshotRef,
-    SnapshotRejected,
-    Switch,
-    check_prompt,
-)
-from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
+from echo_rollout.engines.engine import EngineCapabilities, EngineConfig, EngineError, Generation, Snapshot, SnapshotRejected, Switch
+from echo_rollout.engines.fitting import check_fit, weight_shapes
 from echo_rollout.engines.logprob_traits import LogprobTraits
 from echo_rollout.engines.openai_answers import SentRequest, UnusableAnswers, check_stops, generations_of, read_choices, request_body
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused, ServerUnreachable
 from echo_rollout.engines.openai_options import parse_options
 from echo_rollout.engines.openai_probe import ServerTraits, look_at_server
 from echo_rollout.engines.openai_server import EXECUTOR, IN_ENGINE, ServerProcess, has_token_route
+from echo_rollout.engines.serving import ServingEngine
 from echo_rollout.engines.under_way import UnderWay
 from echo_rollout.engines.vllm_arguments import Decode, batch_decoder, engine_arguments, has_gpu
-from echo_rollout.prompts import vocabulary_size
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobSource, Sampling, WeightKind
+from echo_tasks.prompts import vocabulary_size
 
 logger = logging.getLogger(__name__)
 
@@ -53,31 +44,26 @@ _READY_EVERY_S = 0.25
 _FAREWELL_S = 5.0
 
 
-class OpenAIEngine:
+class OpenAIEngine(ServingEngine):
     """See `Engine`. `transport`: instead of the network, for tests."""
 
     def __init__(self, config: EngineConfig, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """Raises UserError for options that cannot be meant."""
-        self._config = config
+        super().__init__(config)
         self._options, arguments = parse_options(config.options)
         self._transport = transport
         self._server = None if self._options.url else _own_server(config, arguments)
         self._traits: ServerTraits | None = None
         self._client: ServerClient | None = None
-        self._base: Shapes = {}
-        self._vocabulary = 0
         self._decode: Decode = lambda rows: [""] * len(rows)
         self._places = asyncio.Semaphore(self._options.requests)
         self._gate = DrainGate()
         self._installing = asyncio.Lock()
-        self._adapters: AdapterShelf[str] = AdapterShelf()
         self._names: dict[int, str] = {}
         self._copies: dict[str, Path] = {}
         self._numbers = itertools.count(1)
         self._prefix = f"echo-{uuid.uuid4().hex[:8]}"
-        self._installed: SnapshotRef | None = None
         self._label: str | None = None
-        self._folder = config.base
         self._unusable = UnusableAnswers()
         self._under_way = UnderWay()
         self._farewells: set[asyncio.Task[None]] = set()
@@ -98,16 +84,6 @@ class OpenAIEngine:
             distribution=told.distribution,
             before_temperature=told.before_temperature,
         )
-
-    @property
-    def installed(self) -> SnapshotRef | None:
-        """What new generations run under."""
-        return self._installed
-
-    @property
-    def in_use(self) -> frozenset[int]:
-        """Versions whose files the server may read, and the one in force."""
-        return self._adapters.in_use | (frozenset() if self._installed is None else {self._installed.version})
 
     async def start(self) -> None:
         """Start the server if it is ours, wait until it answers, and find out what it can do."""
@@ -135,10 +111,7 @@ class OpenAIEngine:
     async def install(self, snapshot: Snapshot) -> None:
         """An adapter beside what runs; full weights when everything under way has finished; what others load is only noted."""
         client, _ = self._opened()
-        if snapshot.kind is not self._config.kind:
-            raise SnapshotRejected(
-                f"This engine serves {self._config.kind.value} weights, and version {snapshot.ref.version} is {snapshot.kind.value}."
-            )
+        self._check_kind(snapshot)
         async with self._installing:
             is_lora = snapshot.kind is WeightKind.LORA
             check_fit(snapshot, self._base, max_rank=self._config.lora_rank if is_lora else 0)
@@ -154,7 +127,7 @@ class OpenAIEngine:
         """Ask the server. Cancelled, the connection closes, and the server drops the request. Raises AnswerUnusable too."""
         _, traits = self._opened()
         check_stops(traits.dialect, sampling)
-        check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
+        self._check_prompt(prompt, sampling)
         return await self._under_way.run(self._generate(prompt, n, sampling))
 
     async def close(self) -> None:

@@ -22,19 +22,8 @@ import httpx
 
 from echo_rollout.engines.chat_text import ChatText
 from echo_rollout.engines.drain_gate import DrainGate
-from echo_rollout.engines.engine import (
-    AnswerUnusable,
-    EngineCapabilities,
-    EngineConfig,
-    EngineError,
-    Generation,
-    Snapshot,
-    SnapshotRef,
-    SnapshotRejected,
-    Switch,
-    check_prompt,
-)
-from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
+from echo_rollout.engines.engine import AnswerUnusable, EngineCapabilities, EngineConfig, EngineError, Generation, Snapshot, Switch
+from echo_rollout.engines.fitting import check_fit, weight_shapes
 from echo_rollout.engines.logprob_traits import LogprobTraits
 from echo_rollout.engines.openai_answers import AnsweredChoice, UnusableAnswers, generations_of
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused, ServerUnreachable
@@ -42,12 +31,13 @@ from echo_rollout.engines.parallax_answers import ROUTE, ChatDialect, ChatReques
 from echo_rollout.engines.parallax_cluster import Cluster
 from echo_rollout.engines.parallax_options import ParallaxOptions, parse_parallax_options
 from echo_rollout.engines.parallax_probe import find_dialect
+from echo_rollout.engines.serving import ServingEngine
 from echo_rollout.engines.under_way import UnderWay
 from echo_rollout.engines.vllm_arguments import Decode, batch_decoder
 from echo_rollout.engines.weight_blocks import BlockStore, LatticaStore, blocks_of
-from echo_rollout.prompts import vocabulary_size
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobSource, Sampling, WeightKind
+from echo_tasks.prompts import vocabulary_size
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +47,7 @@ def open_lattica(options: ParallaxOptions) -> BlockStore:
     return LatticaStore(options.peers, options.listen)
 
 
-class ParallaxEngine:
+class ParallaxEngine(ServingEngine):
     """See `Engine`. `transport`, `open_store`: instead of the network, for tests."""
 
     def __init__(
@@ -69,7 +59,7 @@ class ParallaxEngine:
         now_s: Callable[[], float] = time.time,
     ) -> None:
         """Raises UserError for options that cannot be meant."""
-        self._config = config
+        super().__init__(config)
         self._options = parse_parallax_options(config.options)
         self._transport = transport
         self._open_store = open_store
@@ -80,15 +70,12 @@ class ParallaxEngine:
         self._dialect = ChatDialect.TEXT
         self._told = LogprobTraits(usable=True)
         self._model = ""
-        self._base: Shapes = {}
-        self._vocabulary = 0
         self._decode: Decode = lambda rows: [""] * len(rows)
         self._places = asyncio.Semaphore(self._options.server.requests)
         self._gate = DrainGate()
         self._installing = asyncio.Lock()
         self._under_way = UnderWay()
         self._unusable = UnusableAnswers()
-        self._installed: SnapshotRef | None = None
         self._stamp = 0.0
         self._offered: set[str] = set()
 
@@ -107,16 +94,6 @@ class ParallaxEngine:
             distribution=self._told.distribution,
             before_temperature=self._told.before_temperature,
         )
-
-    @property
-    def installed(self) -> SnapshotRef | None:
-        """What new generations run under."""
-        return self._installed
-
-    @property
-    def in_use(self) -> frozenset[int]:
-        """The version in force."""
-        return frozenset() if self._installed is None else frozenset({self._installed.version})
 
     async def start(self) -> None:
         """Wait until the cluster is ready, and find out what it tells."""
@@ -155,10 +132,7 @@ class ParallaxEngine:
         Raises EngineError where the nodes did not all take it: what they compute with then, nobody knows.
         """
         cluster, _ = self._opened()
-        if snapshot.kind is not self._config.kind:
-            raise SnapshotRejected(
-                f"This engine serves {self._config.kind.value} weights, and version {snapshot.ref.version} is {snapshot.kind.value}."
-            )
+        self._check_kind(snapshot)
         async with self._installing:
             check_fit(snapshot, self._base, max_rank=self._config.lora_rank if snapshot.kind is WeightKind.LORA else 0)
             if self._store is not None:
@@ -173,7 +147,7 @@ class ParallaxEngine:
             raise EngineError(
                 "This cluster returns text alone, cut before a stop text: the tokens of that are lost. Leave [rollout] stop empty."
             )
-        check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
+        self._check_prompt(prompt, sampling)
         content = self._unusable.counted(lambda: text.content_of(prompt))
         return await self._under_way.run(self._generate(prompt, n, sampling, content))
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import re
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo_rollout.engines.answers import answer_all
 from echo_rollout.engines.engine import (
     EngineCapabilities,
     EngineConfig,
@@ -26,9 +23,9 @@ from echo_rollout.engines.engine import (
     SnapshotRef,
     SnapshotRejected,
     Switch,
-    check_prompt,
 )
-from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
+from echo_rollout.engines.fitting import check_fit, weight_shapes
+from echo_rollout.engines.serving import CLOSED, ThreadEngine
 from echo_schemas.errors import UserError
 from echo_schemas.records import Sampling, WeightKind
 from echo_tasks.prompts import attention_of
@@ -38,8 +35,6 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 _DEVICE = "device"
 _DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
-_CLOSE_S = 30.0
-_CLOSED = "The engine was closed."
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +55,7 @@ class _Install:
     answer: asyncio.Future[None]
 
 
-class TransformersEngine:
+class TransformersEngine(ThreadEngine):
     """See `Engine`. Uses a CUDA or Apple device if there is one, unless `device` in [rollout.options] says otherwise."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -69,19 +64,11 @@ class TransformersEngine:
             raise UserError(
                 f"The engine 'transformers' has no option {unknown[0]!r}.", hint=f"It takes {_DEVICE!r}; arguments of vLLM are for vllm."
             )
-        self._config = config
+        super().__init__(config, "transformers")
         self._device = device_named(config.options.get(_DEVICE, AUTO))
-        self._orders: queue.SimpleQueue[_Asked | _Install | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="transformers", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._model: Any = None
         self._sample: Callable[[list[_Asked], SnapshotRef], list[list[Generation]]] | None = None
         self._adapter_config: bytes = b""
-        self._base: Shapes = {}
-        self._folder: Path = config.base
-        self._installed: SnapshotRef | None = None
-        self._vocabulary = 0
-        self._closed = False
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -90,16 +77,6 @@ class TransformersEngine:
         return EngineCapabilities(
             name="transformers", lora=is_lora, full=not is_lora, switch=Switch.DRAINS, max_tokens=self._config.max_length
         )
-
-    @property
-    def installed(self) -> SnapshotRef | None:
-        """What new generations run under."""
-        return self._installed
-
-    @property
-    def in_use(self) -> frozenset[int]:
-        """The version in force, whose files are loaded again if a new one turns out broken."""
-        return frozenset() if self._installed is None else frozenset({self._installed.version})
 
     async def start(self) -> None:
         """Load the base model."""
@@ -111,10 +88,7 @@ class TransformersEngine:
 
     async def install(self, snapshot: Snapshot) -> None:
         """Between two batches."""
-        if snapshot.kind is not self._config.kind:
-            raise SnapshotRejected(
-                f"This engine serves {self._config.kind.value} weights, and version {snapshot.ref.version} is {snapshot.kind.value}."
-            )
+        self._check_kind(snapshot)
         done: asyncio.Future[None] = self._running_loop().create_future()
         self._order(_Install(snapshot, done))
         await done
@@ -122,30 +96,10 @@ class TransformersEngine:
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
         """Join the next batch. Cancelled before it begins, it is left out."""
         loop = self._running_loop()
-        check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
+        self._check_prompt(prompt, sampling)
         asked = _Asked(prompt, n, sampling, loop.create_future())
         self._order(asked)
         return await asked.answer
-
-    async def close(self) -> None:
-        """End the thread after the batch under way."""
-        is_first, self._closed = not self._closed, True
-        if is_first:
-            self._orders.put(None)
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, _CLOSE_S)
-
-    # The loop's side
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            raise EngineError("The engine was not started.")
-        return self._loop
-
-    def _order(self, order: _Asked | _Install) -> None:
-        if self._closed:
-            raise EngineError(_CLOSED)
-        self._orders.put(order)
 
     # The engine thread
 
@@ -180,7 +134,7 @@ class TransformersEngine:
             return
         if self._closed or self._installed is None or self._sample is None:
             for asked in batch:
-                self._answer(asked.answer, EngineError(_CLOSED if self._closed else "No version is installed yet."))
+                self._answer(asked.answer, EngineError(CLOSED if self._closed else "No version is installed yet."))
             return
         try:
             groups = self._sample(batch, self._installed)
@@ -195,7 +149,7 @@ class TransformersEngine:
     def _settle(self, order: _Install) -> None:
         try:
             if self._closed:
-                raise EngineError(_CLOSED)
+                raise EngineError(CLOSED)
             if order.snapshot is None:
                 self._load()
             elif order.snapshot.kind is WeightKind.LORA:
@@ -277,9 +231,6 @@ class TransformersEngine:
         if missing or outcome.unexpected_keys:
             message = f"tensors differ from the model's, {[*missing, *outcome.unexpected_keys][0]} for one"
             raise ValueError(message)
-
-    def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
-        answer_all(self._loop, [(future, result)])
 
 
 def device_named(value: object) -> str:

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from echo_rollout.engines.adapters import Adapter, AdapterShelf
-from echo_rollout.engines.engine import (
-    EngineCapabilities,
-    EngineConfig,
-    EngineError,
-    Generation,
-    Snapshot,
-    SnapshotRef,
-    SnapshotRejected,
-    check_prompt,
-)
-from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
+from echo_rollout.engines.adapters import Adapter
+from echo_rollout.engines.drain_gate import DrainGate
+from echo_rollout.engines.engine import EngineCapabilities, EngineConfig, EngineError, Generation, Snapshot, SnapshotRejected
+from echo_rollout.engines.fitting import check_fit, weight_shapes
+from echo_rollout.engines.serving import ServingEngine
 from echo_rollout.engines.under_way import UnderWay
 from echo_rollout.engines.vllm_arguments import (
     Decode,
@@ -40,23 +32,16 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import Sampling, WeightKind
 
 
-class VllmAsync:
+class VllmAsync(ServingEngine):
     """See `Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+        super().__init__(config)
         self._capabilities = capabilities_of(config)
         self._engine: Any = None
         self._numbers = itertools.count(1)
-        self._adapters: AdapterShelf[Any] = AdapterShelf()
-        self._base: Shapes = {}
-        self._folder: Path = config.base
-        self._installed: SnapshotRef | None = None
         self._decode: Decode = lambda rows: [""] * len(rows)
-        self._vocabulary = 0
-        self._changed = asyncio.Condition()
-        self._num_running = 0
-        self._is_open = True
+        self._gate = DrainGate()
         self._installing = asyncio.Lock()
         self._under_way = UnderWay()
 
@@ -64,16 +49,6 @@ class VllmAsync:
     def capabilities(self) -> EngineCapabilities:
         """As the engine in this process."""
         return self._capabilities
-
-    @property
-    def installed(self) -> SnapshotRef | None:
-        """What new generations run under."""
-        return self._installed
-
-    @property
-    def in_use(self) -> frozenset[int]:
-        """Versions whose adapters are loaded, and the one in force."""
-        return self._adapters.in_use | (frozenset() if self._installed is None else {self._installed.version})
 
     async def start(self) -> None:
         """Start vLLM's processes and generate once."""
@@ -98,23 +73,20 @@ class VllmAsync:
     async def install(self, snapshot: Snapshot) -> None:
         """An adapter beside what runs; full weights when everything under way has finished."""
         self._check_alive()
-        if snapshot.kind is not self._config.kind:
-            raise SnapshotRejected(
-                f"This engine serves {self._config.kind.value} weights, and version {snapshot.ref.version} is {snapshot.kind.value}."
-            )
+        self._check_kind(snapshot)
         async with self._installing:
             if snapshot.kind is WeightKind.LORA:
                 check_fit(snapshot, self._base, max_rank=max_rank(self._config))
                 await self._install_adapter(snapshot)
             else:
                 check_fit(snapshot, self._base, max_rank=0)
-                async with self._drained():
+                async with self._gate.drained():
                     await self._install_weights(snapshot)
 
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
         """Join vLLM's batch. Cancelled, it leaves the batch."""
         self._check_alive()
-        check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
+        self._check_prompt(prompt, sampling)
         return await self._under_way.run(self._generate(prompt, n, sampling))
 
     async def close(self) -> None:
@@ -128,22 +100,17 @@ class VllmAsync:
             raise EngineError("The engine was not started.")
 
     async def _generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._is_open)
+        async with self._gate.admitted():
             # No await between here and the request: the version read is the version used.
             ref, adapter = self._installed, self._adapters.take()
             if ref is None:
                 raise EngineError("No version is installed yet.")
-            self._num_running += 1
-        try:
-            output = await self._final(prompt, n, sampling, None if adapter is None else adapter.request)
-            return generations_of(output, n, sampling, ref, self._decode, self._capabilities)
-        finally:
-            if adapter is not None:
-                await self._unload(self._adapters.give_back(adapter.number))
-            self._num_running -= 1
-            async with self._changed:
-                self._changed.notify_all()
+            try:
+                output = await self._final(prompt, n, sampling, None if adapter is None else adapter.request)
+                return generations_of(output, n, sampling, ref, self._decode, self._capabilities)
+            finally:
+                if adapter is not None:
+                    await self._unload(self._adapters.give_back(adapter.number))
 
     async def _final(self, prompt: Sequence[int], n: int, sampling: Sampling, request: Any) -> Any:
         from vllm.inputs import TokensPrompt
@@ -190,17 +157,3 @@ class VllmAsync:
         complaints = set(await self._engine.collective_rpc("echo_reload", args=(str(folder),))) - {""}
         if complaints:
             raise SnapshotRejected(f"After loading, {min(complaints)}.")
-
-    @asynccontextmanager
-    async def _drained(self) -> AsyncIterator[None]:
-        """Nothing runs and nothing is admitted inside."""
-        async with self._changed:
-            self._is_open = False
-        try:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._num_running == 0)
-            yield
-        finally:
-            async with self._changed:
-                self._is_open = True
-                self._changed.notify_all()

@@ -12,26 +12,17 @@ import asyncio
 import itertools
 import logging
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from echo_rollout.engines.adapters import Adapter, AdapterShelf
+from echo_rollout.engines.adapters import Adapter
 from echo_rollout.engines.answers import answer_all
-from echo_rollout.engines.engine import (
-    EngineCapabilities,
-    EngineConfig,
-    EngineError,
-    Generation,
-    Snapshot,
-    SnapshotRef,
-    SnapshotRejected,
-    check_prompt,
-)
-from echo_rollout.engines.fitting import Shapes, check_fit, weight_shapes
+from echo_rollout.engines.engine import EngineCapabilities, EngineConfig, EngineError, Generation, Snapshot, SnapshotRef, SnapshotRejected
+from echo_rollout.engines.fitting import check_fit, weight_shapes
+from echo_rollout.engines.serving import CLOSED, ThreadEngine
 from echo_rollout.engines.vllm_arguments import (
     Decode,
     batch_decoder,
@@ -49,9 +40,6 @@ from echo_schemas.records import Sampling, WeightKind
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-
-_CLOSE_S = 30.0
-_CLOSED = "The engine was closed."
 
 
 def prefetch() -> None:
@@ -74,44 +62,24 @@ class _Asked:
     adapter: int = 0
 
 
-class VllmInProcess:
+class VllmInProcess(ThreadEngine):
     """See `Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+        super().__init__(config, "vllm")
         self._capabilities = capabilities_of(config)
         self._engine: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
         self._asked: dict[str, _Asked] = {}
         self._held: deque[_Asked] = deque()
         self._numbers = itertools.count(1)
-        self._adapters: AdapterShelf[Any] = AdapterShelf()
-        self._base: Shapes = {}
-        self._folder: Path = config.base
-        self._installed: SnapshotRef | None = None
         self._waiting: deque[tuple[Snapshot, asyncio.Future[None]]] = deque()
-        self._closed = False
         self._broken: Exception | None = None
         self._decode: Decode = lambda rows: [""] * len(rows)
-        self._vocabulary = 0
 
     @property
     def capabilities(self) -> EngineCapabilities:
         """LoRA switches while old generations finish; full weights are loaded when nothing runs."""
         return self._capabilities
-
-    @property
-    def installed(self) -> SnapshotRef | None:
-        """What new generations run under."""
-        return self._installed
-
-    @property
-    def in_use(self) -> frozenset[int]:
-        """Versions whose adapters are loaded, and the one in force."""
-        installed = self._installed
-        return self._adapters.in_use | (frozenset() if installed is None else {installed.version})
 
     async def start(self) -> None:
         """Load the model and generate once, so that the first real generation is as fast as the others."""
@@ -124,10 +92,7 @@ class VllmInProcess:
     async def install(self, snapshot: Snapshot) -> None:
         """An adapter is loaded between two steps; full weights when everything under way has finished."""
         done: asyncio.Future[None] = self._running_loop().create_future()
-        if snapshot.kind is not self._config.kind:
-            raise SnapshotRejected(
-                f"This engine serves {self._config.kind.value} weights, and version {snapshot.ref.version} is {snapshot.kind.value}."
-            )
+        self._check_kind(snapshot)
         if snapshot.kind is WeightKind.LORA:
             self._order(lambda: self._settle(done, lambda: self._install_adapter(snapshot)))
         else:
@@ -137,7 +102,7 @@ class VllmInProcess:
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
         """Join the batch. Cancelled, it leaves the batch."""
         loop = self._running_loop()
-        check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
+        self._check_prompt(prompt, sampling)
         asked = _Asked(prompt, n, sampling, loop.create_future())
         self._order(lambda: self._add(asked))
         try:
@@ -145,14 +110,6 @@ class VllmInProcess:
         except asyncio.CancelledError:
             self._orders.put(lambda: self._abandon(asked))
             raise
-
-    async def close(self) -> None:
-        """End the thread after the step under way."""
-        is_first, self._closed = not self._closed, True
-        if is_first:
-            self._orders.put(None)
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, _CLOSE_S)
 
     async def on_thread(self, work: Callable[[Any, Any], ResultT]) -> ResultT:
         """`work(vLLM's engine, the LoRARequest in force or None)` on the engine thread, between two steps: for measuring vLLM itself."""
@@ -165,18 +122,6 @@ class VllmInProcess:
         self._order(lambda: self._settle(done, ask))
         return await done
 
-    # The loop's side
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            raise EngineError("The engine was not started.")
-        return self._loop
-
-    def _order(self, order: Callable[[], None]) -> None:
-        if self._closed:
-            raise EngineError(_CLOSED)
-        self._orders.put(order)
-
     # The engine thread
 
     def _run(self) -> None:
@@ -184,7 +129,7 @@ class VllmInProcess:
         while self._obey():
             if self._asked:
                 self._step()
-        self._fail_all(EngineError(_CLOSED))
+        self._fail_all(EngineError(CLOSED))
         if self._engine is not None:
             self._engine.engine_core.shutdown()
 
@@ -355,6 +300,3 @@ class VllmInProcess:
             self._answer(future, exc)
         else:
             self._answer(future, result)
-
-    def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
-        answer_all(self._loop, [(future, result)])
