@@ -50,9 +50,9 @@ class Committer:
     def __init__(self, parts: LearnerParts, beginning: Beginning, orders: RunOrders) -> None:
         """The trainer holds the checkpoint that `beginning.state` is, or a fresh policy."""
         self._parts = parts
-        self._settings = parts.settings
+        self._settings = parts.process.settings
         self._orders = orders
-        self._period = staleness_policy(parts.settings).publication_period
+        self._period = staleness_policy(parts.process.settings).publication_period
         self._state = beginning.state
         self._beginning = beginning
         self._claim = beginning.claim
@@ -129,7 +129,7 @@ class Committer:
         parts = self._parts
         if parts.publication.is_busy or not (parts.intake.has_drops or any(topic is DROPS for topic, _ in self._outbox)):
             return False
-        now_s = parts.clock.monotonic_s()
+        now_s = parts.process.clock.monotonic_s()
         if self._drops_since_s is None:
             self._drops_since_s = now_s
         return now_s - self._drops_since_s >= max(_DROPS_WAIT_S, _DROPS_PAUSE * self._drops_took_s)
@@ -141,7 +141,7 @@ class Committer:
         """
         parts = self._parts
         parts.publication.wait()
-        started_s = parts.clock.monotonic_s()
+        started_s = parts.process.clock.monotonic_s()
         before = self._state
         if self._drafts:
             self._commit(publish=False)
@@ -155,19 +155,19 @@ class Committer:
                 session=self._session,
                 terms=self._orders.terms,
                 meaning=meaning_of(self._settings),
-                created_ms=parts.clock.time_ms(),
+                created_ms=parts.process.clock.time_ms(),
                 weights_of=before.step_checkpoint,
                 weights_ms=before.weights_ms or before.created_ms,
             )
             parts.store.save_beside(self._state, tuple(self._outbox), before.id)
-        named = replace(self._claim, tip_version=self.version, tip_checkpoint=self._state.id, time_ms=parts.clock.time_ms())
+        named = replace(self._claim, tip_version=self.version, tip_checkpoint=self._state.id, time_ms=parts.process.clock.time_ms())
         parts.publication.submit(Publication(version=self.version, outbox=(*self._outbox, (STEPS, named))))
         parts.publication.wait()
         num_drops, self._outbox = sum(topic is DROPS for topic, _ in self._outbox), []
         if before.weights_of is not None and before.session == self._session:
             # Nothing names it any more.
             parts.store.remove(before.id)
-        self._drops_took_s = parts.clock.monotonic_s() - started_s
+        self._drops_took_s = parts.process.clock.monotonic_s() - started_s
         self.tell_progress()
         logger.info("%d drops are public without a step, in the checkpoint %s", num_drops, self._state.id)
 
@@ -188,7 +188,7 @@ class Committer:
         """Make the steps so far durable, and if `publish`, hand them and a snapshot to the publication thread."""
         parts = self._parts
         parts.publication.wait()
-        started_s = parts.clock.monotonic_s()
+        started_s = parts.process.clock.monotonic_s()
         assembly = self._settle()
         name = checkpoint_id(self.version, self._session)
 
@@ -209,12 +209,12 @@ class Committer:
             terms=self._orders.terms,
             meaning=meaning_of(self._settings),
             snapshot=None if snapshot is None else snapshot.sha256,
-            created_ms=parts.clock.time_ms(),
+            created_ms=parts.process.clock.time_ms(),
             weights_of=None,
             weights_ms=0,
         )
         parts.store.save(self._state, tuple(self._outbox), snapshot, parts.trainer.save)
-        self.checkpoint_s = parts.clock.monotonic_s() - started_s
+        self.checkpoint_s = parts.process.clock.monotonic_s() - started_s
         parts.metrics.checkpoint_seconds.observe(self.checkpoint_s)
         parts.metrics.checkpoint_bytes.set(parts.store.num_bytes(name))
         with suppress(OSError):
@@ -229,7 +229,7 @@ class Committer:
         assembly, decisions = parts.intake.settle()
         for decision in decisions:
             parts.metrics.dropped.labels(decision.why.value, "group" if decision.where is None else "trajectory").inc()
-        run_id, now_ms = self._settings.run.name, parts.clock.time_ms()
+        run_id, now_ms = self._settings.run.name, parts.process.clock.time_ms()
         self._outbox.extend((DROPS, drop) for drop in drops_of(decisions, run_id=run_id, learner_version=self.version, time_ms=now_ms))
         dropped = sum(decision.where is None for decision in decisions)
         self._state = replace(self._state, groups_dropped=self._state.groups_dropped + dropped, assembly=assembly)

@@ -37,10 +37,12 @@ class Learner:
     def __init__(self, parts: LearnerParts, beginning: Beginning) -> None:
         state = beginning.state
         self._parts = parts
-        self._orders = RunOrders(parts.settings, parts.control, parts.rewards, parts.intake, state.terms)
-        self._stepper = Stepper(parts.settings, parts.trainer, parts.task, parts.clock, session=beginning.session, version=state.version)
+        self._orders = RunOrders(parts.process.settings, parts.control, parts.rewards, parts.intake, state.terms)
+        self._stepper = Stepper(
+            parts.process.settings, parts.trainer, parts.task, parts.process.clock, session=beginning.session, version=state.version
+        )
         self._committer = Committer(parts, beginning, self._orders)
-        self._waiting = Waiting(parts.intake, parts.heartbeat, parts.notices, parts.clock)
+        self._waiting = Waiting(parts.intake, parts.heartbeat, parts.process.notices, parts.process.clock)
 
     @property
     def version(self) -> int:
@@ -87,17 +89,17 @@ class Learner:
             # After a failed publication, or with a successor at work, no batch can come: look at both before waiting for one.
             parts.publication.wait()
             parts.rivals.check()
-        started_s = parts.clock.monotonic_s()
+        started_s = parts.process.clock.monotonic_s()
         groups: tuple[ChosenGroup, ...] | None = None
         if self._orders.is_paused:
             stop.wait(_WAIT_S)
         else:
             groups = parts.source.next_batch(self.version, self._orders.terms, _WAIT_S)
-        waited_s = parts.clock.monotonic_s() - started_s
+        waited_s = parts.process.clock.monotonic_s() - started_s
         self._stepper.waited(waited_s)
         parts.metrics.idle_seconds.inc(waited_s)
         for place in (Place.BATCH, Place.TRAIN):
-            parts.places.add(place, Use.EMPTY, waited_s)
+            parts.process.places.add(place, Use.EMPTY, waited_s)
         return groups
 
     def _mind_the_wait(self) -> None:
@@ -114,7 +116,7 @@ class Learner:
 
     def _step(self, groups: Sequence[ChosenGroup]) -> None:
         parts = self._parts
-        started_s, started_ms = parts.clock.monotonic_s(), parts.clock.time_ms()
+        started_s, started_ms = parts.process.clock.monotonic_s(), parts.process.clock.time_ms()
         draft = self._stepper.step(
             groups,
             self.version,
@@ -125,17 +127,17 @@ class Learner:
         )
         for claimed, difference in draft.claims:
             parts.trust.judge(claimed, difference)
-        if parts.tracer is not None:
-            parts.tracer.trained(groups, draft.report.version, started_ms)
+        if parts.process.bus.tracer is not None:
+            parts.process.bus.tracer.trained(groups, draft.report.version, started_ms)
         self._committer.take(draft)
         self._note(draft)
         self._waiting.begin()
         # One thread does both: while it trains, the next batch has nowhere to go.
-        training_s = parts.clock.monotonic_s() - started_s - draft.forming_s
-        parts.places.add(Place.BATCH, Use.BUSY, draft.forming_s)
-        parts.places.add(Place.BATCH, Use.BLOCKED, training_s)
-        parts.places.add(Place.TRAIN, Use.EMPTY, draft.forming_s)
-        parts.places.add(Place.TRAIN, Use.BUSY, training_s)
+        training_s = parts.process.clock.monotonic_s() - started_s - draft.forming_s
+        parts.process.places.add(Place.BATCH, Use.BUSY, draft.forming_s)
+        parts.process.places.add(Place.BATCH, Use.BLOCKED, training_s)
+        parts.process.places.add(Place.TRAIN, Use.EMPTY, draft.forming_s)
+        parts.process.places.add(Place.TRAIN, Use.BUSY, training_s)
 
     def _measured_beside(self) -> dict[str, float]:
         """What goes on beside the steps, as metrics of the next one."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from echo_bus.client import profiles
-from echo_bus.clock import Clock
+from echo_bus.client.publisher import Publisher
+from echo_bus.reading.reader import LogReader
 from echo_bus.reading.view import CompactedView
 from echo_bus.requests.broadcast import BroadcastTimer
 from echo_bus.requests.roster import Roster
-from echo_bus.tracing import Tracer
 from echo_core.assembly import GroupAssembler
 from echo_learner.agreement import Agreement
 from echo_learner.commit import session as sessions
@@ -37,24 +38,28 @@ from echo_learner.training.batch import SignalSource
 from echo_learner.training.config import assembly_limits, logprob_tolerance
 from echo_learner.training.ranks import Trainer
 from echo_learner.trust import WorkerTrust
-from echo_runtime.notices import Notices
-from echo_runtime.places import PlaceTimes
 from echo_runtime.process import RoleProcess
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Control, Progress, WorkerStatus
 from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, WORKERS
-from echo_settings import Settings
 from echo_settings.rules import staleness_policy
 from echo_tasks.catalogue import load_task
 from echo_tasks.prompts import ChatCodec
 from echo_tasks.task import reads_texts
 
 
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+Part = TypeVar("Part", bound=_Closes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerParts:
     """What the stages share; all opened, and closed, by whoever made it."""
 
-    settings: Settings
+    process: RoleProcess
     trainer: Trainer
     task: SignalSource
     intake: Intake
@@ -70,11 +75,7 @@ class LearnerParts:
     costs: HeardCosts
     evaluations: Evaluations
     control: CompactedView[Control]
-    places: PlaceTimes
-    notices: Notices
     metrics: LearnerMetrics
-    clock: Clock
-    tracer: Tracer | None = None
 
 
 @contextmanager
@@ -82,61 +83,128 @@ def open_parts(
     process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, beginning: Beginning, prompts: ChatCodec
 ) -> Iterator[LearnerParts]:
     """Everything but the intake's thread runs when this yields. `prompts`: the base model's text codec."""
-    bus, settings, clock = process.bus, process.settings, process.clock
-    state = beginning.state
     with ExitStack() as stack:
-        publisher = stack.enter_context(closing(bus.publisher(profiles.PRODUCER_LATENCY)))
-        chunks = stack.enter_context(closing(bus.publisher(profiles.PRODUCER_BLOBS)))
-        workers = stack.enter_context(closing(bus.view(WORKERS, WorkerStatus)))
-        control = stack.enter_context(closing(bus.orders()))
+        yield _Opening(process, trainer, metrics, beginning, prompts, stack).parts()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """What the parts of one session are made from. They are closed with `stack`."""
+
+    process: RoleProcess
+    trainer: Trainer
+    metrics: LearnerMetrics
+    beginning: Beginning
+    prompts: ChatCodec
+    stack: ExitStack
+
+    def parts(self) -> LearnerParts:
+        """Opens each part after those that it works with; then those begin that speak."""
+        process, metrics, beginning, keep = self.process, self.metrics, self.beginning, self._keep
+        bus, settings, clock, state = process.bus, process.settings, process.clock, beginning.state
+        publisher = keep(bus.publisher(profiles.PRODUCER_LATENCY))
+        chunks = keep(bus.publisher(profiles.PRODUCER_BLOBS))
+        workers = keep(bus.view(WORKERS, WorkerStatus))
+        control = keep(bus.orders())
         roster = Roster(heartbeat_s=settings.rollout.heartbeat_s, group_size=settings.rollout.group_size)
         roster.follow(workers, clock)
         broadcast = BroadcastTimer(roster, clock, metrics.broadcast_seconds.observe)
         workers.on_change(broadcast.on_worker)
-        evaluations = stack.enter_context(closing(open_evaluations(settings, bus, metrics, clock)))
-        trust = WorkerTrust(metrics, clock, tolerance=logprob_tolerance(settings))
-        for manifest in beginning.manifests.values():
-            trust.published(manifest.version, manifest.sha256)
+        evaluations = keep(open_evaluations(settings, bus, metrics, clock))
+        trust = self._trust()
         task = load_task(settings.task.name, settings.task.options)
+        check = RecordCheck(settings, task, self.prompts)
         assembler = GroupAssembler(settings.run.name, state.terms, assembly_limits(settings), state=state.assembly if state.id else None)
-        check = RecordCheck(settings, task, prompts)
-        reader = bus.reader(
+        intake = keep(self._intake(self._reader(publisher, check), assembler, trust, evaluations, keeps_texts=reads_texts(task)))
+        progress = _first_progress(beginning)
+        heartbeat = keep(ProgressHeartbeat(publisher, progress, clock, closed_from=intake.closed_from, read=intake.read_from))
+        opening = open_source(
+            process, state, intake, assembler=assembler, roster=roster, publisher=publisher, prompts=self.prompts, metrics=metrics
+        )  # fmt: skip
+        source = self.stack.enter_context(opening)
+        check.is_issued = source.is_issued
+        rewards = self._rewards(intake)
+        publication = keep(self._publication(chunks, trust, heartbeat, evaluations))
+        watched = keep(sessions.watch_progress(bus))
+        write_run(publisher, settings, created_ms=clock.time_ms())
+        heartbeat.start()
+        evaluations.start()
+        control.on_change(lambda key, order: obey_orders(evaluations, settings, {key: order} if order is not None else {}))
+        obey_orders(evaluations, settings, control.items())
+        return LearnerParts(
+            process=process,
+            trainer=self.trainer,
+            task=task,
+            intake=intake,
+            source=source,
+            trust=trust,
+            agreement=self._agreement(),
+            rewards=rewards,
+            store=beginning.store,
+            publication=publication,
+            heartbeat=heartbeat,
+            rivals=Rivals(watched, beginning.session, lambda: sessions.read_tip(bus, settings.run.name).claim),
+            broadcast=broadcast,
+            costs=HeardCosts(workers, clock),
+            evaluations=evaluations,
+            control=control,
+            metrics=metrics,
+        )
+
+    def _keep(self, part: Part) -> Part:
+        return self.stack.enter_context(closing(part))
+
+    def _trust(self) -> WorkerTrust:
+        trust = WorkerTrust(self.metrics, self.process.clock, tolerance=logprob_tolerance(self.process.settings))
+        for manifest in self.beginning.manifests.values():
+            trust.published(manifest.version, manifest.sha256)
+        return trust
+
+    def _reader(self, publisher: Publisher, check: RecordCheck) -> LogReader:
+        bus = self.process.bus
+        return bus.reader(
             [TRAJECTORIES, REWARDS, REQUESTS_DEAD],
             # Waited for: the next checkpoint counts what was read as accounted for, and this is its only account.
             on_invalid=bus.dead_letters(publisher).send,
             check=check,
             # A sequential learner has nothing to do until the last reward is there; the other one has a step to compute meanwhile.
-            profile=profiles.READER if settings.run.mode == "sequential" else profiles.GATHERING_READER,
+            profile=profiles.READER if self.process.settings.run.mode == "sequential" else profiles.GATHERING_READER,
         )
-        intake = Intake(
+
+    def _intake(
+        self, reader: LogReader, assembler: GroupAssembler, trust: WorkerTrust, evaluations: Evaluations, *, keeps_texts: bool
+    ) -> Intake:
+        process, settings = self.process, self.process.settings
+        return Intake(
             reader,
             assembler,
             policy=staleness_policy(settings),
-            limits=AdmissionLimits(vocabulary=trainer.vocabulary, max_length=settings.policy.max_length),
+            limits=AdmissionLimits(vocabulary=self.trainer.vocabulary, max_length=settings.policy.max_length),
             trust=trust,
             evaluations=evaluations,
             places=process.places,
-            metrics=metrics,
-            clock=clock,
+            metrics=self.metrics,
+            clock=process.clock,
             max_bytes=settings.learner.buffer_mb << 20,
-            keeps_texts=reads_texts(task),
+            keeps_texts=keeps_texts,
         )
-        stack.enter_context(closing(intake))
-        heartbeat = ProgressHeartbeat(publisher, _first_progress(beginning), clock, closed_from=intake.closed_from, read=intake.read_from)
-        stack.enter_context(closing(heartbeat))
-        opening = open_source(
-            process, state, intake, assembler=assembler, roster=roster, publisher=publisher, prompts=prompts, metrics=metrics
-        )  # fmt: skip
-        source = stack.enter_context(opening)
-        check.is_issued = source.is_issued
+
+    def _rewards(self, intake: Intake) -> RewardWatch:
+        settings = self.process.settings
         rewards = RewardWatch(
             samples_per_step=settings.learner.groups_per_step * settings.rollout.group_size,
             deadline_s=settings.scoring.deadline_s,
             applications=settings.scoring.applications,
-            notices=process.notices,
-            clock=clock,
+            notices=self.process.notices,
+            clock=self.process.clock,
         )
         intake.call_on_reward(rewards.note, rewards.counts)
+        return rewards
+
+    def _publication(
+        self, chunks: Publisher, trust: WorkerTrust, heartbeat: ProgressHeartbeat, evaluations: Evaluations
+    ) -> PublicationThread:
+        process, metrics, settings = self.process, self.metrics, self.process.settings
 
         def on_published(publication: Publication) -> None:
             if publication.snapshot is not None:
@@ -147,50 +215,20 @@ def open_parts(
 
         snapshots = SnapshotWriter(
             settings.run.name,
-            blobs=bus.blob_writer(chunks),
-            placement=SnapshotPlacement(bus, settings),
-            codec=bus.codec,
-            clock=clock,
+            blobs=process.bus.blob_writer(chunks),
+            placement=SnapshotPlacement(process.bus, settings),
+            codec=process.bus.codec,
+            clock=process.clock,
             writes_deltas=settings.weights.delta,
         )
-        publication = PublicationThread(
-            beginning.writer, snapshots, places=process.places, metrics=metrics, clock=clock, on_published=on_published
-        )  # fmt: skip
-        stack.enter_context(closing(publication))
-        progress = stack.enter_context(closing(sessions.watch_progress(bus)))
-        rivals = Rivals(progress, beginning.session, lambda: sessions.read_tip(bus, settings.run.name).claim)
-        write_run(publisher, settings, created_ms=clock.time_ms())
-        heartbeat.start()
-        evaluations.start()
-        control.on_change(lambda key, order: obey_orders(evaluations, settings, {key: order} if order is not None else {}))
-        obey_orders(evaluations, settings, control.items())
-        yield LearnerParts(
-            settings=settings,
-            trainer=trainer,
-            task=task,
-            intake=intake,
-            source=source,
-            trust=trust,
-            agreement=_agreement(settings, trainer, metrics),
-            rewards=rewards,
-            store=beginning.store,
-            publication=publication,
-            heartbeat=heartbeat,
-            rivals=rivals,
-            broadcast=broadcast,
-            costs=HeardCosts(workers, clock),
-            evaluations=evaluations,
-            control=control,
-            places=process.places,
-            notices=process.notices,
-            metrics=metrics,
-            clock=clock,
-            tracer=bus.tracer,
+        return PublicationThread(
+            self.beginning.writer, snapshots, places=process.places, metrics=metrics, clock=process.clock, on_published=on_published
         )
 
-
-def _agreement(settings: Settings, trainer: Trainer, metrics: LearnerMetrics) -> Agreement:
-    return Agreement(trainer, metrics, versions=staleness_policy(settings).budget + 2, max_tokens=settings.learner.micro_batch_tokens)
+    def _agreement(self) -> Agreement:
+        settings = self.process.settings
+        num_versions = staleness_policy(settings).budget + 2
+        return Agreement(self.trainer, self.metrics, versions=num_versions, max_tokens=settings.learner.micro_batch_tokens)
 
 
 def _first_progress(beginning: Beginning) -> Progress:

@@ -103,7 +103,7 @@ def _run_session(
 
 def _go_on(process: RoleProcess, parts: LearnerParts, beginning: Beginning) -> None:
     """Say from where, and take up the evaluations that an earlier session was asked for and did not finish, of what is kept."""
-    settings, saved = parts.settings, beginning.state
+    settings, saved = process.settings, beginning.state
     logger.info("Going on from version %d (checkpoint %s)", saved.version, saved.id)
     if ignored := ignored_rewards(saved.terms, settings):
         logger.warning("%s", ignored)
