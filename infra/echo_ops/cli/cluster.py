@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from echo_ops.cli.options import Config
-from echo_ops.cli.output import user_errors
 
 commands = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
 kafka = typer.Typer(no_args_is_help=True, help="A real Apache Kafka on this machine, from Python packages alone.")
@@ -50,8 +49,7 @@ def kafka_up(
     """Start it in the background and wait until it answers."""
     from echo_ops.cli import kafka as commands
 
-    with user_errors():
-        commands.up(config, brokers, registry=registry, secure=secure, folder=folder, ports=tuple(port or ()))
+    commands.up(config, brokers, registry=registry, secure=secure, folder=folder, ports=tuple(port or ()))
 
 
 @kafka.command("down")
@@ -59,8 +57,7 @@ def kafka_down(delete_data: Annotated[bool, typer.Option("--delete-data", help="
     """Stop it. Its data stays, unless told otherwise."""
     from echo_ops.cli import kafka as commands
 
-    with user_errors():
-        commands.down(delete_data=delete_data)
+    commands.down(delete_data=delete_data)
 
 
 @kafka.command("status")
@@ -68,8 +65,7 @@ def kafka_status() -> None:
     """Say what runs, where, and whether it answers; exit 1 if it does not."""
     from echo_ops.cli import kafka as commands
 
-    with user_errors():
-        commands.status()
+    commands.status()
 
 
 @topics.command("plan")
@@ -77,8 +73,7 @@ def topics_plan(config: Config = None, force: Annotated[bool, typer.Option("--fo
     """Show what `apply` would do. Changes nothing."""
     from echo_ops.cli import topics as commands
 
-    with user_errors():
-        commands.plan(config, force=force)
+    commands.plan(config, force=force)
 
 
 @topics.command("apply")
@@ -90,8 +85,7 @@ def topics_apply(
     """Create and change topics until they are as the files say. Never shrinks any; lowers durability only with --force and --reason."""
     from echo_ops.cli import topics as commands
 
-    with user_errors():
-        commands.apply(config, force=force, reason=reason)
+    commands.apply(config, force=force, reason=reason)
 
 
 @topics.command("check")
@@ -106,11 +100,10 @@ def topics_check(
     from echo_ops.cli import topics as commands
     from echo_ops.topic_targets import Target
 
-    with user_errors():
-        if target is None:
-            commands.check(config)
-        else:
-            commands.check_target(Target(target))
+    if target is None:
+        commands.check(config)
+    else:
+        commands.check_target(Target(target))
 
 
 @topics.command("render")
@@ -125,8 +118,7 @@ def topics_render(
     from echo_ops.cli import topics as commands
     from echo_ops.topic_rendering import TopicFormat
 
-    with user_errors():
-        commands.render(config, TopicFormat(format_), cluster)
+    commands.render(config, TopicFormat(format_), cluster)
 
 
 @schemas.command("check")
@@ -136,8 +128,7 @@ def schemas_check(
     """Every version of every record against every earlier one, both ways; and the lock file."""
     from echo_ops.cli import schemas as commands
 
-    with user_errors():
-        commands.check(update_lock=update_lock)
+    commands.check(update_lock=update_lock)
 
 
 @schemas.command("register")
@@ -145,8 +136,7 @@ def schemas_register(config: Config = None) -> None:
     """Register all schemas with the registry of [registry] url. Idempotent."""
     from echo_ops.cli import schemas as commands
 
-    with user_errors():
-        commands.register(config)
+    commands.register(config)
 
 
 @acls.command("render")
@@ -158,8 +148,7 @@ def acls_render(
     """Print the least that each role must be allowed. Changes nothing."""
     from echo_ops.cli import acls as commands
 
-    with user_errors():
-        commands.render(config, format_, cluster)
+    commands.render(config, format_, cluster)
 
 
 @dlq.command("list")
@@ -171,8 +160,7 @@ def dlq_list(
     """Say how many messages could not be used, by topic and reason, and how many of them wait."""
     from echo_ops.cli import dlq as commands
 
-    with user_errors():
-        commands.list_letters(config, topics or [], as_json=as_json)
+    commands.list_letters(config, topics or [], as_json=as_json)
 
 
 @dlq.command("show")
@@ -185,8 +173,7 @@ def dlq_show(
     """Print letters whole: what was wrong, where they lay, who wrote and who read them."""
     from echo_ops.cli import dlq as commands
 
-    with user_errors():
-        commands.show(config, topic, offset, last=last)
+    commands.show(config, topic, offset, last=last)
 
 
 @dlq.command("redrive")
@@ -204,10 +191,9 @@ def dlq_redrive(
     """Write letters to their topic again, each once; without --yes say what would be done."""
     from echo_ops.cli import dlq as commands
 
-    with user_errors():
-        commands.redrive(
-            config, topic, reason or [], until=until, limit=limit, rate=rate, mend=mend, passes_by=pass_by, is_meant=yes
-        )  # fmt: skip
+    commands.redrive(
+        config, topic, reason or [], until=until, limit=limit, rate=rate, mend=mend, passes_by=pass_by, is_meant=yes
+    )  # fmt: skip
 
 
 @dlq.command("discard")
@@ -221,8 +207,7 @@ def dlq_discard(
     """Let letters wait no longer; without --yes say which. They stay readable until their retention is over."""
     from echo_ops.cli import dlq as commands
 
-    with user_errors():
-        commands.discard_letters(config, topic, reason or [], until=until, is_meant=yes)
+    commands.discard_letters(config, topic, reason or [], until=until, is_meant=yes)
 
 
 @runs.command("list")
@@ -230,8 +215,7 @@ def runs_list(config: Config = None, as_json: Annotated[bool, typer.Option("--js
     """Say which runs the namespace has, and how each of them is."""
     from echo_ops.cli import runs as commands
 
-    with user_errors():
-        commands.list_runs(config, as_json=as_json)
+    commands.list_runs(config, as_json=as_json)
 
 
 @runs.command("show")
@@ -239,8 +223,7 @@ def runs_show(name: RunId, config: Config = None) -> None:
     """Say what a run is and how it stands."""
     from echo_ops.cli import runs as commands
 
-    with user_errors():
-        commands.show(config, name)
+    commands.show(config, name)
 
 
 @runs.command("pause")
@@ -249,8 +232,7 @@ def runs_pause(name: RunId, config: Config = None) -> None:
     from echo_ops.cli import runs as commands
     from echo_schemas.records import RunState
 
-    with user_errors():
-        commands.order(config, name, RunState.PAUSED)
+    commands.order(config, name, RunState.PAUSED)
 
 
 @runs.command("resume")
@@ -259,8 +241,7 @@ def runs_resume(name: RunId, config: Config = None) -> None:
     from echo_ops.cli import runs as commands
     from echo_schemas.records import RunState
 
-    with user_errors():
-        commands.order(config, name, RunState.RUNNING)
+    commands.order(config, name, RunState.RUNNING)
 
 
 @runs.command("stop")
@@ -269,8 +250,7 @@ def runs_stop(name: RunId, config: Config = None) -> None:
     from echo_ops.cli import runs as commands
     from echo_schemas.records import RunState
 
-    with user_errors():
-        commands.order(config, name, RunState.STOPPING)
+    commands.order(config, name, RunState.STOPPING)
 
 
 @runs.command("archive")
@@ -282,8 +262,7 @@ def runs_archive(
     """Keep a run that has ended in a folder, whole and verified, so that it may be deleted."""
     from echo_ops.cli import runs as commands
 
-    with user_errors():
-        commands.archive(config, name, to)
+    commands.archive(config, name, to)
 
 
 @runs.command("delete")
@@ -291,8 +270,7 @@ def runs_delete(name: RunId, config: Config = None, yes: Yes = False) -> None:
     """Remove a run: topics, groups, access lists, checkpoints; without --yes say what there is of it."""
     from echo_ops.cli import runs as commands
 
-    with user_errors():
-        commands.delete(config, name, is_meant=yes)
+    commands.delete(config, name, is_meant=yes)
 
 
 @keys.command("new")
@@ -307,8 +285,7 @@ def keys_new(
     """Make a key in the folder [trust] keys, and add its public half to the file [trust] signers."""
     from echo_ops.cli import keys as commands
 
-    with user_errors():
-        commands.new(config, role, tuple(name or ("*",)), replace=replace)
+    commands.new(config, role, tuple(name or ("*",)), replace=replace)
 
 
 @keys.command("show")
@@ -316,8 +293,7 @@ def keys_show(config: Config = None) -> None:
     """List the keys that are trusted: id, whose, when they count, and which of them this machine has."""
     from echo_ops.cli import keys as commands
 
-    with user_errors():
-        commands.show(config)
+    commands.show(config)
 
 
 @monitoring.command("render")
@@ -333,5 +309,4 @@ def monitoring_render(
     """Write alert rules, a scrape configuration and dashboards."""
     from echo_ops.cli import monitoring as commands
 
-    with user_errors():
-        commands.render_files(config, into, runs=run or [], runbooks=runbooks)
+    commands.render_files(config, into, runs=run or [], runbooks=runbooks)

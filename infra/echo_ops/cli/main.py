@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from echo_ops.cli.cluster import commands as cluster
 from echo_ops.cli.history import commands as history
@@ -13,7 +14,16 @@ from echo_ops.cli.options import Config
 from echo_ops.cli.output import user_errors
 from echo_ops.roles import Flags, Role
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+class _Commands(TyperGroup):
+    """Every command ends with one sentence where the project's own errors end it."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        with user_errors():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 reward = typer.Typer(no_args_is_help=True, help="Rewards of a run that is going: write, try, attach, weigh, detach.")
 checkpoints = typer.Typer(no_args_is_help=True, help="The checkpoints of a run: what there is, and what nobody needs any more.")
 app.add_typer(checkpoints, name="checkpoints")
@@ -33,8 +43,7 @@ def checkpoints_list(config: Config = None) -> None:
     """Print every checkpoint in the run's folder with its size, and what it is to the run in the log."""
     from echo_ops.cli import checkpoints as commands
 
-    with user_errors():
-        commands.list_checkpoints(config)
+    commands.list_checkpoints(config)
 
 
 @checkpoints.command("prune")
@@ -47,8 +56,7 @@ def checkpoints_prune(
     """Remove checkpoints of the run that came to nothing or are older than the newest few. Safe beside a running learner."""
     from echo_ops.cli import checkpoints as commands
 
-    with user_errors():
-        commands.prune(config, keep=keep, unreadable=unreadable, dry_run=dry_run)
+    commands.prune(config, keep=keep, unreadable=unreadable, dry_run=dry_run)
 
 
 RewardPath = Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:brevity, package.module:function, or a built-in name.")]
@@ -59,8 +67,7 @@ def reward_new(path: Annotated[str, typer.Argument(metavar="FILE:NAME")] = "my_r
     """Write a reward function and a test of it, to begin with."""
     from echo_ops.cli import reward as commands
 
-    with user_errors():
-        commands.new(path)
+    commands.new(path)
 
 
 @reward.command("test")
@@ -72,8 +79,7 @@ def reward_test(
     """Call it on the run's newest trajectories and show what it says; nothing is written. Exit 2 if a sample got no value."""
     from echo_ops.cli import reward as commands
 
-    with user_errors():
-        commands.test(config, path, last)
+    commands.test(config, path, last)
 
 
 @reward.command("attach")
@@ -91,9 +97,8 @@ def reward_attach(
     """Score the run with it from now on, in a process of its own beside the run; nothing is trained on it before it has a weight."""
     from echo_ops.cli import attach as commands
 
-    with user_errors():
-        asked = commands.Asked(path=path, beginning=beginning, share=share, application=application, dry_run=dry_run)
-        commands.attach(config, asked)
+    asked = commands.Asked(path=path, beginning=beginning, share=share, application=application, dry_run=dry_run)
+    commands.attach(config, asked)
 
 
 @reward.command("weight")
@@ -112,8 +117,7 @@ def reward_weight(
     """Train on a reward with another weight from a version on, without a restart; the others stay as they are."""
     from echo_ops.cli import reward as commands
 
-    with user_errors():
-        commands.weigh(config, weight, from_version=from_version, missing=missing, deadline_s=deadline, force=force)
+    commands.weigh(config, weight, from_version=from_version, missing=missing, deadline_s=deadline, force=force)
 
 
 @reward.command("list")
@@ -121,8 +125,7 @@ def reward_list(config: Config = None, as_json: Annotated[bool, typer.Option("--
     """Say of each reward of the run who gives it, how far behind, what it says, and what groups do while it does not come."""
     from echo_ops.cli import reward as commands
 
-    with user_errors():
-        commands.list_rewards(config, as_json=as_json)
+    commands.list_rewards(config, as_json=as_json)
 
 
 @reward.command("compare")
@@ -135,8 +138,7 @@ def reward_compare(
     """Say how far two rewards agree on the same samples, and what training on the one in place of the other would change."""
     from echo_ops.cli import compare as commands
 
-    with user_errors():
-        commands.compare(config, first, second, last)
+    commands.compare(config, first, second, last)
 
 
 @reward.command("detach")
@@ -148,8 +150,7 @@ def reward_detach(
     """End the application of an attached reward, wherever it runs. What it wrote stays in the log."""
     from echo_ops.cli import reward as commands
 
-    with user_errors():
-        commands.detach(config, name, force=force)
+    commands.detach(config, name, force=force)
 
 
 @app.command("tail")
@@ -167,9 +168,8 @@ def tail(
     """Print decoded records with their keys and headers."""
     from echo_ops.cli import tail as commands
 
-    with user_errors():
-        filters = commands.Filters(version=version, group=group, worker=worker)
-        commands.tail(config, topic, filters, follow=follow, last=last, all_runs=all_runs, as_json=as_json)
+    filters = commands.Filters(version=version, group=group, worker=worker)
+    commands.tail(config, topic, filters, follow=follow, last=last, all_runs=all_runs, as_json=as_json)
 
 
 @app.command("settings")
@@ -185,8 +185,7 @@ def doctor(config: Config = None) -> None:
     """What is installed, reachable, mis-sized or drifted, and how to mend it; exit 1 if something must be mended."""
     from echo_ops.cli import doctor as commands
 
-    with user_errors():
-        commands.doctor(config)
+    commands.doctor(config)
 
 
 @app.command("check")
@@ -200,8 +199,7 @@ def check(
     from echo_ops.cli import check as commands
     from echo_ops.estimate import Assumed
 
-    with user_errors():
-        commands.check(config, Assumed(answer_tokens=answer_tokens, prompt_tokens=prompt_tokens, mbit_s=mbit_s))
+    commands.check(config, Assumed(answer_tokens=answer_tokens, prompt_tokens=prompt_tokens, mbit_s=mbit_s))
 
 
 @app.command("plan")
@@ -233,11 +231,10 @@ def plan(
     """Say how many workers a run needs, which ones, and what a step then costs; exit 1 if no plan works. Starts nothing."""
     from echo_ops.cli import plan as commands
 
-    with user_errors():
-        given = commands.Given(
-            train_s=train_s, broadcast_s=broadcast_s, rollouts=rollouts, kinds=tuple(kind or ()), budgets=budget, kappa=kappa
-        )
-        commands.plan(from_run, given, gamma=gamma, learner_price=learner_price, as_json=as_json)
+    given = commands.Given(
+        train_s=train_s, broadcast_s=broadcast_s, rollouts=rollouts, kinds=tuple(kind or ()), budgets=budget, kappa=kappa
+    )
+    commands.plan(from_run, given, gamma=gamma, learner_price=learner_price, as_json=as_json)
 
 
 @app.command("simulate")
@@ -255,11 +252,10 @@ def simulate(
     """Run a fleet that nobody has at hand in simulated time: waiting, staleness, broadcast, cost. Starts nothing."""
     from echo_ops.cli import simulate as commands
 
-    with user_errors():
-        if paper:
-            commands.simulate_paper(as_json=as_json, page=page)
-        else:
-            commands.simulate(file, steps=steps, seed=seed, compared=compare, as_json=as_json, page=page)
+    if paper:
+        commands.simulate_paper(as_json=as_json, page=page)
+    else:
+        commands.simulate(file, steps=steps, seed=seed, compared=compare, as_json=as_json, page=page)
 
 
 @app.command("run")
@@ -292,19 +288,18 @@ def run(
     """Run one role in this process until it is done; SIGTERM drains it."""
     from echo_ops.cli import run as commands
 
-    with user_errors():
-        flags = Flags(
-            kind=kind or "",
-            episodes=episodes,
-            takeover=takeover,
-            skip=skip,
-            application=application,
-            names=tuple(rewards or ()),
-            beginning=beginning,
-            share=share,
-            ends_with_run=ends_with_run,
-        )
-        commands.run_role(role, config, name=name, announce=announce, logs=commands.LogOptions(file=log_file, form=log_format), flags=flags)
+    flags = Flags(
+        kind=kind or "",
+        episodes=episodes,
+        takeover=takeover,
+        skip=skip,
+        application=application,
+        names=tuple(rewards or ()),
+        beginning=beginning,
+        share=share,
+        ends_with_run=ends_with_run,
+    )
+    commands.run_role(role, config, name=name, announce=announce, logs=commands.LogOptions(file=log_file, form=log_format), flags=flags)
 
 
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a live screen; so anyway where the output is no terminal.")]
@@ -335,10 +330,9 @@ def up(
     if only_check:
         check(config)
         return
-    with user_errors():
-        flags = tuple(flag for flag, is_given in (("--takeover", takeover), ("--skip", skip)) if is_given)
-        options = commands.Options(plain=plain, summary=summary, report=report, keep_kafka=keep_kafka, learner_flags=flags)
-        commands.up(config, steps=steps, options=options)
+    flags = tuple(flag for flag, is_given in (("--takeover", takeover), ("--skip", skip)) if is_given)
+    options = commands.Options(plain=plain, summary=summary, report=report, keep_kafka=keep_kafka, learner_flags=flags)
+    commands.up(config, steps=steps, options=options)
 
 
 @app.command("demo")
@@ -364,9 +358,8 @@ def demo(
     from echo_ops.cli import demo as commands
     from echo_ops.cli.up import Options
 
-    with user_errors():
-        options = Options(plain=plain, summary=summary, report=report)
-        commands.demo(commands.demo_name(name, task), mode=mode, seed=seed, steps=steps, new=new, options=options)
+    options = Options(plain=plain, summary=summary, report=report)
+    commands.demo(commands.demo_name(name, task), mode=mode, seed=seed, steps=steps, new=new, options=options)
 
 
 @app.command("fork")
@@ -384,8 +377,7 @@ def fork(
     """Begin a run of its own from a version of another: to go back, or to go on under another configuration."""
     from echo_ops.cli import fork as commands
 
-    with user_errors():
-        commands.fork(config, name, version, sha256=sha256, weights_only=weights_only, parent=parent, folder=folder)
+    commands.fork(config, name, version, sha256=sha256, weights_only=weights_only, parent=parent, folder=folder)
 
 
 @app.command("eval")
@@ -404,17 +396,16 @@ def evaluate(
     """Evaluate versions of a run on held-out prompts: by its learner while it trains, else with workers started for it."""
     from echo_ops.cli import evaluate as commands
 
-    with user_errors():
-        asked = commands.EvaluationWish(
-            versions=tuple(version or ()),
-            name=name,
-            prompts=prompts,
-            samples=samples,
-            pass_at=tuple(pass_at or ()),
-            temperature=temperature,
-            timeout_s=timeout,
-        )
-        commands.evaluate(config, asked)
+    asked = commands.EvaluationWish(
+        versions=tuple(version or ()),
+        name=name,
+        prompts=prompts,
+        samples=samples,
+        pass_at=tuple(pass_at or ()),
+        temperature=temperature,
+        timeout_s=timeout,
+    )
+    commands.evaluate(config, asked)
 
 
 @app.command("audit")
@@ -429,8 +420,7 @@ def audit(
     """Prove from the log what was promised of a run, or show the counter-example: exit 0 proved, 4 broken, 5 unproved."""
     from echo_ops.cli import audit as commands
 
-    with user_errors():
-        commands.audit(config, tuple(run or ()), json_file=json_file, allow_unproved=allow_unproved)
+    commands.audit(config, tuple(run or ()), json_file=json_file, allow_unproved=allow_unproved)
 
 
 @app.command("retrain")
@@ -456,18 +446,17 @@ def retrain(
     weights and their evaluation move."""
     from echo_ops.cli import retrain as commands
 
-    with user_errors():
-        wish = commands.RetrainWish(
-            versions=version,
-            from_start=from_start,
-            tolerance=tolerance,
-            exact=exact,
-            ranks=ranks,
-            rewards=tuple(rewards or ()),
-            prompts=prompts,
-            json_file=json_file,
-        )
-        commands.retrain(config, wish)
+    wish = commands.RetrainWish(
+        versions=version,
+        from_start=from_start,
+        tolerance=tolerance,
+        exact=exact,
+        ranks=ranks,
+        rewards=tuple(rewards or ()),
+        prompts=prompts,
+        json_file=json_file,
+    )
+    commands.retrain(config, wish)
 
 
 def main() -> None:

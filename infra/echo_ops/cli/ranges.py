@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from echo_bus.bus import Bus
+from echo_ops.cli.options import RangeOptions
 from echo_replay.following import follow
 from echo_replay.history import History, Told, open_history
 from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
@@ -23,23 +23,6 @@ _OFFSETS = re.compile(r"(\d{1,9})[:@](\d{1,18})(?:\.\.(\d{1,18}))?")
 _AGO = re.compile(r"(\d{1,9}(?:\.\d+)?)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _GROUP = re.compile(r"(?:(?P<run>[A-Za-z0-9][A-Za-z0-9._-]*)/)?(?P<group>(?:eval-|probe-)?\d{1,18})")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RangeOptions:
-    """The options as they were typed; empty where none was given."""
-
-    version: str = ""
-    step: str = ""
-    offsets: Sequence[str] = ()
-    since: str = ""
-    until: str = ""
-    groups: Sequence[str] = ()
-    worker: str = ""
-    task: str = ""
-    purpose: str = ""
-    fate: str = ""
-    sample: int | None = None
 
 
 def history_of(bus: Bus, run_id: str) -> History:

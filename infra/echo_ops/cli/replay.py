@@ -12,8 +12,9 @@ from typing import Literal
 
 from echo_bus.clock import SystemClock
 from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.options import RangeOptions
 from echo_ops.cli.output import err
-from echo_ops.cli.ranges import RangeOptions, going_on, history_of, selection_of
+from echo_ops.cli.ranges import going_on, history_of, selection_of
 from echo_replay.history import Told
 from echo_replay.replaying import at_original_pace, at_rate
 from echo_replay.replaying import replay as write_again

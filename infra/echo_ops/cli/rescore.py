@@ -15,8 +15,9 @@ from echo_bus.clock import Deadline
 from echo_ops.cli.analysis import require_analysis
 from echo_ops.cli.compare import lines_of
 from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.options import RangeOptions
 from echo_ops.cli.output import err, out
-from echo_ops.cli.ranges import RangeOptions, history_of, run_named, selection_of
+from echo_ops.cli.ranges import history_of, run_named, selection_of
 from echo_ops.cli.reward import run_now
 from echo_ops.rewards.comparison import compare_columns
 from echo_ops.rewards.weights import full_name

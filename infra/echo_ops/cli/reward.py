@@ -24,16 +24,7 @@ from echo_ops.orders import give_order
 from echo_ops.rewards.template import write_template
 from echo_ops.rewards.trial import Trial, recent_trajectories, try_reward
 from echo_ops.rewards.watch import OWN_APPLICATION, Heard, ScorerLine, ScorerState, ScorerWatch, behind_words, plain_line
-from echo_ops.rewards.weights import (
-    Missing,
-    full_name,
-    listed,
-    parse_missing,
-    parse_weight,
-    policy_of,
-    terms_in_force,
-    with_weight,
-)
+from echo_ops.rewards.weights import Missing, full_name, listed, parse_missing, parse_weight, policy_of, terms_in_force, with_weight
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Progress, Reward, RewardAttachment, RewardControl, RewardTerm
 from echo_schemas.topics import PROGRESS, attachment_key

@@ -12,8 +12,9 @@ from rich.text import Text
 from echo_bus.clock import SystemClock
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.harmless import harmless
+from echo_ops.cli.options import RangeOptions
 from echo_ops.cli.output import err, out
-from echo_ops.cli.ranges import RangeOptions, going_on, history_of, selection_of
+from echo_ops.cli.ranges import going_on, history_of, selection_of
 from echo_replay.history import Told
 from echo_replay.origin import became
 from echo_replay.searching import Hit, TextMatcher, TokenMatcher, parse_tokens

@@ -16,8 +16,9 @@ from echo_bus.clock import SystemClock
 from echo_ops.cli.analysis import require_analysis
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.harmless import harmless
+from echo_ops.cli.options import RangeOptions
 from echo_ops.cli.output import err, out
-from echo_ops.cli.ranges import RangeOptions, history_of, run_named, selection_of
+from echo_ops.cli.ranges import history_of, run_named, selection_of
 from echo_schemas.errors import UserError
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from echo_bus.clock import SystemClock
-from echo_ops.cli.ranges import RangeOptions, selection_of
+from echo_ops.cli.options import RangeOptions
+from echo_ops.cli.ranges import selection_of
 from echo_ops.viewer.dropped import dropped_page
 from echo_ops.viewer.lineage import lineage_page
 from echo_ops.viewer.metrics import Frame

@@ -24,8 +24,8 @@ import echo_ops.cli.lineage as lineage_command
 import echo_ops.cli.replay as replay_command
 import echo_ops.cli.search as search_command
 import echo_ops.cli.show as show_command
+from echo_ops.cli.options import RangeOptions
 from echo_ops.cli.painting import Colour
-from echo_ops.cli.ranges import RangeOptions
 from echo_replay.history import History, open_history
 from echo_replay.selection import Selection, Steps, Versions
 from echo_replay.sinks import REPLAYED_FROM

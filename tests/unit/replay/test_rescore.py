@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 import echo_ops.cli.rescore as rescore_command
 from echo_bus.clock import Deadline
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
-from echo_ops.cli.ranges import RangeOptions
+from echo_ops.cli.options import RangeOptions
 from echo_ops.cli.reward import refuse_unscored
 from echo_ops.rewards.watch import ScorerWatch
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
