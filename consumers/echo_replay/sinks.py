@@ -95,15 +95,15 @@ class StreamSink:
 
 
 class FileSink:
-    """One file of JSON lines."""
+    """One file of JSON lines, which has its name once it is whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._staged = path.with_name(f".{path.name}.{os.getpid()}")
-        self._file = self._staged.open("w", encoding="utf-8")
+        self._file = self._staged.open("wb")
 
     def write(self, told: Told) -> None:
-        self._file.write(line_of(told))
+        self._file.write(line_of(told).encode())
 
     def finish(self) -> None:
         self._file.flush()
@@ -116,15 +116,13 @@ class FileSink:
         self._staged.unlink(missing_ok=True)
 
 
-class AvroSink:
+class AvroSink(FileSink):
     """An Avro object container file: a record for each trajectory, with where it lies, its headers, its rewards and its fate (Avro 1.11
     specification, "Object Container Files"). What nobody can read is there as bytes.
     """
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
-        self._path = path
-        self._staged = path.with_name(f".{path.name}.{os.getpid()}")
-        self._file = self._staged.open("wb")
+        super().__init__(path)
         self._plain = converter_of(Trajectory).to_plain
         metadata = {"echoswarm.about": json.dumps(about)}
         self._writer = AvroWriter(self._file, _replayed_schema(), codec="deflate", metadata=metadata)
@@ -150,14 +148,7 @@ class AvroSink:
 
     def finish(self) -> None:
         self._writer.flush()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._staged.rename(self._path)
-
-    def abandon(self) -> None:
-        self._file.close()
-        self._staged.unlink(missing_ok=True)
+        super().finish()
 
 
 class FolderSink:

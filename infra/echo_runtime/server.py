@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
+from typing import Self
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -22,7 +23,40 @@ Check = Callable[[], str | None]
 """None when all is well, else one sentence that says what is not."""
 
 
-class MetricsServer:
+class HttpServer:
+    """Answers on threads of its own inside its block."""
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler], host: str, port: int, *, what: str, hint: str) -> None:
+        """`port` 0 takes a free one. Raises UserError, with `hint`, if the port is taken. `what` is served."""
+        try:
+            self._server = ThreadingHTTPServer((host, port), handler)
+        except OSError as exc:
+            raise UserError(f"The {what} port {host}:{port} cannot be opened: {exc.strerror}.", hint=hint) from exc
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name=f"{what} http", daemon=True)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port actually bound."""
+        host, port = self._server.server_address[:2]
+        return str(host), int(port)
+
+    @property
+    def url(self) -> str:
+        """`http://host:port`."""
+        return "http://{}:{}".format(*self.address)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class MetricsServer(HttpServer):
     """Serves one registry and two sets of checks. A process is healthy when it should not be restarted, ready when it should get work."""
 
     def __init__(
@@ -37,34 +71,8 @@ class MetricsServer:
     ) -> None:
         """`port` 0 takes a free one. `notices`: what both sets of checks say besides. Raises UserError if the port is taken."""
         routes = {"/healthz": dict(healthy or {}), "/readyz": {**(healthy or {}), **(ready or {})}}
-        try:
-            self._server = ThreadingHTTPServer((host, port), _handler_of(registry, routes, notices))
-        except OSError as exc:
-            raise UserError(
-                f"The metrics port {host}:{port} cannot be opened: {exc.strerror}.", hint="Set [metrics] port = 0 to take a free one."
-            ) from exc
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port actually bound."""
-        host, port = self._server.server_address[:2]
-        return str(host), int(port)
-
-    @property
-    def url(self) -> str:
-        """`http://host:port`."""
-        return "http://{}:{}".format(*self.address)
-
-    def __enter__(self) -> MetricsServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        handler = _handler_of(registry, routes, notices)
+        super().__init__(handler, host, port, what="metrics", hint="Set [metrics] port = 0 to take a free one.")
 
 
 def _handler_of(

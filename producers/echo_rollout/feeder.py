@@ -13,13 +13,12 @@ full does it ask the cluster for the workers' committed offsets, every 20 ms and
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
 from collections import deque
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from echo_bus.bus import Bus
@@ -38,25 +37,16 @@ from echo_core.policy import StalenessPolicy
 from echo_core.work_shares import horizon_of
 from echo_rollout.metrics import FeederMetrics
 from echo_rollout.open_seqs import Ledger, OpenRequests, OpenSeqs, standing_of
-from echo_rollout.prompts import TextCodec
 from echo_runtime.notices import Notices, Standstill
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import StopSignal
-from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import UserError
-from echo_schemas.records import (
-    Control,
-    Progress,
-    Purpose,
-    RolloutRequest,
-    RunState,
-    Sampling,
-    WeightManifest,
-    WorkerStatus,
-    group_id_of,
-)
+from echo_schemas.records import Control, Progress, Purpose, RolloutRequest, RunState, WeightManifest, WorkerStatus
 from echo_schemas.topics import REQUESTS, weights_key
 from echo_settings import Settings
+from echo_settings.rules import training_sampling
+from echo_tasks.prompts import TextCodec
+from echo_tasks.requests import RequestBuilder
 from echo_tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -130,6 +120,8 @@ class Feeder:
         """`parts.writer` is not started yet: `take_over` does it, before anything is read."""
         self._parts = parts
         self._run_id = parts.settings.run.name
+        self._builder = RequestBuilder(run_id=self._run_id, task=parts.task, seed=parts.settings.run.seed, prompts=parts.prompts)
+        self._sampling = training_sampling(parts.settings)
         self._wake = threading.Event()
         self._open = OpenSeqs()
         self._requests = OpenRequests(self._open)
@@ -320,28 +312,11 @@ class Feeder:
         metrics.next_seq.set(self._next_seq)
 
     def _request(self, issue: _Issue, standing: Standing) -> RolloutRequest:
-        settings, now_ms = self._parts.settings, self._parts.clock.time_ms()
-        rollout, is_probe = settings.rollout, issue.purpose is Purpose.PROBE
+        rollout, now_ms, is_probe = self._parts.settings.rollout, self._parts.clock.time_ms(), issue.purpose is Purpose.PROBE
         patience_s = self._patience.limit_s(self._steps.step_s)
-        prompt = self._parts.task.prompt(settings.run.seed, issue.seq)
-        return RolloutRequest(
-            run_id=self._run_id,
-            group_id=group_id_of(self._run_id, issue.seq, issue.purpose),
-            seq=issue.seq,
-            purpose=issue.purpose,
-            task=self._parts.task.name,
-            messages=prompt.messages,
-            prompt_token_ids=pack_tokens(self._parts.prompts.encode(prompt.text)) if prompt.text else b"",
-            entry=json.dumps(dict(prompt.entry), ensure_ascii=False),
-            group_size=rollout.probe_size if is_probe else rollout.group_size,
-            sampling=Sampling(
-                max_new_tokens=rollout.max_new_tokens,
-                temperature=rollout.temperature,
-                top_p=rollout.top_p,
-                top_k=rollout.top_k,
-                min_p=rollout.min_p,
-                stop=rollout.stop,
-            ),
+        group_size = rollout.probe_size if is_probe else rollout.group_size
+        return replace(
+            self._builder.build(issue.seq, issue.purpose, group_size=group_size, sampling=self._sampling),
             required_version=issue.seq if is_probe else required_version(standing, self._parts.policy),
             exact=is_probe,
             learner_version=standing.version,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from echo_schemas.columns import pack_tokens
 from echo_schemas.records import Purpose, RolloutRequest, Sampling, group_id_of
 from echo_tasks.prompts import TextCodec
-from echo_tasks.task import Task
+from echo_tasks.task import Prompt, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,10 @@ class RequestBuilder:
 
     def build(self, seq: int, purpose: Purpose, *, group_size: int, sampling: Sampling) -> RolloutRequest:
         """The request of `seq` without the versions and times that its sender gives it (`dataclasses.replace`)."""
-        prompt = self.task.prompt(self.seed, seq)
+        return self.build_of(self.task.prompt(self.seed, seq), seq, purpose, group_size=group_size, sampling=sampling)
+
+    def build_of(self, prompt: Prompt, seq: int, purpose: Purpose, *, group_size: int, sampling: Sampling) -> RolloutRequest:
+        """As `build`, of a prompt that is made already."""
         return RolloutRequest(
             run_id=self.run_id,
             group_id=group_id_of(self.run_id, seq, purpose),
@@ -31,10 +34,15 @@ class RequestBuilder:
             task=self.task.name,
             messages=prompt.messages,
             prompt_token_ids=pack_tokens(self.prompts.encode(prompt.text)) if prompt.text else b"",
-            entry=json.dumps(dict(prompt.entry), ensure_ascii=False),
+            entry=entry_of(prompt),
             group_size=group_size,
             sampling=sampling,
             required_version=0,
             learner_version=0,
             issued_ms=0,
         )
+
+
+def entry_of(prompt: Prompt) -> str:
+    """What rewards get of a prompt, as it travels."""
+    return json.dumps(dict(prompt.entry), ensure_ascii=False)

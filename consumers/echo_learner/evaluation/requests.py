@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock
 from echo_bus.errors import ClusterUnreachable
 from echo_bus.requests.dispatch import LeastLagChooser, WorkObserver
 from echo_core.evaluation import EvaluationSpec, evaluation_seq
-from echo_schemas.columns import pack_tokens
 from echo_schemas.errors import EchoError
-from echo_schemas.records import Purpose, RolloutRequest, group_id_of
+from echo_schemas.records import Purpose
 from echo_schemas.topics import REQUESTS
+from echo_tasks import requests
 from echo_tasks.prompts import TextCodec
+from echo_tasks.requests import RequestBuilder
 from echo_tasks.task import Prompt, Task
 
 logger = logging.getLogger(__name__)
@@ -56,18 +56,9 @@ class EvaluationRequests:
         """Prompt `index` of an evaluation under `version`. Raises PromptFailed, TransportError (of this or an earlier request)."""
         spec, now_ms = planned.spec, self._clock.time_ms()
         seq = evaluation_seq(version, spec.name, index)
-        prompt = _prompt(planned, index)
-        request = RolloutRequest(
-            run_id=self._run_id,
-            group_id=group_id_of(self._run_id, seq, Purpose.EVAL),
-            seq=seq,
-            purpose=Purpose.EVAL,
-            task=planned.task.name,
-            messages=prompt.messages,
-            prompt_token_ids=pack_tokens(self._prompts.encode(prompt.text)) if prompt.text else b"",
-            entry=_text_of(prompt),
-            group_size=spec.samples,
-            sampling=spec.sampling,
+        builder = RequestBuilder(run_id=self._run_id, task=planned.task, seed=spec.seed, prompts=self._prompts)
+        request = replace(
+            builder.build_of(_prompt(planned, index), seq, Purpose.EVAL, group_size=spec.samples, sampling=spec.sampling),
             required_version=version,
             exact=True,
             learner_version=version,
@@ -105,11 +96,7 @@ class EvaluationRequests:
 
 def entry_of(planned: Planned, index: int) -> str:
     """The entry that the request of prompt `index` carries. Raises PromptFailed."""
-    return _text_of(_prompt(planned, index))
-
-
-def _text_of(prompt: Prompt) -> str:
-    return json.dumps(dict(prompt.entry), ensure_ascii=False)
+    return requests.entry_of(_prompt(planned, index))
 
 
 def _prompt(planned: Planned, index: int) -> Prompt:

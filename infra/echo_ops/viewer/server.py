@@ -10,18 +10,17 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import threading
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib import resources
-from types import TracebackType
 from urllib.parse import parse_qs, urlsplit
 
 from echo_bus.errors import TransportError
 from echo_ops.viewer.routes import BadQuery, NoSuchPage, answer
 from echo_ops.viewer.searches import TooMany
 from echo_ops.viewer.source import Source
+from echo_runtime.server import HttpServer
 from echo_schemas.errors import EchoError, UserError
 
 logger = logging.getLogger(__name__)
@@ -50,36 +49,17 @@ _STATUSES: tuple[tuple[type[EchoError], HTTPStatus], ...] = (
 )
 
 
-class ViewerServer:
-    """Serves one source. A context manager."""
+class ViewerServer(HttpServer):
+    """Serves one source."""
 
     def __init__(self, source: Source, port: int = 0) -> None:
         """`port` 0 takes a free one. Raises UserError if the port is taken."""
-        try:
-            self._server = ThreadingHTTPServer((_HOST, port), _handler_of(source, _static_files()))
-        except OSError as exc:
-            raise UserError(f"The port {_HOST}:{port} cannot be opened: {exc.strerror}.", hint="--port 0 takes a free one.") from exc
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="viewer http", daemon=True)
-
-    @property
-    def port(self) -> int:
-        """The port actually bound."""
-        return int(self._server.server_address[1])
+        super().__init__(_handler_of(source, _static_files()), _HOST, port, what="viewer's", hint="--port 0 takes a free one.")
 
     @property
     def url(self) -> str:
         """Where a browser begins."""
-        return f"http://{_HOST}:{self.port}/"
-
-    def __enter__(self) -> ViewerServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        return f"{super().url}/"
 
 
 def _static_files() -> dict[str, tuple[bytes, str]]:

@@ -44,7 +44,7 @@ class Demo:
     server: ViewerServer
 
     def get(self, path: str, **query: Any) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=WAIT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.address[1], timeout=WAIT_S)
         try:
             connection.request("GET", f"/api/{path}?{urlencode(query, doseq=True, quote_via=quote)}")
             response = connection.getresponse()

@@ -45,7 +45,7 @@ def viewer(sound: SoundRun) -> Iterator[ViewerServer]:
 
 
 def get(server: ViewerServer, path: str, *, method: str = "GET", **headers: str) -> tuple[int, Any, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", server.address[1], timeout=WAIT_S)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
@@ -112,10 +112,10 @@ def test_it_only_shows(viewer: ViewerServer, method: str) -> None:
 
 
 def test_pages_of_others_are_refused(viewer: ViewerServer) -> None:
-    own = f"127.0.0.1:{viewer.port}"
+    own = f"127.0.0.1:{viewer.address[1]}"
     for headers in (
         {"Host": "evil.example"},
-        {"Host": f"evil.example:{viewer.port}"},
+        {"Host": f"evil.example:{viewer.address[1]}"},
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
         {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"},
