@@ -30,12 +30,9 @@ from payload import GROUP_SIZE, make_trajectories
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.kafka import KafkaCluster
-from echo_bus.clock import SystemClock
-from echo_bus.metrics import BusMetrics
 from echo_embedded import EmbeddedKafka
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import Verdict
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack
 from echo_schemas.headers import headers_of
 from echo_schemas.naming import Namespace
@@ -73,9 +70,6 @@ def open_bus(bootstrap: str, namespace: str) -> Bus:
     return Bus(
         cluster=KafkaCluster(bootstrap),
         namespace=Namespace(namespace),
-        codec=lock_file_codec(),
-        metrics=BusMetrics(),
-        clock=SystemClock(),
         role="operator",
         run_id=RUN,
     )

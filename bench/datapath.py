@@ -36,11 +36,10 @@ from payload import make_trajectories
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.kafka import KafkaCluster
-from echo_bus.clock import SystemClock
 from echo_bus.message import ACCEPTED, Message, Outcome
-from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
+from echo_bus.wire import Wire
 from echo_embedded import EmbeddedKafka
 from echo_runtime.tracing import GroupTracer
 from echo_schemas.codec import lock_file_codec
@@ -66,9 +65,6 @@ def bus_of(bootstrap: str, namespace: str, role: str) -> Bus:
     return Bus(
         cluster=KafkaCluster(bootstrap),
         namespace=Namespace(namespace),
-        codec=lock_file_codec(),
-        metrics=BusMetrics(),
-        clock=SystemClock(),
         role=role,
         run_id="bench",
     )
@@ -296,7 +292,7 @@ def signature_cost(rounds: int) -> dict[str, float]:
         ]
 
         def read(verifier: Verifier | None, topic: Topic = topic, raws: list[Any] = raws) -> None:
-            decoder = Decoder(codec, namespace, [topic], run_id="bench", verifier=verifier)
+            decoder = Decoder(Wire(namespace=namespace, role="bench", codec=codec, run_id="bench", verifier=verifier), [topic])
             for raw in raws:
                 decoder.decode(raw)
 

@@ -36,7 +36,6 @@ from echo_memory import MemoryCluster
 from echo_ops.report.run_view import RunView
 from echo_ops.report.screen import render
 from echo_rollout.open_seqs import Ledger
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import WorkerState, WorkerStatus
 from echo_schemas.topics import WORKERS
@@ -168,7 +167,7 @@ def view(size: Size) -> Prepared:
     """Everybody's words through the log into a view, decoding included."""
     cluster = MemoryCluster()
     space, metrics, clock = Namespace("bench"), BusMetrics(), SystemClock()
-    bus = Bus(cluster=cluster, namespace=space, codec=lock_file_codec(), metrics=metrics, clock=clock, role="view", run_id=RUN)
+    bus = Bus(cluster=cluster, namespace=space, metrics=metrics, clock=clock, role="view", run_id=RUN)
     for future in cluster.admin().create_topics([NewTopic(bus.namespace.topic(WORKERS), 1, 1)]).values():
         future.result(_WAIT_S)
     publisher = bus.publisher(profiles.PRODUCER_THROUGHPUT)

@@ -30,9 +30,7 @@ from confluent_kafka.admin import NewTopic
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.kafka import KafkaCluster
-from echo_bus.clock import SystemClock
 from echo_bus.message import ACCEPTED, Message, Outcome
-from echo_bus.metrics import BusMetrics
 from echo_bus.requests.request_reply import Begin, ReplyServer, reply_headers
 from echo_embedded import EmbeddedKafka
 from echo_learner.sequential.replies import PARTITION, ReplyInbox
@@ -56,9 +54,6 @@ def bus_of(bootstrap: str, role: str) -> Bus:
     return Bus(
         cluster=KafkaCluster(bootstrap),
         namespace=Namespace(_NAMESPACE),
-        codec=lock_file_codec(),
-        metrics=BusMetrics(),
-        clock=SystemClock(),
         role=role,
         run_id="bench",
     )
@@ -68,7 +63,7 @@ def serve(bootstrap: str, stop: Any) -> None:
     """A worker that has its receipt ready."""
     bus = bus_of(bootstrap, "worker")
     with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
-        server = ReplyServer(publisher, REPLIES, namespace=bus.namespace, metrics=bus.metrics, clock=bus.clock)
+        server = ReplyServer(publisher, REPLIES, bus)
 
         def handle(message: Message) -> Outcome:
             request, address = message.record, server.address_of(message)

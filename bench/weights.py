@@ -42,7 +42,6 @@ from echo_bus.client.kafka import KafkaCluster
 from echo_bus.client.publisher import Publisher
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.metrics import BusMetrics
 from echo_bus.reading.view import CompactedView
 from echo_embedded import EmbeddedKafka
 from echo_rollout.engines.engine import SnapshotRef
@@ -54,7 +53,6 @@ from echo_rollout.weights.sources import LogSource
 from echo_rollout.weights.watcher import WeightWatcher
 from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import BlobRef, WeightFile, WeightKind, WeightManifest, WorkerStatus
 from echo_schemas.topics import WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key
@@ -75,9 +73,6 @@ def bus_of(bootstrap: str, role: str) -> Bus:
     return Bus(
         cluster=KafkaCluster(bootstrap),
         namespace=Namespace(NAMESPACE),
-        codec=lock_file_codec(),
-        metrics=BusMetrics(),
-        clock=SystemClock(),
         role=role,
         run_id=RUN,
     )

@@ -87,7 +87,7 @@ def _report(
 
 def _look(bus: Bus, trajectories: RawLog, partition: int, offsets: list[int]) -> Mapping[int, SecondLook]:
     """What the learner's own decoder makes of some records."""
-    decoder = Decoder(bus.codec, bus.namespace, [TRAJECTORIES], run_id=bus.run_id, verifier=bus.verifier)
+    decoder = Decoder(bus, [TRAJECTORIES])
     decoder.set_num_partitions({bus.namespace.topic(TRAJECTORIES): trajectories.num_partitions})
     found: dict[int, SecondLook] = {}
     for raw in trajectories.between(partition, offsets):

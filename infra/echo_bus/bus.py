@@ -4,88 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from echo_bus.blobs.transfer import BlobReader, BlobWriter
 from echo_bus.client import profiles
 from echo_bus.client.cluster import Cluster
 from echo_bus.client.publisher import Publisher
 from echo_bus.client.transactions import TransactionalWriter
-from echo_bus.clock import Clock, Deadline
+from echo_bus.clock import Deadline
 from echo_bus.dead_letters import DeadLetterLimits, DeadLetters
 from echo_bus.group.consumer import ConsumerLoop, group_properties
 from echo_bus.group.state import LoopLimits
 from echo_bus.message import Handler
-from echo_bus.metrics import BusMetrics
 from echo_bus.reading.reader import Check, Isolation, LogReader, OnInvalid
 from echo_bus.reading.view import CompactedView
-from echo_schemas.codec import Codec
-from echo_schemas.naming import Namespace
+from echo_bus.requests.dispatch import WORKERS_GROUP, WorkObserver
+from echo_bus.wire import Wire
 from echo_schemas.records import Control, Record
-from echo_schemas.topics import CONTROL, Topic
-
-if TYPE_CHECKING:
-    from echo_bus.signatures import Signer, Verifier
-    from echo_bus.tracing import Tracer
+from echo_schemas.topics import CONTROL, REQUESTS, Topic
 
 V = TypeVar("V", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bus:
-    """Opens publishers, readers, views and the rest for one role. What is opened is closed by whoever opened it.
-
-    `signer` signs what this role publishes on topics whose records have an author; `verifier` refuses there what no trusted key has signed;
-    `tracer` follows some groups.
-    """
+class Bus(Wire):
+    """Opens publishers, readers, views and the rest for one role. What is opened is closed by whoever opened it."""
 
     cluster: Cluster
-    namespace: Namespace
-    codec: Codec
-    metrics: BusMetrics
-    clock: Clock
-    role: str
-    run_id: str | None = None
-    dead_letter_limits: DeadLetterLimits = field(default_factory=DeadLetterLimits)
-    signer: Signer | None = None
-    verifier: Verifier | None = None
-    tracer: Tracer | None = None
-
-    @property
-    def client_id(self) -> str:
-        """`<namespace>.<role>`: what quotas, broker logs and record headers show."""
-        return self.namespace.client_id(self.role)
 
     def publisher(self, profile: profiles.Properties = profiles.PRODUCER_THROUGHPUT) -> Publisher:
         """A publisher; choose PRODUCER_LATENCY where somebody waits, PRODUCER_BLOBS for chunks."""
-        producer = self.cluster.producer({**profile, "client.id": self.client_id})
-        return Publisher(
-            producer,
-            namespace=self.namespace,
-            codec=self.codec,
-            metrics=self.metrics,
-            clock=self.clock,
-            source=self.client_id,
-            signer=self.signer,
-            tracer=self.tracer,
-        )
+        return Publisher(self.cluster.producer({**profile, "client.id": self.client_id}), self)
 
     def transactions(self, role: str | None = None, profile: profiles.Properties = profiles.TRANSACTIONAL) -> TransactionalWriter:
         """The transactional writer of this role; `start` it before use."""
         transactional_id = self.namespace.transactional_id(role or self.role)
         producer = self.cluster.producer({**profile, "client.id": self.client_id, "transactional.id": transactional_id})
-        return TransactionalWriter(
-            producer,
-            namespace=self.namespace,
-            codec=self.codec,
-            metrics=self.metrics,
-            clock=self.clock,
-            source=self.client_id,
-            signer=self.signer,
-            tracer=self.tracer,
-            transactional_id=transactional_id,
-        )
+        return TransactionalWriter(producer, self, transactional_id)
 
     def consumer(
         self,
@@ -103,28 +59,18 @@ class Bus:
 
         `static_member`, `is_prompt`: see `group_properties`.
         """
-        name = self.namespace.group(group)
-        return ConsumerLoop(
-            self.cluster,
-            topics,
-            handler,
-            properties=group_properties(
-                name, client_id=self.client_id, next_generation=next_generation, static_member=static_member, is_prompt=is_prompt
-            ),
-            namespace=self.namespace,
-            codec=self.codec,
-            dead_letters=DeadLetters(dead_letters, namespace=self.namespace, group=name, metrics=self.metrics),
-            metrics=self.metrics,
-            run_id=self.run_id,
-            clock=self.clock,
-            limits=limits,
-            dead_letter_limits=self.dead_letter_limits,
-            verifier=self.verifier,
+        properties = group_properties(
+            self.namespace.group(group),
+            client_id=self.client_id,
+            next_generation=next_generation,
+            static_member=static_member,
+            is_prompt=is_prompt,
         )
+        return ConsumerLoop(self.cluster, self, topics, handler, properties=properties, dead_letters=dead_letters, limits=limits)
 
     def dead_letters(self, publisher: Publisher) -> DeadLetters:
         """Where a reader without a group sends what it cannot read; the client id stands for the group."""
-        return DeadLetters(publisher, namespace=self.namespace, group=self.client_id, metrics=self.metrics)
+        return DeadLetters(publisher, self, self.client_id)
 
     def reader(
         self,
@@ -142,19 +88,7 @@ class Bus:
         Choose GATHERING_READER for a stream that nobody waits for.
         """
         return LogReader(
-            self.cluster,
-            topics,
-            client_id=self.client_id,
-            namespace=self.namespace,
-            codec=self.codec,
-            metrics=self.metrics,
-            run_id=self.run_id,
-            isolation=isolation,
-            on_invalid=on_invalid,
-            check=check,
-            limits=limits or self.dead_letter_limits,
-            profile=profile,
-            verifier=self.verifier,
+            self.cluster, self, topics, isolation=isolation, on_invalid=on_invalid, check=check, limits=limits, profile=profile
         )
 
     def look(self, topics: Sequence[Topic], *, isolation: Isolation = Isolation.COMMITTED) -> LogReader:
@@ -166,14 +100,14 @@ class Bus:
 
         Raises DeadlineExceeded, or as `LogReader.read`.
         """
-        view = CompactedView(self.look([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, only=only, clock=self.clock)
+        view = CompactedView(self.look([topic]), self, topic, record, only=only)
         with closing(view):
             view.load(Deadline.after(timeout_s, self.clock))
             return view.items()
 
     def view(self, topic: Topic, record: type[V], timeout_s: float = 30.0, *, only: str | None = None) -> CompactedView[V]:
         """A view of a compacted topic that carries `record`, or of its key `only`, read to its end."""
-        view = CompactedView(self.look([topic]), topic, record, metrics=self.metrics, run_id=self.run_id, only=only, clock=self.clock)
+        view = CompactedView(self.look([topic]), self, topic, record, only=only)
         view.open(Deadline.after(timeout_s, self.clock))
         return view
 
@@ -181,25 +115,20 @@ class Bus:
         """The orders of `control` by key, read to the end: the one way to read them. Lower epochs are ignored; a tombstone takes back an
         order, and its epoch with it.
         """
-        view = CompactedView(
-            self.look([CONTROL]),
-            CONTROL,
-            Control,
-            metrics=self.metrics,
-            run_id=self.run_id,
-            clock=self.clock,
-            is_outdated=lambda known, new: new.epoch < known.epoch,
-        )
+        view = CompactedView(self.look([CONTROL]), self, CONTROL, Control, is_outdated=lambda known, new: new.epoch < known.epoch)
         view.open(Deadline.after(timeout_s, self.clock))
         return view
 
+    def observer(self) -> WorkObserver:
+        """What the workers have done of `requests`, as their group has committed it."""
+        group = self.namespace.group(WORKERS_GROUP)
+        return WorkObserver(self.cluster, physical=self.namespace.topic(REQUESTS), group=group, client_id=self.client_id)
+
     def blob_writer(self, publisher: Publisher) -> BlobWriter:
         """Writes blobs through `publisher`."""
-        return BlobWriter(publisher, metrics=self.metrics, clock=self.clock)
+        return BlobWriter(publisher, self)
 
     def blob_reader(self) -> BlobReader:
         """Reads blobs."""
         # Its own login lets a role look up nothing but names below its client id.
-        return BlobReader(
-            self.cluster, client_id=self.client_id, namespace=self.namespace, codec=self.codec, metrics=self.metrics, clock=self.clock
-        )
+        return BlobReader(self.cluster, self)

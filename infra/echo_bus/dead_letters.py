@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.client.profiles import MAX_RECORD_BYTES
@@ -25,11 +26,12 @@ from echo_bus.client.publisher import Publisher, Receipt
 from echo_bus.clock import Clock, SystemClock
 from echo_bus.errors import TooManyDeadLetters
 from echo_bus.message import raw_headers
-from echo_bus.metrics import BusMetrics
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.headers import SOURCE, number_of
-from echo_schemas.naming import Namespace
 from echo_schemas.topics import Topic
+
+if TYPE_CHECKING:
+    from echo_bus.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -157,20 +159,17 @@ class DeadLetter:
 class DeadLetters:
     """Writes dead letters of one consumer."""
 
-    def __init__(self, publisher: Publisher, *, namespace: Namespace, group: str, metrics: BusMetrics) -> None:
+    def __init__(self, publisher: Publisher, wire: Wire, group: str) -> None:
         """`group` is the consumer group or the reader's name: it tells the operator who could not read the message."""
-        self._publisher = publisher
-        self._namespace = namespace
-        self._group = group
-        self._metrics = metrics
+        self._publisher, self._wire, self._group = publisher, wire, group
 
     def send(self, raw: RawMessage, topic: Topic, invalid: InvalidRecord, whole: bool = True) -> Receipt:
         """Copy `raw` to the topic's dead letters, without its value unless `whole`. The receipt says when the original's offset may be
         committed.
         """
         letter = dead_letter_of(raw, invalid, group=self._group, whole=whole)
-        self._metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
-        return self._publisher.publish_bytes(self._namespace.dead_letters(topic), letter.value, key=letter.key, headers=letter.headers)
+        self._wire.metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
+        return self._publisher.publish_bytes(self._wire.namespace.dead_letters(topic), letter.value, key=letter.key, headers=letter.headers)
 
 
 def dead_letter_of(raw: RawMessage, invalid: InvalidRecord, *, group: str, whole: bool = True) -> DeadLetter:

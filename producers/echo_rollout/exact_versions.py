@@ -19,16 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from echo_bus.clock import Clock
-from echo_rollout.engines.engine import (
-    Engine,
-    EngineCapabilities,
-    EngineError,
-    Generation,
-    Snapshot,
-    SnapshotRef,
-    SnapshotRejected,
-    Switch,
-)
+from echo_rollout.engines.engine import Engine, EngineCapabilities, EngineError, Generation, Snapshot, SnapshotRef, SnapshotRejected, Switch
 from echo_schemas.records import Sampling
 
 _MOST_DETOUR_S = 5.0

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_rollout.engines.engine import Engine, Generation
-from echo_rollout.prompts import ChatCodec, TokenIds, continued
 from echo_schemas.errors import EchoError
 from echo_schemas.records import ChatMessage, FinishReason, LogprobDistribution, LogprobSource, Sampling, Span, VersionSpan
+from echo_tasks.prompts import ChatCodec, TokenIds, continued
 from echo_tasks.task import Environment, Task, Turn
 
 logger = logging.getLogger(__name__)

@@ -19,12 +19,12 @@ from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Invalid, Mess
 from echo_rollout.engines.engine import EngineError, check_prompt
 from echo_rollout.generation import GroupPrompt
 from echo_rollout.journal import ALONE_FROM, MAX_DEATHS
-from echo_rollout.prompts import ChatCodec
 from echo_rollout.receipts import AwaitedRequest, Receipts
 from echo_schemas.columns import view_tokens
 from echo_schemas.entry import parse_entry
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import Coordinates, Purpose, RolloutRequest
+from echo_tasks.prompts import ChatCodec
 
 logger = logging.getLogger(__name__)
 

@@ -20,14 +20,12 @@ from confluent_kafka import KafkaException
 from echo_bus.blobs.transfer import BlobReader
 from echo_bus.bus import Bus
 from echo_bus.client.kafka import translate
-from echo_bus.requests.dispatch import WorkObserver
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.feeder import Feeder, FeederParts
 from echo_rollout.joining import Namesake
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
-from echo_rollout.prompts import PromptCodec, vocabulary_size
 from echo_rollout.snapshot_folders import snapshot_folder
 from echo_rollout.weights.deltas import DeltaSource
 from echo_rollout.weights.peers.opening import open_peers
@@ -35,18 +33,17 @@ from echo_rollout.weights.peers.source import PeerSource
 from echo_rollout.weights.sources import PublishedSource, SnapshotSource
 from echo_rollout.worker import Worker
 from echo_rollout.worker_parts import WorkerParts
-from echo_rollout.worker_setup import GROUP
 from echo_runtime.ownership import Turn
 from echo_runtime.process import RoleProcess
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import Progress, WeightKind, WeightManifest, WorkerStatus
-from echo_schemas.topics import PROGRESS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key
+from echo_schemas.topics import PROGRESS, WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key
 from echo_settings import Settings
 from echo_settings.rules import evaluation_specs, staleness_policy
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_task
 from echo_tasks.evaluation import load_evaluation_tasks
-from echo_tasks.prompts import check_positions
+from echo_tasks.prompts import PromptCodec, check_positions, vocabulary_size
 
 logger = logging.getLogger(__name__)
 
@@ -194,16 +191,7 @@ def run_feeder(process: RoleProcess) -> None:
             prompts=PromptCodec(resolve_base(settings.policy.base)),
             bus=bus,
             writer=stack.enter_context(closing(bus.transactions("feeder"))),
-            observer=stack.enter_context(
-                closing(
-                    WorkObserver(
-                        bus.cluster,
-                        physical=bus.namespace.topic(REQUESTS),
-                        group=bus.namespace.group(GROUP),
-                        client_id=bus.client_id,
-                    )
-                )
-            ),
+            observer=stack.enter_context(closing(bus.observer())),
             progress=stack.enter_context(closing(bus.view(PROGRESS, Progress))),
             weights=stack.enter_context(closing(bus.view(WEIGHTS, WeightManifest, only=weights_key(settings.run.name, None)))),
             workers=stack.enter_context(closing(bus.view(WORKERS, WorkerStatus))),

@@ -11,11 +11,11 @@ from echo_bus.clock import Clock
 from echo_rollout.engines.engine import Engine
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import WorkerMetrics
-from echo_rollout.prompts import ChatCodec
 from echo_rollout.weights.sources import SnapshotSource
 from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
 from echo_settings import Settings
+from echo_tasks.prompts import ChatCodec
 from echo_tasks.task import Task
 
 

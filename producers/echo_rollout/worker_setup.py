@@ -13,6 +13,7 @@ from echo_bus.client.publisher import Publisher
 from echo_bus.group.consumer import ConsumerLoop
 from echo_bus.group.state import LoopLimits
 from echo_bus.reading.view import CompactedView
+from echo_bus.requests.dispatch import WORKERS_GROUP
 from echo_bus.requests.request_reply import ReplyServer
 from echo_rollout.awaited import Failing
 from echo_rollout.engines.engine import Engine
@@ -42,7 +43,6 @@ FINISH_SHARE, ACKNOWLEDGE_SHARE = 0.4, 0.1
 _IN_HAND = 2
 # A request that was put off is offered again when one in hand is done; this is for the rare case that none will be (one waits to be alone).
 _BUSY_RETRY_S = 0.5
-GROUP = "worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def open_crew(
         early_s=EARLY_ASKED_S if settings.run.mode == "sequential" else EARLY_S,
     )
     notes = InHandNotes(session=uuid.uuid4().hex[:8])
-    server = ReplyServer(voice.statuses, REPLIES, namespace=parts.bus.namespace, metrics=parts.bus.metrics, clock=parts.clock)
+    server = ReplyServer(voice.statuses, REPLIES, parts.bus)
     receipts = Receipts(
         server, worker_id=parts.worker_id, installed=lambda: engine.installed, clock=parts.clock, on_error=failing.note
     )  # fmt: skip
@@ -155,7 +155,7 @@ def _open_membership(
     def open_loop() -> ConsumerLoop:
         loop = parts.bus.consumer(
             [REQUESTS],
-            GROUP,
+            WORKERS_GROUP,
             intake,
             publisher,
             next_generation=settings.kafka.group_protocol == "consumer",

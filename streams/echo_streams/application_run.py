@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from echo_bus.dead_letters import DeadLetterBudget
 from echo_bus.reading.view import CompactedView
 from echo_runtime.loop_watch import PLACE, LoopWatch, place_of
 from echo_runtime.opening import throttle_report
@@ -22,7 +21,7 @@ from echo_streams.attachment import RunEnd
 from echo_streams.intake import Intake
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool
-from echo_streams.processing import Processor, Wire
+from echo_streams.processing import Processor
 from echo_streams.scoring import Attached, RewardChoice, Scorer, ScoringLimits
 from echo_streams.second_look import LookingParts, SecondLook, read_again
 from echo_streams.security import login_of
@@ -94,20 +93,9 @@ class ApplicationRun:
     def _processor(self, pool: ScoringPool | None, metrics: StreamsMetrics) -> Processor:
         process, settings, bus = self.process, self.process.settings, self.process.bus
         scoring = settings.scoring
-        wire = Wire(
-            namespace=bus.namespace,
-            codec=bus.codec,
-            run_id=settings.run.name,
-            group=self.group,
-            client_id=bus.client_id,
-            clock=process.clock,
-            signer=bus.signer,
-            verifier=bus.verifier,
-            tracer=bus.tracer,
-        )
         scorer = Scorer(
             self.attached,
-            run_id=wire.run_id,
+            run_id=settings.run.name,
             limits=ScoringLimits(timeout_s=scoring.timeout_s, retries=scoring.retries, concurrency=scoring.concurrency),
             metrics=metrics,
             clock=process.clock,
@@ -117,16 +105,13 @@ class ApplicationRun:
             notices=process.notices,
         )
         intake = Intake(
-            wire.run_id,
+            settings.run.name,
             budget=settings.budget,
             drop_stale=settings.staleness.over_budget == "drop",
             share=self.beside.share,
             live_from_ms=process.clock.time_ms() if self.beside.beginning else 0,
         )
-        budget = DeadLetterBudget(bus.dead_letter_limits, process.clock)
-        processor = Processor(
-            wire, scorer, intake, learner_version=self._learner_version, metrics=metrics, bus_metrics=bus.metrics, budget=budget
-        )
+        processor = Processor(bus, scorer, intake, group=self.group, learner_version=self._learner_version, metrics=metrics)
         processor.set_num_partitions({bus.namespace.topic(TRAJECTORIES): self.num_partitions})
         return processor
 

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from echo_bus.client.cluster import RawMessage
-from echo_bus.clock import Clock
 from echo_bus.dead_letters import DeadLetterBudget, dead_letter_of
 from echo_bus.message import raw_headers
-from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder
-from echo_schemas.codec import Codec
+from echo_bus.wire import Wire
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import Header, headers_of
-from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Purpose, Reward, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_streams.intake import Identity, Intake, Passed, Stale
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.scoring import Judgeable, Scorer
-
-if TYPE_CHECKING:
-    from echo_bus.signatures import Signer, Verifier
-    from echo_bus.tracing import Tracer
 
 LearnerVersion = Callable[[], int | None]
 Send = Callable[["list[Outgoing]"], Awaitable[object]]
@@ -46,21 +38,6 @@ class Outgoing:
     headers: list[Header]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
-    """What reading and writing needs to know: names, codec, who we are, and whose signatures count."""
-
-    namespace: Namespace
-    codec: Codec
-    run_id: str
-    group: str
-    client_id: str
-    clock: Clock
-    signer: Signer | None = None
-    verifier: Verifier | None = None
-    tracer: Tracer | None = None
-
-
 class Processor:
     """Answers batches. `learner_version` gives None while no learner has reported."""
 
@@ -70,19 +47,19 @@ class Processor:
         scorer: Scorer,
         intake: Intake,
         *,
+        group: str,
         learner_version: LearnerVersion,
         metrics: StreamsMetrics,
-        bus_metrics: BusMetrics,
-        budget: DeadLetterBudget | None = None,
     ) -> None:
+        """`group`: the consumer group that reads."""
         self._wire = wire
         self._scorer = scorer
         self._intake = intake
         self._learner_version = learner_version
         self._metrics = metrics
-        self._bus_metrics = bus_metrics
-        self._budget = budget or DeadLetterBudget()
-        self._decoder = Decoder(wire.codec, wire.namespace, [TRAJECTORIES], run_id=wire.run_id, verifier=wire.verifier)
+        self._group = group
+        self._budget = DeadLetterBudget(wire.dead_letter_limits, wire.clock)
+        self._decoder = Decoder(wire, [TRAJECTORIES])
         self._rewards = wire.namespace.topic(REWARDS)
         self._dead_letters = wire.namespace.dead_letters(TRAJECTORIES)
 
@@ -181,12 +158,12 @@ class Processor:
 
     def _dead_letter(self, raw: RawMessage, invalid: InvalidRecord) -> Outgoing:
         """Raises TooManyDeadLetters."""
-        self._bus_metrics.records_invalid.labels(raw.topic(), invalid.reason.value).inc()
+        self._wire.metrics.records_invalid.labels(raw.topic(), invalid.reason.value).inc()
         is_within_budget = self._budget.count_invalid(raw, invalid)
         if not is_within_budget:
-            self._bus_metrics.records_over_budget.labels(raw.topic()).inc()
-        letter = dead_letter_of(raw, invalid, group=self._wire.group, whole=is_within_budget)
-        self._bus_metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
+            self._wire.metrics.records_over_budget.labels(raw.topic()).inc()
+        letter = dead_letter_of(raw, invalid, group=self._group, whole=is_within_budget)
+        self._wire.metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
         return Outgoing(self._dead_letters, None, letter.key, letter.value, letter.headers)
 
 

@@ -15,10 +15,8 @@ from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.cluster import Cluster, RawConsumer, RawMessage
 from echo_bus.client.kafka import KafkaCluster
-from echo_bus.clock import Deadline, SystemClock
-from echo_bus.metrics import BusMetrics
+from echo_bus.clock import Deadline
 from echo_memory import MemoryCluster
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
 
@@ -72,9 +70,6 @@ def bus(cluster: Cluster, namespace: Namespace) -> Bus:
     return Bus(
         cluster=cluster,
         namespace=namespace,
-        codec=lock_file_codec(),
-        metrics=BusMetrics(),
-        clock=SystemClock(),
         role="tester",
         run_id="demo",
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from echo_bus.dead_letters import dead_letter_of
 from echo_bus.message import Message, raw_headers
 from echo_bus.reading.decoding import Decoder
+from echo_bus.wire import Wire
 from echo_memory.message import MemoryMessage
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import InvalidRecord
@@ -40,7 +41,7 @@ def run_cases(name: str, num_cases: int, *, seed: int = 0, first: int = 0) -> Ta
     """Cases `first` to `first + num_cases` of a topic. Raises Fell."""
     topic, codec = BY_NAME[name], lock_file_codec()
     forger = Forger(topic, codec)
-    decoder = Decoder(codec, NAMESPACE, TOPICS, run_id=RUN)
+    decoder = Decoder(Wire(namespace=NAMESPACE, role="fuzz", codec=codec, run_id=RUN), TOPICS)
     decoder.set_num_partitions(dict.fromkeys(decoder.topics_with_placement, NUM_PARTITIONS))
     readers = [make(codec) for make in READERS.get(name, ())]
     tally = Tally(name, readers=[type(reader).__name__ for reader in readers])

@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry
 from echo_bus.client.publisher import Receipt
 from echo_bus.clock import ManualClock
 from echo_bus.message import Accepted, Busy, Invalid, Message
-from echo_bus.metrics import BusMetrics
 from echo_bus.requests.broadcast import BroadcastTimer
 from echo_bus.requests.dispatch import LeastLagChooser
 from echo_bus.requests.request_reply import ReplyServer
 from echo_bus.requests.roster import Roster
+from echo_bus.wire import Wire
 from echo_core.assembly import GroupAssembler
 from echo_core.dispatch import may_issue, required_version
 from echo_core.patience import StepPace
@@ -56,7 +56,7 @@ from echo_settings import Settings
 from echo_settings.rules import staleness_policy
 from echo_streams.intake import Intake as HeaderIntake
 from echo_streams.metrics import StreamsMetrics
-from echo_streams.processing import Processor, Wire
+from echo_streams.processing import Processor
 from echo_streams.scoring import Attached, Scorer, ScoringLimits
 from echo_tasks.rewards import ScoredSample, reward
 from tests.fuzz.mutations import NAMESPACE, NUM_PARTITIONS, RUN
@@ -91,7 +91,7 @@ class RolloutWorker(Reader):
         super().__init__(codec)
         self.failures: list[BaseException] = []
         publisher: Any = _Replies(codec)
-        server = ReplyServer(publisher, REPLIES, namespace=NAMESPACE, metrics=BusMetrics(CollectorRegistry()), clock=self.clock)
+        server = ReplyServer(publisher, REPLIES, Wire(namespace=NAMESPACE, role="w", clock=self.clock))
         self._receipts = Receipts(server, worker_id="w", installed=lambda: None, clock=self.clock, on_error=self.failures.append)
         self._taken: list[Work] = []
         self._time = AskersTime(self.clock)
@@ -142,11 +142,11 @@ class RewardApplication(Reader):
             return float(len(str(sample.entry)) % 2)
 
         function = reward(name="exact")(exact)
-        metrics, bus_metrics = StreamsMetrics(CollectorRegistry()), BusMetrics(CollectorRegistry())
-        wire = Wire(namespace=NAMESPACE, codec=codec, run_id=RUN, group="g", client_id="r", clock=self.clock)
+        metrics = StreamsMetrics(CollectorRegistry())
+        wire = Wire(namespace=NAMESPACE, role="r", codec=codec, clock=self.clock, run_id=RUN)
         scorer = Scorer([Attached(name="exact", function=function)], run_id=RUN, limits=ScoringLimits(), metrics=metrics, clock=self.clock)
         intake = HeaderIntake(RUN, budget=2, drop_stale=True)
-        self._processor = Processor(wire, scorer, intake, learner_version=lambda: 7, metrics=metrics, bus_metrics=bus_metrics)
+        self._processor = Processor(wire, scorer, intake, group="g", learner_version=lambda: 7, metrics=metrics)
         self._processor.set_num_partitions({NAMESPACE.topic(TRAJECTORIES): NUM_PARTITIONS})
 
     def look(self, raw: MemoryMessage) -> None:

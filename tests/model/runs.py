@@ -58,7 +58,6 @@ class _Pipeline(Pipeline):
             namespace=self.namespace,
             codec=_CODEC,
             metrics=_BUS_METRICS,
-            clock=SystemClock(),
             role="learner",
             run_id=run_id,
         )

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.reading.reader import LogReader, Place
-from echo_bus.requests.dispatch import WorkObserver
 from echo_bus.requests.issued_requests import IssuedRequest, read_issued
 from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import AssemblyState
@@ -28,7 +27,6 @@ from echo_schemas.partitioning import partition_of
 from echo_schemas.records import Purpose, Trajectory
 from echo_schemas.topics import REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, Topic
 
-_WORKERS = "worker"
 # Without these nobody knows which steps are public, and no worker which weights.
 _POINTERS = ("cluster", STEPS.name, WEIGHTS.name)
 _RECORDS = (TRAJECTORIES, REWARDS)
@@ -195,10 +193,7 @@ def _never_read(bus: Bus, state: LearnerState, partitions: Collection[int], boun
 
 def _finished_requests(bus: Bus, floor: int) -> list[IssuedRequest]:
     """Training requests from the seq `floor` on that the workers have committed: all their trajectories were acknowledged."""
-    observer = WorkObserver(
-        bus.cluster, physical=bus.namespace.topic(REQUESTS), group=bus.namespace.group(_WORKERS), client_id=bus.client_id
-    )
-    with closing(observer), closing(bus.look([REQUESTS])) as reader:
+    with closing(bus.observer()) as observer, closing(bus.look([REQUESTS])) as reader:
         committed = observer.committed(observer.num_partitions())
         patience = Deadline.after(READ_S, bus.clock)
         issued = read_issued(reader, floor=floor, committed=committed, since_ms=None, patience=patience)

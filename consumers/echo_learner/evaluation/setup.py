@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.clock import Clock, Deadline
-from echo_bus.requests.dispatch import WorkObserver
 from echo_learner.commit.session import READ_S
 from echo_learner.commit.store import still_stored
 from echo_learner.evaluation.evaluations import Evaluations
@@ -22,7 +21,7 @@ from echo_learner.evaluation.requests import EvaluationRequests, Planned
 from echo_learner.metrics import LearnerMetrics
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Eval, EvaluationOrder, WeightManifest
-from echo_schemas.topics import EVALS, REQUESTS, WEIGHT_CHUNKS, WEIGHTS, weights_key
+from echo_schemas.topics import EVALS, WEIGHT_CHUNKS, WEIGHTS, weights_key
 from echo_settings import Settings
 from echo_settings.evaluation import EvalSettings
 from echo_settings.rules import evaluation_spec, evaluation_specs
@@ -32,8 +31,6 @@ from echo_tasks.evaluation import load_evaluation_tasks
 from echo_tasks.prompts import PromptCodec
 
 logger = logging.getLogger(__name__)
-
-_WORKERS = "worker"
 
 
 def plan_evaluations(settings: Settings) -> tuple[Planned, ...]:
@@ -71,11 +68,8 @@ def open_evaluations(settings: Settings, bus: Bus, metrics: LearnerMetrics, cloc
     """The run's evaluations, not started. Opens clients only once there is something to ask. Raises UserError as `plan_evaluations`."""
 
     def open_requests() -> EvaluationRequests:
-        observer = WorkObserver(
-            bus.cluster, physical=bus.namespace.topic(REQUESTS), group=bus.namespace.group(_WORKERS), client_id=bus.client_id
-        )
         prompts = PromptCodec(resolve_base(settings.policy.base))
-        return EvaluationRequests(settings.run.name, bus.publisher(profiles.PRODUCER_LATENCY), observer, prompts, clock)
+        return EvaluationRequests(settings.run.name, bus.publisher(profiles.PRODUCER_LATENCY), bus.observer(), prompts, clock)
 
     return Evaluations(
         settings.run.name,

@@ -31,12 +31,9 @@ from echo_bus.client import profiles
 from echo_bus.client.cluster import Cluster, RawConsumer, RawMessage
 from echo_bus.client.consumer_queries import num_partitions, watermarks
 from echo_bus.client.publisher import Publisher, Receipt
-from echo_bus.clock import Clock
 from echo_bus.errors import BlobCorrupt, TransportError
-from echo_bus.metrics import BusMetrics
-from echo_schemas.codec import Codec
+from echo_bus.wire import Wire
 from echo_schemas.errors import InvalidRecord
-from echo_schemas.naming import Namespace
 from echo_schemas.partitioning import partition_of
 from echo_schemas.records import BlobRef, Chunk, ChunkRef, Coordinates, WeightFile
 from echo_schemas.topics import BY_NAME, Topic
@@ -68,10 +65,9 @@ _READING = {
 class BlobWriter:
     """Writes blobs through a publisher. Thread-safe."""
 
-    def __init__(self, publisher: Publisher, *, metrics: BusMetrics, clock: Clock) -> None:
+    def __init__(self, publisher: Publisher, wire: Wire) -> None:
         self._publisher = publisher
-        self._metrics = metrics
-        self._clock = clock
+        self._metrics, self._clock = wire.metrics, wire.clock
         self._known: set[tuple[str, int]] = set()
         """(topic, partition) whose leader knows the producer."""
 
@@ -155,13 +151,10 @@ class BlobWriter:
 class BlobReader:
     """Reads blobs, from any thread. Each read opens a client of its own, unless `warm` opened one to keep; then `close` the reader."""
 
-    def __init__(self, cluster: Cluster, *, client_id: str, namespace: Namespace, codec: Codec, metrics: BusMetrics, clock: Clock) -> None:
+    def __init__(self, cluster: Cluster, wire: Wire) -> None:
         self._cluster = cluster
-        self._client_id = client_id
-        self._namespace = namespace
-        self._codec = codec
-        self._metrics = metrics
-        self._clock = clock
+        self._wire = wire
+        self._metrics, self._clock = wire.metrics, wire.clock
         self._lock = threading.Lock()
         self._keeps = False
         self._idle: RawConsumer | None = None
@@ -172,7 +165,7 @@ class BlobReader:
         Raises TopicMissing, NotAuthorized or ClusterUnreachable.
         """
         with self._client() as consumer:
-            num_partitions(consumer, self._namespace.topic(topic))
+            num_partitions(consumer, self._wire.namespace.topic(topic))
             self._keeps = True
 
     def close(self) -> None:
@@ -267,7 +260,7 @@ class BlobReader:
     def _lows(self, refs: Sequence[BlobRef]) -> dict[tuple[str, int], int]:
         """The first offset that each partition holds, of those that `refs` name and that exist."""
         places = sorted({(ref.topic, ref.partition) for ref in refs if ref.topic in BY_NAME})
-        physical = {place: (self._namespace.topic(BY_NAME[place[0]]), place[1]) for place in places}
+        physical = {place: (self._wire.namespace.topic(BY_NAME[place[0]]), place[1]) for place in places}
         if not places:
             return {}
         with self._client() as consumer:
@@ -292,7 +285,7 @@ class BlobReader:
             return
         # Each chunk takes an offset at least, so that none of those wanted lies below this one.
         rest = replace(ref, first_offset=min(ref.first_offset + first, ref.last_offset))
-        cursor.go_to(self._namespace.topic(topic), rest)
+        cursor.go_to(self._wire.namespace.topic(topic), rest)
         for message in cursor.messages(rest, stall_s, self._clock):
             chunk = self._decode(message, ref)
             if chunk is None or chunk.run_id != run_id or chunk.blob != ref.blob or chunk.index != wanted:
@@ -323,7 +316,7 @@ class BlobReader:
             consumer, self._idle = self._idle, None
         if consumer is not None:
             return consumer
-        return self._cluster.consumer({**profiles.BLOB_READER, **_READING, "client.id": self._client_id})
+        return self._cluster.consumer({**profiles.BLOB_READER, **_READING, "client.id": self._wire.client_id})
 
     def _give_back(self, consumer: RawConsumer) -> None:
         """Keep the client for the next read, or close it."""
@@ -336,7 +329,7 @@ class BlobReader:
 
     def _decode(self, message: RawMessage, ref: BlobRef) -> Chunk | None:
         try:
-            record = self._codec.decode(message.value())
+            record = self._wire.codec.decode(message.value())
         except InvalidRecord as exc:
             raise BlobCorrupt(f"Offset {message.offset()}, inside the blob {ref.blob}, is not a chunk: {exc.message}") from exc
         return record if isinstance(record, Chunk) else None

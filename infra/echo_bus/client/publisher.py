@@ -18,19 +18,16 @@ from echo_bus.client.cluster import RawMessage, RawProducer
 from echo_bus.client.kafka import translate
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.client.refusals import refused
-from echo_bus.clock import Clock, Deadline
+from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed, ProducerClosed, RecordTooLarge, TopicMissing, TransportError
 from echo_bus.metrics import BusMetrics
-from echo_schemas.codec import Codec
 from echo_schemas.headers import Header, headers_of
-from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, Record
 from echo_schemas.rights import Resource
 from echo_schemas.topics import Topic
 
 if TYPE_CHECKING:
-    from echo_bus.signatures import Signer
-    from echo_bus.tracing import Tracer
+    from echo_bus.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -99,36 +96,18 @@ class Receipt:
 class Publisher:
     """Publishes records of one process. Thread-safe."""
 
-    def __init__(
-        self,
-        producer: RawProducer,
-        *,
-        namespace: Namespace,
-        codec: Codec,
-        metrics: BusMetrics,
-        clock: Clock,
-        source: str,
-        signer: Signer | None = None,
-        tracer: Tracer | None = None,
-        poll: bool = True,
-    ) -> None:
-        """`source` is the client id, written into every record's headers. `signer` signs what goes to topics whose records have an
-        author; `tracer` follows some groups. `poll=False`: the caller polls (transactions do).
-        """
+    def __init__(self, producer: RawProducer, wire: Wire, *, poll: bool = True) -> None:
+        """`poll=False`: the caller polls (transactions do)."""
         self._producer = producer
-        self._namespace = namespace
-        self._codec = codec
-        self._metrics = metrics
-        self._clock = clock
-        self._source = source
-        self._signer = signer
-        self._tracer = tracer
+        self._wire = wire
+        # What each record asks for, looked up once.
+        self._encode, self._physical, self._source = wire.codec.encode, wire.namespace.topic, wire.client_id
         self._condition = threading.Condition()
         self._failure: TransportError | None = None
         self._ended: TransportError | None = None
         self._closed = False
         self._topics: dict[str, _TopicMetrics] = {}
-        self._thread = threading.Thread(target=self._poll, name=f"publisher {source}", daemon=True) if poll else None
+        self._thread = threading.Thread(target=self._poll, name=f"publisher {self._source}", daemon=True) if poll else None
         if self._thread is not None:
             self._thread.start()
 
@@ -146,21 +125,21 @@ class Publisher:
         Raises InvalidRecord if the record contradicts itself, RecordTooLarge, ProducerClosed, and once the error of an earlier failed
         delivery, so that no loss goes unseen; that of a client that has failed for good each time.
         """
-        value = self._codec.encode(record)
-        all_headers = headers_of(record, source=self._source, time_ms=self._clock.time_ms())
+        value = self._encode(record)
+        all_headers = headers_of(record, source=self._source, time_ms=self._wire.clock.time_ms())
         if headers:
             all_headers.extend(headers)
-        physical, key = self._namespace.topic(topic), key or topic.key_of(record)
-        if self._signer is not None and topic.author is not None:
-            all_headers += self._signer.sign(physical, [(key, value)])
+        physical, key = self._physical(topic), key or topic.key_of(record)
+        if self._wire.signer is not None and topic.author is not None:
+            all_headers += self._wire.signer.sign(physical, [(key, value)])
         return self._produce_traced(record, physical, value, key, partition, all_headers)
 
     def publish_together(self, topic: Topic, records: Sequence[Record], *, headers: Sequence[Header] = ()) -> list[Receipt]:
         """As `publish`, of several records at once: one signature is made for many. Raises before the first one is handed over, or as
         `publish` does in their order."""
-        physical, time_ms = self._namespace.topic(topic), self._clock.time_ms()
-        encoded = [(topic.key_of(record), self._codec.encode(record)) for record in records]
-        signatures = self._signer.sign(physical, encoded) if self._signer is not None and topic.author is not None else None
+        physical, time_ms = self._physical(topic), self._wire.clock.time_ms()
+        encoded = [(topic.key_of(record), self._encode(record)) for record in records]
+        signatures = self._wire.signer.sign(physical, encoded) if self._wire.signer is not None and topic.author is not None else None
         receipts = []
         for number, (record, (key, value)) in enumerate(zip(records, encoded, strict=True)):
             all_headers = [*headers_of(record, source=self._source, time_ms=time_ms), *headers]
@@ -171,7 +150,7 @@ class Publisher:
 
     def publish_tombstone(self, topic: Topic, key: str) -> Receipt:
         """Say that `key` of a compacted topic is gone."""
-        return self._produce(self._namespace.topic(topic), None, key, None, ())
+        return self._produce(self._physical(topic), None, key, None, ())
 
     def publish_bytes(
         self,
@@ -205,7 +184,7 @@ class Publisher:
 
     def num_partitions(self, topic: Topic, timeout_s: float = 10.0) -> int:
         """How many partitions a topic has. Raises TopicMissing, ClusterUnreachable, NotAuthorized."""
-        physical = self._namespace.topic(topic)
+        physical = self._physical(topic)
         try:
             found = self._producer.list_topics(physical, timeout=timeout_s).topics.get(physical)
         except KafkaException as exc:
@@ -217,7 +196,7 @@ class Publisher:
     def _produce_traced(
         self, record: Record, physical: str, value: bytes, key: str | None, partition: int | None, headers: list[Header]
     ) -> Receipt:
-        followed = None if self._tracer is None else self._tracer.writes(record)
+        followed = None if self._wire.tracer is None else self._wire.tracer.writes(record)
         if followed is None:
             return self._produce(physical, value, key, partition, headers)
         header, written = followed
@@ -285,7 +264,7 @@ class Publisher:
             return
         # The client takes such a record for delivered because a later one was; no broker has said so.
         failure = _unproven(topic_metrics.physical) if error is None else _failed(topic_metrics.physical, error)
-        self._metrics.publish_failures.labels(topic_metrics.physical, "no offset" if error is None else error.name()).inc()
+        self._wire.metrics.publish_failures.labels(topic_metrics.physical, "no offset" if error is None else error.name()).inc()
         logger.error("%s", failure)
         self._failure = failure
         self._settle(receipt, topic_metrics, None, failure)
@@ -322,7 +301,7 @@ class Publisher:
                 return
 
     def _metrics_of(self, physical: str) -> _TopicMetrics:
-        made = self._topics[physical] = _TopicMetrics(self._metrics, physical)
+        made = self._topics[physical] = _TopicMetrics(self._wire.metrics, physical)
         return made
 
 

@@ -16,18 +16,14 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from echo_bus.client.cluster import RawConsumer, RawProducer
 from echo_bus.client.publisher import Publisher, Receipt
 from echo_bus.client.refusals import refused
-from echo_bus.clock import Clock, Deadline
+from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded, ProducerFenced, TransactionAborted, TransportError
-from echo_bus.metrics import BusMetrics
-from echo_schemas.codec import Codec
-from echo_schemas.naming import Namespace
 from echo_schemas.records import Record
 from echo_schemas.rights import Resource
 from echo_schemas.topics import PROGRESS, Topic
 
 if TYPE_CHECKING:
-    from echo_bus.signatures import Signer
-    from echo_bus.tracing import Tracer
+    from echo_bus.wire import Wire
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,37 +35,14 @@ DEFAULT_TIMEOUT_S = 60.0
 class TransactionalWriter:
     """Writes transactions under one transactional id. `start` before anything else."""
 
-    def __init__(
-        self,
-        producer: RawProducer,
-        *,
-        namespace: Namespace,
-        codec: Codec,
-        metrics: BusMetrics,
-        clock: Clock,
-        source: str,
-        transactional_id: str,
-        signer: Signer | None = None,
-        tracer: Tracer | None = None,
-    ) -> None:
+    def __init__(self, producer: RawProducer, wire: Wire, transactional_id: str) -> None:
         """`producer` was configured with this `transactional.id` (see `profiles.TRANSACTIONAL`)."""
         self._producer = producer
         self._transactional_id = transactional_id
         # One that everybody with a transactional id may see; without a name the answer describes every topic of the cluster.
-        self._topic = namespace.topic(PROGRESS)
-        self._metrics = metrics
-        self._clock = clock
-        self._publisher = Publisher(
-            producer,
-            namespace=namespace,
-            codec=codec,
-            metrics=metrics,
-            clock=clock,
-            source=source,
-            signer=signer,
-            tracer=tracer,
-            poll=False,
-        )
+        self._topic = wire.namespace.topic(PROGRESS)
+        self._metrics, self._clock = wire.metrics, wire.clock
+        self._publisher = Publisher(producer, wire, poll=False)
         self._open = False
 
     def start(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -23,21 +23,17 @@ from echo_bus.client.cluster import Cluster, RawConsumer, RawMessage
 from echo_bus.client.consumer_errors import check_error
 from echo_bus.client.kafka import translate
 from echo_bus.client.profiles import GROUP_CONSUMER, NEXT_GENERATION_GROUP, PROMPT_HEARTBEAT
-from echo_bus.clock import Clock, Deadline, SystemClock
-from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits, DeadLetters
+from echo_bus.client.publisher import Publisher
+from echo_bus.clock import Deadline
+from echo_bus.dead_letters import DeadLetters
 from echo_bus.errors import DeadlineExceeded, MemberReplaced, TopicMissing
 from echo_bus.group.notes import NoteKeeper, Notes
 from echo_bus.group.state import FetchedBatch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, Room, TopicCounters
 from echo_bus.group.worker import Action, LoopWorker
 from echo_bus.message import Handler
-from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder
-from echo_schemas.codec import Codec
-from echo_schemas.naming import Namespace
+from echo_bus.wire import Wire
 from echo_schemas.topics import Topic
-
-if TYPE_CHECKING:
-    from echo_bus.signatures import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -80,42 +76,28 @@ class ConsumerLoop:
     def __init__(
         self,
         cluster: Cluster,
+        wire: Wire,
         topics: Sequence[Topic],
         handler: Handler,
         *,
         properties: Mapping[str, Any],
-        namespace: Namespace,
-        codec: Codec,
-        dead_letters: DeadLetters,
-        metrics: BusMetrics,
-        run_id: str | None = None,
-        clock: Clock | None = None,
+        dead_letters: Publisher,
         limits: LoopLimits | None = None,
-        dead_letter_limits: DeadLetterLimits | None = None,
-        verifier: Verifier | None = None,
     ) -> None:
-        """`properties` are from `group_properties`. `run_id` None reads every run. Nothing is opened before `run`."""
+        """`properties` are from `group_properties`. Nothing is opened before `run`."""
         self._cluster = cluster
-        self._topics = {namespace.topic(topic): topic for topic in topics}
+        self._topics = {wire.namespace.topic(topic): topic for topic in topics}
         self._properties = dict(properties)
         self._group = str(properties["group.id"])
-        self._metrics = metrics
-        self._clock = clock or SystemClock()
+        self._metrics, self._clock = wire.metrics, wire.clock
         self._limits = limits or LoopLimits()
         self._on_assignment: Callable[[frozenset[PartitionKey]], None] = lambda keys: None
-        self._decoder = Decoder(codec, namespace, topics, run_id=run_id, verifier=verifier)
+        self._decoder = Decoder(wire, topics)
         self._handover = Handover(max_messages=self._limits.max_queued_messages, max_bytes=self._limits.max_queued_bytes)
         self._worker = LoopWorker(
-            handler=handler,
-            decoder=self._decoder,
-            dead_letters=dead_letters,
-            budget=DeadLetterBudget(dead_letter_limits, self._clock),
-            handover=self._handover,
-            metrics=metrics,
-            clock=self._clock,
-            limits=self._limits,
+            wire, handler, self._decoder, DeadLetters(dead_letters, wire, self._group), handover=self._handover, limits=self._limits
         )
-        self._counters = {physical: TopicCounters(metrics, physical) for physical in self._topics}
+        self._counters = {physical: TopicCounters(wire.metrics, physical) for physical in self._topics}
         self._keeper = NoteKeeper()
         self._assignment: dict[PartitionKey, PartitionState] = {}
         self._assigned = threading.Event()

@@ -19,12 +19,11 @@ from enum import Enum
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.client.publisher import Receipt
-from echo_bus.clock import Clock
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetters
 from echo_bus.group.state import Assignment, FetchedBatch, Handover, InFlight, LoopLimits, PartitionState, Reopened, Room, Stop
 from echo_bus.message import ACCEPTED, Accepted, Busy, Handler, Invalid, Outcome
-from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder, IgnoredReason
+from echo_bus.wire import Wire
 from echo_schemas.errors import EchoError, InvalidRecord, RegistryError
 
 logger = logging.getLogger(__name__)
@@ -55,16 +54,7 @@ class LoopWorker:
     """Runs on its own thread between `start` and `stop`; `error` says why it ended early."""
 
     def __init__(
-        self,
-        *,
-        handler: Handler,
-        decoder: Decoder,
-        dead_letters: DeadLetters,
-        budget: DeadLetterBudget,
-        handover: Handover,
-        metrics: BusMetrics,
-        clock: Clock,
-        limits: LoopLimits,
+        self, wire: Wire, handler: Handler, decoder: Decoder, dead_letters: DeadLetters, *, handover: Handover, limits: LoopLimits
     ) -> None:
         self.in_flight = InFlight()
         self.requests: deque[Request] = deque()
@@ -72,10 +62,9 @@ class LoopWorker:
         self._handler = handler
         self._decoder = decoder
         self._dead_letters = dead_letters
-        self._budget = budget
+        self._budget = DeadLetterBudget(wire.dead_letter_limits, wire.clock)
         self._handover = handover
-        self._metrics = metrics
-        self._clock = clock
+        self._metrics, self._clock = wire.metrics, wire.clock
         self._max_in_flight, self._busy_retry_s = limits.max_in_flight, limits.busy_retry_s
         self._busy: list[PartitionState] = []
         self._stopping = False

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.message import LazyHeaders, Message, raw_headers
-from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidReason, InvalidRecord, RegistryError
 from echo_schemas.headers import run_of
-from echo_schemas.naming import Namespace
 from echo_schemas.partitioning import partition_of
 from echo_schemas.records import Record
 from echo_schemas.topics import Topic
 
 if TYPE_CHECKING:
     from echo_bus.signatures import Verifier
+    from echo_bus.wire import Wire
 
 
 class IgnoredReason(StrEnum):
@@ -32,19 +31,10 @@ class IgnoredReason(StrEnum):
 class Decoder:
     """Decodes and checks the messages of some topics. Not thread-safe, except that partition counts may be set from another thread."""
 
-    def __init__(
-        self,
-        codec: Codec,
-        namespace: Namespace,
-        topics: Sequence[Topic],
-        *,
-        run_id: str | None = None,
-        verifier: Verifier | None = None,
-    ) -> None:
-        """`run_id` None reads every run. `verifier` None: nobody is asked for a signature."""
-        self._decode = codec.decode
-        self._routes = {namespace.topic(topic): _Route(topic, verifier if topic.author is not None else None) for topic in topics}
-        self._run_id = run_id
+    def __init__(self, wire: Wire, topics: Sequence[Topic]) -> None:
+        self._decode = wire.codec.decode
+        self._routes = {wire.namespace.topic(topic): _Route(topic, wire.verifier if topic.author is not None else None) for topic in topics}
+        self._run_id = run_id = wire.run_id
         # A key that begins with the run is *probably* ours, which spares parsing the headers; the body decides.
         self._run_prefix = None if run_id is None else f"{run_id}/".encode()
 

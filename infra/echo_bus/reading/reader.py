@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
@@ -26,16 +26,11 @@ from echo_bus.clock import Deadline
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
 from echo_bus.errors import DeadlineExceeded, OffsetLost, TopicMissing
 from echo_bus.message import Message
-from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder, IgnoredReason
 from echo_bus.reading.reading_note import ReadingNote
-from echo_schemas.codec import Codec
+from echo_bus.wire import Wire
 from echo_schemas.errors import InvalidRecord
-from echo_schemas.naming import Namespace
 from echo_schemas.topics import Topic
-
-if TYPE_CHECKING:
-    from echo_bus.signatures import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -75,40 +70,35 @@ class LogReader:
     def __init__(
         self,
         cluster: Cluster,
+        wire: Wire,
         topics: Sequence[Topic],
         *,
-        client_id: str,
-        namespace: Namespace,
-        codec: Codec,
-        metrics: BusMetrics,
-        run_id: str | None = None,
         isolation: Isolation = Isolation.COMMITTED,
         on_invalid: OnInvalid | None = None,
         check: Check | None = None,
         limits: DeadLetterLimits | None = None,
         profile: Properties = READER,
-        verifier: Verifier | None = None,
     ) -> None:
         """`on_invalid` gets every message that cannot be read, or that `check` refuses (`DeadLetters.send` fits); in any case they are
-        counted and logged.
+        counted and logged. `limits`: others than this process has.
 
         Raises TopicMissing, NotAuthorized or ClusterUnreachable.
         """
-        self._topics = {namespace.topic(topic): topic for topic in topics}
+        self._topics = {wire.namespace.topic(topic): topic for topic in topics}
         self._physical = {topic.name: physical for physical, topic in self._topics.items()}
-        self._metrics = metrics
+        self._metrics = wire.metrics
         self._on_invalid = on_invalid
         self._check = check
-        self._budget = DeadLetterBudget(limits)
-        self._decoder = Decoder(codec, namespace, topics, run_id=run_id, verifier=verifier)
+        self._budget = DeadLetterBudget(limits or wire.dead_letter_limits, wire.clock)
+        self._decoder = Decoder(wire, topics)
         self._positions: dict[Place, int] = {}
         self._ends_at_start: dict[Place, int] | None = None
         self._at_end: set[Place] = set()
         self._ends_seen: set[Place] = set()
         self._ends_asked: set[Place] = set()
         self._properties = {
-            "client.id": client_id,
-            "group.id": f"{client_id}.reader",
+            "client.id": wire.client_id,
+            "group.id": f"{wire.client_id}.reader",
             "isolation.level": isolation.value,
             "enable.partition.eof": True,
         }

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from echo_bus.clock import Clock, Deadline, SystemClock
+from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import Message
-from echo_bus.metrics import BusMetrics
 from echo_bus.reading.reader import LogReader
+from echo_bus.wire import Wire
 from echo_schemas.errors import UserError
 from echo_schemas.records import Record
 from echo_schemas.topics import Topic
@@ -34,16 +34,14 @@ class CompactedView(Generic[V]):
     def __init__(
         self,
         reader: LogReader,
+        wire: Wire,
         topic: Topic,
         record: type[V],
         *,
-        metrics: BusMetrics,
-        run_id: str | None = None,
         only: str | None = None,
-        clock: Clock | None = None,
         is_outdated: Callable[[V, V], bool] = lambda known, new: False,
     ) -> None:
-        """`reader` reads `topic` alone. With `run_id`, tombstones of other runs' keys are passed by too (their records already are).
+        """`reader` reads `topic` alone. In a run, other runs' tombstones are passed by too (their records already are).
 
         `only`: the one key that is kept and listened to, on a topic that grows with the run. `is_outdated(known, new)`: the key keeps what
         is `known`, although `new` was written later.
@@ -53,11 +51,10 @@ class CompactedView(Generic[V]):
         self._reader = reader
         self._record = record
         self._is_outdated = is_outdated
-        self._own_keys = None if run_id is None else (run_id, f"{run_id}/")
+        self._own_keys = None if wire.run_id is None else (wire.run_id, f"{wire.run_id}/")
         self._only = only
-        self._clock = clock or SystemClock()
-        self._updates = metrics.view_updates.labels(topic.name)
-        self._size = metrics.view_entries.labels(topic.name)
+        self._updates = wire.metrics.view_updates.labels(topic.name)
+        self._size = wire.metrics.view_entries.labels(topic.name)
         self._changed = threading.Condition()
         self._entries: dict[str, V] = {}
         self._listeners: list[OnChange[V]] = []

@@ -173,6 +173,10 @@ class LeastLagChooser:
         return max(0, self._end[partition] - self._first_open[partition]) + self._in_flight[partition]
 
 
+WORKERS_GROUP = "worker"
+"""The group that shares the requests."""
+
+
 class WorkObserver:
     """Reads committed and end offsets of one group on one topic. Not thread-safe; `close` it."""
 

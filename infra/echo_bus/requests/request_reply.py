@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from echo_bus.client.publisher import Publisher, Receipt
-from echo_bus.clock import Clock
 from echo_bus.message import Message
-from echo_bus.metrics import BusMetrics
+from echo_bus.wire import Wire
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.headers import number_of
-from echo_schemas.naming import Namespace
 from echo_schemas.records import RolloutReply
 from echo_schemas.topics import Topic
 
@@ -115,21 +113,11 @@ def address_of(message: Message, *, reply_topic: str) -> ReplyAddress | None:
 class ReplyServer:
     """Remembers what it was asked and what it answered."""
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        reply_topic: Topic,
-        *,
-        namespace: Namespace,
-        metrics: BusMetrics,
-        clock: Clock,
-        max_cached: int = 10_000,
-    ) -> None:
+    def __init__(self, publisher: Publisher, reply_topic: Topic, wire: Wire, *, max_cached: int = 10_000) -> None:
         self._publisher = publisher
         self._topic = reply_topic
-        self._physical = namespace.topic(reply_topic)
-        self._metrics = metrics
-        self._clock = clock
+        self._physical = wire.namespace.topic(reply_topic)
+        self._metrics, self._clock = wire.metrics, wire.clock
         self._max_cached = max_cached
         self._lock = threading.Lock()
         self._running: set[bytes] = set()

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.dead_letters import RETRIES
+from echo_bus.wire import Wire
 from echo_ops.redrive.letters import REDRIVEN, Letter
 from echo_ops.redrive.mending import Mend
-from echo_schemas.codec import Codec
 from echo_schemas.errors import EchoError, InvalidReason, InvalidRecord, UserError
 from echo_schemas.headers import SIGNATURE
-from echo_schemas.naming import Namespace
 from echo_schemas.records import Record
-
-if TYPE_CHECKING:
-    from echo_bus.signatures import Signer
 
 MOST_REDRIVES = 2
 """How often a message is brought back: what fails a third time needs another mend, and a message of its own."""
@@ -58,12 +53,10 @@ class Prepared:
 class Preparing:
     """How letters of one redrive are prepared. `by`: who redrives, for the headers."""
 
-    codec: Codec
-    namespace: Namespace
+    wire: Wire
     whole: Whole
     by: str
     mend: Mend | None = None
-    signer: Signer | None = None
 
     def prepare(self, letter: Letter, now_ms: int) -> Prepared:
         """Raises UserError where the user's function fails, with the letter's place."""
@@ -93,8 +86,8 @@ class Preparing:
         if (key, value) != (full.key, full.value):
             # The writer's signature is of what it wrote. Who mends it answers for it.
             headers = tuple(header for header in headers if header[0] != SIGNATURE)
-            if self.signer is not None and topic.author is not None:
-                headers += tuple(self.signer.sign(self.namespace.topic(topic), [(key, value)]))
+            if self.wire.signer is not None and topic.author is not None:
+                headers += tuple(self.wire.signer.sign(self.wire.namespace.topic(topic), [(key, value)]))
         return Prepared(
             letter=letter,
             handling=Handling.WRITE,
@@ -118,13 +111,13 @@ class Preparing:
             if answer is None:
                 return None, None
             try:
-                value = answer if isinstance(answer, bytes) else self.codec.encode(answer)
+                value = answer if isinstance(answer, bytes) else self.wire.codec.encode(answer)
             except (EchoError, AttributeError, TypeError) as exc:
                 raise UserError(
                     f"The mend made no record of the letter {letter.offset} of {letter.topic.name}: {exc}",
                     hint="It returns a record of echo_schemas.records, the bytes of one, or None.",
                 ) from exc
-        record = self.codec.decode(value)
+        record = self.wire.codec.decode(value)
         if not isinstance(record, letter.topic.records):
             raise InvalidRecord(InvalidReason.UNEXPECTED_RECORD, f"A {type(record).__name__} does not belong on {letter.topic.name}.")
         return value, record
@@ -132,7 +125,7 @@ class Preparing:
     def _provenance(self, letter: Letter, now_ms: int) -> tuple[tuple[str, bytes], ...]:
         text = {
             RETRIES: str(letter.num_redriven),
-            REDRIVEN + "from": f"{self.namespace.dead_letters(letter.topic)}[0]@{letter.offset}",
+            REDRIVEN + "from": f"{self.wire.namespace.dead_letters(letter.topic)}[0]@{letter.offset}",
             REDRIVEN + "by": self.by,
             REDRIVEN + "ms": str(now_ms),
         }

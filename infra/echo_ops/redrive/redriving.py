@@ -125,7 +125,7 @@ class Redrive:
         self._bus = bus
         self._backlog = backlog
         self._by = by
-        self._preparing = Preparing(codec=bus.codec, namespace=bus.namespace, whole=backlog.original, by=by, mend=mend, signer=bus.signer)
+        self._preparing = Preparing(wire=bus, whole=backlog.original, by=by, mend=mend)
 
     def prepared(self, letters: Iterator[Letter]) -> Iterator[Prepared]:
         """What would be done with each. Nothing is written."""

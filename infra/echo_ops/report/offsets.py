@@ -15,6 +15,7 @@ from echo_bus.client.consumer_queries import committed_offsets, end_offsets, num
 from echo_bus.client.kafka import translate
 from echo_bus.client.profiles import LOOK
 from echo_bus.errors import TransportError
+from echo_bus.requests.dispatch import WORKERS_GROUP
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import REQUESTS, TRAJECTORIES, Topic
 
@@ -56,7 +57,7 @@ class OffsetWatch:
         unawaited = {f"{rewards}.{name}" for name in shadows}
         scoring = [group for group in groups if (group == rewards or group.startswith(f"{rewards}.")) and group not in unawaited]
         lags = {}
-        worker = self._namespace.group("worker")
+        worker = self._namespace.group(WORKERS_GROUP)
         if worker in groups:
             lags["requests open"] = self.lag(worker, REQUESTS)
         if scoring:

@@ -10,6 +10,7 @@ from echo_bus.client.cluster import RawConsumer
 from echo_bus.client.consumer_queries import committed, open_asker
 from echo_bus.client.kafka import KafkaCluster
 from echo_bus.errors import TopicMissing, TransportError
+from echo_bus.requests.dispatch import WORKERS_GROUP
 from echo_learner.commit.session import read_tip, refuse_if_alive
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import Kind
@@ -51,7 +52,7 @@ def make_topics(cluster: KafkaCluster, namespace: Namespace, *, replicas: int | 
         )
     # A cluster that never had a group makes its offsets topic at the first question and leaves that one unanswered: better ours, now,
     # than a role's, which would wait its whole time-out.
-    asker = open_asker(cluster, namespace.group("worker"), namespace.client_id("view"))
+    asker = open_asker(cluster, namespace.group(WORKERS_GROUP), namespace.client_id("view"))
     asking = threading.Thread(target=_ask, args=(asker, namespace.topic(REQUESTS)))
     asking.start()
     try:

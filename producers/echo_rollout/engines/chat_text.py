@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from echo_rollout.engines.engine import AnswerUnusable
-from echo_rollout.prompts import PromptCodec
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.records import ChatMessage
+from echo_tasks.prompts import PromptCodec
 
 # Letters alone: templates trim white space.
 _CONTENT = "EchoSwarmContentStandsHere"

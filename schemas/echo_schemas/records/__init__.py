@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from echo_schemas.records.base import Coordinates, Record
 from echo_schemas.records.reward import Drop, DropReason, MissingRewards, Reward, RewardOutcome
-from echo_schemas.records.rollout import (
-    ChatMessage,
-    Purpose,
-    ReplyOutcome,
-    RolloutReply,
-    RolloutRequest,
-    Sampling,
-    group_id_of,
-)
+from echo_schemas.records.rollout import ChatMessage, Purpose, ReplyOutcome, RolloutReply, RolloutRequest, Sampling, group_id_of
 from echo_schemas.records.status import (
     Control,
     EvaluationOrder,

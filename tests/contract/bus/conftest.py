@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from echo_bus.client.kafka import KafkaCluster
 from echo_bus.client.profiles import PRODUCER_LATENCY
 from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock, Deadline, SystemClock
-from echo_bus.dead_letters import DeadLetters
 from echo_bus.group.consumer import ConsumerLoop, group_properties
 from echo_bus.group.state import LoopLimits
 from echo_bus.message import Handler
@@ -92,21 +91,12 @@ class Kit:
             assert not deadline.expired(), f"waited for {names}"
 
     def publisher(self) -> Publisher:
-        publisher = Publisher(
-            self.cluster.producer(PRODUCER_LATENCY),
-            namespace=self.namespace,
-            codec=self.codec,
-            metrics=self.metrics,
-            clock=self.clock,
-            source="test",
-        )
+        publisher = Publisher(self.cluster.producer(PRODUCER_LATENCY), self.bus)
         self.opened.append(publisher)
         return publisher
 
-    def reader(self, *topics: Topic, **options: Any) -> LogReader:
-        reader = LogReader(
-            self.cluster, topics, client_id="test", namespace=self.namespace, codec=self.codec, metrics=self.metrics, **options
-        )
+    def reader(self, *topics: Topic, run_id: str | None = None, **options: Any) -> LogReader:
+        reader = replace(self.bus, run_id=run_id).reader(topics, **options)
         self.opened.append(reader)
         return reader
 
@@ -114,22 +104,18 @@ class Kit:
     def running(
         self, topic: Topic, handler: Handler, *, limits: LoopLimits | None = None, group: str = "group", **options: Any
     ) -> Iterator[RunningLoop]:
-        """A loop that runs inside the block. The group learns of a departure at once, as the loop leaves it."""
+        """A loop that runs inside the block; `options`: the wire's. The group learns of a departure at once, as the loop leaves it."""
         properties = group_properties(self.namespace.group(group), client_id="test", **options.pop("group_options", {}))
         properties |= options.pop("properties", {})
-        dead_letters = DeadLetters(self.publisher(), namespace=self.namespace, group=group, metrics=self.metrics)
         on_assignment = options.pop("on_assignment", None)
         loop = ConsumerLoop(
             self.cluster,
+            replace(self.bus, **options),
             [topic],
             handler,
             properties={**properties, "heartbeat.interval.ms": 200} if "group.protocol" not in properties else properties,
-            namespace=self.namespace,
-            codec=self.codec,
-            dead_letters=dead_letters,
-            metrics=self.metrics,
+            dead_letters=self.publisher(),
             limits=limits,
-            **options,
         )
         if on_assignment is not None:
             loop.on_assignment(on_assignment)

@@ -191,7 +191,7 @@ def test_bad_messages_go_to_the_dead_letters_and_reading_goes_on(kit: Any, drop:
     publisher.publish_bytes(kit.namespace.topic(DROPS), None, key=b"demo/9", partition=0)
     publisher.flush(PATIENCE_S)
     publish(kit, drop, range(2, 4))
-    letters = DeadLetters(publisher, namespace=kit.namespace, group="reader", metrics=kit.metrics)
+    letters = DeadLetters(publisher, kit.bus, "reader")
     reader = kit.reader(DROPS, on_invalid=letters.send)
     reader.start()
     assert seqs_of(read_all(reader)) == [0, 1, 2, 3]

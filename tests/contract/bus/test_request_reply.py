@@ -39,7 +39,7 @@ def reply(correlation: str, seq: int = 0) -> RolloutReply:
 @pytest.fixture
 def server(kit: Any) -> ReplyServer:
     kit.create(REQUESTS, REPLIES)
-    return ReplyServer(kit.publisher(), REPLIES, namespace=kit.namespace, metrics=kit.metrics, clock=kit.clock, max_cached=2)
+    return ReplyServer(kit.publisher(), REPLIES, kit.bus, max_cached=2)
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ Until = Callable[[Callable[[], object], str], None]
 
 @pytest.fixture
 def open_view(kit: Any) -> Callable[..., CompactedView[Progress]]:
-    def make(**options: Any) -> CompactedView[Progress]:
-        view = CompactedView(kit.reader(PROGRESS, **options), PROGRESS, Progress, metrics=kit.metrics, **options)
+    def make(run_id: str | None = None) -> CompactedView[Progress]:
+        view = CompactedView(kit.reader(PROGRESS, run_id=run_id), replace(kit.bus, run_id=run_id), PROGRESS, Progress)
         kit.opened.append(view)
         view.open(Deadline.after(PATIENCE_S))
         return view
@@ -142,7 +142,7 @@ def test_a_view_that_fails_says_so_to_everybody(
 def test_only_compacted_topics_have_views(kit: Any) -> None:
     kit.create(DROPS)
     with pytest.raises(UserError, match="not compacted"):
-        CompactedView(kit.reader(DROPS), DROPS, Drop, metrics=kit.metrics)
+        CompactedView(kit.reader(DROPS), kit.bus, DROPS, Drop)
 
 
 def test_a_view_reads_up_in_a_hurry_and_then_asks_the_cluster_seldom(kit: Any, progress: Callable[..., Progress]) -> None:

@@ -5,18 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 
-from prometheus_client import CollectorRegistry
-
+from echo_bus.bus import Bus
 from echo_bus.client.kafka import KafkaCluster
 from echo_bus.client.profiles import PRODUCER_LATENCY
-from echo_bus.client.publisher import Publisher
-from echo_bus.clock import SystemClock
-from echo_bus.dead_letters import DeadLetters
-from echo_bus.group.consumer import ConsumerLoop, group_properties
 from echo_bus.message import Accepted, Completion, Message, Outcome
-from echo_bus.metrics import BusMetrics
 from echo_runtime.signals import drain_on_signals
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import DROPS
 
@@ -35,21 +28,9 @@ def handle(message: Message) -> Outcome:
 
 
 def main(bootstrap: str, name: str) -> None:
-    cluster, namespace, codec = KafkaCluster(bootstrap), Namespace(name), lock_file_codec()
-    metrics = BusMetrics(CollectorRegistry())
-    publisher = Publisher(
-        cluster.producer(PRODUCER_LATENCY), namespace=namespace, codec=codec, metrics=metrics, clock=SystemClock(), source="worker"
-    )
-    loop = ConsumerLoop(
-        cluster,
-        [DROPS],
-        handle,
-        properties=group_properties(namespace.group("worker"), client_id="worker"),
-        namespace=namespace,
-        codec=codec,
-        dead_letters=DeadLetters(publisher, namespace=namespace, group="worker", metrics=metrics),
-        metrics=metrics,
-    )
+    bus = Bus(cluster=KafkaCluster(bootstrap), namespace=Namespace(name), role="worker")
+    publisher = bus.publisher(PRODUCER_LATENCY)
+    loop = bus.consumer([DROPS], "worker", handle, publisher)
     with drain_on_signals(loop.stop):
         loop.run()
     publisher.close()

@@ -86,7 +86,7 @@ def test_a_header_name_that_is_no_text_stops_no_reader(kafka_bootstrap: str, nam
     drop = Drop(run_id="demo", group_id="demo/1", seq=1, why=DropReason.STALE, learner_version=3, time_ms=5)
     asyncio.run(_produce(kafka_bootstrap, physical, [(b"demo/1", codec.encode(drop)), (b"other", codec.encode(drop)), (b"x", b"garbage")]))
     metrics = BusMetrics(CollectorRegistry())
-    bus = Bus(cluster=cluster, namespace=namespace, codec=codec, metrics=metrics, clock=SystemClock(), role="view", run_id="demo")
+    bus = Bus(cluster=cluster, namespace=namespace, codec=codec, metrics=metrics, role="view", run_id="demo")
     with closing(bus.publisher()) as publisher, closing(bus.reader([DROPS], on_invalid=bus.dead_letters(publisher).send)) as reader:
         deadline = Deadline.after(WAIT_S)
         # A leader that has just been elected does not show what it has at once.

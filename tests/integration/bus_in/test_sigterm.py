@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import NewTopic
-from prometheus_client import CollectorRegistry
 
+from echo_bus.bus import Bus
 from echo_bus.client.kafka import KafkaCluster
 from echo_bus.client.profiles import PRODUCER_LATENCY
-from echo_bus.client.publisher import Publisher
-from echo_bus.clock import Deadline, SystemClock
-from echo_bus.metrics import BusMetrics
+from echo_bus.clock import Deadline
 from echo_bus.requests.dispatch import WorkObserver
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Drop, DropReason
 from echo_schemas.topics import DROPS
@@ -35,14 +32,7 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(kafka_bootstrap: str,
     admin = cluster.admin()
     for created in admin.create_topics([NewTopic(physical, 1, 1), NewTopic(namespace.dead_letters(DROPS), 1, 1)]).values():
         created.result(WAIT_S)
-    publisher = Publisher(
-        cluster.producer(PRODUCER_LATENCY),
-        namespace=namespace,
-        codec=lock_file_codec(),
-        metrics=BusMetrics(CollectorRegistry()),
-        clock=SystemClock(),
-        source="test",
-    )
+    publisher = Bus(cluster=cluster, namespace=namespace, role="test").publisher(PRODUCER_LATENCY)
     for seq in range(NUM_MESSAGES):
         publisher.publish(
             DROPS, Drop(run_id="demo", group_id=f"demo/{seq}", seq=seq, why=DropReason.STALE, learner_version=0, time_ms=1), partition=0

@@ -21,7 +21,7 @@ _URL, _BASE = os.environ.get("ECHO_PARALLAX_URL", ""), os.environ.get("ECHO_PARA
 def test_a_live_cluster_answers_in_a_dialect_that_can_be_trained_on() -> None:
     from echo_rollout.engines.catalogue import open_engine
     from echo_rollout.engines.chat_text import ChatText
-    from echo_rollout.prompts import vocabulary_size
+    from echo_tasks.prompts import vocabulary_size
 
     base = Path(_BASE)
     config = EngineConfig(

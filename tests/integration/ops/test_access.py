@@ -24,10 +24,9 @@ from echo_bus.client import profiles
 from echo_bus.client.consumer_errors import check_error
 from echo_bus.client.consumer_queries import num_partitions
 from echo_bus.client.kafka import KafkaCluster
-from echo_bus.clock import Deadline, SystemClock
+from echo_bus.clock import Deadline
 from echo_bus.errors import NotAuthorized
 from echo_bus.group.consumer import group_properties
-from echo_bus.metrics import BusMetrics
 from echo_embedded import EmbeddedKafka
 from echo_embedded.tools import tool_command
 from echo_ops.access import as_binding
@@ -198,7 +197,7 @@ def _words(binding: AclBinding) -> tuple[str, ...]:
 
 
 def _bus(cluster: KafkaCluster, role: str) -> Bus:
-    return Bus(cluster=cluster, namespace=NAMESPACE, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role=role)
+    return Bus(cluster=cluster, namespace=NAMESPACE, role=role)
 
 
 def _physical(spec: TopicSpec) -> str:

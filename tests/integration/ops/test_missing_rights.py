@@ -7,13 +7,11 @@ from confluent_kafka.admin import AclBindingFilter, NewTopic
 
 from echo_bus.bus import Bus
 from echo_bus.client.kafka import KafkaCluster
-from echo_bus.clock import Deadline, SystemClock
+from echo_bus.clock import Deadline
 from echo_bus.errors import NotAuthorized
-from echo_bus.metrics import BusMetrics
 from echo_embedded import EmbeddedKafka
 from echo_ops.access import as_binding
 from echo_runtime.rights import check_rights, find_lacking
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.rights import Acl, Resource, acls_of, acls_of_role
 from echo_schemas.topic_files import load_topic_specs
@@ -86,7 +84,7 @@ def test_a_role_is_told_what_it_lacks_before_it_begins(secured_kafka: EmbeddedKa
 def test_a_transactional_id_says_so_when_it_is_taken(secured_kafka: EmbeddedKafka, logins: dict[str, dict[str, str]]) -> None:
     cluster = KafkaCluster(secured_kafka.bootstrap, logins["offline"])
     assert find_lacking(cluster, acls_of_role("offline", NAMESPACE), WAIT_S) == []
-    bus = Bus(cluster=cluster, namespace=NAMESPACE, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="offline")
+    bus = Bus(cluster=cluster, namespace=NAMESPACE, role="offline")
     writer = bus.transactions("feeder")
     with pytest.raises(NotAuthorized, match=rf"WRITE on the transactional-id {NAMESPACE.name}\.feeder"):
         writer.start()

@@ -60,7 +60,7 @@ def let_die(bus: Bus, num_letters: int) -> None:
         publisher.publish_bytes(physical, value, key=f"demo/{seq}".encode())
     publisher.close()
     publisher = bus.publisher()
-    letters = DeadLetters(publisher, namespace=bus.namespace, group=bus.namespace.group("learner"), metrics=bus.metrics)
+    letters = DeadLetters(publisher, bus, bus.namespace.group("learner"))
     with RawLog(bus, physical) as log:
         for batch in log.messages():
             for raw in batch:

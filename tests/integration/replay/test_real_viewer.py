@@ -13,14 +13,12 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_bus.bus import Bus
 from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.metrics import BusMetrics
 from echo_ops.viewer.demo.episodes import Words, sokoban_player
 from echo_ops.viewer.demo.made_run import MadePlan, MadeRun, StoryClock
 from echo_ops.viewer.routes import answer
 from echo_ops.viewer.source import Source, SourceOptions
 from echo_ops.viewer.windows import Json
 from echo_replay.history import open_history
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from tests.unit.learner.pipeline import Pipeline
 
@@ -46,7 +44,7 @@ def write(bus: Bus, first: int, last: int, words: Words) -> None:
 def test_every_page_of_a_run_that_goes_on(kafka_bootstrap: str, namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> None:
     cluster = KafkaCluster(kafka_bootstrap)
     Pipeline(tmp_path_factory.mktemp("run"), cluster=cluster, namespace=namespace)  # type: ignore[arg-type]  # makes the topics
-    bus = Bus(cluster=cluster, namespace=namespace, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="operator")
+    bus = Bus(cluster=cluster, namespace=namespace, role="operator")
     words = Words()
     write(bus, 0, 4, words)
     with viewer(bus, words) as source:

@@ -17,10 +17,8 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from echo_bus.bus import Bus
 from echo_bus.client.kafka import KafkaCluster
-from echo_bus.clock import Deadline, SystemClock
-from echo_bus.metrics import BusMetrics
-from echo_rollout.worker_setup import GROUP
-from echo_schemas.codec import lock_file_codec
+from echo_bus.clock import Deadline
+from echo_bus.requests.dispatch import WORKERS_GROUP
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REQUESTS
@@ -112,7 +110,7 @@ class Fleet(Swarm):
 
     def owners(self) -> dict[str, set[int]]:
         """Partitions of `requests` by the client id of the worker that has them; nothing while the group has no coordinator yet."""
-        group = self.bus.namespace.group(GROUP)
+        group = self.bus.namespace.group(WORKERS_GROUP)
         try:
             found = self._admin.describe_consumer_groups([group])[group].result(WAIT_S)
         except KafkaException:
@@ -121,7 +119,7 @@ class Fleet(Swarm):
 
     def committed(self) -> list[int]:
         """The workers' offsets of `requests`, by partition; nothing while the group has no coordinator yet."""
-        group, topic = self.bus.namespace.group(GROUP), self.bus.namespace.topic(REQUESTS)
+        group, topic = self.bus.namespace.group(WORKERS_GROUP), self.bus.namespace.topic(REQUESTS)
         consumer = self.bus.cluster.consumer({"group.id": group})
         try:
             places = consumer.committed([TopicPartition(topic, partition) for partition in range(NUM_PARTITIONS)], timeout=WAIT_S)
@@ -165,9 +163,6 @@ def open_fleet(bootstrap: str, namespace: Namespace, folder: Path) -> Fleet:
     bus = Bus(
         cluster=cluster,
         namespace=namespace,
-        codec=lock_file_codec(),
-        metrics=BusMetrics(),
-        clock=SystemClock(),
         role="tester",
         run_id=RUN,
     )

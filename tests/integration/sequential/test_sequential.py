@@ -19,13 +19,11 @@ from prometheus_client import CollectorRegistry
 from echo_bus.bus import Bus
 from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline, SystemClock
-from echo_bus.metrics import BusMetrics
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
 from echo_learner.start import Conduct
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import RoleProcess, StopSignal
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import OFFSET_DTYPE
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Reward, RewardOutcome, StepReport, Trajectory
@@ -153,7 +151,7 @@ def fleet(kafka_bootstrap: str, namespace: Namespace, tmp_path: Path) -> Iterato
     cluster = KafkaCluster(kafka_bootstrap)
     create_topics(cluster, {f"{namespace.name}.{spec.name}": min(spec.partitions, NUM_PARTITIONS) for spec in load_topic_specs()})
     bus = Bus(
-        cluster=cluster, namespace=namespace, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="tester", run_id=RUN
+        cluster=cluster, namespace=namespace, role="tester", run_id=RUN
     )  # fmt: skip
     made = Fleet(bus, tmp_path, kafka_bootstrap)
     yield made

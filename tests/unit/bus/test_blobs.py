@@ -19,11 +19,9 @@ from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawConsumer, RawMessage
 from echo_bus.client.profiles import MAX_RECORD_BYTES
-from echo_bus.clock import Clock, ManualClock, SystemClock
+from echo_bus.clock import Clock, ManualClock
 from echo_bus.errors import BlobCorrupt, DeadlineExceeded
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.records import BlobRef, Coordinates, WeightFile, WeightManifest
@@ -48,9 +46,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def bus() -> Bus:
     cluster = MemoryCluster()
     cluster.admin().create_topics([NewTopic(f"test.{WEIGHT_CHUNKS.name}", 1, 1)])[f"test.{WEIGHT_CHUNKS.name}"].result()
-    return Bus(
-        cluster=cluster, namespace=Namespace("test"), codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="worker"
-    )
+    return Bus(cluster=cluster, namespace=Namespace("test"), role="worker")
 
 
 def written(bus: Bus, data: bytes = DATA) -> BlobRef:
@@ -209,7 +205,7 @@ def test_chunks_may_be_acknowledged_slowly(bus: Bus) -> None:
             return SlowReceipt()
 
     publisher: Any = SlowPublisher()
-    ref = BlobWriter(publisher, metrics=bus.metrics, clock=clock).write(WEIGHT_CHUNKS, RUN, "v/1/abc", bytes(100 * CHUNK))
+    ref = BlobWriter(publisher, replace(bus, clock=clock)).write(WEIGHT_CHUNKS, RUN, "v/1/abc", bytes(100 * CHUNK))
     assert (ref.num_chunks, ref.last_offset) == (100, 99)
     assert publisher.most <= 16, "a client gives up what waits in it for too long"
 

@@ -7,10 +7,8 @@ from contextlib import closing
 from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
-from echo_bus.clock import Deadline, SystemClock
-from echo_bus.metrics import BusMetrics
+from echo_bus.clock import Deadline
 from echo_memory import MemoryCluster
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, RunControl, RunState
 from echo_schemas.topics import CONTROL
@@ -28,7 +26,7 @@ def test_a_lower_epoch_is_ignored_at_the_start_and_later() -> None:
     cluster = MemoryCluster()
     cluster.admin().create_topics([NewTopic(SPACE.topic(CONTROL), num_partitions=1, replication_factor=1)])
     bus = Bus(
-        cluster=cluster, namespace=SPACE, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="learner", run_id="demo"
+        cluster=cluster, namespace=SPACE, role="learner", run_id="demo"
     )  # fmt: skip
     with closing(bus.publisher()) as publisher:
         publisher.publish(CONTROL, order(5, RunState.PAUSED))

@@ -14,12 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_runtime.ownership import await_turn
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import RoleProcess, StopSignal
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Progress
@@ -42,9 +40,6 @@ class Scene:
         self.bus = Bus(
             cluster=self.cluster,
             namespace=SPACE,
-            codec=lock_file_codec(),
-            metrics=BusMetrics(),
-            clock=SystemClock(),
             role="feeder",
             run_id="demo",
         )

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import echo_bus.signatures
 from echo_bus.bus import Bus
 from echo_bus.client.publisher import wait_all
-from echo_bus.clock import Deadline, SystemClock
-from echo_bus.metrics import BusMetrics
+from echo_bus.clock import Deadline
 from echo_bus.reading.decoding import Decoder
 from echo_bus.signatures import MOST_TOGETHER, Signer, TrustedKey, Verifier, key_id_of
+from echo_bus.wire import Wire
 from echo_memory import MemoryCluster
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import InvalidReason, InvalidRecord
@@ -54,9 +54,13 @@ def message(topic: Topic, record: Record, private: Any = WORKER, **changes: Any)
     return ClientMessage(**{**parts, "headers": headers, "timestamp": (1, NOW_MS), **changes})
 
 
+def wire(verifier: Verifier, **changes: Any) -> Wire:
+    return Wire(**{"namespace": NAMESPACE, "role": "reader", "verifier": verifier, **changes})
+
+
 def decoder(keys: dict[str, TrustedKey] | None = None) -> Decoder:
     known = KEYS if keys is None else keys
-    return Decoder(CODEC, NAMESPACE, [TRAJECTORIES, REWARDS], run_id="demo", verifier=Verifier(lambda: known))
+    return Decoder(wire(Verifier(lambda: known), run_id="demo"), [TRAJECTORIES, REWARDS])
 
 
 def refusal(raw: Any, by: Decoder | None = None) -> str:
@@ -125,7 +129,7 @@ def is_same_text(one: bytes, other: bytes) -> bool:
 
 def test_a_signature_counts_in_its_own_namespace_only() -> None:
     raw = message(TRAJECTORIES, trajectory())
-    elsewhere = Decoder(CODEC, Namespace("copy"), [TRAJECTORIES], verifier=Verifier(lambda: KEYS))
+    elsewhere = Decoder(wire(Verifier(lambda: KEYS), namespace=Namespace("copy")), [TRAJECTORIES])
     raw.set_topic("copy.trajectories")
     assert "of another record" in refusal(raw, elsewhere)
 
@@ -179,7 +183,7 @@ def test_one_signature_stands_under_many_records_and_each_is_read_without_the_ot
 
 def test_a_key_that_is_withdrawn_does_not_count_any_more() -> None:
     known = [KEYS]
-    by = Decoder(CODEC, NAMESPACE, [TRAJECTORIES], verifier=Verifier(lambda: known[0]))
+    by = Decoder(wire(Verifier(lambda: known[0])), [TRAJECTORIES])
     raw = message(TRAJECTORIES, trajectory())
     assert by.decode(raw) is not None
     known[0] = trusted(OTHER)
@@ -206,7 +210,7 @@ def test_what_a_publisher_has_signed_a_reader_takes_and_what_a_stranger_writes_i
     cluster = MemoryCluster()
     for future in cluster.admin().create_topics([NewTopic(NAMESPACE.topic(TRAJECTORIES), 1, 1)]).values():
         future.result(10)
-    bus = Bus(cluster=cluster, namespace=NAMESPACE, codec=CODEC, metrics=BusMetrics(), clock=SystemClock(), role="worker", run_id="demo")
+    bus = Bus(cluster=cluster, namespace=NAMESPACE, role="worker", run_id="demo")
     honest, stranger = replace(bus, signer=Signer(WORKER)).publisher(), bus.publisher()
     group = [trajectory(0, index) for index in (0, 1)]
     stranger.publish_together(TRAJECTORIES, group)

@@ -22,9 +22,9 @@ from echo_rollout.engines.parallax_answers import ChatDialect
 from echo_rollout.engines.parallax_engine import ParallaxEngine
 from echo_rollout.engines.parallax_options import NAMES, parse_parallax_options
 from echo_rollout.engines.weight_blocks import blocks_of
-from echo_rollout.prompts import PromptCodec
 from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
 from echo_schemas.records import ChatMessage, LogprobDistribution, LogprobSource, Sampling, WeightKind
+from echo_tasks.prompts import PromptCodec
 from tests.contract.engines import contract
 from tests.unit.engines.fake_cluster import FakeCluster, write_chat_base
 from tests.unit.engines.fake_server import MAX_LENGTH, write_base

@@ -21,10 +21,10 @@ from prometheus_client import CollectorRegistry
 from echo_bus.bus import Bus
 from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock, Deadline, SystemClock
-from echo_bus.metrics import BusMetrics
 from echo_bus.requests.request_reply import CORRELATION_ID
 from echo_bus.signatures import Signer, Verifier
 from echo_bus.tracing import Tracer
+from echo_bus.wire import Wire
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
@@ -138,13 +138,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         self._publisher = Publisher(
             self.cluster.producer({"partitioner": "murmur2_random"}),
-            namespace=self.namespace,
-            codec=lock_file_codec(),
-            metrics=BusMetrics(),
-            clock=SystemClock(),
-            source="test",
-            signer=self.signer,
-            tracer=self.tracer,
+            Wire(namespace=self.namespace, role="test", signer=self.signer, tracer=self.tracer),
             poll=False,
         )
         admin = self.cluster.admin()
@@ -183,9 +177,6 @@ class Pipeline:
         return Bus(
             cluster=self.cluster,
             namespace=self.namespace,
-            codec=lock_file_codec(),
-            metrics=BusMetrics(),
-            clock=SystemClock(),
             role="learner",
             run_id=run_id,
             verifier=self.verifier,

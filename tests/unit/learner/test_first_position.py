@@ -11,11 +11,9 @@ from confluent_kafka.admin import NewTopic
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.clock import ManualClock
-from echo_bus.metrics import BusMetrics
 from echo_core.groups import AssemblyState
 from echo_learner.commit.resuming import since_it_began
 from echo_memory import MemoryCluster
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates
 from echo_schemas.topics import REWARDS, TRAJECTORIES
@@ -30,9 +28,7 @@ NOTHING = AssemblyState(
 def test_what_lay_there_before_the_run_is_not_read() -> None:
     clock = ManualClock()
     cluster = MemoryCluster(clock=clock)
-    bus = Bus(
-        cluster=cluster, namespace=Namespace("test"), codec=lock_file_codec(), metrics=BusMetrics(), clock=clock, role="learner", run_id="b"
-    )
+    bus = Bus(cluster=cluster, namespace=Namespace("test"), clock=clock, role="learner", run_id="b")
     for created in cluster.admin().create_topics([NewTopic("test.trajectories", 2, 1), NewTopic("test.rewards", 2, 1)]).values():
         created.result(5)
     publisher = bus.publisher(profiles.PRODUCER_LATENCY)

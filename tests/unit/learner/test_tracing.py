@@ -16,8 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from echo_bus.clock import SystemClock
-from echo_bus.metrics import BusMetrics
+from echo_bus.wire import Wire
 from echo_core.group_share import is_chosen
 from echo_memory.message import MemoryMessage
 from echo_runtime.trace_names import SCHEMA_URL, Attribute, SpanName
@@ -27,7 +26,7 @@ from echo_schemas.topics import REQUESTS, TRAJECTORIES
 from echo_settings import Settings
 from echo_streams.intake import Intake
 from echo_streams.metrics import StreamsMetrics
-from echo_streams.processing import Processor, Wire
+from echo_streams.processing import Processor
 from tests.unit.learner.numpy_trainer import NumpyTrainer
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline
 from tests.unit.replay.forged import request_of
@@ -68,22 +67,14 @@ class Traced:
             for where, record in swarm.placed(TRAJECTORIES, Trajectory)
         ]
         metrics = StreamsMetrics()
-        wire = Wire(
-            namespace=self._first.namespace,
-            codec=CODEC,
-            run_id="demo",
-            group="g",
-            client_id="r1",
-            clock=SystemClock(),
-            tracer=self.tracer("reward"),
-        )
+        wire = Wire(namespace=self._first.namespace, role="r1", run_id="demo", tracer=self.tracer("reward"))
         processor = Processor(
             wire,
             scorer(attached(lambda sample: float(sample.token_ids[1]), name="exact"), metrics=metrics),
             Intake("demo", budget=3, drop_stale=True),
+            group="g",
             learner_version=lambda: 0,
             metrics=metrics,
-            bus_metrics=BusMetrics(),
         )
         answers = asyncio.run(processor.process(batch))
         self.reward_headers = [dict(answer.headers) for answer in answers]

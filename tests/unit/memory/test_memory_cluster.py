@@ -12,9 +12,8 @@ from confluent_kafka.admin import NewTopic
 from echo_bus.blobs.transfer import CHUNK_BYTES
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.clock import Deadline, SystemClock
+from echo_bus.clock import Deadline
 from echo_bus.errors import DeliveryFailed, ProducerFenced, TransactionAborted
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.examples import load_examples
@@ -38,9 +37,6 @@ def bus(cluster: MemoryCluster) -> Bus:
     return Bus(
         cluster=cluster,
         namespace=NAMESPACE,
-        codec=lock_file_codec(),
-        metrics=BusMetrics(),
-        clock=SystemClock(),
         role="tester",
         run_id="demo",
     )

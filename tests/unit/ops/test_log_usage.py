@@ -7,14 +7,11 @@ from dataclasses import replace
 import pytest
 
 from echo_bus.bus import Bus
-from echo_bus.clock import SystemClock
 from echo_bus.errors import DeadlineExceeded, TopicMissing
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_ops.log_usage import PartitionUse, read_use, use_of
 from echo_ops.probe import probe
 from echo_ops.topic_admin import TopicAdmin
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
@@ -31,9 +28,6 @@ def bus() -> Bus:
     return Bus(
         cluster=cluster,
         namespace=NAMESPACE,
-        codec=lock_file_codec(),
-        metrics=BusMetrics(),
-        clock=SystemClock(),
         role="operator",
         run_id=None,
     )

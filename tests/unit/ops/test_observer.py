@@ -14,7 +14,6 @@ from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
 from echo_bus.clock import ManualClock
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_ops.report import observer
 from echo_ops.report.observer import Observer
@@ -22,7 +21,6 @@ from echo_ops.report.offsets import OffsetWatch
 from echo_ops.report.run_view import RunView
 from echo_ops.report.scrape import scrape_places
 from echo_runtime.announcement import Announcement, read_announcement
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Drop, DropReason
 from echo_schemas.topic_files import load_topic_specs
@@ -68,7 +66,7 @@ def bus(clock: ManualClock) -> Bus:
     topics = [NewTopic(f"{space.name}.{spec.name}", 1, 1) for spec in load_topic_specs()]
     for future in cluster.admin().create_topics(topics).values():
         future.result(WAIT_S)
-    return Bus(cluster=cluster, namespace=space, codec=lock_file_codec(), metrics=BusMetrics(), clock=clock, role="view", run_id="r")
+    return Bus(cluster=cluster, namespace=space, clock=clock, role="view", run_id="r")
 
 
 def test_what_was_dropped_long_before_the_command_is_not_read(bus: Bus, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:

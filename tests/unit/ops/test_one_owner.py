@@ -10,12 +10,9 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
-from echo_bus.clock import SystemClock
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_ops.cli import up
 from echo_ops.supervisor.folder_lock import folder_lock
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Progress, SessionClaim
@@ -38,7 +35,7 @@ def bus(monkeypatch: pytest.MonkeyPatch) -> Bus:
     cluster = Cluster()
     cluster.admin().create_topics([NewTopic(SPACE.topic(topic), num_partitions=1, replication_factor=1) for topic in (STEPS, PROGRESS)])
     made = Bus(
-        cluster=cluster, namespace=SPACE, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="view", run_id="demo"
+        cluster=cluster, namespace=SPACE, role="view", run_id="demo"
     )  # fmt: skip
     monkeypatch.setattr(up, "given_bootstrap", lambda bootstrap: "somewhere:9092")
     monkeypatch.setattr(up, "open_cluster", lambda settings: cluster)

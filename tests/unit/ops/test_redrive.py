@@ -16,7 +16,6 @@ from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawMessage
 from echo_bus.clock import ManualClock
 from echo_bus.dead_letters import RETRIES, DeadLetters
-from echo_bus.metrics import BusMetrics
 from echo_bus.signatures import Signer
 from echo_memory import MemoryCluster
 from echo_ops.redrive import redriving
@@ -51,7 +50,7 @@ class Log:
         for future in self.cluster.admin().create_topics(topics).values():
             future.result(WAIT_S)
         self.bus = Bus(
-            cluster=self.cluster, namespace=NAMESPACE, codec=CODEC, metrics=BusMetrics(), clock=ManualClock(), role="redrive", run_id="demo"
+            cluster=self.cluster, namespace=NAMESPACE, clock=ManualClock(), role="redrive", run_id="demo"
         )  # fmt: skip
         self._publisher = self.bus.publisher()
 
@@ -64,7 +63,7 @@ class Log:
 
     def let_die(self, topic: Topic, reason: InvalidReason, *, is_whole: bool = True) -> None:
         """The newest message of `topic` becomes a dead letter."""
-        letters = DeadLetters(self._publisher, namespace=NAMESPACE, group="echo.learner", metrics=self.bus.metrics)
+        letters = DeadLetters(self._publisher, self.bus, "echo.learner")
         newest = max(self.messages(NAMESPACE.topic(topic)), key=lambda raw: (raw.timestamp()[1], raw.offset() or 0))
         letters.send(newest, topic, InvalidRecord(reason, "It was wrong."), is_whole).wait(WAIT_S)
 

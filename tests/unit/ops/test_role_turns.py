@@ -17,7 +17,6 @@ from echo_ops.roles import ROLES, Flags, Role, RoleEntry, arguments_of
 from echo_runtime.ownership import START_VARIABLE
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import RoleProcess, StopSignal
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.roles import load_roles
@@ -44,7 +43,7 @@ def test_a_role_looks_whose_the_namespace_is(monkeypatch: pytest.MonkeyPatch, ro
     @contextmanager
     def open_role(settings: Settings, role: str, *, start: str, **_: Any) -> Iterator[RoleProcess]:
         registry, clock = BusMetrics().registry, SystemClock()
-        bus = Bus(cluster=MemoryCluster(), namespace=Namespace("a"), codec=lock_file_codec(), metrics=BusMetrics(), clock=clock, role=role)
+        bus = Bus(cluster=MemoryCluster(), namespace=Namespace("a"), clock=clock, role=role)
         yield RoleProcess(
             settings=settings, bus=bus, registry=registry, places=PlaceTimes(registry, clock), clock=clock, stop=StopSignal(), start=start
         )  # fmt: skip

@@ -12,11 +12,8 @@ from confluent_kafka.admin import NewTopic
 
 import echo_ops.cli.tail as tail_module
 from echo_bus.bus import Bus
-from echo_bus.clock import SystemClock
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_ops.cli.tail import Filters, tail
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import TRAJECTORIES
@@ -48,7 +45,7 @@ def test_a_silent_broker_is_not_the_end_of_the_log(monkeypatch: pytest.MonkeyPat
     cluster, namespace = SlowCluster(), Namespace("unit.tail")
     for future in cluster.admin().create_topics([NewTopic(namespace.topic(TRAJECTORIES), num_partitions=2)]).values():
         future.result(WAIT_S)
-    bus = Bus(cluster=cluster, namespace=namespace, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="tester")
+    bus = Bus(cluster=cluster, namespace=namespace, role="tester")
     publisher = bus.publisher()
     written = next(iter(load_examples(TRAJECTORIES).values()))
     publisher.publish(TRAJECTORIES, written).wait(WAIT_S)

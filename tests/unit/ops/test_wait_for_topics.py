@@ -6,13 +6,11 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
-from echo_bus.clock import Deadline, SystemClock
+from echo_bus.clock import Deadline
 from echo_bus.errors import TopicMissing
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_ops.cli.run import topics_of, wait_for_topics
 from echo_runtime.process import StopSignal
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.rights import Resource, acls_of
 
@@ -22,7 +20,7 @@ SPACE = Namespace("echo.test")
 def _bus(role: str, *, topics: set[str]) -> Bus:
     cluster = MemoryCluster()
     cluster.admin().create_topics([NewTopic(name, num_partitions=1, replication_factor=1) for name in topics])
-    return Bus(cluster=cluster, namespace=SPACE, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role=role)
+    return Bus(cluster=cluster, namespace=SPACE, role=role)
 
 
 @pytest.mark.parametrize("role", ["feeder", "offline", "worker", "reward", "learner"])

@@ -11,10 +11,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
-from echo_bus.clock import SystemClock
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
 from tests.unit.rollout.swarm import RUN, WAIT_S, Swarm
@@ -49,9 +46,6 @@ def make_swarm(cluster: MemoryCluster, tmp_path: Path, ending: list[Swarm]) -> I
         bus = Bus(
             cluster=cluster,
             namespace=namespace,
-            codec=lock_file_codec(),
-            metrics=BusMetrics(),
-            clock=SystemClock(),
             role="tester",
             run_id=RUN,
         )

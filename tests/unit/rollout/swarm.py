@@ -20,7 +20,6 @@ from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.reading.view import CompactedView
-from echo_bus.requests.dispatch import WorkObserver
 from echo_core.policy import Admission, StalenessPolicy
 from echo_rollout.engines.engine import Generation
 from echo_rollout.engines.scripted import ScriptedEngine
@@ -32,7 +31,6 @@ from echo_rollout.weights.peers.opening import open_peers
 from echo_rollout.weights.sources import PublishedSource
 from echo_rollout.worker import Worker
 from echo_rollout.worker_parts import WorkerParts
-from echo_rollout.worker_setup import GROUP
 from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import StopSignal
@@ -251,9 +249,7 @@ class Swarm:
     def _feed(self, stop: StopSignal) -> None:
         bus, clock = self.bus, SystemClock()
         registry = CollectorRegistry()
-        observer = WorkObserver(
-            bus.cluster, physical=bus.namespace.topic(REQUESTS), group=bus.namespace.group(GROUP), client_id="test-feeder"
-        )
+        observer = bus.observer()
         settings = self.settings
         policy = StalenessPolicy(
             budget=settings.budget,

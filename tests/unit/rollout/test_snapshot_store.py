@@ -11,12 +11,9 @@ import pytest
 
 from echo_bus.blobs.transfer import BlobReader
 from echo_bus.bus import Bus
-from echo_bus.clock import SystemClock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_rollout.weights.sources import PublishedSource
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import WeightFile, WeightKind, WeightManifest
 
@@ -30,9 +27,7 @@ def sha256_of(data: bytes) -> str:
 
 
 def source_of(cluster: MemoryCluster, store: str) -> PublishedSource:
-    bus = Bus(
-        cluster=cluster, namespace=Namespace("test"), codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="worker"
-    )
+    bus = Bus(cluster=cluster, namespace=Namespace("test"), role="worker")
     reader: BlobReader = bus.blob_reader()
     return PublishedSource(reader, store)
 

@@ -19,13 +19,11 @@ from prometheus_client import CollectorRegistry
 
 from echo_bus.bus import Bus
 from echo_bus.clock import ManualClock
-from echo_bus.metrics import BusMetrics
-from echo_bus.requests.dispatch import WorkObserver
+from echo_bus.requests.dispatch import WORKERS_GROUP
 from echo_core.capacity.estimates import Speed
 from echo_memory import MemoryCluster
 from echo_rollout.feeder import Feeder, FeederParts
 from echo_rollout.metrics import FeederMetrics
-from echo_rollout.worker_setup import GROUP
 from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
 from echo_schemas.codec import lock_file_codec
@@ -108,7 +106,7 @@ class Pool:
             future.result(5)
         self.codec = lock_file_codec()
         bus = Bus(
-            cluster=self.cluster, namespace=namespace, codec=self.codec, metrics=BusMetrics(), clock=self.clock, role="t", run_id=RUN
+            cluster=self.cluster, namespace=namespace, codec=self.codec, clock=self.clock, role="t", run_id=RUN
         )  # fmt: skip
         self.settings = Settings.model_validate(
             {
@@ -122,9 +120,7 @@ class Pool:
         self.progress = PlayedView()
         self.workers_view = PlayedView()
         weights = PlayedView(**{weights_key(RUN, None): replace(manifest, run_id=RUN, version=0, next_seq=0)})
-        observer = stack.enter_context(
-            closing(WorkObserver(self.cluster, physical=namespace.topic(REQUESTS), group=namespace.group(GROUP), client_id="feeder"))
-        )
+        observer = stack.enter_context(closing(bus.observer()))
         writer = stack.enter_context(closing(bus.transactions("feeder")))
         registry = CollectorRegistry()
         parts: dict[str, Any] = {
@@ -146,7 +142,9 @@ class Pool:
         }
         self.feeder = Feeder(FeederParts(**parts))
         self.physical = namespace.topic(REQUESTS)
-        self.reader = self.cluster.consumer({"group.id": namespace.group(GROUP), "client.id": "w", "isolation.level": "read_committed"})
+        self.reader = self.cluster.consumer(
+            {"group.id": namespace.group(WORKERS_GROUP), "client.id": "w", "isolation.level": "read_committed"}
+        )
         stack.callback(self.reader.close)
         self.reader.assign([TopicPartition(self.physical, partition, 0) for partition in range(NUM_PARTITIONS)])
         self.workers: list[PlayedWorker] = []

@@ -9,7 +9,6 @@ from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, ManualClock
-from echo_bus.metrics import BusMetrics
 from echo_core.group_share import is_chosen
 from echo_memory import MemoryCluster
 from echo_runtime.process import StopSignal
@@ -21,7 +20,7 @@ from echo_streams.attachment import RUN_OVER_S, RunEnd, end_when_detached
 from echo_streams.beginning import Beginning, Since, as_time, num_between, offsets_of, parse_beginning, place_group, positions_of
 from echo_streams.intake import Intake, Passed, Stale
 from tests.unit.core.records import trajectory
-from tests.unit.streams.stage import CODEC, NAMESPACE
+from tests.unit.streams.stage import NAMESPACE
 from tests.unit.streams.test_intake import headers
 
 WAIT_S = 30.0
@@ -39,7 +38,7 @@ def bus(clock: ManualClock) -> Bus:
     topics = [NewTopic(f"{NAMESPACE.name}.{spec.name}", 2 if spec.name == TRAJECTORIES.name else 1, 1) for spec in load_topic_specs()]
     for future in cluster.admin().create_topics(topics).values():
         future.result(WAIT_S)
-    return Bus(cluster=cluster, namespace=NAMESPACE, codec=CODEC, metrics=BusMetrics(), clock=clock, role="reward", run_id="demo")
+    return Bus(cluster=cluster, namespace=NAMESPACE, clock=clock, role="reward", run_id="demo")
 
 
 def publish(bus: Bus, first: int, count: int) -> None:

@@ -15,11 +15,9 @@ from prometheus_client import CollectorRegistry
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.clock import Deadline, ManualClock
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_runtime.notices import Notices
 from echo_runtime.process import StopSignal
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
@@ -137,7 +135,7 @@ def scene() -> Iterator[Scene]:
     for future in cluster.admin().create_topics(topics).values():
         future.result(WAIT_S)
     bus = Bus(
-        cluster=cluster, namespace=namespace, codec=lock_file_codec(), metrics=BusMetrics(), clock=clock, role="coordinator", run_id=RUN
+        cluster=cluster, namespace=namespace, clock=clock, role="coordinator", run_id=RUN
     )  # fmt: skip
     with ExitStack() as stack:
         yield Scene(bus, clock, stack)

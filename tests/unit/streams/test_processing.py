@@ -11,11 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.clock import ManualClock
-from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
+from echo_bus.dead_letters import DeadLetterLimits
 from echo_bus.errors import TooManyDeadLetters
 from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
+from echo_bus.wire import Wire
 from echo_memory.message import MemoryMessage
 from echo_schemas.headers import run_of
 from echo_schemas.partitioning import partition_of
@@ -23,7 +24,7 @@ from echo_schemas.records import LogprobSource, Purpose, Reward, RewardOutcome, 
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_streams.intake import Intake
 from echo_streams.metrics import StreamsMetrics
-from echo_streams.processing import Outgoing, Processor, Wire
+from echo_streams.processing import Outgoing, Processor
 from echo_tasks.rewards import ScoredSample
 from tests.unit.core.records import trajectory
 from tests.unit.streams.stage import CODEC, NAMESPACE, attached, message, sample, scorer
@@ -51,11 +52,11 @@ class Stage:
         self.bus_metrics = BusMetrics()
         wire = Wire(
             namespace=NAMESPACE,
-            codec=CODEC,
-            run_id="demo",
-            group="unit.reward.main",
-            client_id="r1",
+            role="r1",
+            metrics=self.bus_metrics,
             clock=ManualClock(),
+            run_id="demo",
+            dead_letter_limits=limits or DeadLetterLimits(),
             signer=signer,
             verifier=verifier,
         )
@@ -63,10 +64,9 @@ class Stage:
             wire,
             scorer(attached(judge or self._judge), metrics=self.metrics),
             Intake("demo", budget=2, drop_stale=drop_stale),
+            group="unit.reward.main",
             learner_version=lambda: self.learner_version,
             metrics=self.metrics,
-            bus_metrics=self.bus_metrics,
-            budget=DeadLetterBudget(limits),
         )
 
     def _judge(self, given: ScoredSample) -> float:
@@ -86,7 +86,7 @@ def test_a_reward_lies_on_its_trajectorys_partition_and_names_its_place() -> Non
     (answer,) = Stage().process(message(trajectory(3, 1), 41, partition=2))
     assert (answer.topic, answer.partition, answer.key) == (REWARDS_TOPIC, 2, b"demo/3")
     assert run_of(answer.headers) == "demo"
-    assert dict(answer.headers)["ce_source"] == b"r1"
+    assert dict(answer.headers)["ce_source"] == b"unit.r1"
     (found,) = rewards([answer])
     assert (found.of.partition, found.of.offset, found.seq, found.index, found.attempt) == (2, 41, 3, 1, "a")
     assert (found.outcome, found.value) == (RewardOutcome.SCORED, 1.0)
@@ -276,6 +276,6 @@ def test_what_its_worker_has_not_signed_is_a_dead_letter_and_rewards_are_signed(
     assert (letter.topic, dict(letter.headers)["echo-reason"]) == (LETTERS_TOPIC, b"bad_signature")
     assert len(stage.seen) == 1
     found = MemoryMessage(REWARDS_TOPIC, 2, 0, answer.key, answer.value, answer.headers, 1)
-    decoded = Decoder(CODEC, NAMESPACE, [REWARDS], verifier=Verifier(lambda: keys)).decode(found)
+    decoded = Decoder(Wire(namespace=NAMESPACE, role="learner", verifier=Verifier(lambda: keys)), [REWARDS]).decode(found)
     assert decoded is not None
     assert decoded.record == rewards([answer])[0]

@@ -10,8 +10,6 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
-from echo_bus.clock import SystemClock
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_schemas.errors import UserError
 from echo_schemas.topics import REWARDS, TRAJECTORIES
@@ -22,7 +20,7 @@ from echo_streams.run import attach, check_isolation
 from echo_streams.scoring import Attached
 from echo_streams.security import login_of
 from echo_tasks.rewards import reward
-from tests.unit.streams.stage import CODEC, NAMESPACE
+from tests.unit.streams.stage import NAMESPACE
 
 
 def test_a_reward_is_attached_under_the_name_that_the_settings_give_it(tmp_path: Path) -> None:
@@ -101,9 +99,6 @@ def bus_with(topics: dict[str, int]) -> Bus:
     return Bus(
         cluster=cluster,
         namespace=NAMESPACE,
-        codec=CODEC,
-        metrics=BusMetrics(),
-        clock=SystemClock(),
         role="reward",
         run_id="demo",
     )

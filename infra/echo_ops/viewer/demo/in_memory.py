@@ -10,12 +10,10 @@ from confluent_kafka.admin import NewTopic
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
-from echo_bus.metrics import BusMetrics
 from echo_memory import MemoryCluster
 from echo_ops.cli.painting import Pieces
 from echo_ops.viewer.demo.episodes import Words, kuhn_player, sokoban_player
 from echo_ops.viewer.demo.made_run import MadePlan, MadeRun, StoryClock
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
 
@@ -61,8 +59,6 @@ def bus_in_memory(clock: Clock, run_id: str) -> Bus:
     return Bus(
         cluster=cluster,
         namespace=Namespace("demo"),
-        codec=lock_file_codec(),
-        metrics=BusMetrics(),
         clock=clock,
         role="operator",
         run_id=run_id,

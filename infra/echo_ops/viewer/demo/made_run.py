@@ -58,18 +58,7 @@ from echo_schemas.records import (
     WorkerStatus,
     group_id_of,
 )
-from echo_schemas.topics import (
-    CONTROL,
-    DROPS,
-    PROGRESS,
-    REWARDS,
-    RUNS,
-    STEPS,
-    TRAJECTORIES,
-    WEIGHTS,
-    WORKERS,
-    weights_key,
-)
+from echo_schemas.topics import CONTROL, DROPS, PROGRESS, REWARDS, RUNS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS, weights_key
 
 RETURN, SHADOW = "return", "my_rewards.py:brevity"
 _SHADOW_FROM, _SHADOW_SHARE = 4, 0.5

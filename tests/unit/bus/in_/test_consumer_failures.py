@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +17,12 @@ from prometheus_client import CollectorRegistry
 from echo_bus.client.consumer_errors import check_error
 from echo_bus.client.publisher import Publisher
 from echo_bus.clock import SystemClock
-from echo_bus.dead_letters import DeadLetters
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed, MemberReplaced, NotAuthorized, OffsetLost, TopicMissing, TransportError
 from echo_bus.group.consumer import ConsumerLoop, group_properties
 from echo_bus.group.state import LoopLimits
 from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Handler, Invalid, Message, Outcome
 from echo_bus.metrics import BusMetrics
+from echo_bus.wire import Wire
 from echo_memory import MemoryCluster
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidReason, RegistryError
@@ -45,25 +46,21 @@ class Bench:
 
     def __init__(self, codec: Codec, namespace: Namespace) -> None:
         self.cluster = MemoryCluster()
-        self.namespace, self.codec = namespace, codec
         self.topic = namespace.topic(DROPS)
         self.metrics = BusMetrics(CollectorRegistry())
         for made in self.cluster.admin().create_topics([NewTopic(self.topic, 1, 1), NewTopic(f"{self.topic}.dlq", 1, 1)]).values():
             made.result(PATIENCE_S)
-        self.publisher = Publisher(
-            self.cluster.producer({}), namespace=namespace, codec=codec, metrics=self.metrics, clock=SystemClock(), source="test"
-        )
+        self.wire = Wire(namespace=namespace, role="test", codec=codec, metrics=self.metrics)
+        self.publisher = Publisher(self.cluster.producer({}), self.wire)
 
     def loop(self, handler: Handler, *, codec: Codec | None = None, **limits: Any) -> ConsumerLoop:
         return ConsumerLoop(
             self.cluster,
+            self.wire if codec is None else replace(self.wire, codec=codec),
             [DROPS],
             handler,
             properties=group_properties(GROUP, client_id="test"),
-            namespace=self.namespace,
-            codec=codec or self.codec,
-            dead_letters=DeadLetters(self.publisher, namespace=self.namespace, group=GROUP, metrics=self.metrics),
-            metrics=self.metrics,
+            dead_letters=self.publisher,
             limits=LoopLimits(**{"busy_retry_s": 0.005, "commit_interval_s": 0.01, "drain_s": 5.0, **limits}),
         )
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.clock import ManualClock
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits, DeadLetters, dead_letter_headers
 from echo_bus.errors import TooManyDeadLetters
-from echo_bus.metrics import BusMetrics
+from echo_bus.wire import Wire
 from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Drop
@@ -41,7 +40,7 @@ def recorded() -> Recorded:
 @pytest.fixture
 def dead_letters(recorded: Recorded, test_namespace: Namespace) -> DeadLetters:
     publisher: Any = recorded
-    return DeadLetters(publisher, namespace=test_namespace, group="test.learner", metrics=BusMetrics(CollectorRegistry()))
+    return DeadLetters(publisher, Wire(namespace=test_namespace, role="test"), "test.learner")
 
 
 def test_a_dead_letter_keeps_bytes_key_and_headers_and_says_what_happened(

@@ -9,6 +9,7 @@ import pytest
 
 from echo_bus.dead_letters import dead_letter_of
 from echo_bus.reading.decoding import Decoder
+from echo_bus.wire import Wire
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.naming import Namespace
@@ -25,8 +26,8 @@ PROGRESS_RECORD = Progress(
 
 
 @pytest.fixture
-def decoder(codec: Codec, test_namespace: Namespace) -> Decoder:
-    decoder = Decoder(codec, test_namespace, TOPICS, run_id="demo")
+def decoder(test_namespace: Namespace) -> Decoder:
+    decoder = Decoder(Wire(namespace=test_namespace, role="test", run_id="demo"), TOPICS)
     decoder.set_num_partitions({test_namespace.topic(topic): NUM_PARTITIONS for topic in TOPICS})
     return decoder
 
@@ -118,18 +119,17 @@ def test_another_run_without_headers_is_passed_by_on_its_body(
     assert decoder.decode(make_raw(DROPS, make_drop(4, run_id="other"), headers=None)) is None
 
 
-def test_without_a_run_every_run_is_read(
-    codec: Codec, test_namespace: Namespace, make_raw: Callable[..., Any], make_drop: Callable[..., Drop]
-) -> None:
-    message = Decoder(codec, test_namespace, TOPICS).decode(make_raw(DROPS, make_drop(4, run_id="other")))
+def test_without_a_run_every_run_is_read(test_namespace: Namespace, make_raw: Callable[..., Any], make_drop: Callable[..., Drop]) -> None:
+    message = Decoder(Wire(namespace=test_namespace, role="test"), TOPICS).decode(make_raw(DROPS, make_drop(4, run_id="other")))
     assert message is not None
     assert message.record == make_drop(4, run_id="other")
 
 
 def test_partitions_are_not_compared_before_their_number_is_known(
-    codec: Codec, test_namespace: Namespace, make_raw: Callable[..., Any], make_drop: Callable[..., Drop]
+    test_namespace: Namespace, make_raw: Callable[..., Any], make_drop: Callable[..., Drop]
 ) -> None:
-    assert Decoder(codec, test_namespace, TOPICS).decode(make_raw(DROPS, make_drop(4), partition=3, key=b"demo/4")) is not None
+    decoder = Decoder(Wire(namespace=test_namespace, role="test"), TOPICS)
+    assert decoder.decode(make_raw(DROPS, make_drop(4), partition=3, key=b"demo/4")) is not None
 
 
 def test_a_placed_topic_lets_the_writer_choose_the_partition(decoder: Decoder, make_raw: Callable[..., Any]) -> None:

@@ -14,7 +14,6 @@ from echo_bus.clock import Deadline, ManualClock
 from echo_bus.metrics import BusMetrics
 from echo_bus.requests.issued_requests import read_issued
 from echo_memory import MemoryCluster
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import pack_tokens
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Purpose, RolloutRequest, Sampling, group_id_of
@@ -33,7 +32,6 @@ class Log:
         self.bus = Bus(
             cluster=self.cluster,
             namespace=Namespace("test"),
-            codec=lock_file_codec(),
             metrics=self.metrics,
             clock=self.clock,
             role="feeder",

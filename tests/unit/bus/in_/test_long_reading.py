@@ -13,10 +13,8 @@ from echo_bus.client import profiles
 from echo_bus.clock import Deadline, ManualClock
 from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import Message
-from echo_bus.metrics import BusMetrics
 from echo_bus.reading.reader import LogReader
 from echo_memory import MemoryCluster
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Drop
 from echo_schemas.topics import DROPS
@@ -34,9 +32,7 @@ def clock() -> ManualClock:
 def reader(clock: ManualClock, make_drop: Callable[..., Drop]) -> LogReader:
     """At the beginning of four hundred drops."""
     cluster = MemoryCluster()
-    bus = Bus(
-        cluster=cluster, namespace=Namespace("test"), codec=lock_file_codec(), metrics=BusMetrics(), clock=clock, role="view", run_id="demo"
-    )
+    bus = Bus(cluster=cluster, namespace=Namespace("test"), clock=clock, role="view", run_id="demo")
     for created in cluster.admin().create_topics([NewTopic("test.drops", 1, 1)]).values():
         created.result(5)
     publisher = bus.publisher(profiles.PRODUCER_LATENCY)
