@@ -18,7 +18,7 @@ from echo_ops.roles import Flags, Role
 class _Commands(TyperGroup):
     """Every command ends with one sentence where the project's own errors end it."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         with user_errors():
             return super().invoke(ctx)
 
