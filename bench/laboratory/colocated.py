@@ -192,7 +192,14 @@ class CoLocated:
         return trajectories_of(group, worker_id=_NAME, engine=self._settings.rollout.engine)
 
     def _sampler_of(self, task: Task) -> GroupSampler:
-        return GroupSampler(self._engine, task, self._codec, vocabulary=self._vocabulary, on_empty=lambda: None)
+        return GroupSampler(
+            self._engine,
+            task,
+            self._codec,
+            vocabulary=self._vocabulary,
+            on_empty=lambda: None,
+            max_turn_tokens=self._settings.rollout.max_turn_tokens,
+        )
 
     def _builder_of(self, task: Task, seed: int) -> RequestBuilder:
         return RequestBuilder(run_id=self._settings.run.name, task=task, seed=seed, prompts=self._codec)

@@ -121,6 +121,9 @@ class RecordCheck:
             return f"{record.sampling} in place of {request.sampling}."
         if record.num_generated > request.sampling.max_new_tokens:
             return f"{record.num_generated} generated tokens, above {request.sampling.max_new_tokens}."
+        most = self._settings.rollout.max_turn_tokens
+        if most is not None and any(span.end - span.start > most for span in record.generated):
+            return f"an answer of more than {most} tokens in one turn."
         if record.entry != request.entry:
             return f"another entry of seq {record.seq} than the task {request.task!r} has."
         if not self._has_prompt(record, asked):

@@ -43,10 +43,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Of the base model and the run: token ids are below `vocabulary`, an episode has at most `max_length` tokens."""
+    """Of the base model and the run: token ids are below `vocabulary`, an episode has at most `max_length` tokens, one answer of it at most
+    `max_turn_tokens`."""
 
     vocabulary: int
     max_length: int
+    max_turn_tokens: int | None = None
 
 
 def read_other_rewards(history: History, steps: range, terms: tuple[RewardTerm, ...]) -> OtherRewards:
@@ -81,7 +83,15 @@ async def measure(
     found: list[list[Measured]] = []
     await engine.start()
     try:
-        with closing(GroupSampler(engine, planned.task, codec, vocabulary=limits.vocabulary, on_empty=lambda: None)) as sampler:
+        opened = GroupSampler(
+            engine,
+            planned.task,
+            codec,
+            vocabulary=limits.vocabulary,
+            on_empty=lambda: None,
+            max_turn_tokens=limits.max_turn_tokens,
+        )
+        with closing(opened) as sampler:
             for number, files in enumerate(weights):
                 await engine.install(Snapshot(ref=SnapshotRef(version=number, sha256=files.sha256), kind=files.kind, folder=files.folder))
                 prompts = [_prompt(planned, index, codec, limits.max_length) for index in range(planned.spec.prompts)]

@@ -140,6 +140,8 @@ class RolloutSettings(Section):
     """Softmax temperature of sampling; engines do not tell smaller ones from 0."""
     max_new_tokens: int = Field(default=8, ge=1)
     """Most tokens generated for one sample."""
+    max_turn_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one answer in an episode of several turns, evaluations included; none: a first answer may take all of them."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus mass: less likely tokens beyond it are never drawn. The learner cuts its own distribution likewise (docs/running.md)."""
     top_k: int = Field(default=0, ge=0)
@@ -449,6 +451,12 @@ class Settings(Section):
             message = (
                 f"[rollout] max_new_tokens = {self.rollout.max_new_tokens} leaves no room for a prompt within [policy] max_length = "
                 f"{self.policy.max_length}"
+            )
+            raise ValueError(message)
+        if self.rollout.max_turn_tokens is not None and self.rollout.max_turn_tokens > self.rollout.max_new_tokens:
+            message = (
+                f"[rollout] max_turn_tokens = {self.rollout.max_turn_tokens} is above max_new_tokens = {self.rollout.max_new_tokens}, "
+                "which all answers of an episode share: no answer could be so long; write a smaller one, or leave it out"
             )
             raise ValueError(message)
         if self.learner.kl_estimator == "k1" and self.learner.kl_in == "loss":

@@ -86,13 +86,24 @@ class GroupPrompt:
 class GroupSampler:
     """Samples groups from one engine for one task. `close` it."""
 
-    def __init__(self, engine: Engine, task: Task, codec: ChatCodec, *, vocabulary: int, on_empty: Callable[[], object]) -> None:
-        """`vocabulary`: token ids are below it. `on_empty()` is called for each completion without a token."""
+    def __init__(
+        self,
+        engine: Engine,
+        task: Task,
+        codec: ChatCodec,
+        *,
+        vocabulary: int,
+        on_empty: Callable[[], object],
+        max_turn_tokens: int | None = None,
+    ) -> None:
+        """`vocabulary`: token ids are below it. `on_empty()` is called for each completion without a token. `max_turn_tokens`: of one
+        answer; None: as many as the prompt's sampling allows."""
         self._engine = engine
         self._task = task
         self._codec = codec
         self._vocabulary = vocabulary
         self._on_empty = on_empty
+        self._max_turn_tokens = max_turn_tokens
         self._threads = ThreadPoolExecutor(_ENVIRONMENT_THREADS, "environment")
         # Apart, so that the sampler's end cancels no closing: an environment may hold what outlives this process.
         self._closing = ThreadPoolExecutor(_ENVIRONMENT_THREADS, "environment closing")
@@ -136,6 +147,8 @@ class GroupSampler:
 
     async def _asked(self, prompt: list[int], n: int, sampling: Sampling) -> list[Generation]:
         """What the engine returns, if it is as many as were asked for: a group that lacks one is never whole. Raises UnfitGeneration."""
+        if self._max_turn_tokens is not None and self._max_turn_tokens < sampling.max_new_tokens:
+            sampling = replace(sampling, max_new_tokens=self._max_turn_tokens)
         generations = await self._engine.generate(prompt, n, sampling)
         if len(generations) != n:
             raise UnfitGeneration(f"The engine returned {len(generations)} completions, and {n} were asked for.")

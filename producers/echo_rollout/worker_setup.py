@@ -177,7 +177,14 @@ def _sampling(parts: WorkerParts, engine: ExactVersions, stack: ExitStack) -> Ca
     """How a group is sampled: under the newest version, or, of an evaluation, under the one that it names."""
 
     def open_sampler(engine: Engine, task: Task) -> GroupSampler:
-        return GroupSampler(engine, task, parts.codec, vocabulary=parts.vocabulary, on_empty=parts.metrics.empty.inc)
+        return GroupSampler(
+            engine,
+            task,
+            parts.codec,
+            vocabulary=parts.vocabulary,
+            on_empty=parts.metrics.empty.inc,
+            max_turn_tokens=parts.settings.rollout.max_turn_tokens,
+        )
 
     def manifest_of(version: int) -> WeightManifest | None:
         """Of any version that was published: read when asked for, since only few ever are. Blocks; raises TransportError."""

@@ -24,7 +24,7 @@ _MEANING: Mapping[str, tuple[str, ...]] = {
     "run": ("mode", "seed"),
     "task": ("name", "options"),
     "policy": ("base", "update", "lora", "dtype"),
-    "rollout": ("group_size", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop"),
+    "rollout": ("group_size", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "max_turn_tokens", "stop"),
     "learner": (
         "groups_per_step",
         "updates_per_step",

@@ -138,7 +138,9 @@ def _evaluated(
     other = read_snapshot(folders[0], manifest.version, manifest.kind, file_names(manifest.kind))
     published = fetch_snapshot(bus, manifest, folders[1])
     engine = open_engine("transformers", replace(engine_config(settings, base), options={}))
-    limits = ModelLimits(vocabulary=vocabulary_size(base), max_length=settings.policy.max_length)
+    limits = ModelLimits(
+        vocabulary=vocabulary_size(base), max_length=settings.policy.max_length, max_turn_tokens=settings.rollout.max_turn_tokens
+    )
     out.print(f"Both on {planned.spec.prompts} held-out prompts, {planned.spec.samples} samples each", markup=False)
     before, after = asyncio.run(measure(engine, [published, other], planned, rewards, PromptCodec(base), limits=limits))
     return list(zip(before, after, strict=True))

@@ -16,6 +16,7 @@ from echo_rollout.engines.engine import Generation
 from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, GroupPrompt, GroupSampler, Sample
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.records import ChatMessage, FinishReason, Sampling, VersionSpan
+from echo_tasks.catalogue import load_task
 from echo_tasks.prompts import PromptCodec
 from echo_tasks.task import Observation, Prompt, SingleTurn, Turn
 from tests.integration.tasks.chat_model import CHATML, VOCABULARY, write_tokenizer
@@ -99,7 +100,14 @@ class Boards(SingleTurn):
 
 
 def played(
-    codec: PromptCodec, engine: Any, board: Any, *, content: str = "the board", max_length: int = 2_000, max_new: int = 500
+    codec: PromptCodec,
+    engine: Any,
+    board: Any,
+    *,
+    content: str = "the board",
+    max_length: int = 2_000,
+    max_new: int = 500,
+    max_turn: int | None = None,
 ) -> Sample:
     """One episode of a conversation that begins with `content`."""
     messages = (ChatMessage(role="user", content=content),)
@@ -111,7 +119,7 @@ def played(
         max_length=max_length,
         messages=messages,
     )
-    sampler = GroupSampler(engine, Boards(board), codec, vocabulary=VOCABULARY, on_empty=lambda: None)
+    sampler = GroupSampler(engine, Boards(board), codec, vocabulary=VOCABULARY, on_empty=lambda: None, max_turn_tokens=max_turn)
     try:
         (sample,) = asyncio.run(sampler.sample(prompt))
     finally:
@@ -162,6 +170,19 @@ def test_a_turn_that_was_cut_short_is_closed_by_the_template_untrained(tmp_path:
         assert sample.token_ids[span.end] == marker
     assert int((sample.token_ids == marker).sum()) == 5, "two turns of the user and the prompt's, and two that the template closed"
     assert len(sample.logprobs) == len("cut") * 2 + len("end")
+
+
+def test_a_policy_that_never_stops_plays_every_round_where_a_turn_is_limited(tmp_path: Path) -> None:
+    """Four rounds of Sokoban and forty tokens: ten a round, or all of them in the first."""
+    codec, task = PromptCodec(write_tokenizer(tmp_path, CHATML)), load_task("sokoban", {"rounds": 4})
+    rambling = [(spelled(codec, "a" * 50), "<answer>Up</answer>")] * 4
+    limited, unlimited = (
+        played(codec, Replies(rambling), task.environment(task.prompt(0, 0).entry), max_new=40, max_turn=most) for most in (10, None)
+    )
+    assert [span.end - span.start for span in limited.generated] == [10, 10, 10, 10]
+    assert (len(limited.turn_rewards), limited.finish_reason) == (4, FinishReason.ENVIRONMENT)
+    assert [span.end - span.start for span in unlimited.generated] == [40]
+    assert (len(unlimited.turn_rewards), unlimited.finish_reason) == (1, FinishReason.LENGTH)
 
 
 def test_thoughts_stay_where_a_template_rendered_anew_would_cut_them(tmp_path: Path) -> None:

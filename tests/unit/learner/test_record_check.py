@@ -106,6 +106,12 @@ def test_what_the_file_allows_passes() -> None:
     assert refusal(offline, replace(episode, group_size=1)) is not None, "it has nothing to be compared with"
 
 
+def test_an_answer_above_the_limit_of_a_turn_is_refused() -> None:
+    limited = check_of(rollout={**SETTINGS["rollout"], "max_turn_tokens": 1})
+    assert "more than 1 tokens in one turn" in str(refusal(limited, sample(3, 0)))
+    assert refusal(check_of(rollout={**SETTINGS["rollout"], "max_turn_tokens": 2}), sample(3, 0)) is None
+
+
 def test_without_log_probabilities_nothing_of_cut_sampling_is_trained() -> None:
     cutting = check_of(rollout={**SETTINGS["rollout"], "top_p": 0.9, "missing_logprobs": "recompute"})
     sampling = Sampling(max_new_tokens=8, top_p=0.9)

@@ -74,6 +74,7 @@ def test_secrets_come_from_files_and_show_nowhere(tmp_path: Path) -> None:
         ("[checkpoint]\nevery = 4", "does not divide the publication period"),
         ("[staleness]\nmin_group_size = 99", "no group would ever be trained"),
         ("[learner]\ngroups_per_step = 3\nupdates_per_step = 2", "does not divide groups_per_step"),
+        ("[rollout]\nmax_turn_tokens = 9", "no answer could be so long"),
         ("[learner]\nkl_estimator = 'k1'", "gradient of zero in the mean"),
         ("[kafka", "not valid TOML"),
         ("[registry]\npassword_file = '/no/such/file'", "cannot be read"),
