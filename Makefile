@@ -19,7 +19,7 @@ CODE   := schemas infra producers streams consumers tests bench
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types unit nightly learning oracles fmt chaos chaos-long bench constraints clean
+.PHONY: help setup demo test check lint types unit nightly learning oracles fmt chaos chaos-long upgrade-test bench constraints clean
 
 help: ## Print this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ chaos: $(STAMP) ## Kill, freeze and cut off everything in a real run on three br
 
 chaos-long: $(STAMP) ## The same for hundreds of faults, unattended, with a table at the end (FAULTS=200, SEED=...)
 	$(BIN)/python -m tests.chaos.long --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
+
+upgrade-test: $(STAMP) ## Replace every role of a run by another release while it goes on, and back (FROM=commit or tag)
+	ECHO_THOROUGH=1 ECHO_UPGRADE_FROM=$(FROM) $(BIN)/pytest -q -s tests/upgrade
 
 demo: $(STAMP) ## Watch a tiny language model learn: Kafka, vLLM, Faust and DeepSpeed, two minutes
 	$(BIN)/echoswarm demo

@@ -30,6 +30,8 @@ _INHERITED = "ECHOSWARM_LOG_FIELDS"
 """Tells processes that this one starts what their lines say beside their own."""
 # vLLM prints its own lines unless told not to; then they come here like all others.
 _VLLM_PRINTS = "VLLM_CONFIGURE_LOGGING"
+# The HTTP clients of the registry and of engines behind servers: a line at INFO for each request.
+_TALKATIVE = ("httpx", "httpx2")
 _about: ContextVar[Mapping[str, Any]] = ContextVar("what log records are about")
 
 
@@ -89,6 +91,8 @@ def _write_to(handler: logging.Handler) -> None:
     inherited = os.environ.get(_INHERITED)
     handler.setFormatter(logging.Formatter(_TEXT, "%H:%M:%S") if inherited is None else JsonFormatter(json.loads(inherited)))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
     if inherited is not None:
         logging.captureWarnings(True)
         sys.excepthook = lambda kind, error, trace: logger.critical("The process ends with %r", error, exc_info=(kind, error, trace))

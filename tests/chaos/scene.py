@@ -10,78 +10,39 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_ops.supervisor.registration import make_topics
-from echo_runtime.opening import open_bus, open_cluster
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import BY_NAME
 from tests.chaos.cluster import ProxiedKafka
 from tests.chaos.disk import SmallDisk
-from tests.chaos.follower import Follower
+from tests.chaos.live_run import LiveRun, open_run
 from tests.chaos.network import Namespace
 from tests.chaos.proxy import ProxyBank
-from tests.chaos.swarm import CONFIG, Swarm
+from tests.chaos.swarm import CONFIG
 
 _DISK_MB = 64
 # By process id, so that two suites on one machine have networks of their own.
 _FIRST_SUBNET, _NUM_SUBNETS = 1, 250
-_TICK_S = 0.05
 _BROKERS_S = 300.0
 _DUMP_S = 120.0
 
 
 @dataclass
-class Scene:
+class Scene(LiveRun):
     """What a fault may touch. `without`: what this machine does not allow, and why. `is_attacked`: others have written to its topics."""
 
     kafka: ProxiedKafka
     proxies: ProxyBank
-    swarm: Swarm
-    follower: Follower
-    bus: Bus
     disk: SmallDisk | None
     network: Namespace | None
     without: Mapping[str, str]
     is_attacked: bool = False
-
-    def __post_init__(self) -> None:
-        self._never = threading.Event()
-
-    def pause(self, seconds: float) -> None:
-        """Let time pass; who ends by itself meanwhile is started again."""
-        deadline = Deadline.after(seconds)
-        while True:
-            self.swarm.tend()
-            if self._never.wait(min(_TICK_S, deadline.remaining_s())) or deadline.expired():
-                return
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self._never.wait(seconds)
-
-    def wait_for(self, version: int, within_s: float, what: str) -> None:
-        """Until a step to `version` is in the log. Fails with what the roles said last."""
-        deadline = Deadline.after(within_s)
-        while not self.follower.wait_for(version, deadline):
-            self.swarm.tend()
-            assert not deadline.expired(), (
-                f"{what}: waited {within_s:g} s for version {version}, and the log is at {self.follower.version}. "
-                f"Ended by themselves: {[str(each) for each in self.swarm.exits] or 'nobody'}. Logs: {self.swarm.folder / 'logs'}"
-            )
-
-    def wait_until(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
-        """Until `condition` holds."""
-        deadline = Deadline.after(within_s)
-        while not condition():
-            assert not deadline.expired(), f"waited {within_s:g} s until {what}. Logs: {self.swarm.folder / 'logs'}"
-            self._never.wait(_TICK_S)
 
 
 @contextmanager
@@ -102,21 +63,19 @@ def open_scene(
         stack.callback(kafka.stop)
         proxies = stack.enter_context(kafka.proxies())
         inside = {} if network is None else {"worker-0": network.command}
-        swarm = Swarm(
-            folder,
-            {**(changes or {}), "ECHO_KAFKA__BOOTSTRAP": kafka.proxied if has_faults else kafka.bootstrap},
-            config=config,
-            inside=inside,
-        )
-        stack.callback(swarm.close)
-        direct = swarm.settings.model_copy(update={"kafka": swarm.settings.kafka.model_copy(update={"bootstrap": kafka.bootstrap})})
-        bus = open_bus(direct, "view")
-        make_topics(open_cluster(direct), bus.namespace)
-        follower = stack.enter_context(Follower(bus))
-        swarm.start_all()
+        addresses = {**(changes or {}), "ECHO_KAFKA__BOOTSTRAP": kafka.proxied if has_faults else kafka.bootstrap}
+        run = stack.enter_context(open_run(folder, addresses, config=config, inside=inside, direct=kafka.bootstrap))
+        run.swarm.start_all()
         yield Scene(
-            kafka=kafka, proxies=proxies, swarm=swarm, follower=follower, bus=bus, disk=disk, network=network, without=without
-        )  # fmt: skip
+            swarm=run.swarm,
+            follower=run.follower,
+            bus=run.bus,
+            kafka=kafka,
+            proxies=proxies,
+            disk=disk,
+            network=network,
+            without=without,
+        )
 
 
 def dump_log(bus: Bus, file: Path) -> int:

@@ -45,12 +45,15 @@ class Exit:
 
 @dataclass
 class Swarm:
-    """The processes of one run. `changes` are settings as environment variables; `inside` puts roles by name behind a command."""
+    """The processes of one run. `changes` are settings as environment variables; `inside` puts roles by name behind a command, and
+    `releases` has folders with the packages of another release for roles that are started from now on.
+    """
 
     folder: Path
     changes: Mapping[str, str]
     config: Path = CONFIG
     inside: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    releases: dict[str, Sequence[Path]] = field(default_factory=dict)
     exits: list[Exit] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -58,6 +61,7 @@ class Swarm:
         self._children: dict[str, ProcessChild] = {}
         self._guard = Guard()
         self._frozen: set[int] = set()
+        self._retired: set[str] = set()
         self._num_seconds = 0
         self._log_starts: dict[str, int] = {}
         self._plan()
@@ -90,6 +94,10 @@ class Swarm:
     def pid(self, name: str) -> int:
         """The process id of a role."""
         return self._children[name].pid
+
+    def announce(self, name: str) -> Path:
+        """Where a role's present process says its address, once it answers."""
+        return self._plans[name].announce
 
     def is_running(self, name: str) -> bool:
         """Whether a role's process is there, frozen or not."""
@@ -159,7 +167,7 @@ class Swarm:
         found = []
         for name, child in list(self._children.items()):
             code = child.poll()
-            if code is not None and name in self._plans:
+            if code is not None and name in self._plans and name not in self._retired:
                 found.append(Exit(name, code, last_lines(child.plan.log, count=_NUM_SHOWN_LINES)))
                 self.start(name)
         self.exits += found
@@ -170,6 +178,11 @@ class Swarm:
         # In place: the process has the file mapped.
         with self._clock(name).open("r+b") as file:
             file.write(struct.pack("<q", int(seconds * 1e9)))
+
+    def retire(self, name: str) -> None:
+        """SIGTERM to a role that is not needed any more: nobody starts it again."""
+        self._retired.add(name)
+        self._children[name].terminate()
 
     def terminate_all(self) -> None:
         """SIGTERM to everybody at once."""
@@ -190,7 +203,9 @@ class Swarm:
         if not clock.exists():
             clock.parent.mkdir(parents=True, exist_ok=True)
             clock.write_bytes(bytes(8))
-        path = os.pathsep.join(filter(None, (str(_CLOCK_SHIM), self._environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(
+            filter(None, (str(_CLOCK_SHIM), *map(str, self.releases.get(plan.name, ())), self._environ.get("PYTHONPATH")))
+        )
         environ = {**self._environ, "CHAOS_CLOCK": str(clock), "PYTHONPATH": path}
         inside = self.inside.get(plan.name, ())
         return ProcessChild(replace(plan, command=(*inside, *plan.command)), self._guard, environ)

@@ -362,7 +362,10 @@ class CheckpointStore:
             raise UserError(f"The checkpoint {name} cannot be read: {exc}.", hint=_NOT_WHOLE_HINT) from exc
         found = content.get("format") if isinstance(content, dict) else None
         if found != _FORMAT:
-            raise UserError(f"The checkpoint {name} has format {found}; this version of EchoSwarm reads {_FORMAT}.")
+            raise UserError(
+                f"The checkpoint {name} has format {found}; this version of EchoSwarm reads {_FORMAT}.",
+                hint="Start the learner with the release that wrote it, or fork from the weights in the log (docs/compatibility.md).",
+            )
         if content.pop("checksum", None) != _checksum(content):
             raise UserError(f"The checkpoint {name} is not whole: its {_STATE} is not what was written.", hint=_NOT_WHOLE_HINT)
         return dict(content)
@@ -418,7 +421,8 @@ def _to_json(state: LearnerState) -> dict[str, Any]:
 
 
 def _from_json(content: Mapping[str, Any]) -> LearnerState:
-    values = {name: value for name, value in content.items() if name not in {"format", "files"}}
+    """Passes over what a newer release has added: whatever may not be passed over changes the format."""
+    values = _known(LearnerState, content)
     assembly = values["assembly"]
     values["assembly"] = AssemblyState(
         floor=assembly["floor"],
@@ -430,9 +434,13 @@ def _from_json(content: Mapping[str, Any]) -> LearnerState:
             for seq, lows in assembly["open"].items()
         },
     )
-    values["origin"] = None if values["origin"] is None else Origin(**values["origin"])
-    values["terms"] = tuple(RewardTerm(**term) for term in values["terms"])
+    values["origin"] = None if values["origin"] is None else Origin(**_known(Origin, values["origin"]))
+    values["terms"] = tuple(RewardTerm(**_known(RewardTerm, term)) for term in values["terms"])
     return LearnerState(**values)
+
+
+def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {each.name: values[each.name] for each in fields(cls) if each.name in values}
 
 
 def _sealed(content: Mapping[str, Any]) -> str:

@@ -21,8 +21,6 @@ from echo_rollout.engines.openai_options import ServerOptions
 from echo_schemas.errors import UserError
 
 logger = logging.getLogger(__name__)
-# It says every request at INFO.
-logging.getLogger("httpx").setLevel(logging.WARNING)
 
 _AGAIN = frozenset({429, 500, 502, 503, 504})
 _BACKOFF_S, _MOST_BACKOFF_S = 0.25, 15.0

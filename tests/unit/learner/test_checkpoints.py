@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_learner.commit.ancestry import Relation, relations
-from echo_learner.commit.checkpoint import LearnerState, checkpoint_id
+from echo_learner.commit.checkpoint import LearnerState, _sealed, checkpoint_id
 from echo_ops.cli import checkpoints as commands
 from echo_ops.cli import output
 from echo_schemas.errors import UserError
@@ -107,6 +108,18 @@ def test_one_that_may_be_the_newest_and_cannot_be_read_is_not_passed_over(pipeli
     (pipeline.folder / "checkpoints" / name / "state.json").write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match=f"The checkpoint {name} cannot be read"):
         pipeline.train(NumpyTrainer(), steps=3, takeover=True)
+
+
+def test_a_run_goes_on_from_one_of_a_newer_release_that_says_more(pipeline: Pipeline) -> None:
+    states = first_steps(pipeline, 2)
+    file = pipeline.folder / "checkpoints" / states[2].id / "state.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    del content["checksum"]
+    content["terms"][0]["added"] = content["added"] = "by a newer release"
+    file.write_text(_sealed(content), encoding="utf-8")
+    assert pipeline.store.load(states[2].id) == states[2]
+    pipeline.train(NumpyTrainer(), steps=3, takeover=True)
+    assert [report.version for report in pipeline.reports()] == [1, 2, 3]
 
 
 def test_one_that_its_learner_removes_meanwhile_has_no_size(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def lines(tmp_path: Path, restored: None) -> Lines:
 def test_a_record_says_who_wrote_it(lines: Lines) -> None:
     logger.info("%d of %s", 3, "four")
     logger.debug("not said")
+    logging.getLogger("httpx2").info("HTTP Request: GET http://registry/schemas/ids/3")
     (said,) = lines()
     assert said.pop("time").endswith("Z")
     assert said.pop("release")
