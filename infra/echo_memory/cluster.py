@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from echo_bus.clock import Clock, SystemClock
 from echo_memory.admin import MemoryAdmin
-from echo_memory.broker import Broker, Faults
+from echo_memory.broker import Broker, Faults, TopicState
 from echo_memory.consumer import MemoryConsumer
+from echo_memory.log import PartitionLog
 from echo_memory.producer import MemoryProducer
 
 
@@ -39,6 +40,11 @@ class MemoryCluster:
 
     def admin(self) -> MemoryAdmin:
         return MemoryAdmin(self._broker)
+
+    def mount(self, topic: str, partitions: Sequence[PartitionLog]) -> None:
+        """A topic of logs that somebody else fills. No client's call."""
+        with self._broker.lock:
+            self._broker.topics[topic] = TopicState(topic, list(partitions), {})
 
     def committed(self, topic: str) -> list[tuple[int, int, bytes | None]]:
         """What a reader of committed records finds in `topic`: partition, offset and value, partition after partition. No client's call."""

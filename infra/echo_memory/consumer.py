@@ -12,7 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET
 from echo_bus.client.cluster import AssignmentCallback, RawMessage
 from echo_memory.broker import Broker
 from echo_memory.groups import Member, Place
-from echo_memory.log import PartitionLog, Stored
+from echo_memory.log import PartitionLog
 from echo_memory.message import MemoryMessage
 from echo_memory.metadata import cluster_metadata
 
@@ -244,7 +244,7 @@ class MemoryConsumer:
         for record in log.read(self._positions[place], committed=self._committed_only):
             if len(taken) >= most:
                 return taken
-            taken.append(_message(place, record))
+            taken.append(record.message(*place))
             self._positions[place] = record.offset + 1
         if len(taken) < most:
             end = self._positions[place] = log.next_readable(self._positions[place], committed=self._committed_only)
@@ -334,7 +334,3 @@ class MemoryConsumer:
 
 def _place(partition: TopicPartition) -> Place:
     return partition.topic, partition.partition
-
-
-def _message(place: Place, record: Stored) -> MemoryMessage:
-    return MemoryMessage(*place, record.offset, record.key, record.value, record.headers, record.timestamp_ms)

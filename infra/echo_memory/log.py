@@ -7,6 +7,9 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from echo_bus.client.cluster import RawMessage
+from echo_memory.message import MemoryMessage
+
 
 class TransactionState(enum.Enum):
     """Where a transaction is."""
@@ -36,6 +39,10 @@ class Stored:
     timestamp_ms: int
     transaction: Transaction | None = None
     control: bool = False
+
+    def message(self, topic: str, partition: int) -> RawMessage:
+        """What a reader gets of it."""
+        return MemoryMessage(topic, partition, self.offset, self.key, self.value, self.headers, self.timestamp_ms)
 
 
 class PartitionLog:

@@ -171,6 +171,7 @@ _WORKERS = pa.schema(
         ("time_ms", pa.int64()),
     ]
 )
+_RECORDS = pa.schema([("value", pa.binary()), ("kafka", KAFKA)])
 SCHEMAS: Mapping[Table, Any] = {
     Table.TRAJECTORIES: _TRAJECTORIES,
     Table.REWARDS: _REWARDS,
@@ -178,6 +179,7 @@ SCHEMAS: Mapping[Table, Any] = {
     Table.SAMPLES: _SAMPLES,
     Table.DROPS: _DROPS,
     Table.WORKERS: _WORKERS,
+    Table.RECORDS: _RECORDS,
 }
 
 
@@ -282,6 +284,17 @@ def drops_table(drops: Iterable[Drop]) -> Any:
 def workers_table(workers: Iterable[WorkerStatus]) -> Any:
     """A row for each worker: what it said last."""
     return _table(list(workers), _WORKERS, {})
+
+
+def records_table(found: Sequence[tuple[RawMessage, bytes | None]]) -> Any:
+    """A row for each message, with the bytes that are kept of it."""
+    return pa.table([pa.array([value for _, value in found], pa.binary()), messages_array([raw for raw, _ in found])], schema=_RECORDS)
+
+
+def newest_table(found: Sequence[tuple[str, bytes]]) -> Any:
+    """A row for each key of a compacted topic: where its newest record lies does not matter."""
+    kafka = pa.array([{"key": key} for key, _ in found], KAFKA)
+    return pa.table([pa.array([value for _, value in found], pa.binary()), kafka], schema=_RECORDS)
 
 
 def _step_row(step: Step, report: StepReport) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """A whole run into a folder of Parquet files, and on from there: what was exported stays, what is new is added. Imports pyarrow.
 
     books (steps, drops, dead letters) ─▶ steps, samples, drops; the fate of each trajectory
+    the same topics and some more      ─▶ records, for whoever reads the export as if it were the log (`exported_log`)
     rewards [end of last time, now)     ─▶ rewards; columns of trajectories, those of earlier files too
     trajectories [end of last time, now) ─▶ trajectories
 
-Order of reading: books, then the end of `rewards`, then the end of `trajectories`. So a step's samples and whatever a reward judges are
-exported no later than the step and the reward; what they have not said yet comes next time. Partition after partition, and after each one
-the manifest is committed: whoever is killed goes on behind the last commit. Memory: the books, the new rewards of one partition (22 bytes
-each), and some 32 MB for each bucket of versions in one stride. Threads: the caller's, and one that writes (`writing`).
+Order of reading: books, records, then the end of `rewards`, then the end of `trajectories`. So a step's samples and whatever a reward
+judges are exported no later than the step and the reward; what they have not said yet comes next time. Partition after partition, and after
+each one the manifest is committed: whoever is killed goes on behind the last commit. Memory: the books, the new rewards of one partition
+(22 bytes each), and some 32 MB for each bucket of versions in one stride. Threads: the caller's, and one that writes (`writing`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawMessage
@@ -30,6 +31,8 @@ from echo_replay.export.columns import (
     choose_names,
     drops_table,
     names_in,
+    newest_table,
+    records_table,
     rewards_table,
     samples_table,
     steps_table,
@@ -47,6 +50,7 @@ from echo_replay.export.manifest import (
     remove_leftovers,
     write_manifest,
 )
+from echo_replay.export.records import kept_topics, newest_records, own_records
 from echo_replay.export.refreshing import News, count_unsettled, is_unsettled, refresh
 from echo_replay.export.table_file import StagedFile, row_groups, schema_in, write_whole
 from echo_replay.export.writing import Writing
@@ -61,6 +65,8 @@ from echo_schemas.records import Drop, Reward, WorkerStatus
 from echo_schemas.topics import REWARDS, TRAJECTORIES, WORKERS
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # How long an open transaction on drops is waited for; what it holds comes next time.
 _SETTLE_S = 3.0
@@ -117,16 +123,17 @@ def _export(bus: Bus, run_id: str, home: Path, stride: int) -> Exported:
     drops, doubts = read_drops(bus, run_id)
     with ExitStack() as stack:
         history = stack.enter_context(open_history(bus, run_id))
-        rewards = stack.enter_context(RawLog(bus, bus.namespace.topic(REWARDS)))
-        # Only now: see the order of reading above.
-        trajectories = stack.enter_context(RawLog(bus, bus.namespace.topic(TRAJECTORIES)))
         writing = stack.enter_context(Writing(home))
         export = _Export(bus, home, manifest, history, writing)
         export.notes += doubts
         export.write_books(drops)
+        export.write_records()
+        rewards = stack.enter_context(RawLog(bus, bus.namespace.topic(REWARDS)))
+        # Only now: see the order of reading above.
+        trajectories = stack.enter_context(RawLog(bus, bus.namespace.topic(TRAJECTORIES)))
         for number in range(trajectories.num_partitions):
             export.write_partition(number, rewards, (trajectories.lows[number], trajectories.ends[number]))
-        export.write_workers(bus.newest(WORKERS, WorkerStatus).values())
+        export.write_newest(bus.newest(WORKERS, WorkerStatus))
         export.commit(always=known is None)
         done = export.done()
     remove_leftovers(home, done.manifest)
@@ -173,16 +180,28 @@ class _Export:
         for version, mine in by_bucket.items():
             self._grow(Slot(Table.DROPS, 0, version, bucket_of(version, width)), drops_table(mine))
 
-    def write_workers(self, workers: Iterable[WorkerStatus]) -> None:
-        """What each worker said last."""
-        slot = Slot(Table.WORKERS, 0, 0)
-        table = workers_table(
-            sorted((worker for worker in workers if worker.run_id == self._manifest.run_id), key=lambda each: each.worker_id)
-        )
+    def write_records(self) -> None:
+        """What other topics hold of the run."""
+        for name, physical in kept_topics(self._bus.namespace).items():
+            with RawLog(self._bus, physical) as log:
+                for number, low in log.lows.items():
+                    begun, start = self._range(name, number, low, log.ends[number])
+                    found = own_records(self._bus, log.within({number: (start, log.ends[number])}))
+                    self._append(Slot(Table.RECORDS, number, 0, name), found, records_table)
+                    self._ranges.setdefault(name, {})[number] = (begun, log.ends[number])
+
+    def write_newest(self, workers: Mapping[str, WorkerStatus]) -> None:
+        """What each worker said last, and the learner."""
+        mine = {name: worker for name, worker in sorted(workers.items()) if worker.run_id == self._manifest.run_id}
+        self._renew(Slot(Table.WORKERS, 0, 0), workers_table(mine.values()))
+        for topic, records in newest_records(self._bus, mine):
+            self._renew(Slot(Table.RECORDS, 0, 0, topic), newest_table(records))
+
+    def _renew(self, slot: Slot, table: Any) -> None:
+        """A table that is written again if it says something else."""
         known = self._files.get(slot)
-        if known is not None and (not table.num_rows or next(row_groups(self._home / known.path), None) == table):
-            return
-        self._keep(write_whole(self._home, slot, table))
+        if known is None or (table.num_rows and next(row_groups(self._home / known.path), None) != table):
+            self._keep(write_whole(self._home, slot, table))
 
     def write_partition(self, number: int, rewards: RawLog, bounds: tuple[int, int]) -> None:
         """What is new of one partition of trajectories and of its rewards, then what became known of the rest of it."""
@@ -271,14 +290,17 @@ class _Export:
         join = RewardJoin(self._manifest.run_id, self._bus.codec.ids, number, 0, end, verifier=self._bus.verifier)
         if number in log.ends:
             _, start = self._range(REWARDS.name, number, log.lows[number], log.ends[number])
-            messages = self._rewards(log, number, start, join)
-            stride = self._manifest.stride
-            for first, mine in itertools.groupby(messages, lambda each: (each[0].offset() or 0) // stride * stride):
-                file = self._staged(Slot(Table.REWARDS, number, first), SCHEMAS[Table.REWARDS])
-                for batch in _batches(mine):
-                    self._writing.write(file, rewards_table(batch))
-                self._writing.finish(file)
+            self._append(Slot(Table.REWARDS, number, 0), self._rewards(log, number, start, join), rewards_table)
         return join.columns()
+
+    def _append(self, slot: Slot, found: Iterable[tuple[RawMessage, T]], table_of: Callable[[Sequence[tuple[RawMessage, T]]], Any]) -> None:
+        """What is new of the partition of `slot`, in the file of each stride behind the rows that it has."""
+        stride = self._manifest.stride
+        for first, mine in itertools.groupby(found, lambda each: (each[0].offset() or 0) // stride * stride):
+            file = self._staged(replace(slot, start=first), SCHEMAS[slot.table])
+            while batch := list(itertools.islice(mine, _ROWS_AT_ONCE)):
+                self._writing.write(file, table_of(batch))
+            self._writing.finish(file)
 
     def _rewards(self, log: RawLog, number: int, start: int, join: RewardJoin) -> Iterator[tuple[RawMessage, Reward]]:
         """The run's own, each also given to `join`."""
@@ -376,9 +398,3 @@ class _Export:
     def _keep(self, file: ExportedFile) -> None:
         self._num_files += self._files.get(file.slot) != file
         self._files[file.slot] = file
-
-
-def _batches(found: Iterable[tuple[RawMessage, Reward]]) -> Iterator[list[tuple[RawMessage, Reward]]]:
-    rest = iter(found)
-    while batch := list(itertools.islice(rest, _ROWS_AT_ONCE)):
-        yield batch

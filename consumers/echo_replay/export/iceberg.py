@@ -55,7 +55,8 @@ def publish_export(home: Path, manifest: ExportManifest, catalog: str, namespace
     try:
         opened = load_catalog(catalog)
         opened.create_namespace_if_not_exists(namespace)
-        for table in Table:
+        # Records are bytes for the viewer.
+        for table in (table for table in Table if table is not Table.RECORDS):
             _publish_table(home, manifest, table, _opened(opened, f"{namespace}.{table.value}", manifest, table), done)
     except CommitFailedException as exc:
         raise UserError(

@@ -28,7 +28,10 @@ _OURS = re.compile(rf"(?:p\d{{5}}-\d{{19}}-[0-9a-f]{{{_DIGITS}}}|{re.escape(STAG
 
 
 class Table(StrEnum):
-    """What an export consists of. Trajectories and rewards grow by offsets; the others are made of the books."""
+    """What an export consists of. Trajectories, rewards and records grow by offsets; the others are made of the books.
+
+    `records`: what other topics hold, as bytes, for whoever reads the export as if it were the log (`exported_log`).
+    """
 
     TRAJECTORIES = "trajectories"
     REWARDS = "rewards"
@@ -36,12 +39,13 @@ class Table(StrEnum):
     SAMPLES = "samples"
     DROPS = "drops"
     WORKERS = "workers"
+    RECORDS = "records"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
     """`start`: first offset of a stride, or first version of a bucket; of a rescore's, the number of the file. `bucket`: empty for a table
-    that knows no versions.
+    that knows no versions; of records their topic.
     """
 
     table: Table
@@ -52,7 +56,15 @@ class Slot:
     @property
     def folder(self) -> Path:
         """Relative to the folder of the run."""
-        return Path(self.table.value) / f"versions={self.bucket}" if self.bucket else Path(self.table.value)
+        said = "topic" if self.table is Table.RECORDS else "versions"
+        return Path(self.table.value) / f"{said}={self.bucket}" if self.bucket else Path(self.table.value)
+
+    @property
+    def topic(self) -> str:
+        """Whose offsets its rows have; empty for a table that is made of the books."""
+        if self.table in (Table.TRAJECTORIES, Table.REWARDS):
+            return self.table.value
+        return self.bucket if self.table is Table.RECORDS else ""
 
     def path(self, sha256: str) -> Path:
         """The file with this content, relative to the folder of the run."""

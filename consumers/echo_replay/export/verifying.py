@@ -14,7 +14,8 @@ from echo_replay.export.layout import Table
 from echo_replay.export.manifest import ExportedFile, ExportManifest
 from echo_replay.export.table_file import sha256_of
 
-_OF_THE_LOG = (Table.TRAJECTORIES, Table.REWARDS)
+_Place = tuple[Table, int, str, int]
+"""Table, partition, topic, offset."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Verified:
 def verify_export(home: Path, manifest: ExportManifest) -> Verified:
     """Read every file of a run's export. Raises OSError for a disk that fails."""
     verified = Verified()
-    seen: set[tuple[Table, int, int]] = set()
+    seen: set[_Place] = set()
     for file in manifest.files:
         found = list(_problems(home, manifest, file, seen))
         verified.problems += found
@@ -38,14 +39,14 @@ def verify_export(home: Path, manifest: ExportManifest) -> Verified:
         if not found:
             verified.num_bytes += file.num_bytes
             verified.rows[file.slot.table] += file.rows
-        if file.slot.table not in _OF_THE_LOG:
+        if not file.slot.topic:
             continue
         # Files of one stride follow one another: those of earlier ones need not be remembered.
         seen = {each for each in seen if each[:2] == (file.slot.table, file.slot.partition)}
     return verified
 
 
-def _problems(home: Path, manifest: ExportManifest, file: ExportedFile, seen: set[tuple[Table, int, int]]) -> Iterator[str]:
+def _problems(home: Path, manifest: ExportManifest, file: ExportedFile, seen: set[_Place]) -> Iterator[str]:
     path = home / file.path
     if not path.exists():
         yield f"{file.path} is missing."
@@ -59,7 +60,7 @@ def _problems(home: Path, manifest: ExportManifest, file: ExportedFile, seen: se
     try:
         with parquet.ParquetFile(path) as content:
             rows = content.metadata.num_rows
-            kafka = content.read(["kafka"])["kafka"] if file.slot.table in _OF_THE_LOG else None
+            kafka = content.read(["kafka"])["kafka"] if file.slot.topic else None
     except ArrowException as exc:
         yield f"{file.path} cannot be read ({exc})."
         return
@@ -68,11 +69,11 @@ def _problems(home: Path, manifest: ExportManifest, file: ExportedFile, seen: se
     if kafka is None or not rows or pc.struct_field(kafka, "offset").null_count:
         return
     offsets = pc.struct_field(kafka, "offset").to_pylist()
-    begun, end = manifest.ranges.get(file.slot.table.value, {}).get(file.slot.partition, (0, 0))
+    begun, end = manifest.ranges.get(file.slot.topic, {}).get(file.slot.partition, (0, 0))
     first, behind = max(begun, file.slot.start), min(end, file.slot.start + manifest.stride)
     if not first <= min(offsets) <= max(offsets) < behind:
         yield f"{file.path} holds offsets {min(offsets)} to {max(offsets)}; it may hold {first} to {behind - 1}."
-    places = {(file.slot.table, file.slot.partition, offset) for offset in offsets}
+    places = {(file.slot.table, file.slot.partition, file.slot.topic, offset) for offset in offsets}
     if len(places) < len(offsets) or places & seen:
         yield f"{file.path} holds a record that is there twice."
     seen |= places

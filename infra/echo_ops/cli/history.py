@@ -15,6 +15,7 @@ from echo_ops.cli.options import Config, RangeOptions
 commands = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 RunName = Annotated[str, typer.Option("--run", metavar="NAME", help="Another run of the namespace than the configured one.")]
+Exported = Annotated[Path | None, typer.Option("--from", metavar="FOLDER", help="An export. Without it the log itself is read.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of a screen for people.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come, each when its fate is known or after a minute.")]
 
@@ -62,6 +63,7 @@ def show(
     target: Annotated[str, typer.Argument(help="A group (demo/17 or 17), a record (3:1234, partition and offset) or a step (v120).")],
     config: Config = None,
     run: RunName = "",
+    source: Exported = None,
     colour: Annotated[
         Literal["logprob", "advantage", "version", "none"], typer.Option("--color", help="What the colour of a token says.")
     ] = "logprob",
@@ -71,7 +73,7 @@ def show(
     from echo_ops.cli import show as body
     from echo_ops.cli.painting import Colour
 
-    body.show(config, target, run=run, colour=Colour(colour), as_json=as_json)
+    body.show(config, target, run=run, export=source, colour=Colour(colour), as_json=as_json)
 
 
 @commands.command("lineage")
@@ -79,12 +81,13 @@ def lineage(
     version: Annotated[str, typer.Argument(help="A version, such as v120.")],
     config: Config = None,
     run: RunName = "",
+    source: Exported = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what made the weights of a version (groups, workers, rewards, checkpoint), and what became of its samples."""
     from echo_ops.cli import lineage as body
 
-    body.lineage(config, version, run=run, as_json=as_json)
+    body.lineage(config, version, run=run, export=source, as_json=as_json)
 
 
 @commands.command("search")
@@ -93,6 +96,7 @@ def search(
     pattern: Annotated[str | None, typer.Argument(help="A regular expression (Python's), in prompts and answers.")] = None,
     config: Config = None,
     run: RunName = "",
+    source: Exported = None,
     tokens: Annotated[str, typer.Option(metavar="17,4,9", help="Token ids that follow one another, instead of a text.")] = "",
     within: Annotated[Literal["prompt", "answer", "both"], typer.Option("--in", help="Where to look for a text.")] = "both",
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Capital letters are as small ones.")] = False,
@@ -110,6 +114,7 @@ def search(
         pattern,
         options,
         run=run,
+        export=source,
         tokens=tokens,
         within=within,
         ignore_case=ignore_case,
@@ -191,7 +196,7 @@ def sql(
     question: Annotated[str, typer.Argument(help="One SELECT over trajectories, samples, groups, steps, rewards, drops, workers.")],
     config: Config = None,
     run: RunName = "",
-    source: Annotated[Path | None, typer.Option("--from", metavar="FOLDER", help="An export. Without it the log itself is read.")] = None,
+    source: Exported = None,
     most: Annotated[int, typer.Option(min=1, help="Of the log: refuse a range of more trajectories than this.")] = 50_000,
     timeout: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds that an answer may take.")] = 60.0,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows that are shown; 0: all.")] = 100,
@@ -209,16 +214,16 @@ def sql(
 
 @commands.command("view")
 def view(
+    what: Annotated[str, typer.Argument(metavar="[RUN|FOLDER]", help="A run of the namespace, or a folder of an export.")] = "",
     config: Config = None,
     run: RunName = "",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")] = 0,
     demo: Annotated[bool, typer.Option("--demo", help="Show small made-up runs: no Kafka, no run of your own is needed.")] = False,
-    export: Annotated[Path | None, typer.Option(help="Answer questions in SQL from this export instead of the log.")] = None,
     draw: Annotated[list[str] | None, typer.Option(help="TASK=FILE.py:FUNCTION draws the episodes of a task; may be repeated.")] = None,
 ) -> None:
-    """Look at a run in a browser: from a curve to the token, who did what when, questions in SQL. Reads the log, live; only this machine
-    reaches it.
+    """Look at a run in a browser: from a curve to the token, who did what when, questions in SQL. Reads the log, live, or an export; only
+    this machine reaches it.
     """
     from echo_ops.cli import view as body
 
-    body.view(config, run=run, port=port, demo=demo, export=export, draw=draw or ())
+    body.view(config, what, run=run, port=port, demo=demo, draw=draw or ())

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from rich.text import Text
 
-from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.context import read_settings
 from echo_ops.cli.harmless import harmless
 from echo_ops.cli.output import err, out
-from echo_ops.cli.ranges import history_of
+from echo_ops.cli.ranges import history_of, past_of
 from echo_replay.history import History
 from echo_replay.origin import VersionOrigin, origin_of
 from echo_schemas.errors import UserError
@@ -24,13 +24,13 @@ _VERSION = re.compile(r"v?(\d{1,18})")
 _NAMED = 12
 
 
-def lineage(config: Path | None, version: str, *, run: str, as_json: bool) -> None:
+def lineage(config: Path | None, version: str, *, run: str, export: Path | None, as_json: bool) -> None:
     """Print it."""
     match = _VERSION.fullmatch(version.strip())
     if match is None:
         raise UserError(f"{version!r} is no version.", hint="Write v120 or 120.")
-    settings = read_settings(config)
-    with history_of(reach_bus(settings), run or settings.run.name) as history:
+    name, reach = past_of(read_settings(config), run, export)
+    with history_of(reach(), name) as history:
         origin = origin_of(history, int(match[1]))
         if as_json:
             sys.stdout.write(json.dumps(origin.to_plain()) + "\n")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 from echo_bus.bus import Bus
+from echo_ops.cli.analysis import require_analysis
+from echo_ops.cli.context import reach_bus
 from echo_ops.cli.options import RangeOptions
 from echo_replay.following import follow
 from echo_replay.history import History, Told, open_history
@@ -14,6 +18,7 @@ from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, 
 from echo_schemas.errors import UserError
 from echo_schemas.headers import number_of
 from echo_schemas.records import Purpose
+from echo_settings import Settings
 from echo_settings.section import part_of_key
 
 # Longer than a batch takes to be trained is not waited: whoever follows wants to see something.
@@ -38,6 +43,18 @@ def run_named(run_id: str) -> str:
         raise UserError(
             f"{run_id!r} is no name of a run.", hint="A run's name has letters, digits, '.', '_' and '-', and no slash; a group is demo/17."
         ) from None
+
+
+def past_of(settings: Settings, run: str, export: Path | None) -> tuple[str, Callable[[], Bus]]:
+    """The run that is meant, and how its past is opened: from the log, or from a folder of `echoswarm export`. Raises UserError."""
+    if export is None:
+        return run or settings.run.name, partial(reach_bus, settings)
+    require_analysis("pyarrow")
+    from echo_replay.export.exported_log import bus_of
+    from echo_replay.export.manifest import open_export
+
+    home, manifest = open_export(export, run and run_named(run))
+    return manifest.run_id, partial(bus_of, home, manifest)
 
 
 def going_on(history: History, selection: Selection, *, by_time: bool = False) -> Iterator[Told]:

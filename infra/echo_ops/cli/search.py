@@ -10,11 +10,11 @@ from typing import Literal
 from rich.text import Text
 
 from echo_bus.clock import SystemClock
-from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.context import read_settings
 from echo_ops.cli.harmless import harmless
 from echo_ops.cli.options import RangeOptions
 from echo_ops.cli.output import err, out
-from echo_ops.cli.ranges import going_on, history_of, selection_of
+from echo_ops.cli.ranges import going_on, history_of, past_of, selection_of
 from echo_replay.history import Told
 from echo_replay.origin import became
 from echo_replay.searching import Hit, TextMatcher, TokenMatcher, parse_tokens
@@ -36,6 +36,7 @@ def search(
     options: RangeOptions,
     *,
     run: str,
+    export: Path | None,
     tokens: str,
     within: Within,
     ignore_case: bool,
@@ -49,11 +50,12 @@ def search(
     matcher = (
         TextMatcher(pattern, ignore_case=ignore_case, within=_FIELDS[within]) if pattern is not None else TokenMatcher(parse_tokens(tokens))
     )
-    settings = read_settings(config)
-    run_id = run or settings.run.name
+    if follow and export is not None:
+        raise UserError("An export does not go on, so nothing of it can be followed.", hint="Leave --follow or --from out.")
+    run_id, reach = past_of(read_settings(config), run, export)
     selection = selection_of(options, run_id, SystemClock().time_ms())
     num_looked_at = num_found = 0
-    with history_of(reach_bus(settings), run_id) as history:
+    with history_of(reach(), run_id) as history:
         for told in going_on(history, selection) if follow else history.read(selection):
             if told.trajectory is None:
                 continue

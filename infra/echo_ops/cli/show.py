@@ -12,12 +12,12 @@ from pathlib import Path
 
 from rich.text import Text
 
-from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.context import read_settings
 from echo_ops.cli.harmless import harmless
 from echo_ops.cli.lineage import show_step
 from echo_ops.cli.output import err, out
 from echo_ops.cli.painting import LEGENDS, Colour, Pieces, generated_places, paint, passages_of, tokenizer_of
-from echo_ops.cli.ranges import history_of, parse_group
+from echo_ops.cli.ranges import history_of, parse_group, past_of
 from echo_replay.history import History, Told
 from echo_replay.origin import became, origin_of
 from echo_replay.selection import Fate, Groups, Offsets, Selection
@@ -65,14 +65,15 @@ def parse_target(text: str, run_id: str) -> Target:
     )
 
 
-def show(config: Path | None, target: str, *, run: str, colour: Colour, as_json: bool) -> None:
+def show(config: Path | None, target: str, *, run: str, export: Path | None, colour: Colour, as_json: bool) -> None:
     """Show what `target` names."""
     settings = read_settings(config)
-    wanted = parse_target(target.strip(), run or settings.run.name)
-    run_id = run or wanted.run or settings.run.name
+    name, reach = past_of(settings, run, export)
+    wanted = parse_target(target.strip(), name)
+    run_id = run or wanted.run or name
     if wanted.run and wanted.run != run_id:
         raise UserError(f"{target!r} is not of the run {run_id!r}.", hint=f"Leave --run out, or write --run {wanted.run}.")
-    with history_of(reach_bus(settings), run_id) as history:
+    with history_of(reach(), run_id) as history:
         if wanted.version is not None:
             show_step(history, origin_of(history, wanted.version, with_samples=False), as_json=as_json)
             return

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow]
 
 _FIRST = frozenset({"runs", "trajectories"})
 _SAID = frozenset({"rewards", "steps", "drops", "weights"})
-_ALL_TABLES = [table for table in Table if table is not Table.WORKERS]
+_ALL_TABLES = [table for table in Table if table not in (Table.WORKERS, Table.RECORDS)]
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,6 @@
-"""The viewer over a real Kafka: every page, its rewards and its timeline among them, and a step that comes while somebody looks."""
+"""The viewer over a real Kafka: every page, its rewards and its timeline among them, and a step that comes while somebody looks; and the
+same pages of an export of it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
+pytest.importorskip("duckdb", reason="install the extra 'analysis'")
 
 from echo_bus.bus import Bus
 from echo_bus.client.kafka import KafkaCluster
@@ -18,9 +21,13 @@ from echo_ops.viewer.demo.made_run import MadePlan, MadeRun, StoryClock
 from echo_ops.viewer.routes import answer
 from echo_ops.viewer.source import Source, SourceOptions
 from echo_ops.viewer.windows import Json
+from echo_replay.export.exported_log import bus_of
+from echo_replay.export.exporter import export_run
+from echo_replay.export.manifest import open_export
 from echo_replay.history import open_history
 from echo_schemas.naming import Namespace
 from tests.unit.learner.pipeline import Pipeline
+from tests.unit.replay.exported_pages import assert_pages_alike
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 RUN = "looked-at"
@@ -72,3 +79,7 @@ def test_every_page_of_a_run_that_goes_on(kafka_bootstrap: str, namespace: Names
             assert not deadline.expired(), "waited for the step that came meanwhile"
             source.refresh()
         assert ask("lineage/4")["trained"] == [{"step": 5, "count": 12}]
+    # What an export of it shows is the same.
+    folder = tmp_path_factory.mktemp("export")
+    export_run(bus, RUN, folder)
+    assert_pages_alike(replace(bus, run_id=RUN), bus_of(*open_export(folder)), RUN, words.pieces)

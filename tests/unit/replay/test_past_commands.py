@@ -46,7 +46,8 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     def begin(pipeline: Pipeline) -> None:
         for module in MODULES:
             monkeypatch.setattr(module, "read_settings", lambda _config: pipeline.settings())
-            monkeypatch.setattr(module, "reach_bus", lambda _settings: replace(pipeline.bus, role="operator"))
+        for place in ("echo_ops.cli.ranges", "echo_ops.cli.replay"):
+            monkeypatch.setattr(f"{place}.reach_bus", lambda _settings: replace(pipeline.bus, role="operator"))
 
     return begin
 
@@ -58,7 +59,7 @@ def used(use: Use, sound: SoundRun) -> Pipeline:
 
 
 def show(target: str, *, run: str = "", as_json: bool = False) -> None:
-    show_command.show(None, target, run=run, colour=Colour.LOGPROB, as_json=as_json)
+    show_command.show(None, target, run=run, export=None, colour=Colour.LOGPROB, as_json=as_json)
 
 
 def search(pattern: str | None = None, *, tokens: str = "", limit: int = 0, as_json: bool = True, **options: Any) -> None:
@@ -67,6 +68,7 @@ def search(pattern: str | None = None, *, tokens: str = "", limit: int = 0, as_j
         pattern,
         RangeOptions(**options),
         run="",
+        export=None,
         tokens=tokens,
         within="both",
         ignore_case=False,
@@ -129,7 +131,7 @@ def test_escape_codes_of_a_trajectory_do_nothing(use: Use, sound: SoundRun, tmp_
 
 
 def test_lineage_says_what_made_a_version_and_what_became_of_its_samples(used: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    lineage_command.lineage(None, "v2", run="", as_json=True)
+    lineage_command.lineage(None, "v2", run="", export=None, as_json=True)
     (found,) = lines(capsys.readouterr().out)
     assert found["parent"].startswith("v1-")
     assert found["checkpoint"].startswith("v2-")
@@ -139,7 +141,7 @@ def test_lineage_says_what_made_a_version_and_what_became_of_its_samples(used: P
     with open_history(used.bus, "demo") as history:
         samples = list(history.read(Selection(range=Versions(2, 2))))
     assert found["became"] == {f"trained in v{step}": count for step, count in sorted(Counter(each.step for each in samples).items())}
-    lineage_command.lineage(None, "0", run="", as_json=False)
+    lineage_command.lineage(None, "0", run="", export=None, as_json=False)
     assert "what the run began with; no step made it" in capsys.readouterr().out
 
 

@@ -21,7 +21,7 @@ from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP
 from tests.unit.replay.forged import STEPS_TRAINED, SoundRun
 
 _PLENTY_S = 60.0
-_TABLES = ("trajectories", "samples", "groups", "steps", "rewards", "drops", "workers")
+_TABLES = ("trajectories", "samples", "groups", "steps", "rewards", "drops", "workers", "records")
 
 
 @pytest.fixture(scope="module")

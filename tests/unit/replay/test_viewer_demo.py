@@ -209,7 +209,7 @@ def test_a_question_is_answered_and_one_that_writes_or_does_not_end_is_not(demo:
         (["--run", "nobody"], "The demo has no run 'nobody'"),
         (["--draw", "mine"], "names no task and function"),
         (["--draw", "mine=none.py:frames"], "There is no Python file none.py"),
-        (["--export", "nowhere"], "nowhere holds no export"),
+        (["sokoban"], "sokoban and --demo contradict each other"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(options: list[str], says: str) -> None:

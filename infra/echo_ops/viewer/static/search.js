@@ -69,7 +69,7 @@ export function sql(page, state) {
     title: "SQL",
     body: [
       h("h1", {}, "SQL"),
-      h("p", { class: "soft" }, "One SELECT. Of the log it is about at most 20,000 trajectories: name a range. An export has no such limit (", h("code", {}, "echoswarm view --export FOLDER"), "). Ctrl+Enter asks. ", link("#/search", "Search for a text instead")),
+      h("p", { class: "soft" }, "One SELECT. Of the log it is about at most 20,000 trajectories: name a range. An export has no such limit (", h("code", {}, "echoswarm view FOLDER"), "). Ctrl+Enter asks. ", link("#/search", "Search for a text instead")),
       h("p", { class: "chips" }, "for example: ", QUESTIONS.map(([label, question]) => h("a", { href: state.address({ question }) }, label))),
       form,
       page && page.error ? h("p", { class: "answer alarm" }, page.error) : null,
