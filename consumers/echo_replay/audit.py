@@ -14,14 +14,14 @@ from dataclasses import replace
 
 from echo_bus.bus import Bus
 from echo_bus.reading.decoding import Decoder
-from echo_replay.books import SecondLook, close_books, samples_of
+from echo_replay.books import Samples, SecondLook, close_books, samples_of
 from echo_replay.lineage import check_chain, check_requests, check_seqs
 from echo_replay.published import check_blobs, check_staleness, check_tags, check_versions
 from echo_replay.raw_log import RawLog
 from echo_replay.run_log import RunLog, read_ancestors, read_rest, read_steps
-from echo_replay.signed import SignatureCheck
+from echo_replay.signed import SignatureCheck, check_rewards
 from echo_replay.trajectory_index import TrajectoryIndex, index_trajectories
-from echo_replay.verdicts import AuditReport
+from echo_replay.verdicts import AuditReport, Finding
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.topics import TRAJECTORIES
 
@@ -72,7 +72,7 @@ def _report(
         check_tags(log, index, samples),
         check_requests(log, samples),
         check_chain(log),
-        *([] if signed is None else [signed.finding(samples)]),
+        *([] if signed is None else [_signed(bus, log, samples, signed)]),
     )
     return AuditReport(
         run_id=log.run_id,
@@ -83,6 +83,12 @@ def _report(
         seconds=bus.clock.monotonic_s() - started_s,
         reading_s=reading_s,
     )
+
+
+def _signed(bus: Bus, log: RunLog, samples: Samples, trajectories: SignatureCheck) -> Finding:
+    finding = trajectories.finding(samples)
+    check_rewards(bus, log, samples, finding)
+    return finding
 
 
 def _look(bus: Bus, trajectories: RawLog, partition: int, offsets: list[int]) -> Mapping[int, SecondLook]:

@@ -106,13 +106,13 @@ class RewardJoin:
         self._codes.append(self._names.setdefault(name, len(self._names)))
         self._values.append(math.nan if value is None else value)
 
-    def columns(self) -> RewardColumns:
-        """What was added, sorted, each name once for each record."""
+    def columns(self, *, every: bool = False) -> RewardColumns:
+        """What was added, sorted, each name once for each record; with `every` as often as it was given."""
         offsets, codes = np.array(self._offsets, np.int64), np.array(self._codes, np.int16)
         # `lexsort` is stable: of equal ones the first on the log stays first.
         order = np.lexsort((codes, offsets))
         offsets, codes, values = offsets[order], codes[order], np.array(self._values, np.float64)[order]
         first = np.ones(len(offsets), np.bool_)
-        first[1:] = (offsets[1:] != offsets[:-1]) | (codes[1:] != codes[:-1])
+        first[1:] = every | (offsets[1:] != offsets[:-1]) | (codes[1:] != codes[:-1])
         names = tuple(name.decode(errors="replace") for name in self._names)
         return RewardColumns(offsets=offsets[first], codes=codes[first], values=values[first], names=names)

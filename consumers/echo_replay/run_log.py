@@ -33,6 +33,7 @@ from echo_schemas.records import (
     Drop,
     Purpose,
     ReplyOutcome,
+    RewardColumn,
     RolloutReply,
     RolloutRequest,
     Run,
@@ -66,7 +67,7 @@ class Step:
     """A report, and its batch as arrays of one entry a sample. `offset`: of the report on `steps`.
 
     `groups`: which group of the batch a sample belongs to; `attempts`: `hash` of its group's token, as an index has it.
-    `missing`: why the batch could not be read; the arrays are empty then.
+    `rewards`: the columns of the batch. `missing`: why the batch could not be read; the arrays are empty then.
     """
 
     report: StepReport
@@ -79,6 +80,7 @@ class Step:
     attempts: Ints
     advantages: Floats
     tokens: tuple[str, ...]
+    rewards: tuple[RewardColumn, ...] = ()
     missing: str = ""
     corrupt: bool = False
 
@@ -325,6 +327,7 @@ def _filled_step(report: StepReport, offset: int, batch: Batch) -> Step:
         attempts=keys[groups],
         advantages=np.frombuffer(batch.advantages, LOGPROB_DTYPE),
         tokens=batch.attempts,
+        rewards=batch.rewards,
     )
 
 

@@ -1,21 +1,38 @@
-"""Is every trained sample signed by the worker that it names? Of a run whose [trust] requires signatures."""
+"""Is every trained sample signed by the worker that it names, and each of its rewards by who may give it? Of a run whose [trust] requires
+signatures.
+
+Trajectories are looked at as they go by for the books. Of `rewards` the values that a trusted key has signed are kept, in columns, and each
+value that a report says was trained must be among them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
+from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawMessage
 from echo_replay.books import Samples
+from echo_replay.raw_log import RawLog
+from echo_replay.reward_columns import RewardColumns, RewardJoin
+from echo_replay.run_log import RunLog, Step
 from echo_replay.verdicts import Finding, Promise
+from echo_schemas.columns import FLAG_DTYPE, VALUE_DTYPE
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.projection import Projection
 from echo_schemas.records import Trajectory
 from echo_schemas.registry import SchemaIds
-from echo_schemas.topics import TRAJECTORIES
+from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 if TYPE_CHECKING:
     from echo_bus.signatures import Verifier
+
+_ANY_OFFSET = 1 << 62
+# A value that was given to a record.
+_GIVEN = np.dtype([("offset", np.int64), ("value", np.float64)])
 
 
 class SignatureCheck:
@@ -49,3 +66,48 @@ class SignatureCheck:
                 f"{len(self._unsigned)} records of the topic are not signed by who they name; those that were not trained harm nobody"
             )
         return finding
+
+
+def check_rewards(bus: Bus, log: RunLog, samples: Samples, finding: Finding) -> None:
+    """Add to `finding` what is to be said of the rewards. Raises DeadlineExceeded, TransportError."""
+    with RawLog(bus, bus.namespace.topic(REWARDS)) as rewards:
+        joins = {number: RewardJoin(log.run_id, bus.codec.ids, number, 0, _ANY_OFFSET, verifier=bus.verifier) for number in rewards.lows}
+        for batch in rewards.messages():
+            for raw in batch:
+                joins[raw.partition() or 0].add((raw,))
+        lows = rewards.lows
+    signed = {number: join.columns(every=True) for number, join in joins.items()}
+    for name in sorted({column.name for step in log.steps for column in step.rewards}):
+        values = np.concatenate([_trained_values(step, name) for step in log.steps])
+        wanted = ~np.isnan(values) & (samples.offsets >= 0)
+        for number in np.unique(samples.partitions[wanted]).tolist():
+            mine = np.flatnonzero(wanted & (samples.partitions == number))
+            trained = _given(samples.offsets[mine], values[mine])
+            found = np.isin(trained, _given_under(name, signed[number])) if number in signed else np.zeros(len(mine), np.bool_)
+            if not found.all() and lows.get(number):
+                finding.gap(f"{int((~found).sum())} trained values of the reward {name!r} may be among those that retention has removed")
+                continue
+            for at in mine[~found].tolist():
+                where = {"partition": number, "offset": int(samples.offsets[at]), "version": int(samples.versions[at])}
+                finding.broken(f"No trusted key has signed the trained value {values[at]:g} of the reward {name!r}.", **where)
+
+
+def _trained_values(step: Step, name: str) -> npt.NDArray[np.float64]:
+    """The values of one reward in a step, one a sample; NaN where its default stood in, or the step knew no such reward."""
+    for column in step.rewards:
+        if column.name == name:
+            return np.where(np.frombuffer(column.defaulted, FLAG_DTYPE), np.nan, np.frombuffer(column.values, VALUE_DTYPE))
+    return np.full(len(step.offsets), np.nan)
+
+
+def _given_under(name: str, columns: RewardColumns) -> npt.NDArray[np.void]:
+    if name not in columns.names:
+        return np.zeros(0, _GIVEN)
+    mine = columns.codes == columns.names.index(name)
+    return _given(columns.offsets[mine], columns.values[mine])
+
+
+def _given(offsets: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.void]:
+    given = np.zeros(len(offsets), _GIVEN)
+    given["offset"], given["value"] = offsets, values
+    return given

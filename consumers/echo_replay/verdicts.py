@@ -39,7 +39,7 @@ SENTENCES: Mapping[Promise, str] = {
     Promise.TAGS: "The version tag of every trained sample is that of published weights",
     Promise.REQUESTS: "Every request is accepted at most once",
     Promise.CHAIN: "Step reports follow one another without a gap, each from its predecessor's checkpoint",
-    Promise.SIGNED: "Every trained sample is signed by the worker that it names",
+    Promise.SIGNED: "Every trained sample is signed by the worker that it names, and its rewards by who gives them",
 }
 
 

@@ -18,7 +18,7 @@ from echo_schemas.columns import pack_tokens
 from echo_schemas.records import Coordinates, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 from tests.unit.learner.numpy_trainer import NumpyTrainer
-from tests.unit.learner.pipeline import GROUP_SIZE, Pipeline, fill
+from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, Pipeline, fill
 
 pytestmark = pytest.mark.slow
 
@@ -83,3 +83,24 @@ def test_without_signatures_the_forged_one_is_trained_and_the_audit_tells(tmp_pa
     assert {(example.where["partition"], example.where["offset"]) for example in finding.examples} == {
         (where.partition, where.offset) for where in forged
     }
+
+
+def test_a_forged_score_that_was_trained_is_told_by_the_audit(tmp_path: Path) -> None:
+    """The learner did not check; every trajectory is signed, and of one the first score is not."""
+    swarm = Pipeline(tmp_path, signer=Signer(HONEST))
+    swarm.write_group(0, values=(None, None))
+    members = swarm.placed(TRAJECTORIES, Trajectory)
+    where, first = members[0]
+    Pipeline(tmp_path, cluster=swarm.cluster, signer=Signer(STRANGER)).write_reward(first, where, 100.0)
+    for place, member in members:
+        swarm.write_reward(member, place, 0.0)
+    for seq in range(1, 2 * GROUPS_PER_STEP):
+        swarm.write_group(seq)
+    swarm.train(NumpyTrainer(), steps=2)
+    swarm.verifier = verifier()
+    finding = audit_run(swarm.bus, "demo").finding(Promise.SIGNED)
+    assert finding.verdict is Verdict.BROKEN
+    assert finding.num_broken == 1
+    (example,) = finding.examples
+    assert "the trained value 100 of the reward 'exact'" in example.says
+    assert (example.where["partition"], example.where["offset"], example.where["version"]) == (where.partition, where.offset, 1)
