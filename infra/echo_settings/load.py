@@ -42,7 +42,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     content = _read(path)
     where = "the environment" if path is None else str(path)
     _overlay(content, environ)
-    _read_secret_files(content)
+    read_secret_files(content)
     return _checked(content, Settings, where)
 
 
@@ -70,6 +70,8 @@ def _read(path: Path | None) -> dict[str, Any]:
         raise UserError(f"The configuration file {path} cannot be read: {exc}.") from exc
     except tomllib.TOMLDecodeError as exc:
         raise UserError(f"{path} is not valid TOML: {exc}.") from exc
+    except RecursionError as exc:
+        raise UserError(f"{path} is not valid TOML: it is nested too deeply.") from exc
 
 
 def _overlay(content: dict[str, Any], environ: Mapping[str, str]) -> None:
@@ -95,22 +97,23 @@ def _parse(value: str) -> Any:
     """Numbers, booleans, lists and objects are written as JSON; anything else is text."""
     try:
         return json.loads(value)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return value
 
 
-def _read_secret_files(node: dict[str, Any]) -> None:
-    """Replace `password_file = "/path"` by `password = <content>`, in every section."""
+def read_secret_files(node: dict[str, Any]) -> None:
+    """Replace `password_file = "/path"` by `password = <content>`, in every section. Raises UserError."""
     for key in list(node):
         value = node[key]
         if isinstance(value, dict):
-            _read_secret_files(value)
+            read_secret_files(value)
         elif key.endswith(_FILE_SUFFIX) and key.removesuffix(_FILE_SUFFIX) in {"password", "secret", *_SECRET_PROPERTIES}:
             del node[key]
             try:
                 node[key.removesuffix(_FILE_SUFFIX)] = Path(value).read_text(encoding="utf-8").rstrip("\n")
-            except OSError as exc:
-                raise UserError(f"The secret file {value} of {key} cannot be read: {exc.strerror}.") from exc
+            except (OSError, UnicodeDecodeError, TypeError) as exc:
+                why = getattr(exc, "strerror", None) or "it is no file of text"
+                raise UserError(f"The secret file {value} of {key} cannot be read: {why}.") from exc
 
 
 def _refuse_unknown(content: Mapping[str, Any], model: type[BaseModel], where: str, path: tuple[str, ...]) -> None:

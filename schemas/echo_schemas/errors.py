@@ -38,6 +38,10 @@ class RegistryError(EchoError):
     """The schema registry refused a schema, does not know an id, or did not answer."""
 
 
+class NotRegistered(RegistryError):
+    """The schema registry answers, and does not have a schema."""
+
+
 class InvalidReason(StrEnum):
     """Why a message can never be accepted. Used as a metric label and as a dead-letter header."""
 

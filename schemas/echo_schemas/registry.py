@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Protocol
 
-from echo_schemas.errors import EchoError, InvalidReason, InvalidRecord, RegistryError, SchemaFileError, UserError
+from echo_schemas.errors import EchoError, InvalidReason, InvalidRecord, NotRegistered, RegistryError, SchemaFileError, UserError
 from echo_schemas.schemas import AvroSchema, all_schemas, newest, parse_schema
 from echo_schemas.topics import TOPICS, Topic
 
@@ -92,18 +92,22 @@ class HttpRegistry:
         with self._lock:
             if schema.fingerprint in self._ids:
                 return self._ids[schema.fingerprint]
-        subject = self._subjects_of(schema)[0]
+        schema_id = self._look_up(schema, self._subjects_of(schema)[0])
+        with self._lock:
+            self._ids[schema.fingerprint] = schema_id
+            return schema_id
+
+    def _look_up(self, schema: AvroSchema, subject: str) -> int:
+        """Raises NotRegistered, or RegistryError."""
         # Not normalised: the registry compares the text that `register` sent it.
-        registered = self._ask(
-            lambda: self._client.lookup_schema(subject, _to_send(schema)),
-            refused=lambda answer: RegistryError(
+        found: int = self._ask(
+            lambda: int(self._client.lookup_schema(subject, _to_send(schema)).schema_id),
+            refused=lambda answer: NotRegistered(
                 f"Schema {schema.full_name} is not registered under {subject!r} at {self._shown} ({answer}).",
                 hint="Run `echoswarm schemas register`.",
             ),
         )
-        with self._lock:
-            self._ids[schema.fingerprint] = int(registered.schema_id)
-            return self._ids[schema.fingerprint]
+        return found
 
     def schema_of(self, schema_id: int) -> AvroSchema:
         with self._lock:
@@ -128,12 +132,30 @@ class HttpRegistry:
         ids = [self._register_under(subject, schema, compatibility) for subject in self._subjects_of(schema)]
         return ids[0]
 
+    def missing(self, schema: AvroSchema) -> dict[str, bool]:
+        """The subjects under which `schema` is not registered, and whether it is compatible with what is. Raises RegistryError."""
+        found = {}
+        for subject in self._subjects_of(schema):
+            try:
+                self._look_up(schema, subject)
+            except NotRegistered:
+                found[subject] = self._is_compatible(schema, subject)
+        return found
+
+    def _is_compatible(self, schema: AvroSchema, subject: str) -> bool:
+        try:
+            return bool(self._ask(lambda: self._client.test_compatibility(subject, _to_send(schema)), refused=NotRegistered))
+        except NotRegistered:
+            # It has nothing under the subject.
+            return True
+
     def _register_under(self, subject: str, schema: AvroSchema, compatibility: str) -> int:
         def refused(answer: str) -> RegistryError:
             return RegistryError(f"The registry at {self._shown} refused {schema.full_name} under {subject!r}: {answer}.")
 
         self._ask(lambda: self._client.set_compatibility(subject, compatibility), refused=refused)
-        return int(self._ask(lambda: self._client.register_schema(subject, _to_send(schema)), refused=refused))
+        found: int = self._ask(lambda: int(self._client.register_schema(subject, _to_send(schema))), refused=refused)
+        return found
 
     def _subjects_of(self, schema: AvroSchema) -> Sequence[str]:
         subjects = self._subjects.get(schema.full_name)

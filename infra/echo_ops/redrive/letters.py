@@ -57,7 +57,7 @@ class Letter:
 def letter_of(raw: RawMessage, topic: Topic) -> Letter:
     """The letter that `raw`, a message among the dead letters of `topic`, is. Headers that are missing or wrong make nothing fail."""
     pairs = raw_headers(raw)
-    said = dict(pairs)
+    said = {name: value for name, value in pairs if value is not None}  # type: ignore[redundant-expr]  # Kafka allows null values
     partition, offset = number_of(said.get(ORIGINAL_PARTITION)), number_of(said.get(ORIGINAL_OFFSET))
     return Letter(
         topic=topic,

@@ -13,8 +13,11 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
@@ -23,6 +26,7 @@ from echo_ops.viewer.server import ViewerServer
 from echo_ops.viewer.source import Source
 from echo_replay.history import open_history
 from echo_schemas.records import Trajectory
+from tests.thorough import examples
 from tests.unit.learner.pipeline import GROUP_SIZE, Pipeline
 from tests.unit.replay.browser import find_browser, opened
 from tests.unit.replay.forged import STEPS_TRAINED, SoundRun, only
@@ -67,6 +71,57 @@ def test_every_page_is_served_and_leads_to_the_next(viewer: ViewerServer) -> Non
     assert len(page["tokens"]["ids"]) == 1
     assert get(viewer, "/api/steps?limit=1")[1]["window"]["total"] == STEPS_TRAINED
     assert get(viewer, "/api/dropped")[1]["num_dropped"] > 0
+
+
+_WORDS = (
+    "overview",
+    "metrics",
+    "steps",
+    "step",
+    "group",
+    "trajectory",
+    "dropped",
+    "timeline",
+    "pool",
+    "rewards",
+    "lineage",
+    "search",
+    "sql",
+)
+_NAMES = (
+    "offset",
+    "limit",
+    "name",
+    "run",
+    "first",
+    "last",
+    "points",
+    "sort",
+    "version",
+    "step",
+    "since",
+    "until",
+    "seconds",
+    "a",
+    "question",
+)
+_ANY = st.sampled_from(("", "0", "1", "-1", "9" * 30, "1..2", "now", "2026-13-40", "\0", "%", "*", "[", "NaN")) | st.text(max_size=6)
+
+
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.tuples(st.sampled_from(_WORDS), st.lists(_ANY, max_size=2)),
+    query=st.lists(st.tuples(st.sampled_from(_NAMES) | _ANY, _ANY), max_size=4),
+    headers=st.dictionaries(
+        st.sampled_from(("Origin", "Sec-Fetch-Site", "Accept")), st.sampled_from(("", "null", "none", "x")), max_size=2
+    ),
+)
+def test_whatever_a_browser_asks_is_answered_or_refused(
+    viewer: ViewerServer, path: tuple[str, list[str]], query: list[tuple[str, str]], headers: dict[str, str]
+) -> None:
+    address = "/api/" + "/".join(quote(part, safe=":") for part in (path[0], *path[1])) + "?" + urlencode(query)
+    status, page, _ = get(viewer, address, **headers)
+    assert status in {200, 400, 403, 404, 503}, page
 
 
 def test_a_search_is_handed_out_as_it_finds(viewer: ViewerServer) -> None:

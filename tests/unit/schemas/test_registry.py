@@ -35,6 +35,7 @@ class FakeClient:
         self.levels: dict[str, str] = {}
         self.failure: Exception | None = None
         self.closed = False
+        self.refuses: set[str] = set()
         self._ids: dict[str, int] = {}
         self._subjects: dict[str, set[int]] = {}
 
@@ -63,6 +64,12 @@ class FakeClient:
     def set_compatibility(self, subject: str, level: str) -> None:
         self._ask(f"level {subject}")
         self.levels[subject] = level
+
+    def test_compatibility(self, subject: str, schema: Any) -> bool:
+        self._ask(f"compare {subject}")
+        if subject not in self._subjects:
+            raise SchemaRegistryError(404, 40401, "Subject not found")
+        return subject not in self.refuses
 
     def register_schema(self, subject: str, schema: Any) -> int:
         self._ask(f"register {subject}")
@@ -163,6 +170,19 @@ def test_an_incompatible_schema_is_refused_in_the_registrys_words(registry: Http
     client_of(registry).failure = SchemaRegistryError(409, 409, "field seq changed its type")
     with pytest.raises(RegistryError, match=r"refused echoswarm\.Trajectory under .*: field seq changed its type"):
         registry.register(newest("trajectory"), "FULL_TRANSITIVE")
+
+
+def test_what_is_not_registered_is_told_with_whether_it_could_be(registry: HttpRegistry) -> None:
+    steps, chunks = SUBJECTS["echoswarm.Chunk"]
+    assert registry.missing(newest("chunk")) == {steps: True, chunks: True}
+    client_of(registry).hold("other", steps)
+    client_of(registry).refuses.add(steps)
+    assert registry.missing(newest("chunk")) == {steps: False, chunks: True}
+    registry.register(newest("chunk"), "FULL_TRANSITIVE")
+    assert registry.missing(newest("chunk")) == {}
+    client_of(registry).failure = SchemaRegistryError(503, 50301, "starting")
+    with pytest.raises(RegistryError, match="answered 503"):
+        registry.missing(newest("chunk"))
 
 
 def test_a_schema_that_no_topic_carries_has_no_subject(registry: HttpRegistry) -> None:

@@ -161,5 +161,5 @@ def _parsed(body: bytes) -> Request:
     try:
         run_id, sha256, ranges = json.loads(body)
         return Request(str(run_id), str(sha256), tuple((int(first), int(end)) for first, end in ranges))
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise PeerFault(Why.WRONG, "its request is none") from exc
