@@ -1,4 +1,5 @@
-"""A login for each role: a folder with one file of client properties a role, `<role>.properties`, as `[kafka] logins` names it.
+"""A login for each role: a folder with one file of client properties a role, `<role>.properties`, as `[kafka] logins` names it. A secret's
+property with `_file` behind it names the file that holds the secret, as in [kafka.client].
 
 A secured embedded Kafka has such a folder for each namespace, which is found without being named.
 """
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from echo_schemas.errors import UserError
 from echo_settings import Settings
+from echo_settings.load import read_secret_files
 
 ADMIN = "admin"
 """Who may make topics, users and access lists; no role of the pipeline."""
@@ -37,6 +39,13 @@ def with_login(settings: Settings, role: str) -> Settings:
         ) from None
     except (OSError, ValueError) as exc:
         raise UserError(f"The login {path} cannot be read: {exc}.") from exc
+    try:
+        read_secret_files(properties)
+    except UserError as exc:
+        raise UserError(
+            f"{path}: {exc.message}",
+            hint=f"It must be readable for {role}; a relative path is taken from the folder that it is started in.",
+        ) from exc
     kafka = settings.kafka.model_copy(update={"client": {**properties, **settings.kafka.client}})
     return settings.model_copy(update={"kafka": kafka})
 

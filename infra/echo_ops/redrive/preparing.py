@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_CREATE_TIME
+from confluent_kafka import Message as ClientMessage
 
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.dead_letters import RETRIES
@@ -14,6 +18,7 @@ from echo_ops.redrive.mending import Mend
 from echo_schemas.errors import EchoError, InvalidReason, InvalidRecord, UserError
 from echo_schemas.headers import SIGNATURE
 from echo_schemas.records import Record
+from echo_schemas.topics import Topic
 
 MOST_REDRIVES = 2
 """How often a message is brought back: what fails a third time needs another mend, and a message of its own."""
@@ -88,6 +93,10 @@ class Preparing:
             headers = tuple(header for header in headers if header[0] != SIGNATURE)
             if self.wire.signer is not None and topic.author is not None:
                 headers += tuple(self.wire.signer.sign(self.wire.namespace.topic(topic), [(key, value)]))
+        try:
+            self._require_signature(topic, record, key, value, headers, now_ms)
+        except InvalidRecord as exc:
+            return _stop(letter, f"Its readers would refuse its signature: {exc.message}")
         return Prepared(
             letter=letter,
             handling=Handling.WRITE,
@@ -96,6 +105,20 @@ class Preparing:
             headers=(*headers, *self._provenance(letter, now_ms)),
             partition=full.origin.partition if _is_placed(full) and full.origin is not None else None,
         )
+
+    def _require_signature(
+        self, topic: Topic, record: Record, key: bytes | None, value: bytes, headers: tuple[tuple[str, bytes], ...], now_ms: int
+    ) -> None:
+        """Raises InvalidRecord where the readers of the topic would not take it for its author's."""
+        if self.wire.verifier is not None and topic.author is not None:
+            raw: Any = ClientMessage(
+                topic=self.wire.namespace.topic(topic),
+                key=key,
+                value=value,
+                headers=list(headers),
+                timestamp=(TIMESTAMP_CREATE_TIME, now_ms),
+            )
+            self.wire.verifier.signer_of(raw).require_author(topic, topic.author(record))
 
     def _mended(self, letter: Letter) -> tuple[bytes | None, Record | None]:
         """The bytes to write and the record that they are. Raises InvalidRecord where they are none of this topic."""

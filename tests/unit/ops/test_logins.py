@@ -57,6 +57,22 @@ def test_a_login_that_cannot_be_read_is_named_and_its_content_is_not(logins: Pat
     assert "secret-without" not in str(caught.value)
 
 
+def test_a_secret_of_a_login_may_lie_in_a_file(logins: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    with (logins / "worker.properties").open("a", encoding="utf-8") as file:
+        file.write(f"sasl.password_file={secret}\n")
+    settings = settings_of(bootstrap="b:1", logins=str(logins))
+    with pytest.raises(UserError, match=r"worker.properties: The secret file .* of sasl.password_file cannot be read: No such file"):
+        with_login(settings, "worker")
+    secret.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="it is no file of text"):
+        with_login(settings, "worker")
+    secret.write_text("from a file\n")
+    found = with_login(settings, "worker").kafka.client
+    assert found["sasl.password"] == "from a file"
+    assert "sasl.password_file" not in found
+
+
 def test_without_logins_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_STATE_FOLDER", str(tmp_path))
     for bootstrap in ("b:1", "embedded"):

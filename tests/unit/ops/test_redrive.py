@@ -16,7 +16,7 @@ from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawMessage
 from echo_bus.clock import ManualClock
 from echo_bus.dead_letters import RETRIES, DeadLetters
-from echo_bus.signatures import Signer
+from echo_bus.signatures import Signer, TrustedKey, Verifier
 from echo_memory import MemoryCluster
 from echo_ops.redrive import redriving
 from echo_ops.redrive.letters import REDRIVEN, Letter
@@ -221,6 +221,30 @@ def test_a_cut_copy_whose_original_is_gone_stops_the_redrive(log: Log, monkeypat
         tally = Redrive(log.bus, backlog, by="me").run(backlog.waiting(frozenset()))
     assert tally.stopped is not None
     assert "has the original no more" in tally.stopped.why
+
+
+def test_a_record_whose_signature_would_be_refused_again_is_not_brought_back(log: Log) -> None:
+    private = Ed25519PrivateKey.generate()
+    worker, public = Signer(private), private.public_key()
+    record = trajectory(seq=3)
+    value = CODEC.encode(record)
+    (signature,) = worker.sign(NAMESPACE.topic(TRAJECTORIES), [(b"demo/3", value)])
+    log.bus.publisher().publish_bytes(NAMESPACE.topic(TRAJECTORIES), value, key=b"demo/3", headers=[signature], partition=0).wait(WAIT_S)
+    log.let_die(TRAJECTORIES, InvalidReason.BAD_SIGNATURE)
+    trusted = TrustedKey(id=worker.key_id, public=public, role="worker", names=(record.worker_id,))
+    known: dict[str, TrustedKey] = {}
+    log.bus = replace(log.bus, verifier=Verifier(lambda: known))
+    for says in ("is not among those that are trusted", "has signed for"):
+        with Backlog(log.bus, TRAJECTORIES) as backlog:
+            stopped = Redrive(log.bus, backlog, by="me").run(backlog.waiting(frozenset({"bad_signature"}))).stopped
+        assert stopped is not None
+        assert stopped.why.startswith("Its readers would refuse its signature: ")
+        assert says in stopped.why
+        known = {worker.key_id: replace(trusted, names=("x",))}
+    assert not log.redriven()
+    # Its key is in the file of signers now, under its own name.
+    known = {worker.key_id: trusted}
+    assert log.run() == {Handling.WRITE: 1}
 
 
 def test_nothing_is_written_and_no_position_moves_where_the_transaction_fails(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
