@@ -5,6 +5,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ORACLES := .venv-oracles/bin
 UV     := 0.13.8
+CYCLONEDX := 7.5.0
+PIP_AUDIT := 2.10.1
 # Everything that the tests of this machine need; see [project.optional-dependencies] for the roles.
 EXTRAS := all-cpu
 STAMP  := $(VENV)/.installed
@@ -19,7 +21,7 @@ CODE   := schemas infra producers streams consumers tests bench
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types unit nightly learning oracles fmt chaos chaos-long upgrade-test bench constraints clean
+.PHONY: help setup demo test check lint types unit nightly learning oracles fmt chaos chaos-long upgrade-test bench constraints sbom pip-audit licences clean
 
 help: ## Print this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -106,6 +108,22 @@ constraints: $(STAMP) ## Compile constraints.txt anew (no URLs, no hashes)
 	$(BIN)/uv pip compile pyproject.toml --extra rollout --extra registry --extra tasks --extra signatures --extra otel \
 		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --upgrade --quiet \
 		--output-file infra/deploy/constraints-cuda.txt
+
+sbom: $(STAMP) ## Write what is installed as a CycloneDX document (dist/sbom.cdx.json)
+	@mkdir -p dist
+	@$(BIN)/uv tool run --quiet --from cyclonedx-bom==$(CYCLONEDX) cyclonedx-py environment $(BIN)/python \
+		--pyproject pyproject.toml --mc-type application --output-reproducible --output-format JSON --output-file dist/sbom.cdx.json
+	@echo "dist/sbom.cdx.json"
+
+pip-audit: $(STAMP) ## Ask for known vulnerabilities of what constraints.txt names (dist/vulnerabilities.json)
+	@mkdir -p dist && rm -f dist/vulnerabilities.json
+	@$(BIN)/uv tool run --quiet pip-audit==$(PIP_AUDIT) --requirement constraints.txt --no-deps --disable-pip --vulnerability-service osv \
+		--progress-spinner off --format json --output dist/vulnerabilities.json 2>dist/pip-audit.log; found=$$?; \
+		test -s dist/vulnerabilities.json || { echo "Nothing was audited: the vulnerability service (osv.dev) does not answer (dist/pip-audit.log)."; exit 3; }; \
+		echo "dist/vulnerabilities.json"; exit $$found
+
+licences: $(STAMP) ## Write docs/licences.md anew
+	$(BIN)/python infra/deploy/licences.py
 
 clean: ## Remove the virtual environment and all caches of this checkout
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist build

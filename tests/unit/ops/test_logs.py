@@ -57,11 +57,6 @@ def test_a_record_says_who_wrote_it(lines: Lines) -> None:
     assert said == {"level": "INFO", "logger": "echo_rollout.somewhere", "message": "3 of four", **who}
 
 
-def test_the_requests_of_http_clients_are_not_said(lines: Lines) -> None:
-    logging.getLogger("httpx").info('HTTP Request: GET http://registry/subjects "HTTP/1.1 200 OK"')
-    assert lines() == []
-
-
 def test_it_says_what_it_is_about_where_that_is_known(lines: Lines) -> None:
     with logged_with(group="digits-7/512"), logged_with(version=12):
         logger.info("inside")
