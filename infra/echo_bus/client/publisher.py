@@ -160,9 +160,10 @@ class Publisher:
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
         partition: int | None = None,
+        time_ms: int = 0,
     ) -> Receipt:
-        """Hand over bytes as they are (dead letters keep what they got)."""
-        return self._produce(physical, value, key, partition, headers)
+        """Hand over bytes as they are (dead letters keep what they got). `time_ms`: the record's; 0: now."""
+        return self._produce(physical, value, key, partition, headers, time_ms)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything handed over is acknowledged. Raises DeadlineExceeded, or the error of a failed delivery."""
@@ -211,6 +212,7 @@ class Publisher:
         key: str | bytes | None,
         partition: int | None,
         headers: Sequence[tuple[str, bytes]],
+        time_ms: int = 0,
     ) -> Receipt:
         if self._closed:
             raise ProducerClosed(f"Something was published to {physical} after the publisher was closed.")
@@ -235,7 +237,7 @@ class Publisher:
         where = _ANY_PARTITION if partition is None else partition
         while True:
             try:
-                self._producer.produce(physical, value, key, where, delivered, headers=list(headers))
+                self._producer.produce(physical, value, key, where, delivered, time_ms, headers=list(headers))
                 break
             except BufferError:
                 self._wait_for_room(topic_metrics)

@@ -132,11 +132,14 @@ def schemas_check(
 
 
 @schemas.command("register")
-def schemas_register(config: Config = None) -> None:
+def schemas_register(
+    config: Config = None,
+    check: Annotated[bool, typer.Option("--check", help="Only say what is not registered, and end with 3 then: for CI.")] = False,
+) -> None:
     """Register all schemas with the registry of [registry] url. Idempotent."""
     from echo_ops.cli import schemas as commands
 
-    commands.register(config)
+    commands.register(config, is_check=check)
 
 
 @acls.command("render")
@@ -257,12 +260,23 @@ def runs_stop(name: RunId, config: Config = None) -> None:
 def runs_archive(
     name: RunId,
     to: Annotated[Path, typer.Option(help="The folder; the archive is a folder of the run's name in it.")] = Path("archives"),
+    weights: Annotated[
+        Literal["newest", "all"], typer.Option(help="Of which versions the chunks are kept: of the newest one, or of all that are left.")
+    ] = "newest",
     config: Config = None,
 ) -> None:
     """Keep a run that has ended in a folder, whole and verified, so that it may be deleted."""
     from echo_ops.cli import runs as commands
 
-    commands.archive(config, name, to)
+    commands.archive(config, name, to, all_weights=weights == "all")
+
+
+@runs.command("restore")
+def runs_restore(folder: Annotated[Path, typer.Argument(help="An archive: DIR/NAME of `runs archive`.")], config: Config = None) -> None:
+    """Bring an archived run back into empty topics of its namespace, every record where it lay."""
+    from echo_ops.cli import runs as commands
+
+    commands.restore(config, folder)
 
 
 @runs.command("delete")

@@ -95,7 +95,7 @@ def order(config: Path | None, name: str, state: RunState) -> None:
     out.print(f"{name}: ordered. {_SAID[state].format(name=name)}{hint}", markup=False)
 
 
-def archive(config: Path | None, name: str, to: Path) -> None:
+def archive(config: Path | None, name: str, to: Path, *, all_weights: bool) -> None:
     """Everything of a run that has ended, in a folder. Raises UserError for one that is alive."""
     require_analysis("pyarrow")
     from echo_ops.runs.archive import archive_run
@@ -105,7 +105,7 @@ def archive(config: Path | None, name: str, to: Path) -> None:
     if line.is_alive:
         raise UserError(f"{name} is {line.standing.value}: its archive would be a part.", hint=f"Stop it first: echoswarm runs stop {name}")
     home = to / name
-    done = archive_run(bus, line.run, home, store=settings.store.uri)
+    done = archive_run(bus, line.run, home, store=settings.store.uri, all_weights=all_weights)
     for sentence in done.missing:
         err.print(f"missing: {sentence}", markup=False)
     records = sum(topic.records for topic in done.topics.values())
@@ -113,6 +113,20 @@ def archive(config: Path | None, name: str, to: Path) -> None:
     weights = "no weights" if done.weights is None else f"the weights of version {done.weights}"
     out.print(f"{name}: {records:,} records, {weights}; exported: {rows}. All of it was read back from {home}.", markup=False)
     out.print(f"It may go from Kafka now: echoswarm runs delete {name} --yes", markup=False)
+
+
+def restore(config: Path | None, home: Path) -> None:
+    """An archived run, back in its topics."""
+    require_analysis("pyarrow")
+    from echo_ops.runs.restore import restore_run
+
+    _, bus = _reach(config, ADMIN)
+    done = restore_run(bus, home)
+    records = sum(topic.records for topic in done.topics.values())
+    out.print(f"{done.run_id}: {records:,} records are where they lay in {done.namespace}; all of them were read back.", markup=False)
+    out.print(
+        "Nothing of it is too old for its topics until `echoswarm topics apply` brings the limits of the topic files back.", markup=False
+    )
 
 
 def delete(config: Path | None, name: str, *, is_meant: bool) -> None:

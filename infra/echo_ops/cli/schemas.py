@@ -32,7 +32,7 @@ def check(*, update_lock: bool) -> None:
     out.print(f"[green]{len(all_schemas())} schemas: every version reads every other, and each has its id.[/]")
 
 
-def register(config: Path | None) -> None:
+def register(config: Path | None, *, is_check: bool = False) -> None:
     settings = read_settings(config)
     if not settings.registry.url:
         fail(
@@ -43,8 +43,22 @@ def register(config: Path | None) -> None:
     namespace = Namespace(settings.kafka.namespace)
     subjects = subjects_of(namespace.topic)
     registry = HttpRegistry(settings.registry.url, subjects, settings.registry.client_properties())
+    if is_check:
+        _check_registered(registry)
+        return
     levels = {record: spec.compatibility for spec in load_topic_specs() for record in spec.records}
     for schema in all_schemas():
         level = levels[schema.full_name.rpartition(".")[2]]
         schema_id = registry.register(schema, level)
         out.print(f"[green]{schema_id:>4}[/]  {', '.join(subjects[schema.full_name])}  [dim]{schema.name}.v{schema.version}, {level}[/]")
+
+
+def _check_registered(registry: HttpRegistry) -> None:
+    """Say what `register` would do; nothing is changed. Ends with 3 where it would do something."""
+    missing = [(schema, subject, fits) for schema in all_schemas() for subject, fits in registry.missing(schema).items()]
+    for schema, subject, fits in missing:
+        says = "is not registered" if fits else "would be refused: it is not compatible with what is registered"
+        out.print(f"[red]![/] {schema.name}.v{schema.version} {says} under {subject}.")
+    if missing:
+        sys.exit(ExitCode.DRIFT)
+    out.print(f"[green]{len(all_schemas())} schemas are registered.[/]")

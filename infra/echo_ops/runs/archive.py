@@ -1,8 +1,8 @@
 """A run out of Kafka into a folder, whole and verified, so that the run may be deleted. Imports pyarrow.
 
     export/        the Parquet files of `echoswarm export`: every trajectory with its rewards and its fate
-    log/*.avro     every record of the run on every topic, byte for byte, but the chunks of weights
-    weights/v<n>/  the newest snapshot that the log still holds
+    log/*.avro     every record of the run on every topic, byte for byte; of the chunks of weights those of the newest version, or all
+    weights/v<n>/  the newest snapshot that the log still holds, as files
     archive.json   what is there, with checksums; written last, so that a folder without it is no archive
 """
 
@@ -12,8 +12,8 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -37,6 +37,7 @@ from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import WEIGHT_CHUNKS, WEIGHTS, weights_key
 
 NAME = "archive.json"
+_DIGEST_END = 1 << 256
 _SCHEMA = fastavro.parse_schema(
     {
         "type": "record",
@@ -56,7 +57,7 @@ _SCHEMA = fastavro.parse_schema(
                     "items": {
                         "type": "record",
                         "name": "Header",
-                        "fields": [{"name": "name", "type": "string"}, {"name": "value", "type": "bytes"}],
+                        "fields": [{"name": "name", "type": "string"}, {"name": "value", "type": ["null", "bytes"]}],
                     },
                 },
             },
@@ -67,10 +68,12 @@ _SCHEMA = fastavro.parse_schema(
 
 @dataclass(slots=True, kw_only=True)
 class ArchivedTopic:
-    """`sha256`: of the records one after another, as they were read from the log."""
+    """`bounds`: the first offset and the one after the last, of each partition. `digest`: the sum of the SHA-256 of the records, in any
+    order."""
 
     records: int
-    sha256: str
+    bounds: list[tuple[int, int]]
+    digest: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,8 +89,9 @@ class Archive:
     missing: list[str] = field(default_factory=list)
 
 
-def archive_run(bus: Bus, run: Run, home: Path, *, store: str) -> Archive:
-    """Write everything of `run` into the folder `home`, and read it back. `store`: [store] uri.
+def archive_run(bus: Bus, run: Run, home: Path, *, store: str, all_weights: bool = False) -> Archive:
+    """Write everything of `run` into the folder `home`, and read it back. `store`: [store] uri. `all_weights`: the chunks of every version
+    that the log still holds.
 
     An interrupted one is begun again by the same call. Raises UserError for a folder of something else, a full disk, or an archive that is
     not what was written; TransportError.
@@ -100,8 +104,11 @@ def archive_run(bus: Bus, run: Run, home: Path, *, store: str) -> Archive:
         archive.missing += exported.missing
         (home / "log").mkdir(parents=True, exist_ok=True)
         for spec in load_topic_specs():
-            if not spec.name.startswith(WEIGHT_CHUNKS.name):
-                archive.topics[spec.name] = _keep_topic(bus, run.run_id, spec.name, home / "log" / f"{spec.name}.avro", archive.missing)
+            path = home / "log" / f"{spec.name}.avro"
+            if spec.name == WEIGHT_CHUNKS.name:
+                archive.topics[spec.name] = _keep_chunks(bus, run.run_id, path, all_versions=all_weights)
+            else:
+                archive.topics[spec.name] = _keep_topic(bus, run.run_id, spec.name, path, archive.missing)
         _keep_weights(bus, run.run_id, home / "weights", store, archive)
         found = verify_export(home / "export" / f"run={run.run_id}", exported.manifest)
         archive.rows = {table.value: rows for table, rows in found.rows.items()}
@@ -113,21 +120,63 @@ def archive_run(bus: Bus, run: Run, home: Path, *, store: str) -> Archive:
     return archive
 
 
+def read_archive(home: Path) -> Archive:
+    """What the folder `home` holds, its records compared with their digests. Raises UserError."""
+    try:
+        content = json.loads((home / NAME).read_text(encoding="utf-8"))
+        archive = Archive(**{each.name: content[each.name] for each in fields(Archive)})
+        archive.topics = {name: ArchivedTopic(**topic) for name, topic in content["topics"].items()}
+    except FileNotFoundError:
+        raise UserError(f"{home} holds no archive.", hint="`echoswarm runs archive NAME --to DIR` makes one, DIR/NAME.") from None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise UserError(f"{home / NAME} cannot be read: {exc!r}.", hint="Was it made by another release?") from exc
+    _verify_log(home, archive, [])
+    return archive
+
+
+def archived_records(home: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The records of one topic, each partition in order. Raises OSError, ValueError."""
+    with (home / "log" / f"{name}.avro").open("rb") as file:
+        yield from fastavro.reader(file)  # type: ignore[misc]  # records of our schema
+
+
 def _keep_topic(bus: Bus, run_id: str, name: str, path: Path, missing: list[str]) -> ArchivedTopic:
     """Every record of the run on one topic, as it is; a dead letter keeps the header of the run that it was of."""
-    digest, count = hashlib.sha256(), 0
-    with RawLog(bus, f"{bus.namespace.name}.{name}") as log, path.open("wb") as file:
+    with RawLog(bus, f"{bus.namespace.name}.{name}") as log:
         missing += [f"{name}[{number}]: retention has removed what was before offset {low}." for number, low in log.lows.items() if low]
+        return _write(path, kept_of(chain.from_iterable(log.messages()), run_id), _bounds_of(log))
+
+
+def _keep_chunks(bus: Bus, run_id: str, path: Path, *, all_versions: bool) -> ArchivedTopic:
+    """The chunks of the newest version, or of all. What lies before the first one that is kept counts as removed."""
+    manifests = {key: manifest for key, manifest in bus.newest(WEIGHTS, WeightManifest).items() if manifest.run_id == run_id}
+    current = manifests.get(weights_key(run_id, None))
+    wanted = [manifest for manifest in manifests.values() if all_versions or (current is not None and manifest.version == current.version)]
+    refs = [ref for manifest in wanted for ref in (manifest.blob, manifest.chunk_list, manifest.delta) if ref is not None]
+    with RawLog(bus, bus.namespace.topic(WEIGHT_CHUNKS)) as log:
+        bounds = _bounds_of(log)
+        firsts = [min((ref.first_offset for ref in refs if ref.partition == number), default=end) for number, (_, end) in enumerate(bounds)]
+        bounds = [(max(low, first), end) for first, (low, end) in zip(firsts, bounds, strict=True)]
+        return _write(path, kept_of(chain.from_iterable(log.within(dict(enumerate(bounds)))), run_id), bounds)
+
+
+def _bounds_of(log: RawLog) -> list[tuple[int, int]]:
+    return [(log.lows[number], log.ends[number]) for number in range(log.num_partitions)]
+
+
+def _write(path: Path, records: Iterable[dict[str, Any]], bounds: list[tuple[int, int]]) -> ArchivedTopic:
+    digest = Digest()
+    with path.open("wb") as file:
         writer = Writer(file, _SCHEMA, codec="deflate")
-        for kept in _kept(chain.from_iterable(log.messages()), run_id):
+        for kept in records:
             writer.write(kept)
-            _digest(digest, kept)
-            count += 1
+            digest.add(kept)
         writer.flush()
-    return ArchivedTopic(records=count, sha256=digest.hexdigest())
+    return ArchivedTopic(records=digest.count, bounds=bounds, digest=digest.text)
 
 
-def _kept(messages: Iterable[RawMessage], run_id: str) -> Iterator[dict[str, Any]]:
+def kept_of(messages: Iterable[RawMessage], run_id: str) -> Iterator[dict[str, Any]]:
+    """What is kept of those messages that are of the run."""
     for raw in messages:
         headers = raw_headers(raw)
         if dict(headers).get(RUN) == run_id.encode():
@@ -141,10 +190,23 @@ def _kept(messages: Iterable[RawMessage], run_id: str) -> Iterator[dict[str, Any
             }
 
 
-def _digest(digest: Any, kept: Mapping[str, Any]) -> None:
-    buffer = BytesIO()
-    fastavro.schemaless_writer(buffer, _SCHEMA, kept)
-    digest.update(buffer.getvalue())
+class Digest:
+    """Of records in any order: a log is read partition beside partition."""
+
+    def __init__(self) -> None:
+        self.count = self._sum = 0
+
+    def add(self, kept: Mapping[str, Any]) -> None:
+        """Another record."""
+        buffer = BytesIO()
+        fastavro.schemaless_writer(buffer, _SCHEMA, kept)
+        self.count += 1
+        self._sum = (self._sum + int.from_bytes(hashlib.sha256(buffer.getvalue()).digest())) % _DIGEST_END
+
+    @property
+    def text(self) -> str:
+        """As in `ArchivedTopic`."""
+        return f"{self._sum:064x}"
 
 
 def _keep_weights(bus: Bus, run_id: str, folder: Path, store: str, archive: Archive) -> None:
@@ -166,12 +228,11 @@ def _keep_weights(bus: Bus, run_id: str, folder: Path, store: str, archive: Arch
 def _verify_log(home: Path, archive: Archive, problems: list[str]) -> None:
     """Read the files back. Raises UserError if one is not what was read from the log."""
     for name, topic in archive.topics.items():
-        digest, count = hashlib.sha256(), 0
-        with (home / "log" / f"{name}.avro").open("rb") as file:
-            for kept in fastavro.reader(file):
-                _digest(digest, kept)  # type: ignore[arg-type]  # a record of our schema
-                count += 1
-        if (count, digest.hexdigest()) != (topic.records, topic.sha256):
+        digest = Digest()
+        with suppress(OSError, ValueError, EOFError):
+            for kept in archived_records(home, name):
+                digest.add(kept)
+        if (digest.count, digest.text) != (topic.records, topic.digest):
             problems.append(f"log/{name}.avro does not hold what was written.")
     if problems:
         raise UserError(f"The archive is not whole: {problems[0]} ({len(problems)} in all)", hint="Begin again in another folder.")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
@@ -21,6 +21,7 @@ from echo_embedded.tools import tool_command
 from echo_runtime.opening import open_bus
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
+from echo_schemas.registry import subjects_of
 from echo_schemas.topics import PROGRESS, TRAJECTORIES
 from echo_settings import load_settings
 
@@ -74,9 +75,11 @@ def test_schemas_are_registered_and_stock_tools_read_the_topics(
 ) -> None:
     shell.environ["ECHO_REGISTRY__URL"] = registry_url
     assert shell("topics", "apply").returncode == 0
-    assert shell("schemas", "register").returncode == 0
-    again = shell("schemas", "register")
-    assert again.returncode == 0, again.stderr
+    missing = shell("schemas", "register", "--check")
+    assert (missing.returncode, "is not registered under" in missing.stdout) == (3, True), missing.stdout + missing.stderr
+    for options in ((), (), ("--check",)):
+        done = shell("schemas", "register", *options)
+        assert done.returncode == 0, done.stdout + done.stderr
     bus = open_bus(load_settings(None, shell.environ), "worker")
     publisher = bus.publisher()
     record = load_examples(PROGRESS)["progress.json"]
@@ -106,6 +109,21 @@ def test_schemas_are_registered_and_stock_tools_read_the_topics(
         words = ["-b", kafka_bootstrap, "-t", namespace.topic(PROGRESS), "-C", "-e", "-q", "-f", "%k %h %S\n"]
         shown = subprocess.run([kcat, *words], capture_output=True, check=False, timeout=240)
         assert b"demo ce_specversion=1.0" in shown.stdout
+
+
+def test_a_registry_refuses_what_is_not_compatible_and_the_command_says_it(shell: Shell, registry_url: str, namespace: Namespace) -> None:
+    shell.environ["ECHO_REGISTRY__URL"] = registry_url
+    (subject,) = subjects_of(namespace.topic)["echoswarm.Progress"]
+    text = json.dumps({"type": "record", "name": "Progress", "namespace": "echoswarm", "fields": [{"name": "run_id", "type": "long"}]})
+    with SchemaRegistryClient({"url": registry_url}) as client:
+        client.set_compatibility(subject, "FULL_TRANSITIVE")
+        client.register_schema(subject, Schema(text, "AVRO"))
+    checked = shell("schemas", "register", "--check")
+    assert checked.returncode == 3
+    assert f"would be refused: it is not compatible with what is registered under {subject}" in " ".join(checked.stdout.split())
+    refused = shell("schemas", "register")
+    assert refused.returncode == 1, refused
+    assert f"refused echoswarm.Progress under '{subject}'" in " ".join(refused.stderr.split())
 
 
 def test_tail_shows_records_what_is_none_and_dead_letters(shell: Shell, namespace: Namespace) -> None:

@@ -13,15 +13,20 @@ from confluent_kafka.admin import AdminClient
 from echo_bus.bus import Bus
 from echo_bus.client.consumer_queries import open_asker
 from echo_bus.clock import Deadline
+from echo_bus.message import raw_headers
 from echo_ops.runs import deletion
 from echo_ops.runs.listing import read_runs
+from echo_replay.raw_log import RawLog
 from echo_runtime.opening import open_bus
 from echo_schemas.examples import load_examples
+from echo_schemas.headers import RUN
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Control, Progress, Run, RunState
-from echo_schemas.topics import CONTROL, PROGRESS, RUNS, TRAJECTORIES
+from echo_schemas.records import Control, Drop, Progress, Run, RunState
+from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topics import CONTROL, DROPS, PROGRESS, RUNS, TRAJECTORIES
 from echo_settings import load_settings
 from tests.integration.ops.test_commands import Shell
+from tests.thorough import only_thorough
 from tests.unit.schemas.samples import trajectory
 
 pytestmark = pytest.mark.kafka
@@ -69,6 +74,18 @@ def topics_of(bootstrap: str, namespace: Namespace) -> list[str]:
     return [name for name in known if name.startswith(f"{namespace.name}.")]
 
 
+def kept(bus: Bus, run: str) -> set[tuple[object, ...]]:
+    """Every committed record of a run, with its place and its time."""
+    found: set[tuple[object, ...]] = set()
+    for spec in load_topic_specs():
+        with RawLog(bus, f"{bus.namespace.name}.{spec.name}") as log:
+            for raw in (raw for batch in log.messages() for raw in batch):
+                headers = raw_headers(raw)
+                if dict(headers).get(RUN) == run.encode():
+                    found.add((raw.topic(), raw.partition(), raw.offset(), raw.timestamp()[1], raw.key(), raw.value(), *headers))
+    return found
+
+
 def test_a_run_is_paused_stopped_and_let_go_on_by_orders_in_the_log(shell: Shell, bus: Bus) -> None:
     assert "No run was ever accepted" in shell("runs", "list").stdout
     assert "has no run 'demo'" in shell("runs", "pause", "demo").stderr
@@ -110,6 +127,33 @@ def test_a_run_that_is_alone_is_removed_without_a_trace(
     admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
     groups = admin.list_consumer_groups(request_timeout=WAIT_S).result().valid
     assert not [group.group_id for group in groups if group.group_id.startswith(f"{namespace.name}.")]
+
+
+@only_thorough
+def test_a_run_is_archived_deleted_and_restored_byte_for_byte(shell: Shell, bus: Bus, namespace: Namespace) -> None:
+    begin(bus, "demo", heard_ms=1)
+    begin(bus, "other", heard_ms=1)
+    # The marks of transactions take offsets too.
+    writer = bus.transactions()
+    writer.start()
+    drop = next(record for record in load_examples(DROPS).values() if isinstance(record, Drop))
+    for seq in range(3):
+        with writer.transaction() as transaction:
+            transaction.publish(DROPS, replace(drop, run_id="demo", group_id=f"demo/{seq}", seq=seq))
+    writer.close()
+    before = kept(bus, "demo")
+    assert len(before) == 6
+    done = shell("runs", "archive", "demo", "--to", "archives")
+    assert done.returncode == 0, done.stderr
+    assert "has held records already" in " ".join(shell("runs", "restore", "archives/demo").stderr.split())
+    admin = bus.cluster.admin()
+    for future in admin.delete_topics(topics_of(shell.environ["ECHO_KAFKA__BOOTSTRAP"], namespace)).values():
+        future.result(WAIT_S)
+    assert shell("topics", "apply").returncode == 0
+    restored = shell("runs", "restore", "archives/demo")
+    assert restored.returncode == 0, restored.stderr
+    assert kept(bus, "demo") == before
+    assert shell("topics", "check").returncode == 3, "the limits of age were lifted"
 
 
 @pytest.mark.parametrize("killed_before", ["_remove_files", "second _delete_topics"])

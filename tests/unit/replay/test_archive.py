@@ -5,21 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import fastavro
 import pytest
+from confluent_kafka.admin import NewTopic
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 pytest.importorskip("pyarrow", reason="exports are Parquet: install the extra 'analysis'")
 
+from echo_bus.message import raw_headers
 from echo_ops.runs import archive as archiving
 from echo_ops.runs import deletion
+from echo_ops.runs import restore as restoring
 from echo_ops.runs.archive import NAME, archive_run
+from echo_ops.runs.restore import restore_run
+from echo_replay.audit import audit_run
+from echo_replay.raw_log import RawLog
+from echo_replay.verdicts import Promise, Verdict
 from echo_schemas.errors import UserError
 from echo_schemas.headers import RUN
+from echo_schemas.naming import Namespace
 from echo_schemas.records import Run
-from echo_schemas.topics import RUNS, TRAJECTORIES
+from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topics import REQUESTS, RUNS, TRAJECTORIES
 from tests.unit.learner.pipeline import Pipeline
 from tests.unit.replay.forged import SoundRun
 
@@ -34,10 +45,8 @@ def test_everything_of_the_run_and_of_no_other_is_kept(sound: SoundRun, tmp_path
     written: Counter[str] = Counter(
         kept.physical.removeprefix(f"{pipeline.namespace.name}.") for kept in sound.messages if dict(kept.headers).get(RUN) == b"demo"
     )
-    chunks = {name for name in written if name.startswith("weights.chunks")}
-    assert {name: topic.records for name, topic in done.topics.items() if topic.records} == {
-        name: count for name, count in written.items() if name not in chunks
-    }
+    assert 0 < done.topics["weights.chunks"].records < written.pop("weights.chunks")
+    assert {name: topic.records for name, topic in done.topics.items() if topic.records and name != "weights.chunks"} == written
     with (tmp_path / "log" / "trajectories.avro").open("rb") as file:
         values = [kept["value"] for kept in fastavro.reader(file)]  # type: ignore[index,call-overload]
     of_topic = {kept.value for kept in sound.messages if kept.physical == pipeline.namespace.topic(TRAJECTORIES)}
@@ -95,3 +104,87 @@ def test_the_checkpoints_of_the_run_are_removed_with_all_beside_them_and_those_o
     deletion._remove_files(tuple(deletion._paths_of(bus, "demo", folder)))
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "own.txt", "report.html"]
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["v9-broken"]
+
+
+def kept_by(pipeline: Pipeline) -> set[tuple[object, ...]]:
+    """Every committed record of the run, with its place and its time."""
+    found: set[tuple[object, ...]] = set()
+    for spec in load_topic_specs():
+        with RawLog(pipeline.bus, f"{pipeline.namespace.name}.{spec.name}") as log:
+            for batch in log.messages():
+                for raw in batch:
+                    headers = raw_headers(raw)
+                    if dict(headers).get(RUN) == b"demo":
+                        place = (raw.topic(), raw.partition(), raw.offset(), raw.timestamp()[1])
+                        found.add((*place, raw.key(), raw.value(), tuple(headers)))
+    return found
+
+
+def without_records(folder: Path) -> Pipeline:
+    """New topics, in which not even a feeder's requests lie."""
+    pipeline = Pipeline(folder / "new")
+    admin, name = pipeline.cluster.admin(), pipeline.namespace.topic(REQUESTS)
+    partitions = len(admin.list_topics(name).topics[name].partitions)
+    admin.delete_topics([name])[name].result()
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result()
+    return pipeline
+
+
+@pytest.fixture
+def archived(sound: SoundRun, tmp_path: Path) -> Path:
+    archive_run(sound.pipeline.bus, run_of(sound.pipeline), tmp_path / "kept", store="", all_weights=True)
+    return tmp_path / "kept"
+
+
+def test_a_restored_run_is_the_run_that_it_was(sound: SoundRun, archived: Path, tmp_path: Path) -> None:
+    other = without_records(tmp_path)
+    restore_run(other.bus, archived)
+    assert kept_by(other) == kept_by(sound.pipeline)
+    before, after = sound.audit(), audit_run(other.bus, "demo")
+    assert after.counts["trained"] == before.counts["trained"] > 0
+    assert {finding.promise: finding.verdict for finding in after.findings} == {each.promise: each.verdict for each in before.findings}
+    with pytest.raises(UserError, match="has held records already"):
+        restore_run(other.bus, archived)
+
+
+def test_of_a_run_whose_newest_weights_alone_were_kept_the_audit_says_which_are_gone(sound: SoundRun, tmp_path: Path) -> None:
+    archive_run(sound.pipeline.bus, run_of(sound.pipeline), tmp_path / "kept", store="")
+    other = without_records(tmp_path)
+    restore_run(other.bus, tmp_path / "kept")
+    findings = {finding.promise: finding for finding in audit_run(other.bus, "demo").findings}
+    assert findings[Promise.CURRENT].verdict is Verdict.UNPROVED
+    assert "retention has removed the blobs of old versions" in findings[Promise.CURRENT].gaps
+    assert {finding.verdict for promise, finding in findings.items() if promise is not Promise.CURRENT} == {Verdict.PROVED}
+
+
+def test_what_cannot_be_restored_is_one_sentence(archived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = without_records(tmp_path).bus
+    with pytest.raises(UserError, match="holds no archive"):
+        restore_run(bus, tmp_path)
+    with pytest.raises(UserError, match=r"of the namespace .* and this is 'x'") as caught:
+        restore_run(replace(bus, namespace=Namespace("x")), archived)
+    assert "set [kafka] namespace" in (caught.value.hint or "")
+    content = json.loads((archived / NAME).read_text())
+    fewer = {**content, "topics": {name: {**topic, "bounds": topic["bounds"] * 2} for name, topic in content["topics"].items()}}
+    (archived / NAME).write_text(json.dumps(fewer))
+    with pytest.raises(UserError, match=r"has \d+ partitions and had \d+"):
+        restore_run(bus, archived)
+    (archived / NAME).write_text(json.dumps(content))
+    # Somebody writes beside it.
+    write = restoring._remove_before
+
+    def meddle(*arguments: object) -> None:
+        write(*arguments)  # type: ignore[arg-type]
+        with closing(bus.publisher()) as publisher:
+            publisher.publish_bytes(bus.namespace.topic(TRAJECTORIES), b"x", headers=[(RUN, b"demo")], partition=0).wait(10.0)
+
+    monkeypatch.setattr(restoring, "_remove_before", meddle)
+    with pytest.raises(UserError, match="does not hold what was written"):
+        restore_run(bus, archived)
+    (archived / NAME).write_text(json.dumps({**content, "topics": {"steps": {"sha256": "of an earlier release"}}}))
+    with pytest.raises(UserError, match="cannot be read"):
+        restore_run(bus, archived)
+    (archived / NAME).write_text(json.dumps(content))
+    shutil.copyfile(archived / "log" / "steps.avro", archived / "log" / "drops.avro")
+    with pytest.raises(UserError, match="not whole"):
+        restore_run(bus, archived)

@@ -1,0 +1,139 @@
+"""An archived run back into Kafka: each record at the offset that it had, with its bytes, its headers and its time.
+
+Records name one another by partition and offset, and signatures name the topic: so a run comes back into topics that hold nothing, of the
+same namespace, with as many partitions. Where something else lay between its records (the marks of transactions, other runs) lie fillers
+that no reader takes for a record, and what retention had removed is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from echo_bus.bus import Bus
+from echo_bus.client.kafka import translate
+from echo_bus.client.publisher import Publisher
+from echo_ops.runs.archive import Archive, ArchivedTopic, Digest, archived_records, kept_of, read_archive
+from echo_replay.raw_log import RawLog
+from echo_schemas.errors import UserError
+from echo_schemas.headers import RUN
+from echo_schemas.topic_files import load_topic_specs
+
+_WAIT_S = 60.0
+_VERY_OLD_MS = 1
+# A run's name never begins so, and compacted topics refuse what has no key.
+_FILLER_KEY, _FILLER_HEADERS = b"-/filler", ((RUN, b"-"),)
+# Restored records are as old as they were, and stay until `topics apply` brings the limits of the topic files back.
+_LIMITS = {"retention.ms": "-1", "retention.bytes": "-1", "message.timestamp.type": "CreateTime"}
+
+
+def restore_run(bus: Bus, home: Path) -> Archive:
+    """Write the archive in `home` into the topics of its namespace, and read it back.
+
+    Raises UserError for a folder that holds no whole archive, topics that are not as it needs them, or a log that is not what was written;
+    TransportError.
+    """
+    archive = read_archive(home)
+    if archive.namespace != bus.namespace.name:
+        raise UserError(
+            f"The archive is of the namespace {archive.namespace!r}, and this is {bus.namespace.name!r}.",
+            hint=f"Its signatures name its topics: set [kafka] namespace = {archive.namespace!r}, on any cluster.",
+        )
+    topics = {f"{archive.namespace}.{name}": topic for name, topic in archive.topics.items()}
+    for physical, topic in topics.items():
+        _require_empty(bus, physical, topic)
+    _lift_limits(bus, archive)
+    with closing(bus.publisher()) as publisher:
+        for name, topic in archive.topics.items():
+            _write(publisher, f"{archive.namespace}.{name}", topic, home, name)
+            publisher.flush(_WAIT_S)
+    _remove_before(bus, topics)
+    for physical, topic in topics.items():
+        _compare(bus, archive.run_id, physical, topic)
+    return archive
+
+
+def _require_empty(bus: Bus, physical: str, topic: ArchivedTopic) -> None:
+    with RawLog(bus, physical) as log:
+        if log.num_partitions != len(topic.bounds):
+            raise UserError(
+                f"{physical} has {log.num_partitions} partitions and had {len(topic.bounds)}.",
+                hint="Make the topics anew, with as many: the records name one another by partition and offset.",
+            )
+        if any(log.ends.values()):
+            raise UserError(
+                f"{physical} has held records already.",
+                hint="A run comes back into new topics: `echoswarm runs delete` or another cluster, then `echoswarm topics apply`.",
+            )
+
+
+def _lift_limits(bus: Bus, archive: Archive) -> None:
+    resources = []
+    for spec in load_topic_specs():
+        if spec.name in archive.topics:
+            entries = [
+                ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in _LIMITS.items() if key in spec.config
+            ]
+            if entries:
+                resources.append(ConfigResource(ResourceType.TOPIC, f"{archive.namespace}.{spec.name}", incremental_configs=entries))
+    _done(bus, lambda admin: admin.incremental_alter_configs(resources, request_timeout=_WAIT_S))
+
+
+def _write(publisher: Publisher, physical: str, topic: ArchivedTopic, home: Path, name: str) -> None:
+    positions = [0] * len(topic.bounds)
+    # A filler is as old as what follows it: readers look for offsets by time.
+    times = [_VERY_OLD_MS] * len(topic.bounds)
+
+    def fill(number: int, end: int) -> None:
+        for _ in range(positions[number], end):
+            publisher.publish_bytes(physical, None, key=_FILLER_KEY, headers=_FILLER_HEADERS, partition=number, time_ms=times[number])
+        positions[number] = end
+
+    for kept in archived_records(home, name):
+        number, headers = kept["partition"], [(header["name"], header["value"]) for header in kept["headers"]]
+        times[number] = kept["time_ms"]
+        fill(number, kept["offset"])
+        publisher.publish_bytes(
+            physical, kept["value"], key=kept["key"], headers=headers, partition=number, time_ms=kept["time_ms"]
+        )  # fmt: skip
+        positions[number] += 1
+    for number, (_, end) in enumerate(topic.bounds):
+        fill(number, end)
+
+
+def _remove_before(bus: Bus, topics: dict[str, ArchivedTopic]) -> None:
+    """What was gone is gone again."""
+    lows = [
+        TopicPartition(physical, number, low) for physical, topic in topics.items() for number, (low, _) in enumerate(topic.bounds) if low
+    ]
+    if lows:
+        _done(bus, lambda admin: admin.delete_records(lows, request_timeout=_WAIT_S))
+
+
+def _compare(bus: Bus, run_id: str, physical: str, topic: ArchivedTopic) -> None:
+    digest = Digest()
+    with RawLog(bus, physical) as log:
+        for kept in kept_of(chain.from_iterable(log.messages()), run_id):
+            digest.add(kept)
+    if (digest.count, digest.text) != (topic.records, topic.digest):
+        raise UserError(
+            f"{physical} does not hold what was written: {digest.count:,} records of {topic.records:,}.",
+            hint="Does somebody else write to it? Remove the topics (`echoswarm runs delete`) and begin again.",
+        )
+
+
+def _done(bus: Bus, ask: Callable[[Any], dict[Any, Future[Any]]]) -> None:
+    # Kept in a variable: an admin client that is collected while its future runs cancels it.
+    admin = bus.cluster.admin()
+    try:
+        for future in ask(admin).values():
+            future.result()
+    except KafkaException as exc:
+        raise translate(exc, "the cluster") from exc
