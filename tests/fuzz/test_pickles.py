@@ -18,6 +18,7 @@ import pytest
 from echo_bus.blobs.files import partial_of
 from echo_bus.errors import TransportError
 from echo_bus.reading.decoding import Decoder
+from echo_bus.wire import Wire
 from echo_memory.message import MemoryMessage
 from echo_rollout.weights.sources import PublishedSource
 from echo_schemas.codec import lock_file_codec
@@ -123,7 +124,7 @@ def test_a_pickle_in_any_place_of_a_record_is_never_run(topic: Any, crater: Path
     codec = lock_file_codec()
     # The oldest protocol is text, and so a good string.
     text, data = pickle.dumps(Bomb(crater), 0).decode("ascii"), pickle.dumps(Bomb(crater))
-    decoder = Decoder(codec, NAMESPACE, TOPICS, run_id=RUN)
+    decoder = Decoder(Wire(namespace=NAMESPACE, role="fuzz", codec=codec, run_id=RUN), TOPICS)
     decoder.set_num_partitions(dict.fromkeys(decoder.topics_with_placement, NUM_PARTITIONS))
     readers, tally = [make(codec) for make in READERS.get(topic.name, ())], Tally(topic.name)
     physical, num_tried = NAMESPACE.topic(topic), 0

@@ -28,10 +28,8 @@ from prometheus_client import CollectorRegistry
 from echo_bus.blobs import cursor, transfer
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.clock import SystemClock
 from echo_bus.errors import TransportError
 from echo_bus.message import LazyHeaders
-from echo_bus.metrics import BusMetrics
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
 from echo_memory import MemoryCluster
 from echo_memory.message import MemoryMessage
@@ -40,7 +38,6 @@ from echo_rollout.weights.peers import wire
 from echo_rollout.weights.sources import PublishedSource
 from echo_runtime.server import _handler_of
 from echo_schemas import headers as names
-from echo_schemas.codec import lock_file_codec
 from echo_schemas.converters import converter_of
 from echo_schemas.errors import EchoError, InvalidRecord, RegistryError, UserError
 from echo_schemas.naming import Namespace
@@ -65,7 +62,7 @@ def make_snapshot(files: dict[str, bytes], *, arrives: bytes | None = None) -> t
     cluster, namespace = MemoryCluster(), Namespace("fuzz")
     physical = namespace.topic(WEIGHT_CHUNKS)
     cluster.admin().create_topics([NewTopic(physical, 2, 1)])[physical].result()
-    bus = Bus(cluster=cluster, namespace=namespace, codec=lock_file_codec(), metrics=BusMetrics(), clock=SystemClock(), role="worker")
+    bus = Bus(cluster=cluster, namespace=namespace, role="worker")
     whole = b"".join(files.values())
     sha256 = hashlib.sha256(whole).hexdigest()
     with pytest.MonkeyPatch.context() as patch, closing(bus.publisher(profiles.PRODUCER_BLOBS)) as publisher:
