@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,39 @@ from echo_schemas.errors import UserError
 SUMMARY = "summary.json"
 # Workers of a run without kinds.
 _NO_KIND = "worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """What an evaluation found of a version: the mean of a reward, with its standard error."""
+
+    version: int
+    mean: float
+    stderr: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyCurve:
+    """An evaluation of a run over its versions."""
+
+    evaluation: str
+    reward: str
+    points: tuple[Accuracy, ...]
+    """By version."""
+
+    def best(self, most: int) -> list[Accuracy]:
+        """Versions above 0 that were better than all before, at most so many; the last one is among them.
+
+        0.2, 0.5, 0.4, 0.7 after 0, 10, 20, 30 steps: 0.5 after 10 and 0.7 after 30.
+        """
+        found: list[Accuracy] = []
+        highest = float("-inf")
+        for point in self.points:
+            if point.mean > highest:
+                highest = point.mean
+                found += [point] if point.version else []
+        every = max(1, -(-len(found) // most))
+        return found[::-1][::every][::-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +64,8 @@ class MeasuredRun:
     workers: tuple[Candidate, ...]
     learner_price_per_hour: float = 0.0
     cost_per_step: float | None = None
+    accuracy: AccuracyCurve | None = None
+    """Of the evaluation that has the most versions."""
 
 
 def read_measured_run(folder: Path) -> MeasuredRun:
@@ -66,7 +102,23 @@ def measured_run(summary: Mapping[str, Any]) -> MeasuredRun:
         workers=tuple(_worker(line) for line in summary["workers"] if line["samples_per_s"] and (line["idle_share"] or 0) < 1),
         learner_price_per_hour=float(cost.get("learner_per_hour") or 0.0),
         cost_per_step=cost.get("per_step"),
+        accuracy=_curve(summary.get("evaluations") or ()),
     )
+
+
+def _curve(evaluations: Sequence[Mapping[str, Any]]) -> AccuracyCurve | None:
+    counts = Counter(each["name"] for each in evaluations)
+    if not counts:
+        return None
+    ((name, _),) = counts.most_common(1)
+    mine = sorted((each for each in evaluations if each["name"] == name), key=lambda each: int(each["version"]))
+    # Summaries of earlier releases do not say which reward stands for the evaluation.
+    reward = mine[0].get("shown") or next(iter(mine[0]["rewards"]))
+    points = (
+        Accuracy(version=int(each["version"]), mean=float(each["rewards"][reward]["mean"]), stderr=float(each["rewards"][reward]["stderr"]))
+        for each in mine
+    )
+    return AccuracyCurve(evaluation=name, reward=reward, points=tuple(points))
 
 
 def _worker(line: Mapping[str, Any]) -> Candidate:

@@ -227,14 +227,15 @@ def plan(
         float | None, typer.Option("--learner-price", help="Of the learner's machines together, per hour; as in the run of --from-run.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    page: Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Write one HTML page with the curves.")] = None,
 ) -> None:
-    """Say how many workers a run needs, which ones, and what a step then costs; exit 1 if no plan works. Starts nothing."""
+    """Say how many workers a run needs, which ones, what a step and an accuracy cost; exit 1 if no plan works. Starts nothing."""
     from echo_ops.cli import plan as commands
 
     given = commands.Given(
         train_s=train_s, broadcast_s=broadcast_s, rollouts=rollouts, kinds=tuple(kind or ()), budgets=budget, kappa=kappa
     )
-    commands.plan(from_run, given, gamma=gamma, learner_price=learner_price, as_json=as_json)
+    commands.plan(from_run, given, gamma=gamma, learner_price=learner_price, as_json=as_json, page=page)
 
 
 @app.command("simulate")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
+from pathlib import Path
 
 from rich.console import Console
 
@@ -44,6 +45,22 @@ def user_errors() -> Iterator[None]:
         fail(exc.message, exc.hint, ExitCode.USAGE if isinstance(exc, UserError) else ExitCode.FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, its columns as wide as they need to be, for a pipe as for a terminal."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def write_page(path: Path, content: str) -> None:
+    """Raises UserError where the file cannot be written."""
+    from echo_schemas.errors import UserError
+
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as exc:
+        raise UserError(f"The page {path} cannot be written: {exc.strerror}.", hint="Name a file in a folder that exists.") from exc
 
 
 def shown_time(time_ms: int) -> str:

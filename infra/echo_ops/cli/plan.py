@@ -14,8 +14,9 @@ from typing import Any
 from echo_core.capacity.activation import Candidate, total_rate
 from echo_core.capacity.overlap import Demand
 from echo_core.capacity.provisioning import Limits, Provision, advice, provision
-from echo_ops.cli.output import ExitCode, out
-from echo_ops.measured_run import MeasuredRun, read_measured_run
+from echo_ops.cli.output import ExitCode, aligned, out, write_page
+from echo_ops.measured_run import AccuracyCurve, MeasuredRun, read_measured_run
+from echo_ops.plan_page import MOST_LEVELS, accuracy_rows, accuracy_words, number, plan_page
 from echo_schemas.errors import UserError
 
 _AUTO = "auto"
@@ -36,8 +37,8 @@ class Given:
     kappa: str = _AUTO
 
 
-def plan(from_run: Path | None, given: Given, *, gamma: float, learner_price: float | None, as_json: bool) -> None:
-    """Print a plan for each budget; exits 1 if none works."""
+def plan(from_run: Path | None, given: Given, *, gamma: float, learner_price: float | None, as_json: bool, page: Path | None) -> None:
+    """Print a plan for each budget, and write it to `page`; exits 1 if none works."""
     measured = None if from_run is None else read_measured_run(from_run)
     demand, candidates = _demand(given, measured), _candidates(given, measured)
     period = _period(given.kappa)
@@ -47,6 +48,8 @@ def plan(from_run: Path | None, given: Given, *, gamma: float, learner_price: fl
         provision(demand, candidates, Limits(budget=each, publication_period=period, gamma=gamma, learner_price_per_hour=learner_price))
         for each in _budgets(given.budgets)
     ]
+    if page is not None:
+        write_page(page, plan_page(demand, plans, measured, columns=_HEADS, rows=[_row(each) for each in plans]))
     if as_json:
         sys.stdout.write(json.dumps(as_plain(demand, candidates, plans, measured), indent=1, ensure_ascii=False) + "\n")
     else:
@@ -162,6 +165,25 @@ def as_plain(
             }
             for each in plans
         ],
+        "accuracy": None if measured is None or measured.accuracy is None else _accuracy(plans, measured, measured.accuracy),
+    }
+
+
+def _accuracy(plans: Sequence[Provision], measured: MeasuredRun, curve: AccuracyCurve) -> dict[str, Any]:
+    """What it costs to get as far as the run's evaluation: steps of the run times the cost of a step."""
+    return {
+        "evaluation": curve.evaluation,
+        "reward": curve.reward,
+        "reached": [
+            {
+                "steps": point.version,
+                "mean": point.mean,
+                "stderr": point.stderr,
+                "cost_in_run": None if measured.cost_per_step is None else measured.cost_per_step * point.version,
+                "cost": {str(each.limits.budget): _finite(each.cost_per_step * point.version) for each in plans},
+            }
+            for point in curve.best(MOST_LEVELS)
+        ],
     }
 
 
@@ -182,15 +204,24 @@ def _lines(demand: Demand, candidates: Sequence[Candidate], plans: Sequence[Prov
         f"{source}T_train {demand.train_s:.4g} s, T_bcast {demand.broadcast_s:.4g} s, {demand.rollouts} rollouts a step; "
         f"{len(candidates)} workers make up to {total_rate(candidates):.4g} rollouts/s."
     )
-    rows = [_HEADS, *(_row(each) for each in plans)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    table = aligned([_HEADS, *(_row(each) for each in plans)])
+    table += _accuracy_lines(plans, measured)
     words = [f"S = {each.limits.budget}: {advice(each, demand)}" for each in plans if not each.is_feasible]
     if measured is not None and measured.cost_per_step is not None:
         words.append(f"In the run a step cost {measured.cost_per_step:.4g}, with everybody that it paid, on standby too.")
     if unpriced := _unpriced(candidates):
         words.append(f"Without a price {', '.join(unpriced)} count as free: give it in [rollout], [[rollout.pool]] or --kind.")
     return [head, "", *table, *(["", *words] if words else [])]
+
+
+def _accuracy_lines(plans: Sequence[Provision], measured: MeasuredRun | None) -> list[str]:
+    """What each accuracy of the run's curve costs under each plan; a sentence where the run has no curve."""
+    if measured is None:
+        return []
+    if measured.accuracy is None:
+        return ["", "The run has no evaluations, so there is no cost per accuracy: give it [evaluation]."]
+    head, rows = accuracy_rows(plans, measured, measured.accuracy)
+    return ["", accuracy_words(measured.accuracy), "", *aligned([head, *rows])]
 
 
 def _unpriced(candidates: Sequence[Candidate]) -> list[str]:
@@ -205,15 +236,11 @@ def _row(each: Provision) -> tuple[str, ...]:
         str(each.limits.budget),
         str(each.publication_period),
         chosen if each.is_feasible else f"{chosen or 'none'}: too few",
-        _number(each.target),
-        _number(each.rate),
+        number(each.target),
+        number(each.rate),
         f"{each.bubble_share:.1%}",
         f"≤ {each.staleness_bound:g}" if math.isfinite(each.staleness_bound) else "–",
         f"{each.price_per_hour:.2f}",
         "–" if optimum is None else f"{optimum:.2f}",
-        _number(each.cost_per_step),
+        number(each.cost_per_step),
     )
-
-
-def _number(number: float) -> str:
-    return f"{number:.4g}" if math.isfinite(number) else "∞"

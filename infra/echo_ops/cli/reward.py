@@ -18,7 +18,7 @@ from echo_bus.clock import Deadline
 from echo_learner.commit.session import read_tip
 from echo_learner.training.config import reward_terms
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.output import out
+from echo_ops.cli.output import aligned, out
 from echo_ops.groups import has_members
 from echo_ops.orders import give_order
 from echo_ops.rewards.template import write_template
@@ -284,10 +284,8 @@ _HEADS = ("reward", "application", "weight", "state", "behind", "mean", "scored"
 
 
 def _show_rows(rows: Sequence[tuple[str, ...]]) -> None:
-    """Columns as wide as they need to be, for a pipe as for a terminal; the first row is dim."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, row in enumerate(rows):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    """The first row is dim."""
+    for number, line in enumerate(aligned(rows)):
         out.print(f"  {line}", style="" if number else "dim", markup=False)
 
 

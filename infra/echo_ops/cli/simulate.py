@@ -13,7 +13,7 @@ from typing import Any
 
 from echo_core.simulation.fleet import simulate as simulated
 from echo_core.simulation.scenario import Scenario
-from echo_ops.cli.output import out
+from echo_ops.cli.output import aligned, out, write_page
 from echo_ops.simulation.compare import COLUMNS, Compared, compare, compare_page, plain, rows
 from echo_ops.simulation.figures import as_plain, table
 from echo_ops.simulation.file import read_scenario
@@ -83,9 +83,8 @@ def simulate_paper(*, as_json: bool, page: Path | None) -> None:
 
 
 def _print_rows(lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in lines) for column in range(len(lines[0]))]
-    for row in lines:
-        out.print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), markup=False)
+    for line in aligned(lines):
+        out.print(line, markup=False)
 
 
 @contextmanager
@@ -98,11 +97,3 @@ def _no_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def write_page(path: Path, content: str) -> None:
-    """Raises UserError where the file cannot be written."""
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as exc:
-        raise UserError(f"The page {path} cannot be written: {exc.strerror}.", hint="Name a file in a folder that exists.") from exc

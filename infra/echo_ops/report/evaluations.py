@@ -71,6 +71,7 @@ def summary_of(result: Eval) -> dict[str, Any]:
         "prompts": result.num_prompts,
         "missing": result.num_missing,
         "samples": result.num_samples,
+        "shown": shown_reward(result).name,
         "rewards": {stats.name: {"mean": stats.mean, "stderr": stats.stderr} for stats in result.rewards},
         "pass_at": {str(each.k): each.value for each in result.pass_at},
         "seconds": result.seconds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -11,9 +11,8 @@ from echo_core.policy import Admission, OverBudget, StalenessPolicy
 from echo_core.simulation.fleet import simulate
 from echo_core.simulation.outcome import Outcome
 from echo_core.simulation.scenario import Scenario
-from echo_ops.report.svg import Bar, Frame, chart
 from echo_ops.simulation.figures import as_plain
-from echo_ops.simulation.page import Card, render
+from echo_ops.simulation.page import Card, bars_card, render
 from echo_schemas.errors import UserError
 
 _BUDGETS = (1, 2, 3, 4, 6, 10)
@@ -93,24 +92,24 @@ def compare_page(name: str, compared: Compared, found: Mapping[str, tuple[Scenar
             rows=rows(found),
             is_wide=True,
         ),
-        _bars("Bubble", "Share of the learner's time that it waits.", {key: each.bubble_ratio for key, each in outcomes.items()}),
-        _bars("Cost", "What a step costs.", {key: each.cost_per_step for key, each in outcomes.items()}),
-        _bars(
+        bars_card(
+            "Bubble",
+            "Share of the learner's time that it waits.",
+            [(key, each.bubble_ratio) for key, each in outcomes.items()],
+            x_label="bubble",
+        ),
+        bars_card("Cost", "What a step costs.", [(key, each.cost_per_step) for key, each in outcomes.items()], x_label="cost"),
+        bars_card(
             "Bias by length",
             "How much shorter than asked what is trained is.",
-            {key: 1 - each.bias.length for key, each in outcomes.items()},
+            [(key, 1 - each.bias.length) for key, each in outcomes.items()],
+            x_label="bias by length",
         ),
-        _bars("Bias by difficulty", "How much easier.", {key: 1 - each.bias.difficulty for key, each in outcomes.items()}),
+        bars_card(
+            "Bias by difficulty",
+            "How much easier.",
+            [(key, 1 - each.bias.difficulty) for key, each in outcomes.items()],
+            x_label="bias by difficulty",
+        ),
     ]
     return render(f"{name}: {compared.value}", "One scenario in simulated time, changed in one thing", [], cards)
-
-
-def _bars(title: str, text: str, values: Mapping[str, float]) -> Card:
-    names: Sequence[str] = list(values)
-    bars = [
-        Bar(x0=0, x1=max(0.0, value), y0=len(names) - row - 0.85, y1=len(names) - row - 0.15, css="generate", tip=f"{key}: {value:.4g}")
-        for row, (key, value) in enumerate(values.items())
-    ]
-    top = max([1e-3, *values.values()])
-    frame = Frame(x=(0, top), y=(0, len(names)), x_label=title.lower(), y_names=names, height=70 + 26 * len(names))
-    return Card(title=title, text=text, svg=chart(frame, title=title, bars=bars))

@@ -12,11 +12,11 @@ from markupsafe import Markup
 
 from echo_core.simulation.outcome import Outcome
 from echo_core.simulation.scenario import Scenario
-from echo_ops.report.svg import WIDTH, Bar, Frame, Line, chart
+from echo_ops.report.svg import Bar, Frame, Line, chart
 from echo_ops.simulation.figures import table
 
 _NUM_AGES = 5
-_COLOURS = ("green", "blue", "violet", "amber", "red")
+COLOURS = ("green", "blue", "violet", "amber", "red")
 # A page stays small: more steps than this are drawn as one bar for several.
 _MOST_BARS = 400
 
@@ -61,6 +61,17 @@ def render(title: str, subtitle: str, answers: Sequence[str], cards: Sequence[Ca
     )
 
 
+def bars_card(title: str, text: str, values: Sequence[tuple[str, float]], *, x_label: str) -> Card:
+    """A bar for each name, one under the other; below 0 there is none."""
+    bars = [
+        Bar(x0=0, x1=max(0.0, value), y0=len(values) - row - 0.85, y1=len(values) - row - 0.15, css="generate", tip=f"{key}: {value:.4g}")
+        for row, (key, value) in enumerate(values)
+    ]
+    top = max([1e-9, *(value for _, value in values)])
+    frame = Frame(x=(0, top), y=(0, len(values)), x_label=x_label, y_names=[key for key, _ in values], height=70 + 26 * len(values))
+    return Card(title=title, text=text, svg=chart(frame, title=title, bars=bars))
+
+
 def scenario_page(name: str, scenario: Scenario, outcome: Outcome) -> str:
     """Of one scenario."""
     policy = scenario.policy
@@ -88,7 +99,7 @@ def _ages(outcome: Outcome) -> Card:
             base += count
     top = max(sum(step.ages.values()) for step in shown)
     frame = Frame(x=(shown[0].version, shown[-1].version + every), y=(0, top), x_label="version", y_label="groups")
-    legend = [(f"{age}" if age < _NUM_AGES - 1 else f"{age} and more", _COLOURS[age]) for age in range(_NUM_AGES)]
+    legend = [(f"{age}" if age < _NUM_AGES - 1 else f"{age} and more", COLOURS[age]) for age in range(_NUM_AGES)]
     return Card(title="Staleness", text="Groups of each step by staleness.", svg=chart(frame, title="staleness", bars=bars), legend=legend)
 
 
@@ -105,20 +116,7 @@ def _costs(scenario: Scenario, outcome: Outcome) -> Card:
     learner = scenario.learner_price_per_hour * outcome.seconds / 3600 / num_steps
     parts = [*((kind, cost / num_steps) for kind, cost in outcome.cost_by_kind.items()), ("learner", learner)]
     parts = sorted(parts, key=lambda part: -part[1])[:12]
-    bars = [
-        Bar(x0=0, x1=cost, y0=len(parts) - row - 0.85, y1=len(parts) - row - 0.15, css="generate", tip=f"{name}: {cost:.4g} a step")
-        for row, (name, cost) in enumerate(parts)
-    ]
-    top = max([1e-9, *(cost for _, cost in parts)])
-    frame = Frame(
-        x=(0, top),
-        y=(0, len(parts)),
-        x_label="cost of a step",
-        y_names=[name for name, _ in parts],
-        height=70 + 26 * len(parts),
-        width=WIDTH,
-    )
-    return Card(title="Cost", text="What a step costs, by kind of worker; the twelve largest.", svg=chart(frame, title="cost", bars=bars))
+    return bars_card("Cost", "What a step costs, by kind of worker; the twelve largest.", parts, x_label="cost of a step")
 
 
 def _broadcasts(outcome: Outcome) -> Card:

@@ -112,6 +112,68 @@ def test_a_run_that_was_paid_lends_its_learners_price_and_says_what_a_step_cost(
     assert json.loads(other.stdout)["plans"][0]["cost_per_step"] == pytest.approx(0.01)
 
 
+def evaluated(*results: tuple[str, int, float]) -> dict[str, object]:
+    """A run that was paid and has these evaluations: name, version, mean. A step takes 1 s, and the worker 1 an hour."""
+    line = {"worker_id": "w", "kind": "k", "samples_per_s": 200.0, "idle_share": 0.0, "price_per_hour": 1.0}
+    return {
+        "run": "r",
+        "steps": 30,
+        "t_train_p50_s": 1.0,
+        "rollouts_per_step": 100,
+        "t_bcast_p50_s": 0.1,
+        "workers": [line],
+        "cost": {"learner_per_hour": 2.6, "per_step": 0.005},
+        "evaluations": [
+            {"name": name, "version": version, "shown": "exact", "rewards": {"other": {"mean": 9.0, "stderr": 0.0}, "exact": stats}}
+            for name, version, stats in ((name, version, {"mean": mean, "stderr": 0.01}) for name, version, mean in results)
+        ],
+    }
+
+
+CURVE = (("held-out", 0, 0.1), ("other", 30, 0.99), ("held-out", 20, 0.4), ("held-out", 10, 0.5), ("held-out", 30, 0.7))
+
+
+def test_an_accuracy_costs_what_the_steps_to_it_cost_under_each_budget(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(evaluated(*CURVE)), encoding="utf-8")
+    page = tmp_path / "plan.html"
+    found = CliRunner().invoke(app, ["plan", "--from-run", str(tmp_path), "--budget", "3,4,6", "--json", "--page", str(page)])
+    accuracy = json.loads(found.stdout)["accuracy"]
+    assert (accuracy["evaluation"], accuracy["reward"]) == ("held-out", "exact")
+    # 3.6 an hour and 1 s: 0.001 a step. Version 20 was worse than 10, and version 0 needs no step.
+    assert [(each["steps"], each["mean"]) for each in accuracy["reached"]] == [(10, 0.5), (30, 0.7)]
+    assert accuracy["reached"][1]["cost"] == pytest.approx({"3": 0.03, "4": 0.03, "6": 0.03})
+    assert accuracy["reached"][1]["cost_in_run"] == pytest.approx(0.15)
+    shown = CliRunner().invoke(app, ["plan", "--from-run", str(tmp_path), "--budget", "3,4,6"]).stdout.splitlines()
+    head = next(number for number, line in enumerate(shown) if line.startswith("exact"))
+    assert shown[head].split() == ["exact", "steps", *["S", "=", "3", "S", "=", "4", "S", "=", "6"], "in", "the", "run"]
+    assert shown[head + 2].split() == ["0.700", "±", "0.010", "30", "0.03", "0.03", "0.03", "0.15"]
+    content = page.read_text(encoding="utf-8")
+    assert content.count("<svg") == 3
+    assert "0.700 ± 0.010" in content
+
+
+def test_many_evaluations_are_shown_as_six_with_the_best(tmp_path: Path) -> None:
+    curve = measured_run(evaluated(*(("held-out", version, version / 100) for version in range(101)))).accuracy
+    assert curve is not None
+    best = curve.best(6)
+    assert len(best) <= 6
+    assert best[-1].version == 100
+    assert min(point.version for point in best) > 0
+
+
+def test_a_run_without_evaluations_says_that_it_has_no_curve_and_numbers_alone_say_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(evaluated()), encoding="utf-8")
+    assert "The run has no evaluations" in CliRunner().invoke(app, ["plan", "--from-run", str(tmp_path)]).stdout
+    assert json.loads(CliRunner().invoke(app, ["plan", "--from-run", str(tmp_path), "--json"]).stdout)["accuracy"] is None
+    page = tmp_path / "plan.html"
+    found = CliRunner().invoke(app, [*NUMBERS, *KINDS, "--budget", "1,3", "--page", str(page)])
+    assert "evaluations" not in found.stdout
+    assert page.read_text(encoding="utf-8").count("<svg") == 2
+    refused = CliRunner().invoke(app, [*NUMBERS, *KINDS, "--page", str(tmp_path / "none" / "plan.html")])
+    assert refused.exit_code == 2
+    assert "cannot be written" in refused.stderr
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"steps": 3}'])
 def test_a_file_that_is_no_summary_is_a_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(text, encoding="utf-8")
