@@ -3,8 +3,8 @@
 no step known              everybody takes part
 T_bcast not known yet      shortages are mended, nobody is released
 short                      the cheapest are activated            (`PoolSizer`)
-somebody cheaper waits     it is activated in the place of the dearest (`PoolSizer`)
 far above the target       the dearest is released, one a look   (`PoolSizer`)
+others would cost less     they are activated in the place of the dear (`PoolSizer`)
 all together too few       everybody takes part, and a sentence says what would help
 """
 
@@ -97,8 +97,12 @@ def missing_prices(workers: Sequence[PoolWorker]) -> str:
         return ""
     if len(without) == len(workers):
         return "No worker has a price, so the slowest are released first. Write price_per_hour in [rollout], or for each [[rollout.pool]]."
-    names = ", ".join(without[:_NAMED]) + (f" and {len(without) - _NAMED} more" if len(without) > _NAMED else "")
-    return f"Without a price {names} count as free and are released last. Write their price_per_hour, or price_file."
+    return f"Without a price {_named(without)} count as free and are released last. Write their price_per_hour, or price_file."
+
+
+def _named(workers: Sequence[str]) -> str:
+    """`a, b`; of many the first ones, and how many more."""
+    return ", ".join(workers[:_NAMED]) + (f" and {len(workers) - _NAMED} more" if len(workers) > _NAMED else "")
 
 
 class PoolRule:
@@ -144,7 +148,7 @@ class PoolRule:
 
     def _orders(self, look: PoolLook, resizing: Resizing, rate: float, target: float) -> tuple[dict[str, bool], str]:
         if resizing.replaces:
-            why = f"they can do the work of {resizing.replaces} for less, which is then released"
+            why = f"they can do the work of {_named(resizing.replaces)} for less, which is then released"
             return dict.fromkeys(resizing.activate, True), _activated(resizing.activate, why)
         if resizing.activate:
             short = f"the active workers make {rate:.4g} of {target:.4g} rollouts/s"
@@ -155,7 +159,7 @@ class PoolRule:
         (spare,) = (each.candidate for each in look.workers if each.worker_id in resizing.release)
         reason = (
             f"release {spare.worker_id}: {rate - spare.rate:.4g} rollouts/s without it are enough for {target:.4g}, "
-            f"and at {spare.price_per_hour:.4g} an hour it is the dearest for what it makes that can be spared"
+            f"and at {spare.price_per_hour:.4g} an hour it is the dearest for what it makes of those that the cheapest choice leaves out"
         )
         return {spare.worker_id: False}, reason
 

@@ -1,28 +1,33 @@
-"""The pool while a run goes on: short for long, activate the cheapest; far above for longer, release the dearest, one at a time. Pure.
+"""The pool while a run goes on: short for long, activate the cheapest; too dear for longer, step by step to the cheapest choice. Pure.
 
     rate < target, `short_ticks` ticks in a row
         activate by rising c/mu until the target is reached
-    rate without the dearest ≥ target · (1 + margin), `surplus_ticks` ticks in a row
-        release the dearest, by c/mu; where it cannot be spared, the dearest that can
-    a price has moved, and others that wait could take the place of the dearest for less, `surplus_ticks` ticks in a row
-        activate them; the dearest is then to spare and is released as above
+    the others reach target · (1 + margin) without somebody whom `choose_workers` leaves out there, `surplus_ticks` ticks in a row
+        release it; of several the dearest, by c/mu
+    nobody can be spared, but that choice costs less by the margin than who is active, `surplus_ticks` ticks in a row
+        activate who is missing of it; whose place they take is then released, as above
     anything between
         nothing
 
-ECHO-2 §4.3 says that it is so, and gives no numbers; those below are ours. A release leaves the pool above target · (1 + margin), so what
-was released comes back only if rates or target move by more than the margin: the pool does not flap.
+ECHO-2 §4.3 says that it is so, and gives no numbers; those below are ours. What holds, whoever comes, goes, slows down or changes price:
+
+- below the target no longer than `short_ticks` ticks, where all together reach it
+- where nothing changes any more, it comes to rest, and costs at most (1 + margin) · `choose_workers` then, so at most 2 · (1 + margin) of
+  the cheapest that reach target · (1 + margin), where all together reach that
+- it does not flap: a release leaves the pool above the target by half of the margin, so nobody is called back for want of it unless rates
+  or target move by more than that, and each exchange makes the pool cheaper by the margin
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from echo_core.capacity.activation import Candidate, by_unit_price, reaches, total_price, total_rate
+from echo_core.capacity.activation import Candidate, by_unit_price, choose_workers, reaches, total_price, total_rate
 from echo_schemas.errors import UserError
 
-# So many times the ticks of a surplus: a price that moved is acted on within them, or does not matter.
-_REOPENED = 4
+# Looks whose mean a worker's rate is in the choice: one group may take ten times as long as another.
+_MEAN_OVER = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +48,11 @@ class SizingPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resizing:
-    """What one tick asks for. At most one of the two is not empty. `replaces`: whose place the activated take, for less money."""
+    """What one tick asks for. `activate` or `release` is empty. `replaces`: whose place the activated take, for less money."""
 
     activate: tuple[str, ...] = ()
     release: tuple[str, ...] = ()
-    replaces: str = ""
+    replaces: tuple[str, ...] = ()
 
 
 class PoolSizer:
@@ -56,12 +61,11 @@ class PoolSizer:
     def __init__(self, policy: SizingPolicy, active: Iterable[str] = ()) -> None:
         self._policy = policy
         self._active = set(active)
-        self._num_short = 0
-        self._num_surplus = 0
-        self._num_dear = 0
-        # At the last tick. Ticks left in which others may take the dearest's place, after a price has moved.
-        self._prices: dict[str, float] = {}
-        self._num_reopened = 0
+        # Whose place others have taken, until they are released.
+        self._leaving: set[str] = set()
+        # By worker, its mean rate, and over how many looks.
+        self._means: dict[str, tuple[float, int]] = {}
+        self._num_short = self._num_surplus = self._num_dear = 0
 
     @property
     def active(self) -> frozenset[str]:
@@ -85,59 +89,55 @@ class PoolSizer:
         self._active &= {each.worker_id for each in known}
         active = [each for each in known if each.worker_id in self._active]
         is_short = not reaches(total_rate(active), target)
-        spare = None if is_short else self._spare(active, target)
-        self._look_at_prices(known)
-        nothing_to_swap = is_short or not self._num_reopened or (spare is not None and spare is active[-1])
-        instead = [] if nothing_to_swap else self._instead_of_dearest(active, known, target)
+        spare, chosen = (None, []) if is_short else self._spare(active, self._usually(known), target)
+        is_dear = bool(chosen) and spare is None and total_price(chosen) * (1 + self._policy.margin) < total_price(active)
         self._num_short = self._num_short + 1 if is_short else 0
-        self._num_surplus = self._num_surplus + 1 if spare is not None and not instead else 0
-        self._num_dear = self._num_dear + 1 if instead else 0
+        self._num_surplus = self._num_surplus + 1 if spare is not None else 0
+        self._num_dear = self._num_dear + 1 if is_dear else 0
         if self._num_short >= self._policy.short_ticks:
             return self._activate(active, known, target)
-        if self._num_dear >= self._policy.surplus_ticks:
-            self._num_dear = self._num_reopened = 0
-            self._active.update(each.worker_id for each in instead)
-            return Resizing(activate=tuple(each.worker_id for each in instead), replaces=active[-1].worker_id)
         if spare is not None and self._num_surplus >= self._policy.surplus_ticks:
             self._num_surplus = 0
             self._active.discard(spare.worker_id)
             return Resizing(release=(spare.worker_id,))
+        if self._num_dear >= self._policy.surplus_ticks:
+            return self._exchange(active, chosen)
         return Resizing()
 
-    def _spare(self, active: list[Candidate], target: float) -> Candidate | None:
-        """The dearest, by c/mu, without which the others exceed the target by the margin.
-
-        Target 2.0, margin 0.15; a, b, c make 1.0, 0.5 and 1.0 at rising c/mu: without c 1.5 < 2.3, without b 2.0 < 2.3, nobody;
-        with d of 0.5, dearer than c: without d 2.5 ≥ 2.3, so d.
-        """
-        rate, goal = total_rate(active), target * (1 + self._policy.margin)
-        return next((each for each in reversed(active) if rate - each.rate >= goal), None)
-
-    def _look_at_prices(self, known: list[Candidate]) -> None:
-        """A price that moves lets others take the dearest's place, for a while: rates move up and down all the time."""
-        prices = {each.worker_id: each.price_per_hour for each in known}
-        has_moved = any(self._prices.get(name, price) != price for name, price in prices.items())
-        self._prices = prices
-        self._num_reopened = _REOPENED * self._policy.surplus_ticks if has_moved else max(0, self._num_reopened - 1)
-
-    def _instead_of_dearest(self, active: list[Candidate], known: list[Candidate], target: float) -> list[Candidate]:
-        """Who waits and could do the work of the dearest for less, per rollout and together, so that the dearest is then to spare. Empty
-        where there is nobody.
-
-        Target 2.0, margin 0.15; a makes 2.5 at 5.0 an hour; b and c wait and make 1.5 each at 1.0: b and c make 3.0 ≥ 2.3 for 2.0.
-        """
-        if not active:
-            return []
-        dearest, margin = active[-1], 1 + self._policy.margin
-        chosen: list[Candidate] = []
+    def _usually(self, known: list[Candidate]) -> list[Candidate]:
+        """Everybody with its mean rate: a choice by the rates of one look would take whoever is lucky in it."""
+        means: dict[str, tuple[float, int]] = {}
         for each in known:
-            if each.unit_price * margin >= dearest.unit_price:
-                return []
-            if each.worker_id not in self._active:
-                chosen.append(each)
-                if reaches(total_rate([*active[:-1], *chosen]), target * margin):
-                    return chosen if total_price(chosen) * margin < dearest.price_per_hour else []
-        return []
+            mean, count = self._means.get(each.worker_id, (each.rate, 0))
+            count = min(count + 1, _MEAN_OVER)
+            means[each.worker_id] = mean + (each.rate - mean) / count, count
+        self._means = means
+        return [replace(each, rate=means[each.worker_id][0]) for each in known]
+
+    def _spare(self, active: list[Candidate], usual: list[Candidate], target: float) -> tuple[Candidate | None, list[Candidate]]:
+        """Who can be spared, and the cheapest choice; nobody is chosen while those leave whose place others have taken."""
+        self._leaving &= self._active
+        if self._leaving:
+            staying = {each.worker_id for each in active} - self._leaving
+            spare = _dearest_beside(staying, active, target * (1 + self._policy.margin / 2))
+            if spare is not None:
+                return spare, []
+            # Those who have come make less than was expected.
+            self._leaving.clear()
+        goal = target * (1 + self._policy.margin)
+        chosen = choose_workers(usual, goal)
+        return _dearest_beside({each.worker_id for each in chosen}, active, goal), chosen
+
+    def _exchange(self, active: list[Candidate], chosen: list[Candidate]) -> Resizing:
+        """Target 2.0, margin 0.15; a makes 2.5 at 5.0 an hour; b and c wait and make 1.5 each at 1.0.
+
+        b and c make 3.0 ≥ 2.3 for 2.0: they are activated, and a is leaving.
+        """
+        self._num_dear = 0
+        missing = tuple(each.worker_id for each in chosen if each.worker_id not in self._active)
+        self._leaving = self._active - {each.worker_id for each in chosen}
+        self._active.update(missing)
+        return Resizing(activate=missing, replaces=tuple(each.worker_id for each in active if each.worker_id in self._leaving))
 
     def _activate(self, active: list[Candidate], known: list[Candidate], target: float) -> Resizing:
         chosen: list[Candidate] = []
@@ -151,3 +151,13 @@ class PoolSizer:
         self._active.update(each.worker_id for each in chosen)
         self._num_short = 0
         return Resizing(activate=tuple(each.worker_id for each in chosen))
+
+
+def _dearest_beside(staying: set[str], active: list[Candidate], goal: float) -> Candidate | None:
+    """The dearest, by c/mu, that does not stay and without which the others reach the goal.
+
+    Goal 2.3; a, b, c make 1.0, 0.5 and 1.0 at rising c/mu: without c 1.5 < 2.3, without b 2.0 < 2.3, nobody;
+    with d of 0.5, dearer than c: without d 2.5 ≥ 2.3, so d.
+    """
+    rate = total_rate(active)
+    return next((each for each in reversed(active) if each.worker_id not in staying and rate - each.rate >= goal), None)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from echo_core.capacity.activation import Candidate
+from echo_core.capacity.activation import Candidate, choose_optimum, reaches, total_price, total_rate
 from echo_core.capacity.decision import PoolLook, PoolRule, PoolWorker, Sizing, figures_of, missing_prices
 from echo_core.capacity.sizing import SizingPolicy
 from echo_core.policy import StalenessPolicy
+from tests.thorough import examples
 
 POLICY = StalenessPolicy(budget=1, publication_period=1, groups_per_step=4, group_size=2)
 SHORT, SURPLUS = SizingPolicy().short_ticks, SizingPolicy().surplus_ticks
@@ -41,7 +44,8 @@ def test_the_dearer_is_released_and_comes_back_when_the_cheap_one_dies() -> None
     sizing = pool.look()
     assert sizing.orders == {"dear": False}
     assert sizing.reason == (
-        "release dear: 20 rollouts/s without it are enough for 11, and at 4 an hour it is the dearest for what it makes that can be spared"
+        "release dear: 20 rollouts/s without it are enough for 11, "
+        "and at 4 an hour it is the dearest for what it makes of those that the cheapest choice leaves out"
     )
     assert sizing.min_rate == pytest.approx(10.0)
     assert sizing.target == pytest.approx(11.0)
@@ -169,3 +173,52 @@ def test_a_price_that_rises_has_others_take_its_place_and_then_it_is_released() 
     assert not pool.look(SURPLUS - 1).orders
     assert pool.look().orders == {"spot": False}
     assert not pool.look(5 * SURPLUS).orders, "the pool does not flap"
+
+
+NUMBERS = st.tuples(st.floats(0.5, 30.0), st.floats(0.0, 5.0))
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["join", "die", "slow", "price"]), st.integers(0, 7), NUMBERS, st.integers(0, 3 * SURPLUS)), max_size=10
+)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(NUMBERS, min_size=1, max_size=8), EVENTS)
+def test_whoever_joins_dies_slows_down_or_changes_its_price_the_pool_is_soon_enough_comes_to_rest_and_is_cheap_then(
+    workers: list[tuple[float, float]], events: list[tuple[str, int, tuple[float, float], int]]
+) -> None:
+    pool, goal = Pool(), 11.0 * (1 + SizingPolicy().margin)
+    for number, (rate, price) in enumerate(workers):
+        pool.put(f"w{number}", rate, price)
+    num_short = 0
+    for number, (kind, which, (rate, price), wait) in enumerate(
+        [*events, ("price", 0, (1.0, 1.0), 2 * SURPLUS * (len(workers) + len(events) + 4))]
+    ):
+        names = sorted(pool.workers)
+        if kind == "join":
+            pool.put(f"new{number}", rate, price)
+        elif names:
+            name = names[which % len(names)]
+            held = pool.workers[name]
+            if kind == "die":
+                del pool.workers[name]
+            elif kind == "slow":
+                pool.put(name, held.candidate.rate / (1 + rate / 10), held.candidate.price_per_hour, is_active=held.is_active)
+            else:
+                pool.put(name, held.candidate.rate, price, is_active=held.is_active)
+        changes: dict[str, int] = {}
+        for _ in range(wait):
+            for name in pool.look().orders:
+                changes[name] = changes.get(name, 0) + 1
+            everybody = [each.candidate for each in pool.workers.values()]
+            is_short = not reaches(total_rate(active_of(pool)), 11.0) and reaches(total_rate(everybody), 11.0)
+            num_short = num_short + 1 if is_short else 0
+            assert num_short < SHORT, "short although there is a choice"
+        assert max(changes.values(), default=0) <= 2, "while nothing changed somebody went and came again and again"
+    assert not pool.look(2 * SURPLUS).orders, "the pool is at rest"
+    cheapest = choose_optimum([each.candidate for each in pool.workers.values()], goal)
+    if cheapest is not None:
+        assert total_price(active_of(pool)) <= 2 * (1 + SizingPolicy().margin) * total_price(cheapest) + 1e-9
+
+
+def active_of(pool: Pool) -> list[Candidate]:
+    return [each.candidate for each in pool.workers.values() if each.is_active]
