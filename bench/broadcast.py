@@ -1,10 +1,11 @@
 """How long a snapshot takes to all workers: from worker to worker in striped chains, and straight from its place; what a delta saves.
 
-    python bench/broadcast.py [--mb 64] [--mbit 100] [--workers 2 4 8] [--json FILE]
+    python bench/broadcast.py [--mb 64] [--mbit 100] [--workers 2 4 8] [--lines tc|buckets] [--json FILE]
 
-The workers' own transfer over the loopback: sockets, checksums, files in shared memory. Token buckets in it hold each worker to --mbit in
-each direction, and so the place where the snapshot lies: a learner's line that is no better than a worker's. `limit_s` is size / line. The
-time is that of the last worker. Needs no Kafka.
+The workers' own transfer: sockets, checksums, files in shared memory. Each worker has a line of --mbit in each direction, and so has the
+place where the snapshot lies: a learner's line that is no better than a worker's. With `tc` each is a network namespace of its own behind a
+line that the kernel holds to its rate; that needs root. With `buckets`, the default elsewhere, all use the loopback, and token buckets in
+the transfer hold the rate. `limit_s` is size / line. The time is that of the last worker. Needs no Kafka.
 
 `delta_ratio`: bytes of a delta over those of the snapshot, after one step of AdamW at 1e-6 on float32 weights (8.4 million in
 each of --layers, drawn with 0.02, gradients of a real loss), as snapshots in bfloat16 and in float32. `delta_apply_s`: to make
@@ -16,16 +17,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from namespaces import ByteServer, Machines, read_bytes, why_not
 from prometheus_client import CollectorRegistry
 
 from echo_bus.blobs.chunk_list import list_chunks, read_chunk_list
@@ -72,6 +75,25 @@ class Place:
             start += chunk.num_bytes
 
 
+class FarPlace(Place):
+    """The same on another machine."""
+
+    def __init__(self, address: tuple[str, int], chunks: tuple[ChunkRef, ...]) -> None:
+        super().__init__(b"", chunks, Line(), Line())
+        self._address = address
+
+    def chunks(self, manifest: WeightManifest, wanted: Sequence[ChunkRef], start: int) -> Generator[bytes, None, None]:
+        """Neighbouring chunks, as fast as they come."""
+        sizes = iter([chunk.num_bytes for chunk in wanted])
+        size, gathered = next(sizes), bytearray()
+        for piece in read_bytes(self._address, start, start + sum(chunk.num_bytes for chunk in wanted)):
+            gathered += piece
+            while size and len(gathered) >= size:
+                yield bytes(gathered[:size])
+                del gathered[:size]
+                size = next(sizes, 0)
+
+
 def manifest_of(data: bytes) -> WeightManifest:
     """One file."""
     sha256 = hashlib.sha256(data).hexdigest()
@@ -90,29 +112,50 @@ def manifest_of(data: bytes) -> WeightManifest:
     )
 
 
-def broadcast(data: bytes, num_workers: int, bytes_per_s: float, *, is_star: bool) -> float:
+def broadcast(data: bytes, num_workers: int, mbit: float, *, is_star: bool, by_kernel: bool) -> float:
     """Seconds until the last of the workers has all of it, verified."""
     manifest, chunks = manifest_of(data), read_chunk_list(list_chunks([data]), len(data))
+    bytes_per_s = math.inf if by_kernel else mbit * _BYTES_PER_MBIT
     shared, addresses = Line(bytes_per_s), dict[str, str]()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-        sources = {}
+        machines, far = None, None
+        if by_kernel:
+            machines = stack.enter_context(Machines(num_workers + 1, mbit))
+            with machines.inside(num_workers):
+                server = stack.enter_context(closing(ByteServer(data, machines.addresses[num_workers])))
+            far = FarPlace((machines.addresses[num_workers], server.server_address[1]), chunks)
+        sources = []
         for number in range(num_workers):
             name, own = f"w{number:02d}", Line(bytes_per_s)
+            host = machines.addresses[number] if machines else "127.0.0.1"
             options = PeerOptions(
-                worker_id=name, run_id=RUN, secret=SECRET, least_workers=_STAR if is_star else 2, down=own, up=Line(bytes_per_s)
+                worker_id=name,
+                run_id=RUN,
+                secret=SECRET,
+                host=host,
+                advertise=host,
+                least_workers=_STAR if is_star else 2,
+                down=own,
+                up=Line(bytes_per_s),
             )
             source = PeerSource(
-                Place(data, chunks, shared, own),
+                far or Place(data, chunks, shared, own),
                 options,
                 neighbours=lambda name=name: {other: address for other, address in addresses.items() if other != name},  # type: ignore[misc]
                 metrics=WorkerMetrics(CollectorRegistry()),
             )
-            sources[name] = stack.enter_context(closing(source.start()))
+            with machines.inside(number) if machines else nullcontext():
+                sources.append(stack.enter_context(closing(source.start())))
             addresses[name] = source.address
+
+        def fetch(number: int) -> None:
+            with machines.inside(number) if machines else nullcontext():
+                sources[number].fetch(manifest, folder / str(number))
+
         pool = stack.enter_context(ThreadPoolExecutor(num_workers))
         started_s = time.monotonic()
-        list(pool.map(lambda name: sources[name].fetch(manifest, folder / name), sources))
+        list(pool.map(fetch, range(num_workers)))
         return time.monotonic() - started_s
 
 
@@ -177,16 +220,23 @@ def main() -> int:
     parser.add_argument("--mb", type=float, default=64.0, help="size of the snapshot, in 10^6 bytes")
     parser.add_argument("--mbit", type=float, default=100.0, help="each line, in Mbit/s")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--lines", choices=["tc", "buckets"], help="who holds the rates: the kernel, where it can, or the transfer")
     parser.add_argument("--layers", type=int, default=4, help="of the model whose deltas are measured")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
-    data, bytes_per_s = np.random.default_rng(0).bytes(int(arguments.mb * 1e6)), arguments.mbit * _BYTES_PER_MBIT
-    figures: dict[str, object] = {"mb": arguments.mb, "mbit": arguments.mbit, "limit_s": len(data) / bytes_per_s}
+    lines = arguments.lines or ("buckets" if why_not() else "tc")
+    if lines == "tc" and why_not():
+        parser.error(f"this machine cannot have network namespaces: {why_not()}. Leave --lines out for token buckets.")
+    data, limit_s = np.random.default_rng(0).bytes(int(arguments.mb * 1e6)), arguments.mb * 1e6 / (arguments.mbit * _BYTES_PER_MBIT)
+    figures: dict[str, object] = {"mb": arguments.mb, "mbit": arguments.mbit, "lines": lines, "limit_s": limit_s}
     for name in ("chain_s", "star_s"):
-        times = {str(number): broadcast(data, number, bytes_per_s, is_star=name == "star_s") for number in arguments.workers}
+        times = {
+            str(number): broadcast(data, number, arguments.mbit, is_star=name == "star_s", by_kernel=lines == "tc")
+            for number in arguments.workers
+        }
         figures[name] = times
         sys.stdout.write(f"{name}: {', '.join(f'{number} workers {seconds:.2f}' for number, seconds in times.items())}\n")
-    sys.stdout.write(f"limit_s: {figures['limit_s']:.2f}\n")
+    sys.stdout.write(f"limit_s: {limit_s:.2f} ({lines})\n")
     deltas = measure_deltas(arguments.layers)
     sys.stdout.write("".join(f"{name}: {value}\n" for name, value in deltas.items()))
     figures |= deltas

@@ -15,6 +15,7 @@ from echo_schemas.records import Control, StepReport, WorkerControl, WorkerState
 from echo_schemas.topics import CONTROL, REQUESTS, STEPS
 from tests.integration.rollout.conftest import Fleet, await_in
 from tests.integration.rollout.test_processes import assembled
+from tests.thorough import only_thorough
 from tests.unit.rollout.swarm import RUN, WAIT_S
 
 pytestmark = pytest.mark.kafka
@@ -26,6 +27,8 @@ FIRST_REQUEST_S = 2.0
 GROUPS_PER_STEP = 4
 # A clean end is asked for, not a quick one.
 DRAIN_S = 30.0
+# A machine is taken away so long after it is told.
+NOTICE_S = 10.0
 
 
 class PlayedLearner:
@@ -70,6 +73,11 @@ def num_taken(fleet: Fleet, worker_id: str) -> int:
     return sum(line[0] == "+" for line in fleet.journal(worker_id))
 
 
+def num_in_hand(fleet: Fleet, worker_id: str) -> int:
+    """Requests that it has in hand now."""
+    return sum({"+": 1, "-": -1}.get(line[0], 0) for line in fleet.journal(worker_id))
+
+
 @pytest.mark.slow
 def test_a_worker_on_standby_has_a_request_within_two_seconds_of_the_order(fleet: Fleet) -> None:
     fleet.launch("worker", "stays", seconds=0.05)
@@ -94,7 +102,10 @@ def test_a_worker_on_standby_has_a_request_within_two_seconds_of_the_order(fleet
 
 
 @pytest.mark.slow
-def test_a_coordinator_puts_the_dear_worker_on_standby_and_takes_it_back_when_the_cheap_one_dies(fleet: Fleet) -> None:
+@pytest.mark.parametrize("is_told", [False, pytest.param(True, marks=only_thorough)], ids=["killed", "told"])
+def test_a_coordinator_puts_the_dear_worker_on_standby_and_takes_it_back_when_the_cheap_one_goes(fleet: Fleet, is_told: bool) -> None:
+    """Killed, or told by SIGTERM that its machine is taken away, with groups in its engine that will not end in time."""
+    held = fleet.folder / "held"
     learner = PlayedLearner(fleet, training_s=4.0)
 
     def until(condition: object, what: str) -> None:
@@ -104,7 +115,7 @@ def test_a_coordinator_puts_the_dear_worker_on_standby_and_takes_it_back_when_th
 
         await_in(fleet, is_so, what)
 
-    fleet.launch("worker", "cheap", seconds=0.2, price=1.0)
+    fleet.launch("worker", "cheap", seconds=0.2, price=1.0, drain_s=NOTICE_S, held=str(held))
     fleet.launch("worker", "dear", seconds=0.2, price=4.0)
     await_in(fleet, lambda: len(fleet.owners()) == 2 and all(fleet.owners().values()), "both workers to have partitions")
     fleet.launch("feeder", "feeder", drain_s=DRAIN_S)
@@ -114,8 +125,21 @@ def test_a_coordinator_puts_the_dear_worker_on_standby_and_takes_it_back_when_th
     until(lambda: len(fleet.groups()) > done + 2 * GROUPS_PER_STEP, "the cheap one to go on alone")
     taken = num_taken(fleet, "dear")
     assert stands_by(fleet, "dear")
-    fleet.kill("cheap")
+    held.touch()
+    until(lambda: num_in_hand(fleet, "cheap") > 0, "the cheap one to have groups in its engine")
+    told_s = time.monotonic()
+    if is_told:
+        fleet.tell_to_end("cheap")
+        fleet.await_end("cheap")
+        assert num_in_hand(fleet, "cheap") == 0, "nothing is left to be found out"
+        gone_s = time.monotonic() - told_s
+        assert gone_s <= NOTICE_S
+    else:
+        fleet.kill("cheap")
     until(lambda: num_taken(fleet, "dear") > taken, "the dear one to be called back")
+    logger.warning(
+        "From %s to the first request of who was on standby: %.2f s", "SIGTERM" if is_told else "the death", time.monotonic() - told_s
+    )
     version = fleet.progress.version
     until(lambda: fleet.progress.version > version + 2, "the run to go on with it")
     (newest,) = [each for each in fleet.records(CONTROL) if each.worker_id == "dear"][-1:]
