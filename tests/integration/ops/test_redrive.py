@@ -90,7 +90,7 @@ def test_letters_are_listed_shown_mended_and_brought_back_once_though_the_comman
     assert waiting(shell) == NUM_LETTERS
 
     command = [str(Path(sys.executable).parent / "echoswarm"), "dlq", "redrive", "trajectories", "--mend", "mends.py:mend", "--yes"]
-    redrive = subprocess.Popen([*command, "--rate", "200"], cwd=shell.folder, env=shell.environ)
+    redrive = subprocess.Popen([*command, "--rate", "40"], cwd=shell.folder, env=shell.environ)
     deadline = time.monotonic() + WAIT_S
     while not 0 < NUM_LETTERS - waiting(shell) < NUM_LETTERS:
         assert time.monotonic() < deadline
