@@ -7,7 +7,7 @@ BROKEN      at least one counter-example, named by its coordinates, seq or versi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -75,11 +75,6 @@ class Finding:
         self.num_broken += 1
         if len(self.examples) < _KEPT:
             self.examples.append(Example(says=says, where=where))
-
-    def broken_many(self, cases: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Several of them."""
-        for says, where in cases:
-            self.broken(says, **where)
 
     def gap(self, why: str) -> None:
         """Something that could not be looked at; the same sentence once."""

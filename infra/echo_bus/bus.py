@@ -25,6 +25,7 @@ from echo_schemas.records import Control, Record
 from echo_schemas.topics import CONTROL, REQUESTS, Topic
 
 V = TypeVar("V", bound=Record)
+_OPEN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class Bus(Wire):
         """A reader for whoever reads what is there and closes it: at the end nothing is waited for."""
         return self.reader(topics, isolation=isolation, profile=profiles.LOOK)
 
-    def newest(self, topic: Topic, record: type[V], timeout_s: float = 30.0, *, only: str | None = None) -> dict[str, V]:
+    def newest(self, topic: Topic, record: type[V], timeout_s: float = _OPEN_S, *, only: str | None = None) -> dict[str, V]:
         """The newest record of every key of a compacted topic, or of the key `only`, as it is now.
 
         Raises DeadlineExceeded, or as `LogReader.read`.
@@ -105,18 +106,18 @@ class Bus(Wire):
             view.load(Deadline.after(timeout_s, self.clock))
             return view.items()
 
-    def view(self, topic: Topic, record: type[V], timeout_s: float = 30.0, *, only: str | None = None) -> CompactedView[V]:
+    def view(self, topic: Topic, record: type[V], *, only: str | None = None) -> CompactedView[V]:
         """A view of a compacted topic that carries `record`, or of its key `only`, read to its end."""
         view = CompactedView(self.look([topic]), self, topic, record, only=only)
-        view.open(Deadline.after(timeout_s, self.clock))
+        view.open(Deadline.after(_OPEN_S, self.clock))
         return view
 
-    def orders(self, timeout_s: float = 30.0) -> CompactedView[Control]:
+    def orders(self) -> CompactedView[Control]:
         """The orders of `control` by key, read to the end: the one way to read them. Lower epochs are ignored; a tombstone takes back an
         order, and its epoch with it.
         """
         view = CompactedView(self.look([CONTROL]), self, CONTROL, Control, is_outdated=lambda known, new: new.epoch < known.epoch)
-        view.open(Deadline.after(timeout_s, self.clock))
+        view.open(Deadline.after(_OPEN_S, self.clock))
         return view
 
     def observer(self) -> WorkObserver:

@@ -9,7 +9,7 @@ changes nothing about what should be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -169,7 +169,7 @@ def _settings(config: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(config.items()))
 
 
-def summarise(plan: Plan, kinds: Sequence[Kind] = tuple(Kind)) -> dict[str, int]:
+def summarise(plan: Plan) -> dict[str, int]:
     """Number of steps by kind, those that occur."""
-    counts = {kind.value: sum(step.kind is kind for step in plan.steps) for kind in kinds}
+    counts = {kind.value: sum(step.kind is kind for step in plan.steps) for kind in Kind}
     return {kind: count for kind, count in counts.items() if count}

@@ -52,21 +52,12 @@ class _Open:
 
 
 class GroupAssembler:
-    """Assembles the groups of one run and one purpose. One thread uses it."""
+    """Assembles the training groups of one run. One thread uses it."""
 
-    def __init__(
-        self,
-        run_id: str,
-        terms: tuple[RewardTerm, ...],
-        limits: AssemblyLimits,
-        *,
-        purpose: Purpose = Purpose.TRAIN,
-        state: AssemblyState | None = None,
-    ) -> None:
+    def __init__(self, run_id: str, terms: tuple[RewardTerm, ...], limits: AssemblyLimits, *, state: AssemblyState | None = None) -> None:
         """`terms`: the reward specification in force. `state`: go on from a checkpoint; the caller then reads from its lows."""
         self.counters = AssemblyCounters()
         self._run_id = run_id
-        self._purpose = purpose
         self._terms = terms
         self._limits = limits
         self._closed = ClosedSeqs(state.floor, state.closed) if state else ClosedSeqs()
@@ -93,7 +84,7 @@ class GroupAssembler:
         early = self._take_early(where)
         if trajectory.run_id != self._run_id:
             self.counters.other_run += 1
-        elif trajectory.purpose is not self._purpose:
+        elif trajectory.purpose is not Purpose.TRAIN:
             self.counters.other_purpose += 1
         elif where in self._by_place:
             self.counters.reread += 1

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +20,6 @@ from echo_core.normalisation import split_groups
 
 MicroBatch = tuple[int, ...]
 """Sample indices that go through the model together. Empty: a rank without work in a round, which runs a dummy of weight zero."""
-
-
-class BatchLayout(StrEnum):
-    """How a micro-batch lies in memory, which decides what it costs.
-
-    PADDED  rows of the longest sample's length: rows · longest (attention over full rows; right on CPUs)
-    PACKED  samples end to end: the sum of the lengths (block-diagonal attention; right on GPUs with variable-length kernels)
-    """
-
-    PADDED = "padded"
-    PACKED = "packed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +49,13 @@ class MicroBatchPlan:
                 yield from samples
 
 
-def plan_micro_batches(
-    lengths: Sequence[int],
-    group_sizes: Sequence[int],
-    *,
-    num_updates: int,
-    max_tokens: int,
-    layout: BatchLayout = BatchLayout.PADDED,
-) -> MicroBatchPlan:
+def plan_micro_batches(lengths: Sequence[int], group_sizes: Sequence[int], *, num_updates: int, max_tokens: int) -> MicroBatchPlan:
     """Cut a batch, whose samples lie group after group, into updates and micro-batches.
 
-    `lengths` [N]: tokens of each sample, prompt and answer, since that is what the model reads. The groups are split in
-    their order, oldest first. A micro-batch costs at most `max_tokens`; a sample above it stands alone, none is
-    ever split. Raises ValueError when there are fewer groups than updates, or when the numbers contradict each other.
+    `lengths` [N]: tokens of each sample, prompt and answer, since that is what the model reads. The groups are split in their order,
+    oldest first. A micro-batch lies in memory as rows of its longest sample's length, and has `max_tokens` of them at most; a sample
+    above it stands alone, none is ever split. Raises ValueError when there are fewer groups than updates, or when the numbers
+    contradict each other.
     """
     if sum(group_sizes) != len(lengths) or any(size < 1 for size in group_sizes):
         raise ValueError(f"Groups of {list(group_sizes)} samples do not make up {len(lengths)} samples.")
@@ -81,12 +63,11 @@ def plan_micro_batches(
         raise ValueError("A sample without tokens cannot be trained.")
     if max_tokens < 1:
         raise ValueError(f"The budget of a micro-batch is {max_tokens} tokens; it must be at least 1.")
-    cut = _cut_padded if layout is BatchLayout.PADDED else _cut_packed
     starts = [0, *itertools.accumulate(group_sizes)]
     updates = []
     for groups in split_groups(len(group_sizes), num_updates):
         samples = range(starts[groups.start], starts[groups.stop])
-        updates.append(cut(sorted(samples, key=lambda sample: (-lengths[sample], sample)), lengths, max_tokens))
+        updates.append(_cut(sorted(samples, key=lambda sample: (-lengths[sample], sample)), lengths, max_tokens))
     return MicroBatchPlan(tuple(updates))
 
 
@@ -116,7 +97,7 @@ def deal_to_ranks(micro_batches: Sequence[MicroBatch], num_ranks: int) -> tuple[
     return tuple(tuple(filled[rank::num_ranks]) for rank in range(num_ranks))
 
 
-def _cut_padded(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> tuple[MicroBatch, ...]:
+def _cut(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> tuple[MicroBatch, ...]:
     """Runs of neighbours in order of length, longest first: little padding, and what does not fit in memory fails at once."""
     cut: list[list[int]] = []
     for sample in samples:
@@ -124,18 +105,4 @@ def _cut_padded(samples: Sequence[int], lengths: Sequence[int], max_tokens: int)
             cut[-1].append(sample)
         else:
             cut.append([sample])
-    return tuple(map(tuple, cut))
-
-
-def _cut_packed(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> tuple[MicroBatch, ...]:
-    """First fit, longest first: at most 11/9 of the fewest micro-batches possible."""
-    cut: list[list[int]] = []
-    room: list[int] = []
-    for sample in samples:
-        place = next((index for index, left in enumerate(room) if left >= lengths[sample]), len(cut))
-        if place == len(cut):
-            cut.append([])
-            room.append(max_tokens)
-        cut[place].append(sample)
-        room[place] -= lengths[sample]
     return tuple(map(tuple, cut))

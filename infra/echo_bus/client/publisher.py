@@ -134,7 +134,7 @@ class Publisher:
             all_headers += self._wire.signer.sign(physical, [(key, value)])
         return self._produce_traced(record, physical, value, key, partition, all_headers)
 
-    def publish_together(self, topic: Topic, records: Sequence[Record], *, headers: Sequence[Header] = ()) -> list[Receipt]:
+    def publish_together(self, topic: Topic, records: Sequence[Record]) -> list[Receipt]:
         """As `publish`, of several records at once: one signature is made for many. Raises before the first one is handed over, or as
         `publish` does in their order."""
         physical, time_ms = self._physical(topic), self._wire.clock.time_ms()
@@ -142,7 +142,7 @@ class Publisher:
         signatures = self._wire.signer.sign(physical, encoded) if self._wire.signer is not None and topic.author is not None else None
         receipts = []
         for number, (record, (key, value)) in enumerate(zip(records, encoded, strict=True)):
-            all_headers = [*headers_of(record, source=self._source, time_ms=time_ms), *headers]
+            all_headers = headers_of(record, source=self._source, time_ms=time_ms)
             if signatures is not None:
                 all_headers.append(signatures[number])
             receipts.append(self._produce_traced(record, physical, value, key, None, all_headers))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,17 +174,11 @@ def run_now(settings: Settings, bus: Bus) -> RunNow:
     tip = read_tip(bus, run_id)
     progress = bus.newest(PROGRESS, Progress).get(run_id)
     version = tip.version if progress is None else max(tip.version, progress.version)
-    with _orders(bus) as orders:
-        pass
+    with closing(bus.orders()) as view:
+        orders = view.items()
     order = orders.get(f"{run_id}/rewards")
     reported = reward_terms(settings) if tip.report is None else tip.report.reward_terms
     return RunNow(version=version, terms=terms_in_force(reported, None if order is None else order.rewards, version), orders=orders)
-
-
-@contextmanager
-def _orders(bus: Bus) -> Iterator[dict[str, Control]]:
-    with closing(bus.orders()) as view:
-        yield view.items()
 
 
 def refuse_unscored(name: str, heard: Mapping[tuple[str, str], Heard]) -> None:

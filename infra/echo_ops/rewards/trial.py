@@ -73,17 +73,17 @@ def recent_trajectories(bus: Bus, count: int) -> list[Judgeable]:
     return [item for _, item in found[-count:]]
 
 
-def try_reward(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Judgeable], *, patient: bool = False) -> Trial:
-    """What `entry` says of `items`. Unless `patient`, one that gives no value for its first four samples is not asked about the others.
+def try_reward(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Judgeable]) -> Trial:
+    """What `entry` says of `items`. One that gives no value for its first four samples is not asked about the others.
 
     Raises UserError if a process cannot import it.
     """
     # What fails is in the result; the notices of it are for the log of a process that runs on.
     logging.getLogger("echo_runtime.notices").setLevel(logging.ERROR)
-    return asyncio.run(_try(settings, bus, entry, items, patient=patient)) if items else Trial()
+    return asyncio.run(_try(settings, bus, entry, items)) if items else Trial()
 
 
-async def _try(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Judgeable], *, patient: bool) -> Trial:
+async def _try(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Judgeable]) -> Trial:
     scoring, metrics = settings.scoring, StreamsMetrics()
     pool = None
     if entry.function.kind is not RewardKind.ASYNC:
@@ -95,7 +95,7 @@ async def _try(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Ju
         if pool is not None:
             await pool.start()
         rewards = await scorer.score(items[:1])
-        if rewards[0].outcome is not RewardOutcome.SCORED and not patient:
+        if rewards[0].outcome is not RewardOutcome.SCORED:
             rewards += await scorer.score(items[1 : 1 + _MORE])
             if all(each.outcome is not RewardOutcome.SCORED for each in rewards):
                 return Trial(items=items[: len(rewards)], rewards=rewards)

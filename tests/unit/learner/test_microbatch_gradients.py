@@ -15,7 +15,7 @@ from echo_core.normalisation import Normalisation, sequence_scales
 from echo_learner.losses.catalogue import build_loss, loss_names, parse_loss
 from echo_learner.losses.config import ReferenceKl
 from echo_learner.losses.interface import LossInputs
-from echo_learner.training.microbatches import BatchLayout, MicroBatch, plan_micro_batches
+from echo_learner.training.microbatches import MicroBatch, plan_micro_batches
 from tests.thorough import examples
 
 _VOCABULARY = 5
@@ -62,16 +62,15 @@ class _Update:
 @given(
     lengths=st.lists(st.integers(1, 8), min_size=1, max_size=10),
     max_tokens=st.integers(1, 40),
-    layout=st.sampled_from(BatchLayout),
     mode=st.sampled_from(Normalisation),
     name=st.sampled_from(loss_names()),
     seed=st.integers(0, 1000),
 )
 def test_micro_batches_add_up_to_the_gradient_of_the_uncut_update(
-    lengths: list[int], max_tokens: int, layout: BatchLayout, mode: Normalisation, name: str, seed: int
+    lengths: list[int], max_tokens: int, mode: Normalisation, name: str, seed: int
 ) -> None:
     update = _Update(lengths, seed)
-    plan = plan_micro_batches(lengths, [1] * len(lengths), num_updates=1, max_tokens=max_tokens, layout=layout)
+    plan = plan_micro_batches(lengths, [1] * len(lengths), num_updates=1, max_tokens=max_tokens)
     cut = update.gradient(plan.updates[0], name, mode)
     uncut = update.gradient((tuple(range(len(lengths))),), name, mode)
     torch.testing.assert_close(cut, uncut, rtol=1e-9, atol=1e-12)

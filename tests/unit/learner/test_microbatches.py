@@ -6,28 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_learner.training.microbatches import BatchLayout, MicroBatch, MicroBatchPlan, deal_to_ranks, plan_micro_batches, restore_plan
+from echo_learner.training.microbatches import MicroBatch, MicroBatchPlan, deal_to_ranks, plan_micro_batches, restore_plan
 
 _GROUPS = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=6), min_size=1, max_size=12)
 
 
-def _cost(samples: MicroBatch, lengths: list[int], layout: BatchLayout) -> int:
+def _cost(samples: MicroBatch, lengths: list[int]) -> int:
     inside = [lengths[sample] for sample in samples]
-    return max(inside) * len(inside) if layout is BatchLayout.PADDED else sum(inside)
+    return max(inside) * len(inside)
 
 
-def _plan(groups: list[list[int]], num_updates: int, max_tokens: int, layout: BatchLayout) -> tuple[MicroBatchPlan, list[int], list[int]]:
+def _plan(groups: list[list[int]], num_updates: int, max_tokens: int) -> tuple[MicroBatchPlan, list[int], list[int]]:
     lengths = [length for group in groups for length in group]
     sizes = [len(group) for group in groups]
-    return plan_micro_batches(lengths, sizes, num_updates=num_updates, max_tokens=max_tokens, layout=layout), lengths, sizes
+    return plan_micro_batches(lengths, sizes, num_updates=num_updates, max_tokens=max_tokens), lengths, sizes
 
 
-@given(_GROUPS, st.integers(1, 12), st.integers(1, 120), st.sampled_from(BatchLayout))
-def test_every_sample_is_trained_once_and_groups_stay_in_one_update(
-    groups: list[list[int]], num_updates: int, max_tokens: int, layout: BatchLayout
-) -> None:
+@given(_GROUPS, st.integers(1, 12), st.integers(1, 120))
+def test_every_sample_is_trained_once_and_groups_stay_in_one_update(groups: list[list[int]], num_updates: int, max_tokens: int) -> None:
     num_updates = min(num_updates, len(groups))
-    plan, lengths, sizes = _plan(groups, num_updates, max_tokens, layout)
+    plan, lengths, sizes = _plan(groups, num_updates, max_tokens)
     assert sorted(plan.order.tolist()) == list(range(len(lengths)))
     assert len(plan.updates) == num_updates
     owner = [group for group, size in enumerate(sizes) for _ in range(size)]
@@ -37,36 +35,25 @@ def test_every_sample_is_trained_once_and_groups_stay_in_one_update(
     assert max(counts) - min(counts) <= 1
 
 
-@given(_GROUPS, st.integers(1, 120), st.sampled_from(BatchLayout))
-def test_a_micro_batch_keeps_the_budget_unless_one_sample_alone_breaks_it(
-    groups: list[list[int]], max_tokens: int, layout: BatchLayout
-) -> None:
-    plan, lengths, _ = _plan(groups, 1, max_tokens, layout)
+@given(_GROUPS, st.integers(1, 120))
+def test_a_micro_batch_keeps_the_budget_unless_one_sample_alone_breaks_it(groups: list[list[int]], max_tokens: int) -> None:
+    plan, lengths, _ = _plan(groups, 1, max_tokens)
     for samples in plan.updates[0]:
         assert samples
-        assert len(samples) == 1 or _cost(samples, lengths, layout) <= max_tokens
+        assert len(samples) == 1 or _cost(samples, lengths) <= max_tokens
 
 
-@given(_GROUPS, st.integers(1, 120))
-def test_no_two_packed_micro_batches_would_fit_together(groups: list[list[int]], max_tokens: int) -> None:
-    plan, lengths, _ = _plan(groups, 1, max_tokens, BatchLayout.PACKED)
-    costs = [_cost(samples, lengths, BatchLayout.PACKED) for samples in plan.updates[0]]
-    assert all(a + b > max_tokens for i, a in enumerate(costs) for b in costs[:i])
-
-
-@given(_GROUPS, st.integers(1, 3), st.integers(1, 120), st.sampled_from(BatchLayout))
-def test_a_plan_survives_the_report_and_is_the_same_every_time(
-    groups: list[list[int]], num_updates: int, max_tokens: int, layout: BatchLayout
-) -> None:
+@given(_GROUPS, st.integers(1, 3), st.integers(1, 120))
+def test_a_plan_survives_the_report_and_is_the_same_every_time(groups: list[list[int]], num_updates: int, max_tokens: int) -> None:
     num_updates = min(num_updates, len(groups))
-    plan, _, _ = _plan(groups, num_updates, max_tokens, layout)
+    plan, _, _ = _plan(groups, num_updates, max_tokens)
     assert restore_plan(plan.order.tolist(), plan.micro_batch_sizes.tolist(), plan.update_sizes.tolist()) == plan
-    assert _plan(groups, num_updates, max_tokens, layout)[0] == plan
+    assert _plan(groups, num_updates, max_tokens)[0] == plan
 
 
 @given(_GROUPS, st.integers(1, 5))
 def test_all_ranks_run_equally_many_micro_batches_and_lose_none(groups: list[list[int]], num_ranks: int) -> None:
-    update = _plan(groups, 1, 60, BatchLayout.PADDED)[0].updates[0]
+    update = _plan(groups, 1, 60)[0].updates[0]
     dealt = deal_to_ranks(update, num_ranks)
     assert len(dealt) == num_ranks
     assert len({len(rank) for rank in dealt}) == 1
@@ -75,18 +62,17 @@ def test_all_ranks_run_equally_many_micro_batches_and_lose_none(groups: list[lis
 
 
 def test_groups_are_split_in_their_order() -> None:
-    plan, _, _ = _plan([[1, 2], [9], [4, 4]], 2, 1000, BatchLayout.PACKED)
+    plan, _, _ = _plan([[1, 2], [9], [4, 4]], 2, 1000)
     assert plan.updates == (((1, 0),), ((2, 3, 4),))
 
 
 def test_the_longest_samples_come_first_and_an_oversized_one_stands_alone() -> None:
-    plan, _, _ = _plan([[5, 80, 6, 7]], 1, 20, BatchLayout.PADDED)
+    plan, _, _ = _plan([[5, 80, 6, 7]], 1, 20)
     assert plan.updates == (((1,), (3, 2), (0,)),)
-    assert _plan([[5, 80, 6, 7]], 1, 20, BatchLayout.PACKED)[0].updates == (((1,), (3, 2, 0)),)
 
 
 def test_report_columns_are_int32() -> None:
-    plan, _, _ = _plan([[5, 5], [7]], 2, 10, BatchLayout.PADDED)
+    plan, _, _ = _plan([[5, 5], [7]], 2, 10)
     assert plan.order.dtype == plan.micro_batch_sizes.dtype == plan.update_sizes.dtype == "int32"
     assert plan.order.tolist() == [0, 1, 2]
     assert plan.micro_batch_sizes.tolist() == [2, 1]
