@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.training.batch import TrainingBatch, cut_tokens
+from echo_learner.training.batch import TrainingBatch, cut_tokens, expert_rows
 from echo_learner.training.microbatches import plan_micro_batches
 from echo_learner.trust import Claimed, is_comparable
 from echo_schemas.columns import LOGPROB_DTYPE, TOKEN_DTYPE
@@ -134,4 +134,5 @@ def _as_batch(group: Sequence[Trajectory], version: int, max_tokens: int) -> Tra
         micro_batch_sizes=plan.micro_batch_sizes,
         update_sizes=plan.update_sizes,
         cut=cut_tokens(group),
+        experts=expert_rows(group),
     )

@@ -53,10 +53,12 @@ _MAX_PROBES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """What a trajectory must keep to for this model. `vocabulary`: token ids are below it; `max_length`: tokens of prompt and answer."""
+    """What a trajectory must keep to for this model. `vocabulary`: token ids are below it; `max_length`: tokens of prompt and answer;
+    `experts`: layers, experts a token, experts in all, where they are replayed."""
 
     vocabulary: int
     max_length: int
+    experts: tuple[int, int, int] | None = None
 
     def fault_of(self, trajectory: Trajectory) -> tuple[DropReason, str] | None:
         """Why the model cannot take the trajectory, if so."""
@@ -67,6 +69,20 @@ class AdmissionLimits:
             return DropReason.MALFORMED, f"A sample has a token outside the vocabulary of {self.vocabulary}."
         if trajectory.generated[0].start == 0:
             return DropReason.MALFORMED, "A sample was generated from its first token on: there is no token before it to predict it from."
+        return self._fault_of_experts(trajectory)
+
+    def _fault_of_experts(self, trajectory: Trajectory) -> tuple[DropReason, str] | None:
+        said = trajectory.experts
+        if said is None:
+            return None
+        if self.experts is None:
+            return DropReason.MALFORMED, "A sample says which experts its tokens went to, and [policy] replay_experts is false."
+        layers, per_token, num_experts = self.experts
+        if (said.layers, said.per_token) != (layers, per_token) or int(said.table(len(trajectory.tokens)).max()) >= num_experts:
+            return (
+                DropReason.MALFORMED,
+                f"A sample's experts are not {per_token} of {num_experts} in {layers} layers, as the model has them.",
+            )
         return None
 
 

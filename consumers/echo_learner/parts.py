@@ -179,7 +179,7 @@ class _Opening:
             reader,
             assembler,
             policy=staleness_policy(settings),
-            limits=AdmissionLimits(vocabulary=self.trainer.vocabulary, max_length=settings.policy.max_length),
+            limits=AdmissionLimits(vocabulary=self.trainer.vocabulary, max_length=settings.policy.max_length, experts=self.trainer.experts),
             trust=trust,
             evaluations=evaluations,
             places=process.places,

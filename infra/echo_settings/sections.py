@@ -125,6 +125,8 @@ class PolicySettings(Section):
     """Numbers of the model in workers and learner alike: different ones bias the ratio."""
     max_length: int = Field(default=64, ge=2)
     """Most tokens of prompt and answer together; the workers' context and the learner's bound."""
+    replay_experts: bool = False
+    """Of a mixture of experts: workers note which experts each token went to, and the learner sends it there too (docs/running.md)."""
 
 
 class RolloutSettings(Section):

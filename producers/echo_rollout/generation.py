@@ -64,6 +64,8 @@ class Sample:
     turn_rewards: tuple[float, ...] = ()
     logprob_source: LogprobSource = LogprobSource.SAMPLER
     logprob_distribution: LogprobDistribution = LogprobDistribution.DRAWN
+    experts: npt.NDArray[np.unsignedinteger[Any]] | None = None
+    """[T - 1, layers, per token], where the engine notes them."""
     prompt: str | None = None
     """The prompt as text where the environment's first observation became part of it; None: it is the request's."""
 
@@ -243,6 +245,8 @@ class _Episode:
         self._sha256 = ""
         self._logprob_source = LogprobSource.SAMPLER
         self._distribution = LogprobDistribution.DRAWN
+        self._experts: list[npt.NDArray[np.unsignedinteger[Any]]] = []
+        self._num_noted = 0
 
     def tokens(self) -> TokenIds:
         """Everything, int32 [T]."""
@@ -291,6 +295,10 @@ class _Episode:
             self._logprob_source = generation.logprob_source
         # One engine, and one sampling: the same in every turn.
         self._distribution = generation.logprob_distribution
+        if generation.experts is not None:
+            # What was said before keeps the experts that it was sampled with.
+            self._experts.append(generation.experts[self._num_noted :])
+            self._num_noted = len(generation.experts)
         self.num_tokens += count
         self.num_generated += count
 
@@ -310,6 +318,7 @@ class _Episode:
             turn_rewards=tuple(self.turn_rewards),
             logprob_source=self._logprob_source,
             logprob_distribution=self._distribution,
+            experts=np.concatenate(self._experts) if self._experts else None,
             prompt=self._prompt,
         )
 
@@ -344,6 +353,7 @@ def _single_turns(prompt: TokenIds, generations: Sequence[Generation]) -> list[S
                 completion=generation.text,
                 logprob_source=generation.logprob_source,
                 logprob_distribution=generation.logprob_distribution,
+                experts=generation.experts,
             )
         )
     return samples

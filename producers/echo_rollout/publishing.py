@@ -26,7 +26,7 @@ from echo_rollout.generation import Sample
 from echo_runtime.places import PlaceTimes
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import InvalidRecord
-from echo_schemas.records import Coordinates, RolloutRequest, Trajectory
+from echo_schemas.records import Coordinates, Experts, RolloutRequest, Trajectory
 from echo_schemas.topics import TRAJECTORIES
 from echo_settings import Settings
 
@@ -163,7 +163,8 @@ class TrajectoryPublisher:
 
 def _own_bytes(record: Trajectory) -> int:
     """About what tells the members of a group apart in size; prompt and entry are the same for all."""
-    return len(record.token_ids) + len(record.logprobs) + len(record.completion)
+    experts = 0 if record.experts is None else len(record.experts.ids)
+    return len(record.token_ids) + len(record.logprobs) + len(record.completion) + experts
 
 
 class _Acknowledgements:
@@ -224,6 +225,7 @@ def trajectories_of(group: FinishedGroup, *, worker_id: str, engine: str) -> lis
             sampling=request.sampling,
             logprob_source=sample.logprob_source,
             logprob_distribution=sample.logprob_distribution,
+            experts=None if sample.experts is None else Experts.of(sample.experts),
             finish_reason=sample.finish_reason,
             turn_rewards=sample.turn_rewards,
             metadata={EVALUATION: request.evaluation} if request.evaluation else {},

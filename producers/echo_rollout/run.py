@@ -149,6 +149,7 @@ def engine_config(settings: Settings, base: Path) -> EngineConfig:
         concurrency=settings.rollout.groups_in_flight * settings.rollout.group_size,
         options=dict(settings.rollout.options),
         devices=tuple(each.device() for each in settings.rollout.devices),
+        notes_experts=settings.policy.replay_experts,
     )
 
 

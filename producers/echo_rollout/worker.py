@@ -136,7 +136,8 @@ class _Serving:
         self._spawn(self._obey())
         self._spawn(self._join_unless(others))
         await self._failing.or_done(self._engine.start())
-        check_capabilities(self._engine.capabilities, self._parts.settings.rollout)
+        settings = self._parts.settings
+        check_capabilities(self._engine.capabilities, settings.rollout, replays_experts=settings.policy.replay_experts)
         self._heartbeat.change(capabilities=self._engine.capabilities.described(), peer_address=self._parts.peer_address)
         self._spawn(self._watcher.run())
         stopped = asyncio.Event()

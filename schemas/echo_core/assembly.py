@@ -428,7 +428,8 @@ class GroupAssembler:
 
 def _bytes_of(trajectory: Trajectory) -> int:
     texts = len(trajectory.prompt) + len(trajectory.completion) + len(trajectory.entry)
-    return _RECORD_BYTES + len(trajectory.token_ids) + len(trajectory.logprobs) + texts
+    experts = 0 if trajectory.experts is None else len(trajectory.experts.ids)
+    return _RECORD_BYTES + len(trajectory.token_ids) + len(trajectory.logprobs) + experts + texts
 
 
 def _judges(reward: Reward, trajectory: Trajectory) -> bool:

@@ -17,6 +17,8 @@ LOGPROB_DTYPE: np.dtype[np.float32] = np.dtype("<f4")
 OFFSET_DTYPE: np.dtype[np.int64] = np.dtype("<i8")
 VALUE_DTYPE: np.dtype[np.float64] = np.dtype("<f8")
 FLAG_DTYPE: np.dtype[np.uint8] = np.dtype("u1")
+EXPERT_DTYPES: dict[float, np.dtype[Any]] = {1.0: np.dtype("u1"), 2.0: np.dtype("<u2")}
+"""Of a number of an expert, by its bytes."""
 TOKEN_BYTES = TOKEN_DTYPE.itemsize
 LOGPROB_BYTES = LOGPROB_DTYPE.itemsize
 MOST_SEQS = 1 << 20

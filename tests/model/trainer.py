@@ -39,6 +39,7 @@ class ModelTrainer:
     """Weights are a digest of every batch since the start. `by`: part of each snapshot, so that one made again would show."""
 
     vocabulary = VOCABULARY
+    experts = None
     remembered = ()
 
     def __init__(self, by: str) -> None:

@@ -42,6 +42,7 @@ class TrainingBatch:
     [G] log-probability when sampled, `advantages` float32 [G], `mask` bool [G] trained on or not, `fresh` bool [G] sampled by `version`,
     `recomputed` bool [G] nobody said it when sampled: the trainer takes its own at the step's start (importance weight 1); empty: none,
     `cut` bool [G] `sampler` is of the distribution that sampling left, and so is the learner's to be; empty: none.
+    `experts` int16 [L, layers · experts a token]: where tokens went when sampled, -1 where nobody said it; empty: nobody said any.
     `num_generated` int64 [N]. `order`, `micro_batch_sizes`, `update_sizes` int32: the plan, see `microbatches`.
     """
 
@@ -59,6 +60,7 @@ class TrainingBatch:
     update_sizes: npt.NDArray[np.int32]
     recomputed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     cut: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    experts: npt.NDArray[np.int16] = field(default_factory=lambda: np.zeros((0, 0), np.int16))
 
     @property
     def recomputed_fraction(self) -> float:
@@ -164,6 +166,7 @@ def _training_batch(
         update_sizes=plan.update_sizes,
         recomputed=np.repeat(unsaid, num_generated if unsaid.any() else 0),
         cut=cut_tokens(trajectories),
+        experts=expert_rows(trajectories),
     )
 
 
@@ -171,6 +174,19 @@ def cut_tokens(trajectories: Sequence[Trajectory]) -> Flags:
     """`TrainingBatch.cut`: a flag for each generated token, or empty if no trajectory is cut."""
     is_cut = np.array([trajectory.is_cut for trajectory in trajectories])
     return np.repeat(is_cut, [trajectory.num_generated if is_cut.any() else 0 for trajectory in trajectories])
+
+
+def expert_rows(trajectories: Sequence[Trajectory]) -> npt.NDArray[np.int16]:
+    """`TrainingBatch.experts`. Those of one model have the same layers and experts a token: whoever lets trajectories in sees to that."""
+    said = [trajectory.experts for trajectory in trajectories if trajectory.experts is not None]
+    if not said:
+        return np.zeros((0, 0), np.int16)
+    width = said[0].layers * said[0].per_token
+    rows = [np.full((len(trajectory.tokens), width), -1, np.int16) for trajectory in trajectories]
+    for row, trajectory in zip(rows, trajectories, strict=True):
+        if trajectory.experts is not None:
+            row[:-1] = trajectory.experts.table(len(row))
+    return np.concatenate(rows)
 
 
 def _apply_signals(trajectories: Sequence[Trajectory], num_generated: Ints, advantages: Floats, mask: Flags, task: SignalSource) -> None:

@@ -23,7 +23,7 @@ from echo_settings.sections import LearnerSettings
 _MEANING: Mapping[str, tuple[str, ...]] = {
     "run": ("mode", "seed"),
     "task": ("name", "options"),
-    "policy": ("base", "update", "lora", "dtype"),
+    "policy": ("base", "update", "lora", "dtype", "replay_experts"),
     "rollout": ("group_size", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "max_turn_tokens", "stop"),
     "learner": (
         "groups_per_step",
@@ -50,6 +50,8 @@ _TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
 
 # Token id and log-probability, and what the texts of one may take where the task looks at them.
 _BYTES_A_TOKEN = 16
+# Where experts are replayed: one of the largest mixtures has eight a token in 61 layers, in two bytes each.
+_BYTES_OF_EXPERTS = 1_024
 _BYTES_A_RECORD = 8_192
 # Rewards that the file does not name: attached ones, without weight.
 _SHADOW_REWARDS = 2
@@ -92,10 +94,11 @@ def step_policy(policy: StalenessPolicy) -> StepPolicy:
 def assembly_limits(settings: Settings) -> AssemblyLimits:
     """Bounds of the assembler: far above what pace lets be undecided, so that honest records never reach them."""
     policy, rollout = staleness_policy(settings), settings.rollout
+    token_bytes = _BYTES_A_TOKEN + (_BYTES_OF_EXPERTS if settings.policy.replay_experts else 0)
     undecided = (policy.budget + 2) * policy.groups_per_step * rollout.group_size
     return AssemblyLimits(
         max_open_groups=policy.max_open_groups,
-        max_open_bytes=policy.max_open_groups * rollout.group_size * (_BYTES_A_TOKEN * settings.policy.max_length + _BYTES_A_RECORD),
+        max_open_bytes=policy.max_open_groups * rollout.group_size * (token_bytes * settings.policy.max_length + _BYTES_A_RECORD),
         max_early_rewards=max(_LEAST_EARLY, undecided * (len(settings.rewards) + _SHADOW_REWARDS)),
         group_timeout_s=settings.rollout.request_timeout_s,
         reward_timeout_s=settings.scoring.deadline_s,
@@ -138,6 +141,7 @@ def trainer_config(settings: Settings, base: Path) -> Any:
             temperature=settings.rollout.temperature,
             cut=Cut(top_p=settings.rollout.top_p, top_k=settings.rollout.top_k, min_p=settings.rollout.min_p),
             gradient_checkpointing=learner.gradient_checkpointing,
+            replay_experts=policy.replay_experts,
             seed=settings.run.seed,
         ),
         optimizer=OptimizerConfig(

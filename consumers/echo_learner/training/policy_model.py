@@ -22,6 +22,7 @@ from echo_learner.training.cut import Cut
 from echo_learner.training.logits import LogitTransform, find_transform
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
+from echo_tasks.experts import Routers
 from echo_tasks.prompts import attention_of
 
 # Logits of one piece of the head: 256 MiB in float32. Above it, pieces are computed one by one and again in the backward pass.
@@ -43,13 +44,18 @@ class PolicyConfig:
     gradient_checkpointing: bool
     seed: int
     cut: Cut = field(default_factory=Cut)
+    replay_experts: bool = False
 
 
 class PolicyModel(nn.Module):
     """A causal language model, seen through the log-probabilities of chosen tokens."""
 
-    def __init__(self, causal_lm: nn.Module, transform: LogitTransform, temperature: float, cut: Cut) -> None:
+    def __init__(
+        self, causal_lm: nn.Module, transform: LogitTransform, temperature: float, cut: Cut, routers: Routers | None = None
+    ) -> None:
+        """`routers`: of `causal_lm`, where tokens are to go to the experts that they are given with."""
         super().__init__()
+        self.routers = routers
         self.causal_lm = causal_lm
         self._transform = transform
         self._temperature = temperature
@@ -62,12 +68,18 @@ class PolicyModel(nn.Module):
         lm: Any = self.causal_lm
         return lm.get_base_model() if hasattr(lm, "get_base_model") else lm
 
-    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor, is_cut: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, input_ids: Tensor, rows: Tensor, columns: Tensor, is_cut: Tensor | None = None, experts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-probability and, without gradient, entropy of each token `input_ids[rows[i], columns[i]]`, both [T], in nats.
 
         `input_ids` int64 [B, L], padded on the right with any id; `rows`, `columns` int64 [T], columns at least 1. Float32, after
         temperature. `is_cut` bool [T]: of the distribution that sampling left; none: of the full one. The entropy is the full one's.
+        `experts` [B, L, layers · experts a token]: where tokens go, -1 for the router's own choice; none: all are its own.
         """
+        if self.routers is not None:
+            layers, per_token, _ = self.routers.shape
+            self.routers.given = None if experts is None else experts.reshape(-1, layers, per_token)
         model = self._language_model
         hidden = model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
         picked = hidden[rows, columns - 1]
@@ -103,7 +115,7 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
     """The base model with a fresh adapter on every linear layer but the head, or with all weights trainable.
 
     The same seed gives the same adapter. Raises UserError if the folder holds no model, or one that cannot be trained here: no linear layer
-    to adapt, or a head that `find_transform` refuses.
+    to adapt, a head that `find_transform` refuses, or no experts where they are to be replayed.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -118,12 +130,13 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
     except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
         raise UserError(f"The model in {folder} cannot be loaded: {exc}", hint="Is every file of it there and whole?") from exc
     transform = find_transform(model)
+    routers = Routers(model) if config.replay_experts else None
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.kind is WeightKind.LORA:
         model = _with_adapter(model, config)
     model.train()
-    return PolicyModel(model, transform, config.temperature, config.cut)
+    return PolicyModel(model, transform, config.temperature, config.cut, routers)
 
 
 def _with_adapter(model: Any, config: PolicyConfig) -> Any:

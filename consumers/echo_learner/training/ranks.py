@@ -61,6 +61,8 @@ class Trainer(Protocol):
     @property
     def vocabulary(self) -> int: ...
     @property
+    def experts(self) -> tuple[int, int, int] | None: ...
+    @property
     def remembered(self) -> Collection[int]: ...
     def step(self, batch: TrainingBatch) -> TrainResult: ...
     def snapshot(self, version: int, folder: Path) -> SnapshotFiles: ...
@@ -90,6 +92,11 @@ class RankedTrainer:
     def vocabulary(self) -> int:
         """Token ids below it exist."""
         return self._local.vocabulary
+
+    @property
+    def experts(self) -> tuple[int, int, int] | None:
+        """See `DeepSpeedTrainer`."""
+        return self._local.experts
 
     @property
     def remembered(self) -> Collection[int]:

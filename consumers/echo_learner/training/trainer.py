@@ -110,6 +110,11 @@ class DeepSpeedTrainer:
         return int(lm.config.vocab_size)
 
     @property
+    def experts(self) -> tuple[int, int, int] | None:
+        """Layers, experts a token and experts in all, if tokens are sent to those that they are given with."""
+        return None if self._model.routers is None else self._model.routers.shape
+
+    @property
     def remembered(self) -> Collection[int]:
         """The versions that `logprobs_under` knows."""
         return self._copies.keys()
@@ -336,7 +341,7 @@ class DeepSpeedTrainer:
             return rows.sampler
         return torch.where(rows.recomputed, learner.detach() if previous is None else previous, rows.sampler)
 
-    def _under_reference(self, inputs: tuple[Tensor, ...]) -> Tensor:
+    def _under_reference(self, inputs: tuple[Tensor | None, ...]) -> Tensor:
         logprobs: Tensor
         with torch.no_grad():
             if self._reference is not None:
@@ -421,9 +426,9 @@ class _SampleRows:
         self._token_starts = np.cumsum(batch.lengths) - batch.lengths
         self._row_starts = np.cumsum(batch.num_generated) - batch.num_generated
 
-    def inputs(self, samples: MicroBatch) -> tuple[Tensor, ...]:
-        """`input_ids`, `rows`, `columns` of `PolicyModel.forward`, and `is_cut` if any token of the step is; two tokens of padding for a
-        rank without work."""
+    def inputs(self, samples: MicroBatch) -> tuple[Tensor | None, ...]:
+        """`input_ids`, `rows`, `columns` of `PolicyModel.forward`, and `is_cut` and `experts` if any token of the step has them; two tokens
+        of padding for a rank without work."""
         batch = self._batch
         if not samples:
             one = torch.ones(1, dtype=torch.int64, device=self._device)
@@ -435,8 +440,14 @@ class _SampleRows:
             start, length = int(self._token_starts[sample]), int(batch.lengths[sample])
             ids[row, :length] = batch.tokens[start : start + length]
             chosen[row, :length] = batch.generated[start : start + length]
-        cut = [batch.cut[self.row_indices(samples)]] if batch.cut.size else []
-        return tuple(torch.from_numpy(array).to(self._device) for array in (ids, *chosen.nonzero(), *cut))
+        more: list[npt.NDArray[Any] | None] = [batch.cut[self.row_indices(samples)]] if batch.cut.size else []
+        if batch.experts.size:
+            experts = np.full((*ids.shape, batch.experts.shape[1]), -1, np.int64)
+            for row, sample in enumerate(samples):
+                start, length = int(self._token_starts[sample]), int(batch.lengths[sample])
+                experts[row, :length] = batch.experts[start : start + length]
+            more = [*(more or [None]), experts]
+        return tuple(None if array is None else torch.from_numpy(array).to(self._device) for array in (ids, *chosen.nonzero(), *more))
 
     def rows(self, samples: MicroBatch) -> _Rows:
         """The micro-batch's token rows, in the order of `inputs`."""

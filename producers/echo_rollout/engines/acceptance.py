@@ -12,8 +12,9 @@ from echo_settings.sections import RolloutSettings
 logger = logging.getLogger(__name__)
 
 
-def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSettings) -> None:
+def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSettings, *, replays_experts: bool = False) -> None:
     """Raise UserError for an engine without log-probabilities, or without proof of its version, unless the run allows it; then log it.
+    `replays_experts`: it has to say where its tokens went.
 
     Where sampling is cut, nothing allows the former: the learner does not know what the engine left out.
     """
@@ -31,6 +32,11 @@ def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSetting
                 "the staleness), or use an engine that can; see docs/engines.md.",
             )
         logger.warning("%s The learner computes it when it trains: importance weight 1.", sentence)
+    if replays_experts and not capabilities.experts:
+        raise UserError(
+            f"The engine {capabilities.name!r} cannot say which experts its tokens went to, and [policy] replay_experts wants to know.",
+            hint='Set [rollout] engine = "transformers", or [policy] replay_experts = false.',
+        )
     if not capabilities.proves_version:
         sentence = f"The engine {capabilities.name!r} cannot prove which version it serves."
         if rollout.unproved_versions == "refuse":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,8 @@ class Switch(StrEnum):
 class EngineCapabilities:
     """What an engine can do. `max_tokens`: prompt and answer together. `proves_version`: what it serves is known to be what was installed.
     `logprobs`: `recomputed` if it cannot say how likely its tokens were. `distribution`: of which one its log-probabilities are;
-    `before_temperature`: of the full one at temperature 1, whatever it draws at, so that it can say them at temperatures 1 and 0 alone."""
+    `before_temperature`: of the full one at temperature 1, whatever it draws at, so that it can say them at temperatures 1 and 0 alone.
+    `experts`: it can say which experts tokens went to."""
 
     name: str
     lora: bool
@@ -65,6 +66,7 @@ class EngineCapabilities:
     logprobs: LogprobSource = LogprobSource.SAMPLER
     distribution: LogprobDistribution = LogprobDistribution.DRAWN
     before_temperature: bool = False
+    experts: bool = False
 
     def source_at(self, temperature: float) -> LogprobSource:
         """Who says the log-probabilities of tokens that are drawn at `temperature`."""
@@ -104,7 +106,8 @@ class Snapshot:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Generation:
     """One completion. `token_ids` int32 [G], end token included; `logprobs` float32 [G], natural, after temperature; zeros if
-    `logprob_source` leaves them to the learner."""
+    `logprob_source` leaves them to the learner. `experts`, if `EngineConfig` asks for them: [P + G - 1, layers, per token], unsigned, of
+    prompt and completion without the last token."""
 
     token_ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
@@ -114,11 +117,13 @@ class Generation:
     text: str
     logprob_source: LogprobSource = LogprobSource.SAMPLER
     logprob_distribution: LogprobDistribution = LogprobDistribution.DRAWN
+    experts: npt.NDArray[np.unsignedinteger[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How to open an engine. `options` are the engine's own arguments, from [rollout.options]; `devices`: of [rollout], none for one."""
+    """How to open an engine. `options` are the engine's own arguments, from [rollout.options]; `devices`: of [rollout], none for one;
+    `notes_experts`: generations say which experts their tokens went to."""
 
     base: Path
     kind: WeightKind
@@ -128,6 +133,7 @@ class EngineConfig:
     concurrency: int
     options: dict[str, object]
     devices: tuple[Device, ...] = ()
+    notes_experts: bool = False
 
 
 class Engine(Protocol):

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 
 from echo_rollout.engines.engine import Generation, SnapshotRef
 from echo_schemas.records import FinishReason, Sampling, VersionSpan
+from echo_tasks.experts import Routers
 
 Ask = tuple[Sequence[int], int, Sampling]
 
@@ -27,14 +29,16 @@ class _Row:
     generator: torch.Generator | None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    experts: list[Tensor] = field(default_factory=list)
     finished: FinishReason | None = None
     text: str | None = None
 
 
 class SamplingLoop:
-    """Knows the base's tokenizer and end tokens."""
+    """Knows the base's tokenizer and end tokens, and the model's routers where experts are to be noted."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, routers: Routers | None = None) -> None:
+        self._routers = routers
         self._tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True)
         self._ends = _end_tokens(base, self._tokenizer)
 
@@ -51,6 +55,7 @@ class SamplingLoop:
                 input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
             )
             cache = outputs.past_key_values
+            self._note_experts(running, ids.shape[1])
             chosen = self._draw(outputs.logits[:, -1].float(), running)
             kept = [index for index, row in enumerate(running) if row.finished is None]
             if len(kept) < len(running):
@@ -63,6 +68,14 @@ class SamplingLoop:
             mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=1)
         generations = iter(self._generation(row, ref) for row in rows)
         return [[next(generations) for _ in range(n)] for _, n, _ in asks]
+
+    def _note_experts(self, rows: Sequence[_Row], width: int) -> None:
+        """Of the last pass, over `width` tokens of each row: the prompts, padded on the left, or one token each."""
+        if self._routers is None:
+            return
+        noted = self._routers.noted().unflatten(0, (len(rows), width)).cpu()
+        for row, experts in zip(rows, noted, strict=True):
+            row.experts.append(experts[-1 if row.experts else -len(row.prompt) :])
 
     def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> Tensor:
         """Add a token to each row; ids [B]."""
@@ -100,8 +113,15 @@ class SamplingLoop:
             version_spans=(VersionSpan(start=0, end=length, version=ref.version),) if length else (),
             weights_sha256=ref.sha256,
             finish_reason=row.finished or FinishReason.ABORT,
+            experts=None if self._routers is None else _narrowed(torch.cat(row.experts), self._routers.shape[2]),
             text=row.text if row.text is not None else self._tokenizer.decode(row.tokens, skip_special_tokens=True),
         )
+
+
+def _narrowed(experts: Tensor, num_experts: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """In one byte each, if there are no more than that tells apart; else in two."""
+    found: npt.NDArray[np.unsignedinteger[Any]] = experts.numpy().astype(np.uint8 if num_experts <= 1 << 8 else np.uint16)
+    return found
 
 
 def processed(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:

@@ -75,7 +75,7 @@ class TransformersEngine(ThreadEngine):
         """Versions change between batches."""
         is_lora = self._config.kind is WeightKind.LORA
         return EngineCapabilities(
-            name="transformers", lora=is_lora, full=not is_lora, switch=Switch.DRAINS, max_tokens=self._config.max_length
+            name="transformers", lora=is_lora, full=not is_lora, switch=Switch.DRAINS, max_tokens=self._config.max_length, experts=True
         )
 
     async def start(self) -> None:
@@ -166,6 +166,7 @@ class TransformersEngine(ThreadEngine):
         from transformers import AutoModelForCausalLM
 
         from echo_rollout.engines.sampling_loop import SamplingLoop
+        from echo_tasks.experts import Routers
 
         config = self._config
         try:
@@ -178,7 +179,7 @@ class TransformersEngine(ThreadEngine):
             )
             logger.info("transformers computes on %s", device)
             self._model = model.to(device).eval()
-            loop = SamplingLoop(config.base)
+            loop = SamplingLoop(config.base, Routers(model) if config.notes_experts else None)
         except (ValueError, OSError) as exc:
             raise UserError(f"transformers cannot serve {config.base}: {exc}", hint="See [policy] base.") from exc
         self._vocabulary = int(model.config.vocab_size)

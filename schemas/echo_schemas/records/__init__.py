@@ -34,6 +34,7 @@ from echo_schemas.records.step import (
     WorkerShare,
 )
 from echo_schemas.records.trajectory import (
+    Experts,
     FinishReason,
     LogprobDistribution,
     LogprobSource,
@@ -75,6 +76,7 @@ __all__ = [
     "DropReason",
     "Eval",
     "EvaluationOrder",
+    "Experts",
     "FinishReason",
     "KindCost",
     "LogprobDistribution",

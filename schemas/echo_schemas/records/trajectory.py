@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from echo_schemas.columns import LOGPROB_BYTES, TOKEN_BYTES, all_finite, view_logprobs, view_tokens
+from echo_schemas.columns import EXPERT_DTYPES, LOGPROB_BYTES, TOKEN_BYTES, all_finite, pack, view_logprobs, view_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records.base import Record, require_name
 from echo_schemas.records.rollout import Purpose, Sampling, group_id_of
@@ -67,6 +67,33 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Which experts of a mixture each token but the last, which nothing follows, went to while it was sampled: [T - 1, layers, per_token].
+
+    `layers`: all of the model; those without experts hold zeros. `ids`: one byte an expert, or two, little-endian, in models of more than
+    256. So three tokens in two layers with two experts each take 8 bytes.
+    """
+
+    layers: int
+    per_token: int
+    ids: bytes
+
+    @classmethod
+    def of(cls, numbers: npt.NDArray[np.unsignedinteger[Any]]) -> Experts:
+        """Of `numbers` [T - 1, layers, per_token], uint8 or uint16."""
+        _, layers, per_token = numbers.shape
+        return cls(layers=layers, per_token=per_token, ids=pack(numbers, EXPERT_DTYPES[numbers.itemsize]))
+
+    def table(self, num_tokens: int) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint16]:
+        """Shape [num_tokens - 1, layers · per_token], a read-only view. Raises ValueError if they are not so many."""
+        width, rows = self.layers * self.per_token, num_tokens - 1
+        dtype = EXPERT_DTYPES.get(len(self.ids) / (rows * width) if min(rows, self.layers, self.per_token) > 0 else 0.0)
+        if dtype is None:
+            raise ValueError(f"{len(self.ids)} bytes are not {self.per_token} experts in {self.layers} layers of {rows} tokens.")
+        return np.frombuffer(self.ids, dtype).reshape(rows, width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory(Record):
     """One member of a group, named `<group_id>/<attempt>/<index>` and accounted for by its coordinates.
 
@@ -102,6 +129,7 @@ class Trajectory(Record):
     sampling: Sampling
     logprob_source: LogprobSource = LogprobSource.SAMPLER
     logprob_distribution: LogprobDistribution = LogprobDistribution.DRAWN
+    experts: Experts | None = None
     source: TrajectorySource = TrajectorySource.LIVE
     finish_reason: FinishReason
     turn_rewards: tuple[float, ...] = ()
@@ -166,6 +194,11 @@ class Trajectory(Record):
         self._validate_spans(num_tokens)
         if not all_finite(self.logprobs):
             raise InvalidRecord(InvalidReason.NOT_FINITE, "logprobs holds a NaN or an infinity.")
+        if self.experts is not None:
+            try:
+                self.experts.table(num_tokens)
+            except ValueError as exc:
+                raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, str(exc)) from exc
         if self.turn_rewards and not all(map(math.isfinite, self.turn_rewards)):
             raise InvalidRecord(InvalidReason.NOT_FINITE, "turn_rewards holds a NaN or an infinity.")
 

@@ -1,9 +1,13 @@
-"""A job: how far engine and learner are apart on a tiny random model of a family. Imports torch, and what the engine imports."""
+"""Jobs: how far engine and learner are apart on a tiny random model of a family. Imports torch, and what the engine imports.
+
+python -m tests.integration.engines.family_jobs     # of mixtures of experts, with and without routing replay
+"""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -31,25 +35,8 @@ def engine_difference(engine: str, family: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         write_family(family, folder, **_SHAPE)
         write_tokenizer(Path(folder))
-        policy = load_policy(
-            PolicyConfig(
-                base=folder,
-                base_name="tiny",
-                kind=WeightKind.FULL,
-                lora_r=8,
-                lora_alpha=8,
-                dtype="float32",
-                temperature=SAMPLING.temperature,
-                gradient_checkpointing=False,
-                seed=1,
-                cut=Cut(top_p=SAMPLING.top_p, top_k=SAMPLING.top_k, min_p=SAMPLING.min_p),
-            )
-        ).eval()
-        with torch.no_grad():
-            for parameter in policy.parameters():
-                parameter.add_(0.02 * torch.randn_like(parameter))
-        snapshot = _published(policy, Path(folder))
-        generations = asyncio.run(_generate(engine, Path(folder), snapshot))
+        policy = _policy(folder)
+        generations = asyncio.run(_generate(engine, Path(folder), _published(policy, Path(folder))))
         differences = []
         for generation in generations:
             ids = torch.tensor([[*PROMPT, *generation.token_ids.tolist()]])
@@ -58,6 +45,66 @@ def engine_difference(engine: str, family: str) -> dict[str, float]:
                 ours, _ = policy(ids, columns * 0, columns, torch.ones(len(columns), dtype=torch.bool))
             differences.append((ours - torch.from_numpy(generation.logprobs)).abs())
     return {"largest": float(torch.cat(differences).max()), "tokens": len(torch.cat(differences))}
+
+
+def replay_differences(family: str, dtype: str, shifted: float) -> dict[str, float]:
+    """The mean difference of a token's log-probability where the learner chooses experts (`own`) and where it replays the engine's
+    (`replayed`), and the share of choices that it would make otherwise. `shifted`: added to the learner's routers, times a normal number,
+    as if they were of other weights."""
+    counts = {"qwen3_moe": "num_experts", "mixtral": "num_local_experts"}
+    shape = {**_SHAPE, counts[family]: 16, "num_experts_per_tok": 4, "num_hidden_layers": 4}
+    with tempfile.TemporaryDirectory() as folder:
+        write_family(family, folder, **shape)
+        write_tokenizer(Path(folder))
+        policy = _policy(folder, dtype=dtype, replay_experts=True)
+        generations = asyncio.run(
+            _generate("transformers", Path(folder), _published(policy, Path(folder)), dtype=dtype, notes_experts=True)
+        )
+        routers = policy.routers
+        assert routers is not None
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                if name.endswith("gate.weight"):
+                    parameter.add_(shifted * torch.randn_like(parameter))
+        sums = {"own": 0.0, "replayed": 0.0, "otherwise": 0.0}
+        for generation in generations:
+            assert generation.experts is not None
+            ids = torch.tensor([[*PROMPT, *generation.token_ids.tolist()]])
+            columns = torch.arange(len(PROMPT), ids.shape[1])
+            given = torch.full((1, ids.shape[1], routers.shape[0] * routers.shape[1]), -1)
+            given[0, :-1] = torch.from_numpy(generation.experts.astype(int)).flatten(1)
+            for name, experts in (("own", None), ("replayed", given)):
+                with torch.no_grad():
+                    ours, _ = policy(ids, columns * 0, columns, torch.ones(len(columns), dtype=torch.bool), experts)
+                sums[name] += float((ours - torch.from_numpy(generation.logprobs)).abs().mean()) / len(generations)
+                if experts is None:
+                    own = routers.noted()[:-1].sort(-1).values
+                    sampled = given[0, :-1].unflatten(-1, own.shape[1:]).sort(-1).values
+                    sums["otherwise"] += float((own != sampled).any(-1).float().mean()) / len(generations)
+    return sums
+
+
+def _policy(folder: str, *, dtype: str = "float32", replay_experts: bool = False) -> PolicyModel:
+    """The learner's model of the base in `folder`, with other weights."""
+    policy = load_policy(
+        PolicyConfig(
+            base=folder,
+            base_name="tiny",
+            kind=WeightKind.FULL,
+            lora_r=8,
+            lora_alpha=8,
+            dtype=dtype,
+            temperature=SAMPLING.temperature,
+            gradient_checkpointing=False,
+            seed=1,
+            cut=Cut(top_p=SAMPLING.top_p, top_k=SAMPLING.top_k, min_p=SAMPLING.min_p),
+            replay_experts=replay_experts,
+        )
+    ).eval()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return policy
 
 
 def _published(policy: PolicyModel, base: Path) -> Snapshot:
@@ -79,10 +126,19 @@ def _published(policy: PolicyModel, base: Path) -> Snapshot:
     return Snapshot(ref=SnapshotRef(version=1, sha256="1"), kind=WeightKind.FULL, folder=folder)
 
 
-async def _generate(name: str, folder: Path, snapshot: Snapshot) -> list[Generation]:
+async def _generate(
+    name: str, folder: Path, snapshot: Snapshot, *, dtype: str = "float32", notes_experts: bool = False
+) -> list[Generation]:
     config = EngineConfig(
-        base=folder, kind=WeightKind.FULL, dtype="float32", max_length=64, lora_rank=8, concurrency=16, options={}
-    )  # fmt: skip
+        base=folder,
+        kind=WeightKind.FULL,
+        dtype=dtype,
+        max_length=64,
+        lora_rank=8,
+        concurrency=16,
+        options={},
+        notes_experts=notes_experts,
+    )
     engine = open_engine(name, config)
     await engine.start()
     try:
@@ -90,3 +146,10 @@ async def _generate(name: str, folder: Path, snapshot: Snapshot) -> list[Generat
         return await engine.generate(PROMPT, 16, SAMPLING)
     finally:
         await engine.close()
+
+
+if __name__ == "__main__":
+    for family in ("qwen3_moe", "mixtral"):
+        for dtype, shifted in (("float32", 0.0), ("bfloat16", 0.0), ("float32", 0.02)):
+            found = replay_differences(family, dtype, shifted)
+            sys.stdout.write(f"{family} {dtype} {shifted} { {name: float(f'{value:.2g}') for name, value in found.items()} }\n")

@@ -39,6 +39,17 @@ def test_vllm_and_the_learner_agree(vllm_process: ForkingProcess, family: str) -
     check(vllm_process.run("engine_difference", engine="vllm", family=family))
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_replayed_experts_are_those_that_the_engine_went_to(both_process: ForkingProcess, family: str) -> None:
+    """Routers that differ a little, as those of another version do, choose other experts, and every token behind them is another's."""
+    found = both_process.run("replay_differences", family=family, dtype="float32", shifted=0.0)
+    assert found["otherwise"] == 0
+    assert max(found["own"], found["replayed"]) < _DIFFERENCE
+    found = both_process.run("replay_differences", family=family, dtype="float32", shifted=0.02)
+    assert found["otherwise"] > 0.01
+    assert found["replayed"] < 0.9 * found["own"]
+
+
 @only_thorough
 def test_vllm_refuses_new_experts_on_a_processor(vllm_process: ForkingProcess) -> None:
     """It would go on computing with the old ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -66,3 +67,9 @@ def test_log_probabilities_before_temperature_count_at_temperature_1_alone() -> 
     check_capabilities(RAW, RolloutSettings())
     with pytest.raises(UserError, match="cannot say how likely"):
         check_capabilities(RAW, RolloutSettings(temperature=0.7))
+
+
+def test_experts_are_replayed_only_where_the_engine_can_say_them() -> None:
+    check_capabilities(replace(WHOLE, experts=True), RolloutSettings(), replays_experts=True)
+    with pytest.raises(UserError, match="cannot say which experts"):
+        check_capabilities(WHOLE, RolloutSettings(), replays_experts=True)

@@ -38,6 +38,10 @@ class NumpyTrainer:
         return VOCABULARY
 
     @property
+    def experts(self) -> None:
+        return None
+
+    @property
     def remembered(self) -> Collection[int]:
         return ()
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from echo_core.advantages import AdvantageScale
 from echo_core.batch_choice import ChosenGroup, ChosenSample
 from echo_core.groups import Member, Score
-from echo_learner.training.batch import BatchRules, FormedBatch, form_batch
+from echo_learner.training.batch import BatchRules, FormedBatch, expert_rows, form_batch
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack_logprobs, pack_tokens
-from echo_schemas.errors import UserError
-from echo_schemas.records import RewardTerm, Span, Trajectory, VersionSpan
+from echo_schemas.errors import InvalidRecord, UserError
+from echo_schemas.records import Experts, RewardTerm, Span, Trajectory, VersionSpan
 from tests.unit.core.records import EXACT, at, trajectory
 
 RULES = BatchRules(num_updates=1, micro_batch_tokens=1_000)
@@ -161,3 +162,39 @@ def test_rewards_add_up_by_weight_and_a_missing_optional_one_counts_as_its_defau
     style = batch.columns.rewards[1]
     assert style.name == "style"
     assert list(style.defaulted) == [1, 1]
+
+
+def test_experts_lie_beside_their_tokens_and_nobody_knows_those_of_the_last() -> None:
+    """In 300 experts a number takes two bytes, in 4 one: both are the same to the trainer."""
+    wide = np.array([[[299, 1]], [[2, 3]]], np.uint16)
+    narrow = np.array([[[0, 1]], [[2, 3]]], np.uint8)
+    samples = [trajectory(0, 0, experts=Experts.of(wide)), trajectory(0, 1), trajectory(0, 2, experts=Experts.of(narrow))]
+    unknown = [-1, -1]
+    assert expert_rows(samples).tolist() == [[299, 1], [2, 3], unknown, *[unknown] * 3, [0, 1], [2, 3], unknown]
+    assert expert_rows(samples[1:2]).size == 0, "nothing is said, and nothing travels to the ranks"
+
+
+@pytest.mark.parametrize("numbers", [np.zeros((1, 1, 2), np.uint8), np.zeros((3, 1, 2), np.uint8), np.zeros((2, 0, 2), np.uint8)])
+def test_experts_of_another_number_of_tokens_are_no_record(numbers: npt.NDArray[np.uint8]) -> None:
+    with pytest.raises(InvalidRecord, match="bytes are not 2 experts in"):
+        trajectory(0, 0, experts=Experts.of(numbers)).validate()
+
+
+def test_experts_go_to_the_model_beside_their_tokens_padding_has_none() -> None:
+    pytest.importorskip("torch", reason="micro-batches are made for torch: install the extra 'learner'")
+    import torch
+
+    from echo_learner.training.trainer import _SampleRows
+
+    said = Experts.of(np.array([[[0, 1]], [[2, 3]]], np.uint8))
+    samples = group(trajectory(0, 0, experts=said), trajectory(0, 1), values=(0.0, 1.0))
+    batch = form_batch((samples, group(two_turns(1, 0), values=(5.0,))), 4, EXACT, RULES, FakeTask()).training
+    ids, _, _, is_cut, experts = _SampleRows(batch, torch.device("cpu")).inputs((0, 2))
+    assert is_cut is None
+    assert ids is not None
+    assert experts is not None
+    assert experts.shape == (*ids.shape, 2)
+    assert experts[0, :2].tolist() == [[0, 1], [2, 3]]
+    assert set(experts[0, 2:].flatten().tolist()) | set(experts[1].flatten().tolist()) == {-1}
+    plain = form_batch((group(two_turns(1, 0), values=(5.0,)),), 4, EXACT, RULES, FakeTask()).training
+    assert len(_SampleRows(plain, torch.device("cpu")).inputs((0,))) == 3

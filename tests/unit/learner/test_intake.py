@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -23,7 +24,7 @@ from echo_learner.metrics import LearnerMetrics
 from echo_learner.trust import WorkerTrust
 from echo_runtime.places import PlaceTimes
 from echo_schemas.columns import pack_tokens, seqs_of
-from echo_schemas.records import Coordinates, DropReason, Purpose, Record, RolloutRequest, Sampling, group_id_of
+from echo_schemas.records import Coordinates, DropReason, Experts, Purpose, Record, RolloutRequest, Sampling, group_id_of
 from echo_schemas.topics import REQUESTS_DEAD, REWARDS, TRAJECTORIES, Topic
 from tests.unit.core.records import EXACT, GROUP_SIZE, at, reward, trajectory
 from tests.unit.learner.test_trust import ManualClock
@@ -362,3 +363,18 @@ def test_what_each_worker_delivered_is_counted_once(setup: Setup) -> None:
     assert setup.batch() == [0, 1]
     assert setup.intake.take_delivered() == {"a": GROUP_SIZE, "b": GROUP_SIZE}
     assert setup.intake.take_delivered() == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "number", "said"),
+    [
+        ((1, 2, 4), 3, None),
+        ((1, 2, 3), 3, "not 2 of 3 in 1 layers"),
+        ((2, 1, 4), 3, "not 1 of 4 in 2 layers"),
+        (None, 3, "replay_experts is false"),
+    ],
+)
+def test_experts_that_the_model_does_not_have_are_not_trained(shape: tuple[int, int, int] | None, number: int, said: str | None) -> None:
+    record = trajectory(3, 0, experts=Experts.of(np.array([[[0, 1]], [[2, number]]], np.uint8)))
+    fault = AdmissionLimits(vocabulary=32, max_length=8, experts=shape).fault_of(record)
+    assert (fault is None) if said is None else (fault is not None and said in fault[1])
