@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,11 @@ def attribute_array(objects: Sequence[object | None], name: str, kind: Any) -> A
     """An attribute of each object as an array of type `kind`; null for an object that is None. A record within becomes a struct, its
     attributes by name.
     """
-    return _array([getattr(each, name, None) for each in objects], kind)
+    try:
+        values = list(map(attrgetter(name), objects))
+    except AttributeError:  # one of them is None
+        values = [getattr(each, name, None) for each in objects]
+    return _array(values, kind)
 
 
 def numbers_array(packed: Sequence[bytes | None], kind: Any) -> Any:

@@ -150,7 +150,8 @@ def _lanes(history: History, samples: list[_Sample], since_ms: int, until_ms: in
     lanes: dict[str, list[Json]] = {}
     for (worker, _, _), span in groups.items():
         lanes.setdefault(worker, []).append(span)
-    return {worker: sorted(spans, key=lambda span: int(span["start_ms"])) for worker, spans in lanes.items()}
+    # The order in which partitions come is no order.
+    return {worker: sorted(spans, key=lambda span: (int(span["start_ms"]), str(span["group"]))) for worker, spans in lanes.items()}
 
 
 def _fate(history: History, sample: _Sample) -> Json:
@@ -165,7 +166,7 @@ def _lags(history: History, written: Mapping[tuple[int, int], int]) -> list[Json
     for name, place, time_ms in _rewards(history, written):
         found.append({"name": harmless(name), "time_ms": time_ms, "seconds": max(0.0, (time_ms - written[place]) / 1000)})
     length = -(-len(found) // _MOST_LAGS) or 1
-    return sorted(found, key=lambda lag: int(lag["time_ms"]))[::length]
+    return sorted(found, key=lambda lag: (int(lag["time_ms"]), str(lag["name"]), float(lag["seconds"])))[::length]
 
 
 def _rewards(history: History, written: Mapping[tuple[int, int], int]) -> Iterator[tuple[str, tuple[int, int], int]]:
