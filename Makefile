@@ -10,8 +10,9 @@ PIP_AUDIT := 2.10.1
 # Everything that the tests of this machine need; see [project.optional-dependencies] for the roles.
 EXTRAS := all-cpu
 STAMP  := $(VENV)/.installed
-# Of `make chaos-long`.
-FAULTS ?= 200
+# Of `make chaos-long` and `make soak`.
+FAULTS  ?= 200
+MINUTES ?= 20
 # Three at a time, each file in one process: most of a test's time is processes that start and brokers that answer. Files go out in the order
 # of `testpaths`, the longest first. A test that ends its process ends the run: what it held would be waited for without end.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -21,7 +22,7 @@ CODE   := schemas infra producers streams consumers tests bench
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types unit nightly learning oracles fmt chaos chaos-long upgrade-test bench constraints sbom pip-audit licences clean
+.PHONY: help setup demo test check lint types unit nightly learning oracles fmt chaos chaos-long upgrade-test soak bench constraints sbom pip-audit licences clean
 
 help: ## Print this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +50,7 @@ unit: $(STAMP) ## Run the unit tests only: no I/O, no browser
 nightly: $(STAMP) ## Run every test at full length: all faults, the whole model check, every example, other generated cases; hours
 	ECHO_THOROUGH=1 $(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20
 	$(BIN)/python -m tests.fuzz --cases 100000
+	$(BIN)/python -m tests.endurance --minutes $(MINUTES)
 
 learning: $(STAMP) ## Does it learn as the papers say: nine runs, forty minutes on two quiet cores; goes on where it was interrupted
 	$(BIN)/python bench/learning.py --set nightly --page docs/learning.md --picture docs/images/learning.png
@@ -66,6 +68,9 @@ chaos-long: $(STAMP) ## The same for hundreds of faults, unattended, with a tabl
 
 upgrade-test: $(STAMP) ## Replace every role of a run by another release while it goes on, and back (FROM=commit or tag)
 	ECHO_THOROUGH=1 ECHO_UPGRADE_FROM=$(FROM) $(BIN)/pytest -q -s tests/upgrade
+
+soak: $(STAMP) ## Does anything grow: a run watched for MINUTES=20, then one that makes more than its learner takes
+	$(BIN)/python -m tests.endurance --minutes $(MINUTES)
 
 demo: $(STAMP) ## Watch a tiny language model learn: Kafka, vLLM, Faust and DeepSpeed, two minutes
 	$(BIN)/echoswarm demo
