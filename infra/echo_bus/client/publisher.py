@@ -237,7 +237,7 @@ class Publisher:
         where = _ANY_PARTITION if partition is None else partition
         while True:
             try:
-                self._producer.produce(physical, value, key, where, delivered, time_ms, headers=list(headers))
+                self._producer.produce(physical, value, key, where, delivered, timestamp=time_ms, headers=list(headers))
                 break
             except BufferError:
                 self._wait_for_room(topic_metrics)

@@ -24,14 +24,16 @@ from echo_ops.runs.archive import Archive, ArchivedTopic, Digest, archived_recor
 from echo_replay.raw_log import RawLog
 from echo_schemas.errors import UserError
 from echo_schemas.headers import RUN
-from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
 _WAIT_S = 60.0
 _VERY_OLD_MS = 1
 # A run's name never begins so, and compacted topics refuse what has no key.
 _FILLER_KEY, _FILLER_HEADERS = b"-/filler", ((RUN, b"-"),)
 # Restored records are as old as they were, and stay until `topics apply` brings the limits of the topic files back.
-_LIMITS = {"retention.ms": "-1", "retention.bytes": "-1", "message.timestamp.type": "CreateTime"}
+_LIMITS = ("retention.ms", "retention.bytes")
+# Whether a record has the time that its writer says or the broker's; their own time they have only while they are written.
+_TIME = "message.timestamp.type"
 
 
 def restore_run(bus: Bus, home: Path) -> Archive:
@@ -54,6 +56,7 @@ def restore_run(bus: Bus, home: Path) -> Archive:
         for name, topic in archive.topics.items():
             _write(publisher, f"{archive.namespace}.{name}", topic, home, name)
             publisher.flush(_WAIT_S)
+    _let_brokers_tell_the_time(bus, archive)
     _remove_before(bus, topics)
     for physical, topic in topics.items():
         _compare(bus, archive.run_id, physical, topic)
@@ -75,14 +78,30 @@ def _require_empty(bus: Bus, physical: str, topic: ArchivedTopic) -> None:
 
 
 def _lift_limits(bus: Bus, archive: Archive) -> None:
-    resources = []
-    for spec in load_topic_specs():
-        if spec.name in archive.topics:
-            entries = [
-                ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in _LIMITS.items() if key in spec.config
-            ]
-            if entries:
-                resources.append(ConfigResource(ResourceType.TOPIC, f"{archive.namespace}.{spec.name}", incremental_configs=entries))
+    _alter(bus, archive, lambda spec: [_set(key, "-1") for key in _LIMITS if key in spec.config] + [_set(_TIME, "CreateTime")])
+
+
+def _let_brokers_tell_the_time(bus: Bus, archive: Archive) -> None:
+    """As the topic's file says; where it says nothing, as the cluster does by itself."""
+
+    def entry(spec: TopicSpec) -> list[ConfigEntry]:
+        if _TIME in spec.config:
+            return [_set(_TIME, spec.config[_TIME])]
+        return [ConfigEntry(_TIME, None, incremental_operation=AlterConfigOpType.DELETE)]
+
+    _alter(bus, archive, entry)
+
+
+def _set(key: str, value: str) -> ConfigEntry:
+    return ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+
+
+def _alter(bus: Bus, archive: Archive, entries_of: Callable[[TopicSpec], list[ConfigEntry]]) -> None:
+    resources = [
+        ConfigResource(ResourceType.TOPIC, f"{archive.namespace}.{spec.name}", incremental_configs=entries_of(spec))
+        for spec in load_topic_specs()
+        if spec.name in archive.topics
+    ]
     _done(bus, lambda admin: admin.incremental_alter_configs(resources, request_timeout=_WAIT_S))
 
 
