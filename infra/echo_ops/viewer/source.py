@@ -161,6 +161,7 @@ class Source:
         with self._lock:
             workers, earlier, blind = dict(self._workers), dict(self._earlier), self._blind
         page = overview_page(self.books(), progress, workers, earlier, self._clock.time_ms())
+        page["is_export"] = self.questions.export is not None
         if blind:
             page["troubles"].insert(0, blind)
         return page

@@ -12,7 +12,7 @@ const LIVE_MS = 4000, SEARCH_MS = 700;
 const NAV = [["o", "#/", "Overview"], ["m", "#/metrics", "Metrics"], ["s", "#/steps", "Steps"], ["t", "#/timeline", "Timeline"], ["r", "#/rewards", "Rewards"], ["p", "#/pool", "Pool"],
   ["l", "#/lineage", "Lineage"], ["d", "#/dropped", "Dropped"], ["/", "#/search", "Search"], ["q", "#/sql", "SQL"]];
 const main = document.getElementById("page"), live = document.getElementById("live");
-let current = {}, turn = 0, timer = 0;
+let current = {}, turn = 0, timer = 0, source = "live";
 
 function read() {
   const [path, query] = (location.hash.slice(1) || "/").split("?");
@@ -78,7 +78,7 @@ async function show(isAgain) {
     const page = await loader(state);
     if (mine !== turn) return;
     draw(page);
-    live.textContent = page.live ? "live" : "";
+    live.textContent = page.live ? source : "";
     if (!isAgain) scrollTo(0, 0);
     if (page.going) follow(page.going, state, mine);
     else if (page.live) again();
@@ -132,7 +132,11 @@ addEventListener("keydown", (event) => {
 });
 addEventListener("hashchange", () => show(false));
 
-ask("overview").then((page) => { document.getElementById("run").textContent = page.run; }).catch(() => {});
+ask("overview").then((page) => {
+  document.getElementById("run").textContent = page.run;
+  if (page.is_export) source = "export";
+  if (live.textContent === "live") live.textContent = source;
+}).catch(() => {});
 document.getElementById("keys").replaceChildren(...NAV.map(([key]) => h("kbd", { title: "a page" }, key)));
 document.getElementById("nav").replaceChildren(...NAV.map(([key, address, name]) => h("a", { href: address, title: `key ${key}` }, name)));
 show(false);
