@@ -30,7 +30,8 @@ def murmur2(data: bytes) -> int:
     return h ^ (h >> 15)
 
 
-@functools.lru_cache(maxsize=65_536)
+# More groups than are under way; every one more is kept by each process that reads.
+@functools.lru_cache(maxsize=8_192)
 def partition_of(key: str, num_partitions: int) -> int:
     """The partition of a key. Cached: the members of a group share their key."""
     return (murmur2(key.encode()) & 0x7FFFFFFF) % num_partitions
