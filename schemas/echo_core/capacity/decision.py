@@ -108,7 +108,9 @@ def _named(workers: Sequence[str]) -> str:
 class PoolRule:
     """The state between looks: for how long the rate has been off."""
 
-    def __init__(self, policy: StalenessPolicy, sizing: SizingPolicy, *, gamma: float) -> None:
+    def __init__(self, policy: StalenessPolicy, sizing: SizingPolicy, *, gamma: float, advises: bool = True) -> None:
+        """`advises`: whether it says what would help a pool that is too small, which takes long for thousands."""
+        self._advises = advises
         self._period, self._budget = policy.publication_period, policy.budget
         self._rollouts = policy.groups_per_step * policy.group_size
         self._gamma = gamma
@@ -138,7 +140,7 @@ class PoolRule:
         return Sizing(
             orders=orders,
             reason=reason,
-            advice="" if is_feasible else self._advice(demand, candidates),
+            advice="" if is_feasible or not self._advises else self._advice(demand, candidates),
             min_rate=min_rate(demand, self._period),
             target=target,
             rate=rate,

@@ -28,6 +28,7 @@ from echo_schemas.errors import UserError
 
 # Looks whose mean a worker's rate is in the choice: one group may take ten times as long as another.
 _MEAN_OVER = 100
+_SAME_RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,8 @@ class PoolSizer:
         self._active = set(active)
         # Whose place others have taken, until they are released.
         self._leaving: set[str] = set()
-        # By worker, its mean rate, and over how many looks.
-        self._means: dict[str, tuple[float, int]] = {}
+        # By worker, its mean rate, over how many looks, and the worker with it.
+        self._means: dict[str, tuple[float, int, Candidate]] = {}
         self._num_short = self._num_surplus = self._num_dear = 0
 
     @property
@@ -88,8 +89,12 @@ class PoolSizer:
         known = by_unit_price(available)
         self._active &= {each.worker_id for each in known}
         active = [each for each in known if each.worker_id in self._active]
-        is_short = not reaches(total_rate(active), target)
-        spare, chosen = (None, []) if is_short else self._spare(active, self._usually(known), target)
+        rate = total_rate(active)
+        is_short = not reaches(rate, target)
+        # Where everybody works and nobody can be spared there is nothing to choose, which is worth knowing of ten thousand.
+        least = rate - min((each.rate for each in active), default=0.0)
+        has_choice = not is_short and (bool(self._leaving) or len(active) < len(known) or least >= target * (1 + self._policy.margin))
+        spare, chosen = self._spare(active, self._usually(known), target) if has_choice else (None, [])
         is_dear = bool(chosen) and spare is None and total_price(chosen) * (1 + self._policy.margin) < total_price(active)
         self._num_short = self._num_short + 1 if is_short else 0
         self._num_surplus = self._num_surplus + 1 if spare is not None else 0
@@ -106,13 +111,18 @@ class PoolSizer:
 
     def _usually(self, known: list[Candidate]) -> list[Candidate]:
         """Everybody with its mean rate: a choice by the rates of one look would take whoever is lucky in it."""
-        means: dict[str, tuple[float, int]] = {}
+        means, usual = self._means, []
+        self._means = {}
         for each in known:
-            mean, count = self._means.get(each.worker_id, (each.rate, 0))
+            mean, count, shown = means.get(each.worker_id, (each.rate, 0, each))
             count = min(count + 1, _MEAN_OVER)
-            means[each.worker_id] = mean + (each.rate - mean) / count, count
-        self._means = means
-        return [replace(each, rate=means[each.worker_id][0]) for each in known]
+            mean += (each.rate - mean) / count
+            # Of ten thousand workers few are made anew at each look.
+            if abs(shown.rate - mean) > _SAME_RATE * mean or shown.price_per_hour != each.price_per_hour:
+                shown = replace(each, rate=mean)
+            self._means[each.worker_id] = mean, count, shown
+            usual.append(shown)
+        return usual
 
     def _spare(self, active: list[Candidate], usual: list[Candidate], target: float) -> tuple[Candidate | None, list[Candidate]]:
         """Who can be spared, and the cheapest choice; nobody is chosen while those leave whose place others have taken."""

@@ -39,7 +39,7 @@ class ChosenAnew:
 def decider_of(scenario: Scenario, demand: Demand) -> Decider | None:
     """Who looks at the pool while the run goes on; None: nobody."""
     if scenario.pool.kind is PoolKind.LIVE:
-        return PoolRule(scenario.policy, SizingPolicy(margin=scenario.pool.hysteresis), gamma=scenario.pool.gamma)
+        return PoolRule(scenario.policy, SizingPolicy(margin=scenario.pool.hysteresis), gamma=scenario.pool.gamma, advises=False)
     if scenario.pool.kind is PoolKind.ANEW:
         return ChosenAnew(target_of(scenario, demand), scenario.candidates())
     return None
