@@ -55,9 +55,9 @@ nightly: $(STAMP) ## Run every test at full length: all faults, the whole model 
 learning: $(STAMP) ## Does it learn as the papers say: nine runs, forty minutes on two quiet cores; goes on where it was interrupted
 	$(BIN)/python bench/learning.py --set nightly --page docs/learning.md --picture docs/images/learning.png
 
-oracles: $(STAMP) ## Compare the losses with TRL's and verl's own, in an environment that it makes (.venv-oracles, about 5 GB)
+oracles: $(STAMP) ## Compare the losses, and a training, with TRL's and verl's own, in an environment that it makes (.venv-oracles, about 5 GB)
 	@test -x $(ORACLES)/python || $(BIN)/uv venv --quiet --python $(BIN)/python .venv-oracles
-	$(BIN)/uv pip install --quiet --python $(ORACLES)/python --requirements tests/oracles/requirements.txt --editable .
+	$(BIN)/uv pip install --quiet --python $(ORACLES)/python --requirements tests/oracles/requirements.txt --editable '.[learner]'
 	$(ORACLES)/python -m pytest -q -c tests/oracles/pytest.ini tests/oracles
 
 chaos: $(STAMP) ## Kill, freeze and cut off everything in a real run on three brokers, six to ten minutes
