@@ -3,8 +3,9 @@
 python bench/citizen.py [--letters N] [--rounds N] [--json FILE]
 
 secure_ready_s   `echoswarm kafka up --secure`, from the call to its end: the broker answers, users and access lists are there; each round
-dlq_list_s       `echoswarm dlq list` of N letters with values of a kilobyte, the command's own start in it; the worst round
-scrape_ms        GET /metrics of a learner's metrics, every bounded label full; median and worst of a hundred
+dlq_list_s       `echoswarm dlq list` of N letters with values of a kilobyte, the command's start in it; the worst round, and processor time
+scrape_ms        GET /metrics of a learner's metrics, every bounded label full; median and worst of a hundred; `cpu`: processor
+                     time of server and client together
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -72,14 +74,20 @@ def scraped() -> dict[str, Any]:
         bus.publish_seconds.labels(spec.name).observe(0.01)
         bus.publish_blocked_seconds.labels(spec.name).inc()
     with MetricsServer(learner.registry) as server:
-        times = []
+        times, began_cpu_s = [], time.process_time()
         for _ in range(_SCRAPES):
             started_s = time.perf_counter()
             with urllib.request.urlopen(f"{server.url}/metrics") as page:
                 body = page.read()
             times.append(1000 * (time.perf_counter() - started_s))
+        cpu_ms = 1000 * (time.process_time() - began_cpu_s) / _SCRAPES
     num_series = sum(not line.startswith(b"#") for line in body.splitlines())
-    return {"series": num_series, "scrape_ms": round(statistics.median(times), 1), "scrape_worst_ms": round(max(times), 1)}
+    return {
+        "series": num_series,
+        "scrape_ms": round(statistics.median(times), 1),
+        "scrape_worst_ms": round(max(times), 1),
+        "scrape_cpu_ms": round(cpu_ms, 1),
+    }
 
 
 def operated(num_letters: int, num_rounds: int) -> dict[str, Any]:
@@ -95,10 +103,23 @@ def operated(num_letters: int, num_rounds: int) -> dict[str, Any]:
                     _took(environ, "kafka", "down", "--delete-data")
             _took(environ, "topics", "apply")
             _write_letters(num_letters)
+            began_cpu_s = _children_cpu_s()
             list_s = max(_took(environ, "dlq", "list") for _ in range(num_rounds))
+            list_cpu_s = (_children_cpu_s() - began_cpu_s) / num_rounds
         finally:
             _took(environ, "kafka", "down", "--delete-data")
-    return {"secure_ready_s": [round(each, 1) for each in ready_s], "letters": num_letters, "dlq_list_s": round(list_s, 1)}
+    return {
+        "secure_ready_s": [round(each, 1) for each in ready_s],
+        "letters": num_letters,
+        "dlq_list_s": round(list_s, 1),
+        "dlq_list_cpu_s": round(list_cpu_s, 1),
+    }
+
+
+def _children_cpu_s() -> float:
+    """Processor time of the commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _took(environ: dict[str, str], *words: str) -> float:
