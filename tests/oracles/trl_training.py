@@ -62,8 +62,8 @@ class Trained:
 
 def settings_of(seed: int, steps: int, **learner: Any) -> Settings:
     """Of the cell `as-trl`, which says in our words what `train_trl` says in TRL's; `learner`: changes of its section."""
-    choice = Choice(tasks=["reverse-digits"], conditions=["as-trl"], seeds=seed + 1, steps=steps, engine="transformers")
-    cell: Cell = load_cells(_MATRIX, "nightly", choice)[-1]
+    choice = Choice(seeds=seed + 1, steps=steps, engine="transformers")
+    cell: Cell = load_cells(_MATRIX, "trl", choice)[-1]
     return Settings.model_validate({**cell.settings, "eval": [], "learner": {**cell.settings["learner"], **learner}})
 
 
