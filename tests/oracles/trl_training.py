@@ -33,7 +33,6 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from echo_core.batch_choice import ChosenGroup
-from echo_rollout.prompts import PromptCodec
 from echo_schemas.columns import view_tokens
 from echo_schemas.entry import parse_entry
 from echo_schemas.records import FinishReason, Purpose
@@ -41,6 +40,7 @@ from echo_settings import Settings
 from echo_settings.rules import training_sampling
 from echo_tasks.base_models import resolve_base
 from echo_tasks.catalogue import load_rewards, load_task
+from echo_tasks.prompts import PromptCodec
 from echo_tasks.requests import RequestBuilder
 from echo_tasks.rewards import ScoredSample
 
