@@ -30,8 +30,8 @@ from tests.unit.schemas.samples import reward, trajectory
 
 pytestmark = pytest.mark.kafka
 WAIT_S = 60.0
-# Bytes a second of each user.
-PRODUCE_RATE, FETCH_RATE = 10_000.0, 30_000.0
+# Bytes a second of each user: the smallest under which the largest record, a chunk of weights, can be read (docs/operations.md).
+PRODUCE_RATE, FETCH_RATE = 60_000.0, 100_000.0
 
 
 @pytest.fixture(scope="module")
