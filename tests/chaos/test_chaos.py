@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.kafka, pytest.mark.slow, pytest.mar
 _DRAINED_S = 120.0
 _GOES_ON_WITHIN_S = 400.0
 # Of a run that is not thorough: the first ones, of all learners until then.
-_VERSIONS_RETRAINED = 100
+_VERSIONS_RETRAINED = 40
 
 SCHEDULES = {
     "killed-roles": [

@@ -28,11 +28,13 @@ from echo_schemas.records import Control, RunControl, RunState, StepReport, Traj
 from echo_schemas.topics import CONTROL, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 from echo_settings import load_settings
 from tests.installed import missing
+from tests.thorough import only_thorough
 
 _MISSING = missing("vllm", "faust", "deepspeed")
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,
+    only_thorough,
     pytest.mark.skipif(bool(_MISSING), reason=f"{_MISSING} are missing: install the extra 'all-cpu'"),
 ]
 

@@ -45,7 +45,7 @@ colocated = true
 settings.run.mode = "sequential"
 
 [conditions.everything]
-kill_every_s = 4
+kill_every_s = 8
 settings.staleness = { budget = 1, publication_period = 1, over_budget = "withhold" }
 settings.scoring = { concurrency = 8192, timeout_s = 60 }
 settings.learner.loss = "laboratory.parts:uncorrected"
