@@ -57,7 +57,7 @@ class StopSignal:
     def set(self) -> None:
         """Ask the role to drain and end."""
         self._event.set()
-        # No lock: this may run in a signal handler that interrupted `on_set`.
+        # No lock: `on_set` may be running on another thread.
         for callback in self._callbacks:
             callback()
 

@@ -35,13 +35,14 @@ _LAST_RESORT_S = 0.3
 def drain_on_signals(
     stop: Callable[[], None], *, limit_s: float | None = None, exit_now: Callable[[int], None] = os._exit
 ) -> Iterator[None]:
-    """Inside, the first signal calls `stop` (a loop's, a role's), the second ends the process with 128 + its number.
+    """Inside, the first signal calls `stop` (a loop's, a role's) on a thread of this module, the second ends the process with 128 + its
+    number.
 
     With `limit_s`, so does the limit, counted from the first signal and still running after the block: what was not done by then is done by
     whoever comes next, as after a kill. For the main thread only: Python delivers signals there. The handlers that were in place come back
     afterwards.
     """
-    watch = _Watch(limit_s, exit_now)
+    watch = _Watch(stop, limit_s, exit_now)
     received = 0
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -52,9 +53,6 @@ def drain_on_signals(
         watch.tell(_HANDLED + bytes([number]))
         if received > 1:
             watch.exit(number)
-        else:
-            logger.info("%s: draining; once more to exit at once", signal.Signals(number).name)
-            stop()
 
     before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
     outer_pipe = signal.set_wakeup_fd(watch.write_end, warn_on_full_buffer=False)
@@ -68,9 +66,14 @@ def drain_on_signals(
 
 
 class _Watch:
-    """Reads the pipe. `tell` may be called in a signal handler; `close` from the main thread."""
+    """Reads the pipe. `tell` may be called in a signal handler; `close` from the main thread.
 
-    def __init__(self, limit_s: float | None, exit_now: Callable[[int], None]) -> None:
+    `stop` is called on the thread that reads: it sets events and writes to the log, and a handler that did so would wait without end for a
+    lock that the thread it interrupted holds.
+    """
+
+    def __init__(self, stop: Callable[[], None], limit_s: float | None, exit_now: Callable[[int], None]) -> None:
+        self._stop = stop
         self._limit_s = limit_s
         self._exit_now = exit_now
         # Of a thread that a signal handler may interrupt and enter again.
@@ -115,6 +118,7 @@ class _Watch:
         """Each source tells of every signal at most once, so two from one source are two signals."""
         by_handler = by_interpreter = 0
         ends_s: float | None = None
+        is_draining = False
         while True:
             first = self._read(ends_s)
             if first is None:
@@ -132,11 +136,14 @@ class _Watch:
                 number = first
             else:
                 continue
-            if max(by_handler, by_interpreter) == 1 and ends_s is None:
+            if max(by_handler, by_interpreter) > 1:
+                self.exit(number)
+            elif not is_draining:
+                is_draining = True
                 self.begin()
                 ends_s = self._ends_s
-            elif max(by_handler, by_interpreter) > 1:
-                self.exit(number)
+                logger.info("%s: draining; once more to exit at once", signal.Signals(number).name)
+                self._stop()
 
     def _read(self, until_s: float | None) -> int | None:
         """The next byte; None when the limit ends first."""

@@ -117,9 +117,8 @@ class Supervisor:
         return outcome
 
     def interrupt(self) -> None:
-        """As a signal does."""
+        """As a signal does. The next tick sees it: a handler that set an event would wait for a lock that its own thread may hold."""
         self._signals += 1
-        self._woken.set()
 
     def _watch(self) -> RunEnd:
         while True:

@@ -153,6 +153,17 @@ def test_a_signal_of_the_operating_system_interrupts_and_the_handlers_come_back(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_signal_takes_no_lock_that_the_interrupted_code_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Condition, "__enter__", lambda _self: pytest.fail("the handler takes a lock"))
+            signal.raise_signal(signal.SIGINT)
+
+    scene = Scene(tmp_path)
+    scene.at[2] = interrupt
+    assert scene.run() is RunEnd.INTERRUPTED
+
+
 def test_logged_episodes_may_be_in_the_log_long_before_the_last_step(tmp_path: Path) -> None:
     scene = Scene(tmp_path, allocator=Role.OFFLINE)
     scene.at[2] = scene.ends("offline", 0)

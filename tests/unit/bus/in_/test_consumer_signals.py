@@ -28,14 +28,23 @@ with drain_on_signals(lambda: None, limit_s=float(sys.argv[2])):
 
 
 def test_the_first_signal_drains_and_the_second_exits() -> None:
-    stops: list[str] = []
+    stops: list[threading.Thread] = []
+    stopped = threading.Event()
     exits: list[int] = []
     before = signal.getsignal(signal.SIGTERM)
-    with drain_on_signals(lambda: stops.append("stop"), exit_now=exits.append):
+
+    def stop() -> None:
+        stops.append(threading.current_thread())
+        stopped.set()
+
+    with drain_on_signals(stop, exit_now=exits.append):
         signal.raise_signal(signal.SIGTERM)
-        assert (stops, exits) == (["stop"], [])
+        assert stopped.wait(WAIT_S), "waited for the drain"
+        assert exits == []
         signal.raise_signal(signal.SIGINT)
         assert exits == [128 + signal.SIGINT]
+    (thread,) = stops
+    assert thread is not threading.current_thread(), "the interrupted thread may hold the lock that `stop` needs"
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.set_wakeup_fd(-1) == -1
 
