@@ -13,9 +13,9 @@ STAMP  := $(VENV)/.installed
 # Of `make chaos-long` and `make soak`.
 FAULTS  ?= 200
 MINUTES ?= 20
-# Four at a time, each file in one process: most of a test's time is processes that start and brokers that answer. Files go out in the order
+# Three at a time, each file in one process: most of a test's time is processes that start and brokers that answer. Files go out in the order
 # of `testpaths`, the longest first. A test that ends its process ends the run: what it held would be waited for without end.
-SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 CODE   := schemas infra producers streams consumers tests bench
 
 # Byte code is kept: without it heavy libraries take three times as long to import.

@@ -6,8 +6,8 @@ import asyncio
 
 from echo_tasks.rewards import ScoredSample, reward
 
-# One call at a time ([scoring] concurrency) makes that two steps of sixteen samples a second at most.
-_TAKES_S = 0.03
+# One call at a time ([scoring] concurrency) makes that one step of sixteen samples a second at most.
+_TAKES_S = 0.06
 
 
 @reward(name="patient")

@@ -18,7 +18,7 @@ from laboratory.pipeline import run_pipeline
 
 from echo_ops.preflight import examine
 from echo_settings import Settings
-from tests.thorough import only_thorough
+from tests.thorough import IS_THOROUGH, only_thorough
 
 BENCH = Path(__file__).parents[3] / "bench"
 MATRIX = BENCH / "laboratory" / "matrix.toml"
@@ -45,13 +45,15 @@ colocated = true
 settings.run.mode = "sequential"
 
 [conditions.everything]
-kill_every_s = 8
 settings.staleness = { budget = 1, publication_period = 1, over_budget = "withhold" }
 settings.scoring = { concurrency = 8192, timeout_s = 60 }
 settings.learner.loss = "laboratory.parts:uncorrected"
 settings.rewards = { "laboratory.parts:late" = 1.0 }
 settings.rollout = { engine = "laboratory.parts:Elsewhere", options = { seconds = 0.2 } }
 """
+if IS_THOROUGH:
+    # Each death is the start of another worker, the dearest part of the run.
+    SMALL += "kill_every_s = 8\n"
 
 
 def learning(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

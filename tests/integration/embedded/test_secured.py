@@ -23,6 +23,7 @@ from echo_bus.clock import Deadline
 from echo_bus.errors import TransportError
 from echo_embedded import EmbeddedKafka, Jit, Jvm
 from echo_embedded.readiness import brokers_answering
+from tests.thorough import only_thorough
 
 pytestmark = pytest.mark.kafka
 TOPIC = "secret"
@@ -103,6 +104,7 @@ def test_an_open_cluster_has_no_users(kafka: EmbeddedKafka) -> None:
         EmbeddedKafka().add_user("alice", "her password")
 
 
+@only_thorough
 def test_three_secured_brokers_form_a_cluster() -> None:
     with EmbeddedKafka(3, secure=True, jvm=Jvm(jit=Jit.QUICK)) as cluster:
         _create_topic(cluster, 3)

@@ -23,12 +23,14 @@ from echo_settings import load_settings
 from echo_tasks.prompts import PromptCodec
 from tests.installed import missing
 from tests.integration.tasks.chat_model import write_model
+from tests.thorough import only_thorough
 
 _MISSING = missing("torch", "transformers", "faust", "deepspeed")
 RUN_S = 1_500
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,
+    only_thorough,
     pytest.mark.timeout(RUN_S + 600),
     pytest.mark.skipif(bool(_MISSING), reason=f"{_MISSING} are missing: install the extra 'all-cpu'"),
 ]
