@@ -76,7 +76,7 @@ def test_a_checksum_that_the_writer_is_given_is_compared_by_readers(bus: Bus, re
 
 
 def offset_of(publisher: Publisher, chunk: Chunk, partition: int) -> int:
-    """Where the chunk lies. A busy broker that answers late may have it twice, and says of the second one no offset: then it comes again."""
+    """Where the chunk lies. A busy broker that answers late may have it twice and say no offset of the second: then it comes again."""
     with suppress(DeliveryFailed):
         return publisher.publish(WEIGHT_CHUNKS, chunk, partition=partition).wait(WAIT_S).offset
     return publisher.publish(WEIGHT_CHUNKS, chunk, partition=partition).wait(WAIT_S).offset
