@@ -1,1 +1,1 @@
-"""What is asked of the policy and how answers are judged: prompts, environments, checkers."""
+"""Tasks: prompts, environments, and the rewards that judge answers."""

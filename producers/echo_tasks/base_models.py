@@ -1,11 +1,11 @@
-"""The model a run starts from: a folder as it is, or one of the demos' tiny ones, made on the spot and kept.
+"""The model that a run starts from: a folder, or one of the demos' tiny models, made when it is first needed and kept.
 
-Making it runs in a process of its own, so that nobody's random numbers or threads are touched, under a lock, and appears by one rename.
+A model is made in a process of its own, so that the caller's random numbers and threads stay as they are; a lock admits one maker, and one
+rename publishes the result.
 """
 
 from __future__ import annotations
 
-import difflib
 import fcntl
 import logging
 import os
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from echo_schemas.errors import UserError
+from echo_tasks.options import nearest
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def resolve_base(name: str, cache: Path | None = None) -> Path:
 
 
 def is_made(name: str) -> bool:
-    """Whether `resolve_base` would make nothing."""
+    """Whether `resolve_base` finds the model without making it."""
     return name not in DEMO_MODELS or (_folder_of(name, _cache_folder()) / _MODEL_CONFIG).is_file()
 
 
@@ -62,8 +63,7 @@ def _folder_of(name: str, cache: Path) -> Path:
 def _demo_model(name: str, cache: Path) -> Path:
     practice = DEMO_MODELS.get(name)
     if practice is None:
-        near = difflib.get_close_matches(name, DEMO_MODELS, n=1, cutoff=0.0)[0]
-        raise UserError(f"There is no demo model {name!r}.", hint=f"Did you mean {near!r}?")
+        raise UserError(f"There is no demo model {name!r}.", hint=nearest(name, DEMO_MODELS))
     folder = _folder_of(name, cache)
     if (folder / _MODEL_CONFIG).is_file():
         return folder
@@ -84,10 +84,10 @@ def _make(practice: str, folder: Path) -> None:
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise UserError(f"The demo's base model could not be made: {last}", hint="It needs torch and transformers: make setup.")
-        # A folder without a configuration is no model: what somebody deleted in part must not stand in the way.
+        # A folder without a configuration is no model, for example one that was deleted in part.
         shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
-    except BaseException:  # whatever it is, an interrupt included: nothing half made stays
+    except BaseException:  # after any error, also an interrupt, no half-made model stays
         shutil.rmtree(staging, ignore_errors=True)
         raise
 

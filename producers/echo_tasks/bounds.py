@@ -1,7 +1,7 @@
-"""A bound on the processor time and the memory of a piece of work, for checkers that compute what a model wrote.
+"""Bounds on processor time and memory, for checkers that compute a model's answer.
 
-Threads: the main one of its process only, where Python handles signals. What hangs in C without coming back to Python is not ended by this;
-the pool of scoring processes ends it.
+Threads: only the main one of a process, where Python handles signals. Code that hangs in C does not return to Python, so it is not ended by
+this, but by the pool of scoring processes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-# Libraries that catch everything swallow the first one, or the second.
+# The signal is repeated, because libraries that catch everything swallow the first one, or the second.
 _REPEAT_S = 0.05
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = resource.getpagesize()
 
 
 class OutOfBounds(BaseException):
-    """The time is used up, or the memory. No Exception: what computes an answer often catches all of those."""
+    """The time or the memory is used up. Not an Exception, because code that computes an answer often catches all of those."""
 
 
 @contextmanager

@@ -22,12 +22,13 @@ from types import ModuleType
 from typing import Any
 
 from echo_schemas.errors import UserError
+from echo_tasks.options import nearest
 from echo_tasks.rewards import RewardFunction, RewardKind
 from echo_tasks.task import Task
 
 TASK_GROUP = "echoswarm.tasks"
 REWARD_GROUP = "echoswarm.rewards"
-# Imported when they are asked for: some need libraries that take seconds.
+# Import paths, since some need libraries whose import takes seconds.
 _BUILT_IN_TASKS: Mapping[str, str] = {
     "reverse-digits": "echo_tasks.digits:ReverseDigits",
     "sort-digits": "echo_tasks.digits:SortDigits",
@@ -55,7 +56,7 @@ BUILT_IN_REWARDS = frozenset(_BUILT_IN_REWARDS)
 
 @functools.cache
 def _installed(group: str) -> tuple[EntryPoint, ...]:
-    """What packages offer in `group`: they do not change while a process runs, and looking takes long where many are installed."""
+    """The entry points in `group`; cached, because finding them takes long where many packages are installed."""
     return tuple(entry_points(group=group))
 
 
@@ -70,8 +71,8 @@ def reward_names() -> tuple[str, ...]:
 
 
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """The task called `name`, made with `options`. Raises UserError for an unknown name, a bad path, options it does not take, or
-    whatever its constructor raises."""
+    """The task called `name`, made with `options`. Raises UserError for an unknown name, a bad path, options that it does not take, or any
+    error of its constructor."""
     built_in = _BUILT_IN_TASKS.get(name)
     found = import_object(built_in) if built_in else _find(name, TASK_GROUP, "task", task_names())
     if not isinstance(found, type) and not inspect.isfunction(found):
@@ -110,14 +111,13 @@ def load_reward(name: str) -> RewardFunction:
 
 
 def _nearest_option(maker: Callable[..., Any], options: Mapping[str, Any]) -> str:
-    """A hint if an option is none that `maker` takes; empty if all are, or if it takes any."""
+    """A hint if `maker` does not take one of `options`; else empty."""
     parameters = inspect.signature(maker).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return ""
     for option in options:
         if option not in parameters:
-            near = difflib.get_close_matches(option, parameters, n=1, cutoff=0.4)
-            return f"Did you mean {near[0]!r}?" if near else f"It takes: {', '.join(parameters) or 'none'}."
+            return nearest(option, parameters) if parameters else "It takes none."
     return ""
 
 
@@ -135,13 +135,12 @@ def _find(name: str, group: str, kind: str, known: Sequence[str]) -> Any:
     for point in _installed(group):
         if point.name == name:
             return _guarded(point.load, name)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
-    raise UserError(f"There is no {kind} {name!r}.", hint=f"{hint} Your own is named 'package.module:attribute' or 'file.py:attribute'.")
+    own = "Your own is named 'package.module:attribute' or 'file.py:attribute'."
+    raise UserError(f"There is no {kind} {name!r}.", hint=f"{nearest(name, known)} {own}")
 
 
 def import_object(path: str) -> Any:
-    """What `package.module:attribute` or `file.py:attribute` names. Raises UserError for a bad path, or whatever the module raises."""
+    """The object of `package.module:attribute` or `file.py:attribute`. Raises UserError for a bad path, or any error of the module."""
     where, _, attribute = path.rpartition(":")
     module: ModuleType = _guarded(lambda: _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where), path)
     try:
@@ -169,14 +168,14 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:  # whatever it is, a module that is half loaded must not be found the next time
+    except BaseException:  # after any error the half-loaded module must not be found the next time
         del sys.modules[name]
         raise
     return module
 
 
 def _guarded(load: Callable[[], Any], path: str) -> Any:
-    """Run the user's module; what it raises is theirs to mend."""
+    """Run the user's module. Raises UserError for any error of it."""
     try:
         return load()
     except UserError:

@@ -3,48 +3,40 @@
 chat, text   Use the numbers 3, 8, 25 … to make 131.      <answer>(25 - 8) * 8 - 5</answer>
 brief        3 8 25=131?                                  25*3+8*7
 
-Made and judged here. An expression is read by Python's own parser and evaluated as exact fractions; what the rules do not allow, such as
-a power or a call, is refused before anything is computed, so that no answer costs more than its length.
+Python's own parser reads an expression, which is then evaluated as exact fractions. Anything that the rules do not allow, such as a power
+or a call, is refused before it is computed, so the cost of an answer is linear in its length.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 
 from echo_schemas.errors import UserError
-from echo_tasks.answers import INSTRUCTION, Style, asked, final_answer
+from echo_tasks.answers import INSTRUCTION, Form, Style, asked, final_answer
 from echo_tasks.options import one_of, whole_number
 from echo_tasks.rewards import RewardResult, ScoredSample, reward
 from echo_tasks.task import Prompt, SingleTurn
 
-# More numbers than any puzzle has need no longer expression; a parser's own stack is deeper.
+# Enough for an expression of all numbers of a puzzle, and within the depth of the parser's stack.
 _MAX_LENGTH = 400
 _MAX_NUMBERS = 12
 _NUMBER = re.compile(r"\d+")
-# What remains of an answer that was written as an equation, `25*3+8=83`.
+# The right side of an answer that is an equation, `25*3+8=83`; it is cut off.
 _RIGHT_SIDE = re.compile(r"=\s*-?\d+\s*$")
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
-# A draw reaches a target within bounds about every third time.
+# About every third draw gives a target within the bounds.
 _MAX_DRAWS = 1_000
 
 
-class Form(StrEnum):
-    """The form of a prompt."""
-
-    CHAT = "chat"
-    TEXT = "text"
-    BRIEF = "brief"
-
-
 class NotAllowed(ValueError):
-    """The expression breaks the rules; the message says which."""
+    """The expression breaks the rules; the message tells how."""
 
 
 class Countdown(SingleTurn):
@@ -109,14 +101,14 @@ class Countdown(SingleTurn):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A whole number and how it was reached."""
+    """A whole number and its expression."""
 
     value: int
     text: str
 
 
 def _joined(a: _Part, b: _Part) -> list[_Part]:
-    """What may be made of two parts, all of it whole numbers of at least 0."""
+    """The parts that one operation makes of two, with values that are whole numbers from 0 on."""
     high, low = (a, b) if a.value >= b.value else (b, a)
     found = [
         _Part(a.value + b.value, f"({a.text} + {b.text})"),
@@ -152,20 +144,19 @@ def value_of(expression: str, numbers: Sequence[int]) -> Fraction:
         raise NotAllowed("a division by zero") from exc
 
 
+_OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv
+}  # fmt: skip
+
+
 def _evaluated(node: ast.expr) -> Fraction:
     match node:
         case ast.Constant(value=int(number)):
             return Fraction(number)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_evaluated(operand)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _evaluated(left) + _evaluated(right)
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _evaluated(left) - _evaluated(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _evaluated(left) * _evaluated(right)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return _evaluated(left) / _evaluated(right)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
+            return _OPERATORS[type(sign)](_evaluated(left), _evaluated(right))
     raise NotAllowed("another operation than + - * /")
 
 

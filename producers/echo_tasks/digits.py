@@ -15,16 +15,6 @@ NUM_DIGITS = 6
 END_OF_PROMPT = ">"
 
 
-def reversed_digits(digits: str) -> str:
-    """The digits from right to left."""
-    return digits[::-1]
-
-
-def sorted_digits(digits: str) -> str:
-    """The digits in ascending order."""
-    return "".join(sorted(digits))
-
-
 class _Digits(SingleTurn):
     """Digits in, digits out. The prompt of (seed, seq) is the same on every machine."""
 
@@ -47,7 +37,7 @@ class ReverseDigits(_Digits):
     name = "reverse-digits"
 
     def answer(self, digits: str) -> str:
-        return reversed_digits(digits)
+        return digits[::-1]
 
 
 class SortDigits(_Digits):
@@ -56,4 +46,4 @@ class SortDigits(_Digits):
     name = "sort-digits"
 
     def answer(self, digits: str) -> str:
-        return sorted_digits(digits)
+        return "".join(sorted(digits))

@@ -10,8 +10,8 @@
         def act(self, answer: str) -> Any:
             return int(answer)
 
-What the environments return is told apart by its form: (observation, reward, terminated, truncated, info), (observation, reward, done,
-info), or an object with `observation`, `reward` and `done` (or `terminated`, `truncated`).
+The results of `step` are recognised by their form: (observation, reward, terminated, truncated, info), (observation, reward, done, info),
+or an object with `observation`, `reward` and `done` (or `terminated`, `truncated`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ import hashlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from echo_schemas.records import ChatMessage
 from echo_tasks.answers import final_answer
 from echo_tasks.task import AllTokens, Entry, Observation, Prompt, Turn
 
-# gymnasium takes any whole number from 0 on, others what fits 32 bits with a sign.
+# gymnasium takes any whole number from 0 on, others a signed number of 32 bits.
 _SEED_BITS = 31
 
 
 class UnknownForm(TypeError):
-    """What the environment returned is of none of the known forms."""
+    """The environment returned a result of no known form."""
 
 
 class GymTask(AllTokens):
@@ -98,8 +97,8 @@ class GymEpisode:
             meant = self._task.act(final_answer(action))
         except ValueError as exc:
             return Turn(observation=f"{exc}", reward=self._task.bad_answer, done=is_last, info={"refused": True})
-        step = _read_step(self._environment.step(meant))
-        return Turn(observation=self._task.show(step.observation), reward=step.reward, done=step.done or is_last, info=step.info)
+        observation, reward, done, info = _read_step(self._environment.step(meant))
+        return Turn(observation=self._task.show(observation), reward=_number(reward), done=done or is_last, info=_mapping(info))
 
     def close(self) -> None:
         """Close the environment, if it was made and can be closed."""
@@ -108,19 +107,11 @@ class GymEpisode:
             environment.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    observation: Any
-    reward: float
-    done: bool
-    info: Mapping[str, Any]
-
-
 def _takes_seed(reset: Any) -> bool:
     try:
         parameters = inspect.signature(reset).parameters.values()
     except (TypeError, ValueError):
-        # Written in C, say: it does not tell.
+        # A function written in C, for example, has no signature.
         return False
     return any(parameter.name == "seed" or parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
@@ -132,16 +123,14 @@ def _first_observation(result: Any) -> Any:
     return getattr(result, "observation", result)
 
 
-def _read_step(result: Any) -> _Step:
-    if isinstance(result, tuple) and len(result) == 5:
-        observation, reward, terminated, truncated, info = result
-        return _Step(observation, _number(reward), bool(terminated or truncated), _mapping(info))
-    if isinstance(result, tuple) and len(result) == 4:
-        observation, reward, done, info = result
-        return _Step(observation, _number(reward), bool(done), _mapping(info))
+def _read_step(result: Any) -> tuple[Any, Any, bool, Any]:
+    """Observation, reward, whether the episode is over, and info."""
+    if isinstance(result, tuple) and len(result) in {4, 5}:
+        observation, reward, *endings, info = result
+        return observation, reward, any(endings), info
     endings = [getattr(result, name) for name in ("done", "terminated", "truncated") if hasattr(result, name)]
     if hasattr(result, "observation") and hasattr(result, "reward") and endings:
-        return _Step(result.observation, _number(result.reward), any(endings), {})
+        return result.observation, result.reward, any(endings), {}
     kind = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
     raise UnknownForm(
         f"step() returned {kind}, not (observation, reward, terminated, truncated, info), (observation, reward, done, info) or an object "
@@ -150,7 +139,7 @@ def _read_step(result: Any) -> _Step:
 
 
 def _number(reward: Any) -> float:
-    """A reward as a finite number; OpenEnv says None where there is none yet."""
+    """A reward as a finite number; OpenEnv returns None while there is none."""
     value = 0.0 if reward is None else float(reward)
     if not math.isfinite(value):
         raise UnknownForm(f"step() returned the reward {value}.")

@@ -1,8 +1,8 @@
 """Which experts tokens go to, in a mixture of experts of transformers: noted as they are sampled, replayed as they are trained (R3,
 arXiv 2510.11370). Imports torch.
 
-A router scores all experts and chooses with one `topk`. Noting reads what it chose. Replaying puts other numbers in its place: how much
-each of them counts still comes from the scores of now, with their gradient.
+A router scores all experts and chooses with one `topk`. Noting reads its choice. Replaying replaces the choice; the weights of the chosen
+experts still come from the present scores, with their gradient.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Routers:
             return forward(*args, **kwargs)
 
     def chosen(self, layer: int, scores: Tensor, own: Tensor) -> Tensor | None:
-        """What stands in place of a router's `own` choice [N, experts a token] by `scores` [N, experts]; None: it stands."""
+        """The experts [N, experts a token] in place of a router's `own` choice by `scores` [N, experts]; None: the own choice stays."""
         _, per_token, num_experts = self.shape
         if (scores.shape[-1], own.shape[-1]) != (num_experts, per_token):
-            # A choice among groups of experts.
+            # A `topk` among groups of experts.
             return None
         if self.given is None:
             self._noted[layer] = own
@@ -72,7 +72,7 @@ class Routers:
 
 
 class _Choice(TorchFunctionMode):
-    """Looks at each `topk` inside."""
+    """Intercepts each `topk` inside."""
 
     def __init__(self, routers: Routers, layer: int) -> None:
         super().__init__()

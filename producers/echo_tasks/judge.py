@@ -1,12 +1,12 @@
-"""A model as the judge: a reward that asks any endpoint with OpenAI's chat completions. Imports httpx.
+"""A model as a judge: a reward that asks any endpoint with OpenAI's chat completions. Imports httpx.
 
     # my_rewards.py
     from echo_tasks.judge import llm_judge
 
     judge = llm_judge(url="http://127.0.0.1:8000/v1", model="my-judge", instructions="Is the proof complete and right?", per_minute=600)
 
-The reward is then called `my_rewards.py:judge`. Its version names model and instructions, so another question is another version. Every
-call says what it cost (`cost_usd`, where prices are given) and whether it was answered from the cache.
+The reward is then called `my_rewards.py:judge`. Its version depends on model and instructions. Every call reports its cost (`cost_usd`, if
+prices are given) and whether the cache answered it.
 
 Protocol: OpenAI API reference, "Create chat completion"; `Retry-After`: RFC 9110, section 10.2.3.
 
@@ -42,7 +42,7 @@ _FORM = (
 )
 _SCORE = re.compile(r'"score"\s*:\s*(-?\d+(?:\.\d+)?)')
 _BARE = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*")
-# What another attempt may mend; everything else is a mistake in the request.
+# Errors that may be gone at another attempt; all others are mistakes in the request.
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _SHOWN = 200
@@ -56,8 +56,8 @@ class JudgeFailed(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
     """How the judge is asked. `scale`: worst and best score; the reward is 0 for the one and 1 for the other. `price_in`, `price_out`: US
-    dollars for a million tokens. `retries`: further attempts after what another attempt may mend. `key_variable`: the variable of the
-    environment with the key; none is sent where it is not set. `cache` None: nothing is kept.
+    dollars for a million tokens. `retries`: further attempts after a passing error. `key_variable`: the variable of the environment with
+    the key; without it no key is sent. `cache` None: answers are not kept.
     """
 
     url: str
@@ -88,8 +88,8 @@ class JudgeOptions:
 def llm_judge(
     *, url: str, model: str, instructions: str, name: str = "llm-judge", version: str = "1", timeout_s: float = 300.0, **options: Any
 ) -> RewardFunction:  # fmt: skip
-    """A reward of the answers of `model` at `url` to `instructions`; `options` as `JudgeOptions`. `timeout_s`: for one sample, with its
-    turn and all attempts. Raises UserError for options that are none.
+    """A reward by `model` at `url`, which judges by `instructions`; `options` as `JudgeOptions`. `timeout_s`: for one sample, including its
+    turn and all attempts. Raises UserError for unknown or wrong options.
     """
     try:
         judge = LlmJudge(JudgeOptions(url=url, model=model, instructions=instructions, **options))
@@ -101,7 +101,7 @@ def llm_judge(
 
 
 class LlmJudge:
-    """Asks, waits, tries again, remembers. `sleep` and `transport` are for tests."""
+    """Asks the judge, with turns, retries and a cache. `sleep` and `transport` are for tests."""
 
     def __init__(
         self,
@@ -114,14 +114,14 @@ class LlmJudge:
         low, high = options.scale
         self._system = f"{options.instructions}\n\n{_FORM.format(low=low, high=high)}"
         self.digest = hashlib.sha256(f"{options.model}\n{self._system}\n{options.with_reference}".encode()).hexdigest()[:8]
-        """What the meaning of a score depends on."""
+        """Checksum of everything that the meaning of a score depends on."""
         self._turn_s = 0.0
         self._under_way: dict[str, asyncio.Future[_Reply]] = {}
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
         self._cache = None if options.cache is None else _Cache(options.cache)
 
     async def score(self, sample: ScoredSample) -> RewardResult:
-        """From 0 to 1. Raises JudgeFailed."""
+        """The reward, from 0 to 1. Raises JudgeFailed."""
         body = self._request(sample)
         key = hashlib.sha256(f"{self._options.url}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
         known = None if self._cache is None else self._cache.get(key)
@@ -129,13 +129,12 @@ class LlmJudge:
         value = self._value(reply.text)
         if known is None and self._cache is not None:
             self._cache.put(key, reply)
-        # A reply that serves several samples is paid once.
+        # The cost of a reply for several samples is counted once.
         is_paid = known is None and reply.claim()
         cost = (reply.tokens_in * self._options.price_in + reply.tokens_out * self._options.price_out) / _PER_MILLION
         return RewardResult(value=value, components={"cost_usd": cost if is_paid else 0.0, "cached": float(not is_paid)})
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client[1].aclose()
             self._client = None
@@ -152,18 +151,18 @@ class LlmJudge:
         }
 
     async def _shared(self, key: str, body: dict[str, Any]) -> _Reply:
-        """The answer; samples with the same question wait for the same one."""
+        """The answer; samples with the same question wait for one request."""
         found = self._under_way.get(key)
         if found is None or found.get_loop() is not asyncio.get_running_loop():
             found = self._under_way[key] = asyncio.ensure_future(self._ask(body))
             found.add_done_callback(lambda asked: self._asked(key, asked))
-        # One that is given up does not take the answer from the others.
+        # Shielded: a sample that is cancelled must not cancel the request for the others.
         return await asyncio.shield(found)
 
     def _asked(self, key: str, asked: asyncio.Future[_Reply]) -> None:
         self._under_way.pop(key, None)
         if not asked.cancelled():
-            # Looked at, for perhaps nobody waits for it any more.
+            # Retrieved, so that asyncio does not report an error for which no sample waits any more.
             asked.exception()
 
     async def _ask(self, body: dict[str, Any]) -> _Reply:
@@ -222,7 +221,7 @@ class LlmJudge:
 
 @dataclass(slots=True, kw_only=True)
 class _Reply:
-    """What the judge said, and how many tokens that took."""
+    """The judge's answer, and the tokens that it took."""
 
     text: str
     tokens_in: int = 0
@@ -230,7 +229,7 @@ class _Reply:
     is_claimed: bool = False
 
     def claim(self) -> bool:
-        """True the first time: one sample pays."""
+        """True the first time: the sample to which the cost is counted."""
         was, self.is_claimed = self.is_claimed, True
         return not was
 

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from string import ascii_uppercase
 from typing import Any
 
-from echo_tasks.answers import Style, asked, final_answer
+from echo_tasks.answers import Form, Style, asked, final_answer
 from echo_tasks.options import one_of, require_library, whole_number
 from echo_tasks.rewards import RewardResult, ScoredSample, reward
 from echo_tasks.task import Prompt, SingleTurn
@@ -25,17 +24,9 @@ DATASET = "knights_knaves"
 KNIGHT, KNAVE = "+", "-"
 _TRUE, _LIES = "telling-truth", "lying"
 _OPERATORS = {"and": "&", "or": "|", "->": ">", "<=>": "="}
-# An answer names each person once; what is longer is no answer.
+# An answer names each person once; longer text is no answer.
 _MAX_LENGTH = 4_000
 _BRIEF_ANSWER = re.compile(r"(?:[A-Z][+-])+")
-
-
-class Form(StrEnum):
-    """The form of a prompt."""
-
-    CHAT = "chat"
-    TEXT = "text"
-    BRIEF = "brief"
 
 
 class KnightsKnaves(SingleTurn):
@@ -52,14 +43,14 @@ class KnightsKnaves(SingleTurn):
         self._config = {
             "n_people": people,
             "depth_constraint": whole_number("depth_constraint", depth_constraint, least=2),
-            # There are no more different statements about so many people, and the search for one would not end.
+            # There are no more different statements about so many people; the search for one would not end.
             "width_constraint": whole_number("width_constraint", width_constraint, least=2, most=2 * people - 1),
         }
         if self._form is Form.BRIEF:
             self.rewards = ("knights-knaves",)
 
     def prompt(self, seed: int, seq: int) -> Prompt:
-        """The puzzle of (seed, seq); the entry holds who has which `roles`, and the two role names as `terms`."""
+        """The puzzle of (seed, seq); the entry holds each person's role in `roles`, and the two role names as `terms`."""
         from echo_tasks.procedural import item
 
         made = item(DATASET, self._config, seed, seq)
@@ -74,7 +65,7 @@ class KnightsKnaves(SingleTurn):
 
 
 def brief(statements: Sequence[Any]) -> str:
-    """What each person says, in symbols: `B-` B is a knave, `!` not, `&` and, `|` or, `>` if … then, `=` just if; closed by `?`."""
+    """Each person's statement in symbols: `B-` B is a knave, `!` not, `&` and, `|` or, `>` if … then, `=` if and only if; closed by `?`."""
     return ";".join(f"{name}:{_symbols(said)}" for name, said in zip(ascii_uppercase, statements, strict=False)) + "?"
 
 
@@ -91,9 +82,8 @@ def _symbols(said: Sequence[Any]) -> str:
 
 
 def read_roles(answer: str, roles: Mapping[str, str], terms: Sequence[str]) -> dict[str, set[str]]:
-    """What `answer` says each person in `roles` is: `Emma is a knight`, `Emma: knight`, `Emma and Liam are knights`, `Emma is not a knave`.
-
-    Empty for what is too long, and for a brief answer of another form.
+    """The roles that `answer` gives the people in `roles`: `Emma is a knight`, `Emma: knight`, `Emma and Liam are knights`, `Emma is not a
+    knave`. Empty for an answer that is too long, and for a brief one of another form.
     """
     found: dict[str, set[str]] = {}
     if len(answer) > _MAX_LENGTH:

@@ -1,4 +1,4 @@
-"""Reference answers in the forms that mathematical records write them in: GSM8K's `#### 42`, MATH's `\\boxed{42}`, or plain."""
+"""Reference answers in the forms of mathematical records: GSM8K's `#### 42`, MATH's `\\boxed{42}`, or plain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _BOXES = ("\\boxed", "\\fbox")
 
 
 def last_boxed(text: str) -> str | None:
-    """What the last \\boxed{…} or \\fbox{…} holds, braces balanced; also `\\boxed 7`. None if there is none, or it never closes."""
+    """The content of the last \\boxed{…} or \\fbox{…}, braces balanced; also of `\\boxed 7`. None without one, or if it never closes."""
     start, box = max((text.rfind(box), box) for box in _BOXES)
     if start < 0:
         return None
@@ -31,10 +31,9 @@ def last_boxed(text: str) -> str | None:
 
 
 def reference_of(text: str, *, is_solution: bool) -> str | None:
-    """The answer that a record's field holds. A whole solution has one only behind `####` or in a box; None if it has none."""
+    """The answer in a record's field; None without one. A whole solution has one only after `####` or in a box."""
     _, mark, rest = text.rpartition(GSM8K_MARK)
     if mark:
-        # GSM8K writes 1,234.
         return rest.strip() or None
     boxed = last_boxed(text)
     if boxed is not None:

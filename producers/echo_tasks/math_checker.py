@@ -1,7 +1,7 @@
 """Whether a mathematical answer is the reference: as text, as a number, else by math-verify. Imports math_verify, which takes a second.
 
-math-verify computes what a model wrote, so every check has a bound of processor time and memory, and runs in a scoring process: an
-answer that cannot be checked within it is wrong.
+math-verify computes a model's answer, so every check has bounds of processor time and memory, and runs in a scoring process. An answer
+that cannot be checked within them is wrong.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from echo_tasks.bounds import OutOfBounds, bounded
 from echo_tasks.math_answers import GSM8K_MARK, last_boxed
 from echo_tasks.rewards import RewardResult, ScoredSample, reward
 
-# Ten times what a hard but honest comparison takes.
+# Ten times the time of a hard but honest comparison.
 CPU_S = 1.0
 _MEMORY_BYTES = 1 << 30
-# Of the wall clock, on a machine that may be busy; against what hangs outside Python, where no signal is heard.
+# Wall clock, on a machine that may be busy; ends code that hangs outside Python, where no signal is handled.
 _TIMEOUT_S = 30.0
 # The longest answers of MATH have 160 characters.
 _MAX_LENGTH = 1_000
-# Where no form marks the answer, it is looked for in the last words.
+# An answer that is not marked is searched in the last words.
 _TAIL = 500
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?", re.ASCII)
 _QUOTIENT = re.compile(r"(-?)(?:\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+))", re.ASCII)
 _MARKUP = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:!]|\\?\$")
-# Not between two words or numbers: 1 2 is not 12.
+# White space, but not between two words or numbers: 1 2 is not 12.
 _SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
-# math-verify's own limits are alarms in whole seconds of the wall clock. Ours hold instead.
+# Switches off math-verify's own limits, which are alarms in whole seconds of the wall clock.
 _NO_ALARM_S = 86_400
 _KEPT = 4_096
 _EVERY_KIND = (("\\frac{\\pi}{2}", "\\pi/2"), ("2\\sqrt{3}", "\\sqrt{12}"), ("x^2+2x+1", "(x+1)^2"), ("\\{1,2\\}", "\\{2, 1\\}"))
@@ -51,7 +51,7 @@ def stated_answer(completion: str) -> str | None:
 
 
 def is_right(reference: str, answer: str) -> bool | None:
-    """Whether two answers are the same number, set, interval, expression. None if that is not found out within the bounds."""
+    """Whether two answers are the same number, set, interval, expression. None if the bounds do not suffice to tell."""
     if len(answer) > _MAX_LENGTH:
         return False
     ours, theirs = _compact(reference), _compact(answer)
@@ -61,18 +61,18 @@ def is_right(reference: str, answer: str) -> bool | None:
     if number is not None and other is not None:
         if number == other:
             return True
-        # A decimal may be rounded, and how much is forgiven is for math-verify to say.
+        # A decimal may be rounded; math-verify decides how much is accepted.
         if "." not in ours + theirs:
             return False
     return _verified(reference, _in_math(answer))
 
 
 def says(reference: str, words: str) -> bool | None:
-    """Whether the last formula or number in `words` is the reference. None if that is not found out within the bounds."""
+    """Whether the last formula or number in `words` is the reference. None if the bounds do not suffice to tell."""
     return _verified(reference, words[-_TAIL:])
 
 
-# The answers to one prompt are often the same, also the hostile ones.
+# Cached, because the answers to one prompt are often the same, also the hostile ones.
 @lru_cache(maxsize=_KEPT)
 def _verified(reference: str, text: str) -> bool | None:
     _warm_up()
@@ -85,7 +85,7 @@ def _verified(reference: str, text: str) -> bool | None:
 
 @cache
 def _warm_up() -> None:
-    """What SymPy and the parser load and build at their first root, polynomial and set, a second of it, is no answer's cost."""
+    """Load what SymPy and the parser need for their first root, polynomial and set: a second that no answer should pay for."""
     for reference, text in _EVERY_KIND:
         _is_verified(_parsed(_in_math(reference)), _in_math(text))
 

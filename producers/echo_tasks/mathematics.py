@@ -23,7 +23,7 @@ QUESTION_FIELDS = ("question", "problem", "prompt")
 ANSWER_FIELDS = ("answer", "solution")
 _SOLUTION = "solution"
 INSTRUCTION = "Think step by step, and put the final answer in \\boxed{}."
-# A run goes through its records in order of seqs, so that the current epoch and a neighbour are enough.
+# Orders that are kept: a run asks seqs in order, so the current epoch and its neighbours are enough.
 _EPOCHS_KEPT = 4
 
 
@@ -51,7 +51,7 @@ class Mathematics(SingleTurn):
         style: str = "chat",
         instruction: str = INSTRUCTION,
     ) -> None:
-        """Raises UserError for a file that cannot be read, a record without question or answer, or records that are not there."""
+        """Raises UserError for a file that cannot be read, a record without question or answer, or `start` or `stop` beyond the file."""
         require_library("math_verify", self.name)
         self._style = one_of("style", style, Style)
         self._instruction = instruction

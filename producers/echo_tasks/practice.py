@@ -1,7 +1,7 @@
-"""What the demo's models practise before a run: examples of each task, and the tokens they are written with.
+"""The examples that the demo's models practise before a run, and the tokens they are written with.
 
-An example is a conversation in parts: what is shown, and what the policy answers. Only the last answer is practised: what stands before it
-may be an answer that failed. Nothing here needs torch.
+An example is a conversation: prompts and answers in turn. Only the last answer is practised, because an earlier one may have failed. Does
+not need torch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from echo_tasks.digits import END_OF_PROMPT, NUM_DIGITS, reversed_digits, sorted_digits
+from echo_tasks.answers import CLOSING, OPENING
+from echo_tasks.digits import END_OF_PROMPT, NUM_DIGITS, ReverseDigits, SortDigits
 from echo_tasks.sokoban.board import SYMBOLS, Move, drawn, inside, moved
-from echo_tasks.sokoban.episode import CLOSING, OPENING, SEPARATOR
+from echo_tasks.sokoban.episode import SEPARATOR
 from echo_tasks.sokoban.generator import search_back, solution
 from echo_tasks.sokoban.task import Sokoban
 
@@ -30,15 +31,15 @@ SOKOBAN_OPTIONS: Mapping[str, object] = {
 """The boards of the demo."""
 KNIGHTS_KNAVES_OPTIONS: Mapping[str, object] = {"n_people": 2, "depth_constraint": 2, "width_constraint": 2, "style": "brief"}
 """The puzzles of the demo."""
-# Runs have seeds from 0 on: what is practised is not what is asked later.
+# Runs have seeds from 0 on, so they do not ask what was practised.
 _SEED = -1
 _NUM_PUZZLES = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Practice:
-    """How a model gets to know a task. `tokens`: what texts are made of; `pattern`: finds them, longest first; `example(rng)`: the parts of
-    a conversation, shown and answered in turn; `target`: practise until an answer has this probability.
+    """How a model practises a task. `tokens`: of its texts; `pattern`: finds them, longest first; `example(rng)`: a conversation, prompts
+    and answers in turn; `target`: practise until an answer has this probability.
     """
 
     tokens: Sequence[str]
@@ -100,8 +101,8 @@ def _knights_knaves() -> Practice:
 
 
 PRACTICES: Mapping[str, Callable[[], Practice]] = {
-    "reverse": lambda: _digits(reversed_digits),
-    "sort": lambda: _digits(sorted_digits),
+    "reverse": lambda: _digits(ReverseDigits().answer),
+    "sort": lambda: _digits(SortDigits().answer),
     "sokoban": _sokoban,
     "knights-knaves": _knights_knaves,
 }

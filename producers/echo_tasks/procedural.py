@@ -1,7 +1,7 @@
 """reasoning-gym's data sets as functions of (seed, seq), and their scorers. Imports reasoning_gym, which takes seconds.
 
 reasoning-gym makes item i of a data set from the number seed + i, so that two data sets with near seeds share most of their items. Here
-every seed has numbers of its own, one for each seq: what is asked under one seed is never asked under another.
+every seed has numbers of its own, one for each seq: no item of one seed is asked under another.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from echo_schemas.errors import UserError
 from echo_tasks.options import nearest
 
 with warnings.catch_warnings():
-    # One of its libraries has escapes in strings that Python warns of when it is compiled.
+    # One of its libraries has escapes in strings about which Python warns at its compilation.
     warnings.simplefilter("ignore", SyntaxWarning)
     from reasoning_gym.factory import DATASETS
 
 # Kafka's and Avro's seqs are longs.
 _SEQ_BITS = 63
-# Some generators give up on some numbers. So many others stand in, also nobody else's.
+# Some generators fail at some numbers. Then 2**4 other numbers are tried, which no other item uses.
 _ATTEMPT_BITS = 4
 # Seeds of NumPy's old generator have 32 bits.
 _NARROW = frozenset({"pool_matrix"})
 _NARROW_BITS = 32
-# Made of other data sets, by objects that a run's file cannot hold.
+# Their configuration holds objects, which a run's file cannot.
 _UNSUPPORTED = frozenset({"composite"})
-# Their scorers compare tuples, which come back from JSON as lists.
+# Their scorers compare tuples; JSON turns these into lists.
 _TUPLES = frozenset({"arc_agi", "rearc"})
 _OWN_FIELDS = frozenset({"seed", "size"})
 
 
 def dataset_names() -> list[str]:
-    """Every data set that can be asked for."""
+    """Every supported data set."""
     return sorted(set(DATASETS) - _UNSUPPORTED)
 
 
@@ -74,8 +74,8 @@ def item(name: str, config: Mapping[str, Any], seed: int, seq: int) -> dict[str,
 
 
 def number_of(name: str, seed: int, seq: int, attempt: int = 0) -> int:
-    """The number from which reasoning-gym makes the item. Another one for each triple, but for data sets whose seeds have 32 bits."""
-    # Negative seeds lie between the others: a generator takes −3 for 3.
+    """The number from which reasoning-gym makes the item; unique, except for data sets whose seeds have 32 bits."""
+    # Negative seeds are put between the others, because generators take −3 for 3.
     stream = 2 * seed if seed >= 0 else -2 * seed - 1
     number = (((stream << _ATTEMPT_BITS) + attempt) << _SEQ_BITS) + seq
     if name not in _NARROW:
@@ -85,7 +85,7 @@ def number_of(name: str, seed: int, seq: int, attempt: int = 0) -> int:
 
 
 def score(name: str, config: Mapping[str, Any], answer: str, entry: Mapping[str, Any]) -> float:
-    """What the data set's own scorer gives for `answer`, mostly 0 to 1. Raises what it raises."""
+    """The score of `answer` by the data set's own scorer, mostly 0 to 1. Raises the scorer's errors."""
     scorer = _scorer(name, json.dumps(config, sort_keys=True))
     known = {"question": entry.get("question", ""), "answer": entry["answer"], "metadata": entry["metadata"]}
     return float(scorer.score_answer(answer, _with_tuples(known) if name in _TUPLES else known))
@@ -97,7 +97,7 @@ def _scorer(name: str, config: str) -> Any:
 
 
 def _made(name: str, config: Mapping[str, Any], number: int) -> Any:
-    """The data set of one item, whose seed is `number`: some of them make all items, or none beyond their size."""
+    """The data set with one item, made from `number`: some data sets make all items at once, or none beyond their size."""
     dataset, kind = DATASETS[name]
     values = {field: tuple(value) if isinstance(value, list) else value for field, value in config.items()}
     return dataset(kind(**values, seed=number, size=1))

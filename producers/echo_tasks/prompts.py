@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the base model's own tokenizer file; light enough for whoever asks, who need not load torch."""
+"""Text to token ids and back by the base model's own tokenizer file, and facts from its config.json. Does not load torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
 from echo_schemas.records import ChatMessage
 
 TokenIds = npt.NDArray[np.int32]
-# Stands for an answer in the template, to find where it ends. Letters alone: templates cut thoughts out and trim white space.
+# Stands for an answer in the template, to find where an answer ends. Letters alone: templates cut thoughts out and trim white space.
 _ANSWER = "EchoSwarmAnswerStandsHere"
 
 
@@ -58,25 +58,20 @@ class PromptCodec:
         self._chat: Any = None
 
     def encode(self, text: str) -> TokenIds:
-        """Token ids of `text` as it is, int32 [T]; no special tokens are added."""
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def decode(self, token_ids: Sequence[int] | TokenIds) -> str:
-        """The text of `token_ids`, special tokens included: what the policy saw."""
         return str(self._tokenizer.decode([int(token) for token in token_ids], skip_special_tokens=False))
 
     def num_unknown(self, text: str) -> int:
-        """How many tokens of `text` stand for what the tokenizer has no token for; 0 for those that have one for everything."""
+        """How many tokens of `text` are the tokenizer's unknown token; 0 for tokenizers without one."""
         unknown = getattr(self._tokenizer.model, "unk_token", None)
         if not unknown:
             return 0
         return sum(token == self._tokenizer.token_to_id(unknown) for token in self.encode(text).tolist())
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The base model's chat template over `messages`, open for the answer. Loads transformers the first time.
-
-        Raises InvalidRecord for messages that the template refuses, and for a model without a template.
-        """
+        """See `ChatCodec`. Loads transformers the first time. Raises InvalidRecord also for a model without a template."""
         if self._chat is None:
             from transformers import AutoTokenizer
 
@@ -90,10 +85,8 @@ class PromptCodec:
             ) from exc
 
     def render_reply(self, content: str) -> str:
-        """What stands between two answers when the user says `content`: the marker that ends a turn comes first. What was said
-        before is not written again, so its tokens stay as they are.
-
-        Raises InvalidRecord for a template that refuses a second turn or leaves earlier answers out.
+        """See `ChatCodec`. Earlier turns are not rendered again, so their tokens stay as they are. Raises InvalidRecord for a template that
+        refuses a second turn or leaves earlier answers out.
         """
         turns = (("user", "?"), ("assistant", _ANSWER), ("user", content))
         text = self.render([ChatMessage(role=role, content=said) for role, said in turns])
@@ -106,7 +99,7 @@ class PromptCodec:
 
 
 def continued(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
-    """The conversation with `text` said by the user at its end. In one message with what stands there: templates refuse two in a row."""
+    """The conversation with `text` said by the user at its end, joined with a user's message there: templates refuse two in a row."""
     *before, last = messages
     if last.role != "user":
         return [*messages, ChatMessage(role="user", content=text)]
@@ -115,21 +108,21 @@ def continued(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
 
 def vocabulary_size(base: Path) -> int:
     """Token ids of the model are below this. Raises UserError if its config.json does not say."""
-    size = _said(base, "vocab_size")
+    size = _number(base, "vocab_size")
     if size is None:
         raise UserError(f"{base / 'config.json'} does not say `vocab_size`.", hint="Use a folder that `save_pretrained` wrote.")
     return int(size)
 
 
 def attention_of(base: Path) -> str:
-    """Which of transformers' attentions computes what the model in `base` means. `sdpa` leaves out a cap on the scores without a word, so a
-    model that has one (Gemma 2) takes `eager`. Raises UserError if its config.json cannot be read."""
-    return "sdpa" if _said(base, "attn_logit_softcapping") is None else "eager"
+    """The attention of transformers that is right for the model in `base`. `sdpa` silently leaves out a cap on the scores, so a model with
+    one (Gemma 2) takes `eager`. Raises UserError if its config.json cannot be read."""
+    return "sdpa" if _number(base, "attn_logit_softcapping") is None else "eager"
 
 
 def check_positions(base: Path, max_length: int) -> None:
-    """Raise UserError if sequences of `max_length` tokens are longer than the model has positions. Models that do not say have enough."""
-    positions = _said(base, "max_position_embeddings")
+    """Raise UserError if sequences of `max_length` tokens are longer than the model has positions. A model without a number has enough."""
+    positions = _number(base, "max_position_embeddings")
     if positions is not None and max_length > positions:
         raise UserError(
             f"[policy] max_length is {max_length}, and the model in {base} has {positions:.0f} positions.",
@@ -137,11 +130,31 @@ def check_positions(base: Path, max_length: int) -> None:
         )
 
 
-def _said(base: Path, name: str) -> float | None:
-    """A number in the model's config.json, where models of several parts have it below `text_config`. Raises UserError."""
+def end_tokens(base: Path) -> tuple[int, ...]:
+    """The tokens that end an answer, by config.json, the usual one first. Raises UserError if it names none."""
+    found = _said(base, "eos_token_id")
+    ends = tuple(found) if isinstance(found, list) else (found,)
+    if not ends or not all(isinstance(end, int) for end in ends):
+        raise UserError(f"{base / 'config.json'} does not say `eos_token_id`.", hint="Add it there.")
+    return ends
+
+
+def pad_token(base: Path) -> int | None:
+    """The padding token, if config.json names one. Raises UserError if it cannot be read."""
+    found = _said(base, "pad_token_id")
+    return found if isinstance(found, int) else None
+
+
+def _number(base: Path, name: str) -> float | None:
+    found = _said(base, name)
+    return found if isinstance(found, int | float) else None
+
+
+def _said(base: Path, name: str) -> Any:
+    """A value in the model's config.json, which models of several parts have below `text_config`. Raises UserError."""
     try:
         config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-        found = config.get(name) or config.get("text_config", {}).get(name)
+        found = config.get(name)
+        return config.get("text_config", {}).get(name) if found is None else found
     except (OSError, ValueError, AttributeError) as exc:
         raise UserError(f"{base / 'config.json'} cannot be read: {exc}.", hint="Use a folder that `save_pretrained` wrote.") from exc
-    return found if isinstance(found, int | float) else None

@@ -29,7 +29,7 @@ class Reasoning(SingleTurn):
         self._instruction = instruction
 
     def prompt(self, seed: int, seq: int) -> Prompt:
-        """Item `seq` under `seed`, which no other seed has. The entry is the data set's own, for its own scorer."""
+        """Item `seq` under `seed`. The entry holds what the data set's own scorer needs."""
         from echo_tasks.procedural import item
 
         made = item(self._dataset, self._config, seed + self._seed_offset, seq)

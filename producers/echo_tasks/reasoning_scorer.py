@@ -1,7 +1,7 @@
-"""What reasoning-gym's own scorers say of an answer. Imports reasoning_gym, which takes seconds.
+"""The reward of reasoning-gym's own scorers. Imports reasoning_gym, which takes seconds.
 
-Nine of the scorers hand the answer to Python's `eval`, some by way of sympy. An answer to those that could do anything but compute is
-worth nothing and is not handed on; and every call has a bound of time and memory and runs in a scoring process.
+Nine of the scorers pass the answer to Python's `eval`, some through sympy. An answer that could do more than compute is not passed to them
+and scores 0. Every call has bounds of time and memory, and runs in a scoring process.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ EVALUATED = frozenset(
         "string_insertion",
     }
 )
-# What the data sets on integrals and polynomials are answered with.
+# The functions in answers on integrals and polynomials.
 _CIRCULAR = ("sin", "cos", "tan", "sec", "csc", "cot")
 _FUNCTIONS = frozenset(
     {"abs", "Abs", "exp", "ln", "log", "sqrt"}
     | {prefix + name + suffix for name in _CIRCULAR for prefix in ("", "a") for suffix in ("", "h")}
 )
 _CALL = re.compile(r"(\w+)\s*\(")
-# Dunders, attributes, calls of what an expression gives, escapes and comments that hide one, other keywords than operators.
+# Dunders, attributes, calls of an expression's result, escapes and comments that hide one, keywords other than operators.
 _SUSPICIOUS = re.compile(r"__|\.\s*[^\W\d]|[)\]}'\"]\s*\(|[\\#@:;{}`]|\b(?:lambda|for|if|import|yield|await|async)\b")
 
 
 def only_computes(answer: str) -> bool:
-    """Whether `answer`, taken for Python, could do nothing but arithmetic, the functions of a pocket calculator, and lists of texts."""
+    """Whether `answer`, as Python, can do no more than arithmetic, the functions of a pocket calculator, and lists of texts."""
     if not answer.isascii() or _SUSPICIOUS.search(answer):
         return False
     return all(name in _FUNCTIONS for name in _CALL.findall(answer))
@@ -51,7 +51,7 @@ def only_computes(answer: str) -> bool:
 
 @reward(name="reasoning-gym", timeout_s=_TIMEOUT_S, isolated=True, at_timeout=0.0)
 def reasoning_gym_score(sample: ScoredSample) -> RewardResult:
-    """What the data set's scorer gives for the final answer. 0 with the component `refused` or `ended` if it was not asked, or given up."""
+    """The scorer's value for the final answer. 0 with the component `refused` if it is not passed on, or `ended` beyond the bounds."""
     answer, entry = final_answer(sample.completion), sample.entry
     if len(answer) > _MAX_LENGTH or (entry["dataset"] in EVALUATED and not only_computes(answer)):
         return RewardResult(value=0.0, components={"refused": 1.0, "ended": 0.0})

@@ -23,9 +23,9 @@ class Row:
     fields: Mapping[str, Any]
 
     def text(self, wanted: Sequence[str]) -> tuple[str, str]:
-        """The first of the fields `wanted` that is there, in whatever case, and its text. Numbers are taken for their text.
+        """The first field of `wanted`, upper or lower case, and its text; a number is turned into text.
 
-        Raises UserError if none is there, or it is empty.
+        Raises UserError if there is none, or it is empty.
         """
         by_name = {name.lower(): name for name in self.fields}
         for name in wanted:

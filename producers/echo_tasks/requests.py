@@ -1,4 +1,4 @@
-"""What a request asks: the prompt of a seq, ready for the wire. For whoever allocates seqs."""
+"""Builds the request of a seq from its prompt, for feeder and learner, which allocate seqs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class RequestBuilder:
     prompts: TextCodec
 
     def build(self, seq: int, purpose: Purpose, *, group_size: int, sampling: Sampling) -> RolloutRequest:
-        """The request of `seq` without the versions and times that its sender gives it (`dataclasses.replace`)."""
+        """The request of `seq`; its sender sets versions and times (`dataclasses.replace`)."""
         return self.build_of(self.task.prompt(self.seed, seq), seq, purpose, group_size=group_size, sampling=sampling)
 
     def build_of(self, prompt: Prompt, seq: int, purpose: Purpose, *, group_size: int, sampling: Sampling) -> RolloutRequest:
-        """As `build`, of a prompt that is made already."""
+        """As `build`, for an existing prompt."""
         return RolloutRequest(
             run_id=self.run_id,
             group_id=group_id_of(self.run_id, seq, purpose),
@@ -44,5 +44,5 @@ class RequestBuilder:
 
 
 def entry_of(prompt: Prompt) -> str:
-    """What rewards get of a prompt, as it travels."""
+    """The prompt's entry as JSON."""
     return json.dumps(dict(prompt.entry), ensure_ascii=False)

@@ -54,7 +54,7 @@ class ScoredSample:
 
 
 def sample_of(trajectory: Trajectory) -> ScoredSample:
-    """The sample that a record holds; what is done to it the record does not see. Raises ValueError if its entry is no JSON object."""
+    """The sample of a record; changes to it do not change the record. Raises ValueError if its entry is no JSON object."""
     entry = parse_entry(trajectory.entry)
     return ScoredSample(
         prompt=trajectory.prompt,
@@ -74,11 +74,11 @@ Value = float | RewardResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunction:
-    """A reward function and what is said about it.
+    """A reward function and its properties.
 
     `timeout_s` None: the application's. `origin`: where it can be imported from. `isolated`: it only runs in a scoring process, where a
-    call that hangs can be ended. `at_timeout`: what a sample is worth whose call had to be ended, or whose process died of it; None: nobody
-    knows. `repeatable`: a sample of last week would get the same value today; False where the value depends on what has changed since.
+    call that hangs can be ended. `at_timeout`: the value of a sample whose call had to be ended, or whose process died of it; None: it has
+    none. `repeatable`: the same sample gets the same value at any time.
     """
 
     name: str
@@ -106,7 +106,7 @@ def reward(
     at_timeout: float | None = None,
     repeatable: bool = True,
 ) -> Callable[[Callable[..., Any]], RewardFunction]:
-    """Make a reward of a function. `batch`: it takes a list of samples and gives as many values; the others as in `RewardFunction`."""
+    """Make a reward of a function. `batch`: it takes a list of samples and returns as many values; the others as in `RewardFunction`."""
 
     def decorate(function: Callable[..., Any]) -> RewardFunction:
         kind = RewardKind.BATCH if batch else RewardKind.ASYNC if inspect.iscoroutinefunction(function) else RewardKind.SYNC

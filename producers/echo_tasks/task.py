@@ -1,4 +1,4 @@
-"""What a task is: prompts without end, an environment if it takes turns, and what its metadata means to the learner.
+"""A task: prompts without end, an environment if it takes turns, and signals for the learner.
 
 These are the three duties of a task adapter in ECHO-2 (§3): format prompts, judge answers, turn metadata into learner signals. Judging is a
 reward function (`rewards`), because a reward may come from a process of its own, and later.
@@ -16,12 +16,12 @@ import numpy.typing as npt
 from echo_schemas.records import ChatMessage, Trajectory
 
 Entry = Mapping[str, Any]
-"""The task's own JSON about one prompt: reference answer, seed, difficulty; travels with the request and the trajectory."""
+"""The task's own JSON about one prompt: reference answer, seed, difficulty; part of the request and the trajectory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What is asked: `messages` in chat form, or `text` for the tokenizer as it is; exactly one of them."""
+    """Either `messages` in chat form, or `text` for the tokenizer."""
 
     messages: tuple[ChatMessage, ...] = ()
     text: str = ""
@@ -35,14 +35,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the environment shows before the policy acts. Its tokens are never trained."""
+    """The environment's text before the policy acts. Its tokens are never trained."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one action led to. `observation` is shown next, unless `done`."""
+    """The result of one action. `observation` is shown next, unless `done`."""
 
     observation: str
     reward: float
@@ -54,7 +54,7 @@ class Environment(Protocol):
     """One episode. If it has a method `close`, that is called when the episode is over, however it ended."""
 
     def reset(self) -> Observation:
-        """The first observation; empty text if the prompt says it all."""
+        """The first observation; empty if the prompt holds everything."""
 
     def step(self, action: str) -> Turn:
         """Act."""
@@ -62,8 +62,8 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Signals:
-    """What the learner makes of a trajectory. `mask` bool [G]: generated tokens to train on; `weights` float32 [G]: factors of their
-    advantages. None: all, and 1.
+    """How the learner trains on a trajectory. `mask` bool [G]: generated tokens to train on, None: all; `weights` float32 [G]: factors of
+    their advantages, None: 1.
     """
 
     mask: npt.NDArray[np.bool_] | None = None
@@ -81,20 +81,19 @@ class Task(Protocol):
     rewards: Sequence[str]
 
     def prompt(self, seed: int, seq: int) -> Prompt:
-        """The prompt of `seq`: a pure function, defined for every seq ≥ 0, so that it can be asked again after any restart."""
+        """The prompt of `seq`: a pure function, defined for every seq ≥ 0, so that any restart gets the same one."""
 
     def environment(self, entry: Entry) -> Environment | None:
         """The episode of a prompt; None for a task of a single turn."""
 
     def signals(self, trajectory: Trajectory) -> Signals:
-        """What the learner trains of a trajectory."""
+        """How the learner trains on a trajectory."""
 
 
 class AllTokens:
     """A task's base: every generated token is trained alike."""
 
     def signals(self, trajectory: Trajectory) -> Signals:
-        """All tokens alike."""
         del trajectory
         return ALL_TOKENS
 
@@ -103,7 +102,6 @@ class SingleTurn(AllTokens):
     """A task's base: no environment, every generated token trained."""
 
     def environment(self, entry: Entry) -> Environment | None:
-        """None: one prompt, one answer."""
         del entry
         return None
 

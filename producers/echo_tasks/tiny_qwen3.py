@@ -1,7 +1,7 @@
 """The demo's base models: a Qwen3 of 336,640 parameters that has practised a little, with a real tokenizer. Imports torch, transformers.
 
-Reinforcement learning sharpens what a model already does sometimes. So supervised practice stops as soon as an answer of the practice's is
-likely enough: the learning curve of practice is steep, and a fixed number of steps would be a matter of luck.
+Reinforcement learning needs a model that is right sometimes. So supervised practice goes on until right answers are likely enough; its
+learning curve is steep, so a fixed number of steps would give models of very different quality.
 
     python -m echo_tasks.tiny_qwen3 reverse|sort|sokoban|knights-knaves FOLDER
 """
@@ -28,15 +28,17 @@ _LEARNING_RATE = 1.5e-3
 _BATCH = 64
 # Examples that are kept apart to measure on.
 _MEASURED = 512
-# A batch says roughly how likely its answers are; from this share of the target on it is measured properly.
+# A batch gives a rough likelihood; from this share of the target on it is measured on held-out examples.
 _MEASURE_FROM = 0.7
 _MAX_STEPS = 4_000
-# No target: a position that is not practised.
+# The target of a position that is not practised.
 _IGNORED = -100
 
 
 def make(name: str, folder: Path) -> float:
-    """Write the model that practised `name`, and its tokenizer, into `folder`; how likely its answers are. The same bytes every time."""
+    """Write the model that practised `name`, and its tokenizer, into `folder`; returns its likelihood of right answers. The same bytes
+    every time.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     practice = PRACTICES[name]()
@@ -52,7 +54,7 @@ def make(name: str, folder: Path) -> float:
         num_key_value_heads=4,
         head_dim=32,
         max_position_embeddings=_MAX_LENGTH,
-        # Untied: an engine that packs the head once would keep the old one after a reload of all weights.
+        # Untied, because an engine that packs the head once would keep the old one after a reload of all weights.
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=_END_ID,
@@ -62,7 +64,7 @@ def make(name: str, folder: Path) -> float:
     likelihood = practise(model, practice)
     model.save_pretrained(folder)
     _write_tokenizer(practice, folder)
-    # Engines would take sampling defaults from here; requests say how they sample.
+    # Without sampling defaults, which engines would take from here: requests have their own.
     (folder / "generation_config.json").write_text(
         json.dumps({"eos_token_id": _END_ID, "pad_token_id": _PADDING_ID}, indent=1), encoding="utf-8"
     )
@@ -70,7 +72,7 @@ def make(name: str, folder: Path) -> float:
 
 
 def practise(model: torch.nn.Module, practice: Practice) -> float:
-    """Supervised steps on fresh examples until an answer has the wanted probability, which is what a sampled one is right with."""
+    """Supervised steps on fresh examples until right answers have the probability `practice.target`; returns the probability."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     rng = random.Random(_SEED)
     held_out = _examples(random.Random(_SEED + 1), _MEASURED, practice)
@@ -102,7 +104,7 @@ def _likelihood(losses: Tensor) -> float:
 
 
 def _examples(rng: random.Random, count: int, practice: Practice) -> tuple[Tensor, Tensor]:
-    """Token ids [count, T] of examples, padded behind, and the same ids as targets where the last answer stands."""
+    """Token ids [count, T] of examples, padded at the end, and the targets: the last answer's ids, `_IGNORED` elsewhere."""
     numbers = {token: index for index, token in enumerate(vocabulary(practice))}
     rows = []
     for _ in range(count):
@@ -130,7 +132,7 @@ def _write_tokenizer(practice: Practice, folder: Path) -> None:
 
     numbers = {token: index for index, token in enumerate(vocabulary(practice))}
     tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=PADDING))
-    # The `m` of its dialect, like Python's DOTALL: a new line is a token too.
+    # `m` in this dialect is Python's DOTALL: a new line is a token too.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"(?m:{practice.pattern})"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(

@@ -1,4 +1,4 @@
-"""The table's numbers, and what an action in words comes to at it."""
+"""The table's numbers, and the legal action that an action in words means."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from echo_tasks.poker.opponents import CALL, FOLD, View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seats:
-    """Who sits there with how many chips. Seats are numbered in the order of the blinds; with two players the second one has the button."""
+    """Players and chips. Seats are numbered in the order of the blinds; with two players the second one has the button."""
 
     num: int
     stack: int
@@ -18,7 +18,7 @@ class Seats:
     big_blind: int
 
     def position(self, seat: int) -> str:
-        """What a seat is called."""
+        """The name of a seat."""
         if self.num == 2:
             return ("big blind", "button and small blind")[seat]
         if seat < 2:
@@ -37,7 +37,7 @@ class Seats:
 
 
 def meant(said: Said, view: View, street_start: int) -> tuple[int, AnswerKind]:
-    """The legal action nearest to what was said. `street_start`: what the player had put in before this round of betting."""
+    """The legal action nearest to `said`. `street_start`: the player's chips in the pot before this round of betting."""
     if said.verb == "fold":
         return (FOLD, AnswerKind.FINE) if view.to_call else (CALL, AnswerKind.ADJUSTED)
     if said.verb == "check":

@@ -1,33 +1,31 @@
 """One hand as an episode in ECHO-2's form (appendix D): a state in words, an action in words, the change of the player's chips as reward.
 
-Every text is an answer with a defined outcome: what is no action is the cheapest legal one (check, else fold) and costs the penalty.
+Every text is an answer with a defined outcome: a text without an action counts as the cheapest legal one (check, else fold) and costs the
+penalty.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from echo_schemas.errors import UserError
+from echo_tasks.answers import tagged
 from echo_tasks.task import Observation, Turn
 
-OPENING, CLOSING = "<answer>", "</answer>"
 FORM = "Always end with your action in this form: <answer>ACTION</answer>"
-# The longest action with generous white space: what is longer is none, however long.
+# The longest action, with generous white space; longer text is no action.
 _MAX_ACTION = 64
 _ACTION = re.compile(r"(fold|check|call|bet|raise|all[- ]?in)(?:\s+(?:to\s+)?([0-9]{1,9}|min|half[- ]pot|pot|max))?[.!]?")
 
 
 class AnswerKind(StrEnum):
-    """What an answer was, beside the action it led to."""
+    """How an answer was understood."""
 
     FINE = "fine"
     ADJUSTED = "adjusted"
-    """Not possible as said, but plainly meant: a raise beyond the limits, a call or a fold with nothing to pay. No penalty."""
+    """Not possible as said, but its meaning is clear: a raise beyond the limits, a call or a fold with nothing to pay. No penalty."""
     ILLEGAL = "illegal"
     """An action that the rules forbid here, such as a check when there is a bet to pay."""
     NO_ANSWER = "no_answer"
@@ -39,7 +37,7 @@ PENALISED = frozenset({AnswerKind.ILLEGAL, AnswerKind.NO_ANSWER, AnswerKind.UNKN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """An action in words: `verb` is fold, check, call, raise or all-in; `amount` what stood behind it, digits or a named size."""
+    """An action in words: `verb` is fold, check, call, raise or all-in; `amount` follows it: digits or a named size."""
 
     verb: str
     amount: str = ""
@@ -47,7 +45,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """What lies on the table as the player at `seat` sees it, for a picture. `stacks`: chips left, seat by seat; `said`: the betting."""
+    """The table as the player at `seat` sees it, for a picture. `stacks`: chips left, seat by seat; `said`: the betting."""
 
     hand: tuple[str, ...]
     board: tuple[str, ...]
@@ -70,7 +68,7 @@ class Hand(Protocol):
 
     @property
     def net(self) -> float:
-        """The player's chips against those before the hand: what is in the pot counts as gone until the hand is won."""
+        """The player's chips against those before the hand: chips in the pot count as lost until the hand is won."""
 
     def shown(self) -> str:
         """The state in words, as far as the player may see it."""
@@ -79,19 +77,17 @@ class Hand(Protocol):
         """The same for a picture."""
 
     def play(self, answer: str) -> tuple[str, AnswerKind]:
-        """Do what `answer` says, let the others act, and say what was done and what the answer was."""
+        """Do the action in `answer`, and let the others act. Returns what was done, and how the answer was understood."""
 
 
 def read_answer(text: str) -> Said | AnswerKind:
-    """The action in the last `<answer>…</answer>` of `text`, upper or lower case. Time is linear in the text.
-
-    Without its tags NO_ANSWER, with anything but an action between them UNKNOWN_ACTION. Tags within tags: the innermost answer counts.
+    """The action in the last `<answer>…</answer>` of `text`, upper or lower case. NO_ANSWER without the tags, UNKNOWN_ACTION if the text
+    between them is no action.
     """
-    closing = text.rfind(CLOSING)
-    opening = text.rfind(OPENING, 0, closing) if closing >= 0 else -1
-    if opening < 0:
+    content = tagged(text)
+    if content is None:
         return AnswerKind.NO_ANSWER
-    content = text[opening + len(OPENING) : text.index(CLOSING, opening)].strip().lower()
+    content = content.strip().lower()
     found = _ACTION.fullmatch(content) if len(content) <= _MAX_ACTION else None
     if found is None:
         return AnswerKind.UNKNOWN_ACTION
@@ -116,11 +112,10 @@ class HandEpisode:
         self._is_over = hand.is_over
 
     def reset(self) -> Observation:
-        """Nothing: the prompt shows the state."""
+        """Empty: the prompt shows the state."""
         return Observation(text="")
 
     def table(self) -> Table:
-        """What lies on the table now."""
         return self._hand.table()
 
     def step(self, action: str) -> Turn:
@@ -144,33 +139,3 @@ class HandEpisode:
 def turn_text(number: int, state: str) -> str:
     """What a chat model is shown before turn `number`."""
     return f"Turn {number}\n{state}\n{FORM}"
-
-
-def whole(name: str, value: Any, least: int, most: int) -> int:
-    """An option that is a whole number. Raises UserError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UserError(f"The option {name} is {value!r}; it takes whole numbers from {least} to {most}.")
-    return value
-
-
-def amount(name: str, value: Any) -> float:
-    """An option that is a number of chips. Raises UserError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        raise UserError(f"The option {name} is {value!r}; it takes a number of chips from 0 on.")
-    return float(value)
-
-
-def choice(name: str, value: Any, known: Sequence[str]) -> str:
-    """An option that is one of some names. Raises UserError with the nearest one."""
-    if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)[0]
-        raise UserError(f"The option {name} has {value!r}; it can be {', '.join(known)}.", hint=f"Did you mean {near!r}?")
-    return str(value)
-
-
-def names(name: str, value: Any, known: Mapping[str, Any]) -> tuple[str, ...]:
-    """An option that is one or several of some names. Raises UserError with the nearest one."""
-    given: Any = [value] if isinstance(value, str) else value
-    if not isinstance(given, Sequence) or not given:
-        raise UserError(f"The option {name} is {value!r}; it takes names out of {', '.join(known)}.")
-    return tuple(choice(name, each, tuple(known)) for each in given)

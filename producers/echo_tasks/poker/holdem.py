@@ -1,7 +1,7 @@
 """No-limit Texas hold'em, a hand at a time, on OpenSpiel's `universal_poker`.
 
-All samples of a group get the same cards, board included, and opponents that answer the same play alike: what differs is what the policy
-does. A hand in which nobody leaves the policy anything to decide is dealt anew.
+All samples of a group get the same cards, board included, and opponents that answer the same play alike: only the policy's play differs.
+A hand that ends before the policy has to decide is dealt anew.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from functools import cache
 from typing import Any
 
 from echo_schemas.records import ChatMessage
+from echo_tasks.options import amount, name_of, names_of, whole_number
 from echo_tasks.poker.betting import Seats, meant
 from echo_tasks.poker.cards import NUM_CARDS, card_name
-from echo_tasks.poker.episode import AnswerKind, HandEpisode, Table, amount, choice, names, read_answer, turn_text, whole
+from echo_tasks.poker.episode import AnswerKind, HandEpisode, Table, read_answer, turn_text
 from echo_tasks.poker.opponents import CALL, FOLD, OPPONENTS, View
 from echo_tasks.task import AllTokens, Entry, Prompt
 
@@ -45,14 +46,16 @@ class Poker(AllTokens):
         `penalty`: chips that a malformed or illegal answer costs on top of the hand; None: a big blind. `unit`: `chips` or `big-blinds`,
         what a reward of 1 is. Raises UserError for options that make no game.
         """
-        self._opponents = names("opponents", opponents, OPPONENTS)
-        big = whole("big_blind", big_blind, 2, 10**6)
-        small = whole("small_blind", small_blind, 1, big)
+        self._opponents = names_of("opponents", opponents, OPPONENTS)
+        big = whole_number("big_blind", big_blind, least=2, most=10**6)
         self._seats = Seats(
-            num=whole("players", players, 2, 10), stack=whole("stack", stack, 2 * big, 10**6), small_blind=small, big_blind=big
+            num=whole_number("players", players, least=2, most=10),
+            stack=whole_number("stack", stack, least=2 * big, most=10**6),
+            small_blind=whole_number("small_blind", small_blind, least=1, most=big),
+            big_blind=big,
         )
         self._penalty = float(big) if penalty is None else amount("penalty", penalty)
-        self._scale = float(big) if choice("unit", unit, _UNITS) == "big-blinds" else 1.0
+        self._scale = float(big) if name_of("unit", unit, _UNITS) == "big-blinds" else 1.0
 
     def prompt(self, seed: int, seq: int) -> Prompt:
         """The rules and the first state; the entry holds the `cards` (two for each seat, then the board), the policy's `seat`, the
@@ -105,7 +108,7 @@ class Poker(AllTokens):
 
 
 class HoldemHand:
-    """One hand of an entry, from the policy's seat. What opponents leave to chance is drawn from the entry's seed and the hand so far."""
+    """One hand of an entry, from the policy's seat. Opponents' random choices are drawn from the entry's seed and the hand so far."""
 
     def __init__(self, seats: Seats, entry: Mapping[str, Any]) -> None:
         self._seats = seats
@@ -170,7 +173,7 @@ class HoldemHand:
         return done, verdict
 
     def _go_on(self) -> None:
-        """Cards and opponents, until the policy is to act or the hand is decided."""
+        """Deal cards and let opponents act, until the policy is to act or the hand is decided."""
         while not self._state.is_terminal():
             if self._state.is_chance_node():
                 self._deal()

@@ -3,7 +3,7 @@
     Jack < Queen < King; each player antes one chip and gets a card. The first may check or bet; a bet may be called or folded to; after a
     check the second may bet. The higher card takes the pot.
 
-Against the opponent `equilibrium` nobody wins more than 1/18 of a chip per hand as second player, or loses less as first (Kuhn, 1950).
+Against the opponent `equilibrium` no player wins more than 1/18 of a chip per hand as second player, or loses less as first (Kuhn, 1950).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from functools import cache
 from typing import Any
 
 from echo_schemas.records import ChatMessage
-from echo_tasks.poker.episode import AnswerKind, HandEpisode, Said, Table, amount, choice, names, read_answer, turn_text
+from echo_tasks.options import amount, name_of, names_of
+from echo_tasks.poker.episode import AnswerKind, HandEpisode, Said, Table, read_answer, turn_text
 from echo_tasks.task import AllTokens, Entry, Prompt
 
 _CARDS = ("Jack", "Queen", "King")
@@ -50,12 +51,12 @@ class KuhnPoker(AllTokens):
 
     def __init__(self, *, opponents: str | Sequence[str] = "equilibrium", penalty: float = 1.0, style: str = "chat") -> None:
         """`opponents`: one or several of `OPPONENTS`, drawn anew for each hand. `penalty`: chips that a malformed or illegal answer costs
-        on top of the hand. `style`: `chat`, or `digits` for a model that knows nothing else: `201>` is the King (2), a check (0) and a
-        bet (1), to be answered with 0 or 1. Raises UserError for options that make no game.
+        on top of the hand. `style`: `chat`, or `digits` for a model that knows only digits: `201>` is the King (2), a check (0) and a bet
+        (1), to be answered with 0 or 1. Raises UserError for options that make no game.
         """
-        self._opponents = names("opponents", opponents, OPPONENTS)
+        self._opponents = names_of("opponents", opponents, OPPONENTS)
         self._penalty = amount("penalty", penalty)
-        self._is_chat = choice("style", style, _STYLES) == "chat"
+        self._is_chat = name_of("style", style, _STYLES) == "chat"
 
     def prompt(self, seed: int, seq: int) -> Prompt:
         """The rules and the first state; the entry holds the `cards`, the policy's `seat`, the `opponent` and its `seed`."""
@@ -87,7 +88,7 @@ class KuhnPoker(AllTokens):
 
 
 class KuhnHand:
-    """One hand from the policy's `seat`, the opponent's chances drawn from `seed` and the hand so far."""
+    """One hand from the policy's `seat`; the opponent's choices are drawn from `seed` and the hand so far."""
 
     def __init__(self, cards: Sequence[int], seat: int, opponent: Callable[[int, int, bool], float], *, seed: str, is_chat: bool) -> None:
         self._state = _game().new_initial_state()
@@ -164,7 +165,7 @@ class KuhnHand:
 
 
 def _meant(said: Said, *, faces_bet: bool) -> tuple[int, AnswerKind]:
-    """The action that words mean here."""
+    """The action that `said` means, and how it was understood."""
     if said.verb in {"raise", "all-in"}:
         return BET, AnswerKind.ADJUSTED if faces_bet else AnswerKind.FINE
     if said.verb == "call":

@@ -1,7 +1,7 @@
-"""Scripted hold'em players, a function each: what a player sees → the action it takes. They know nothing that the rules do not show them.
+"""Scripted hold'em players, a function each: what a player sees → the action it takes. They know only what the rules show them.
 
 random         any kind of action, raises of any size
-call-station   checks, and calls whatever is bet
+call-station   checks, and calls every bet
 tight          enters with good cards, goes on with a pair or better, bets half the pot
 """
 
@@ -23,8 +23,8 @@ _RERAISE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a player knows. `to_call`: chips that it must still pay, `put_in`: those it has paid over the whole hand; raises go from `least`
-    to `most`, both 0 if none is legal.
+    """What a player sees. `to_call`: chips that it must still pay; `put_in`: chips that it has paid over the whole hand; raises go from
+    `least` to `most`, both 0 if none is legal.
     """
 
     hole: Sequence[int]

@@ -1,7 +1,7 @@
-"""A Sokoban room, where player and boxes stand in it, and what a move does.
+"""A Sokoban room, the state of player and boxes in it, and moves.
 
-Cells are numbered row by row; sets of cells are bits of an integer, so that a move is a few additions. The outermost cells are walls:
-nobody stands at the edge, and no move needs to look for it.
+Cells are numbered row by row; sets of cells are bits of an integer, so that a move is a few additions. The outermost cells are walls, so
+no move has to check for the edge.
 
     ######    # wall      O target     √ box on a target
     #_PX_#    _ floor     X box        S player on a target
@@ -39,13 +39,13 @@ class Move(StrEnum):
     LEFT = "Left"
     RIGHT = "Right"
 
-    # An enum's own is written in Python, and moves are looked up at every step.
+    # Faster than an enum's own hash, which is written in Python; moves are looked up at every step.
     __hash__ = str.__hash__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What never moves. `walls`, `targets`: bits of cells."""
+    """The fixed part of a board. `walls`, `targets`: bits of cells."""
 
     width: int
     height: int
@@ -53,7 +53,7 @@ class Room:
     targets: int
 
     def deltas(self) -> dict[Move, int]:
-        """How far each move goes in cell numbers."""
+        """The change of the cell number by each move."""
         return {Move.UP: -self.width, Move.DOWN: self.width, Move.LEFT: -1, Move.RIGHT: 1}
 
     def is_solved(self, state: State) -> bool:
@@ -62,7 +62,7 @@ class Room:
 
 
 def moved(room: Room, state: State, delta: int) -> State:
-    """Where things stand after a move by `delta`; the same state if a wall, or a box that cannot be pushed, is in the way."""
+    """The state after a move by `delta`; unchanged if a wall, or a box that cannot be pushed, is in the way."""
     player, boxes = state
     ahead = player + delta
     bit = 1 << ahead
@@ -99,7 +99,7 @@ def _empty(room: Room) -> str:
 
 
 def inside(board: str) -> str:
-    """A drawn board without its outer walls, which say nothing."""
+    """A drawn board without its outer walls."""
     return "\n".join(row[1:-1] for row in board.split("\n")[1:-1])
 
 

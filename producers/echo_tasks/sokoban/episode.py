@@ -1,4 +1,4 @@
-"""One episode: rounds of answers, what each does to the board, and what it earns.
+"""One episode: rounds of answers, their effect on the board, and their rewards.
 
 Every text is a legal answer with a defined outcome (`read_answer`), and no answer costs more than the moves that a round allows.
 """
@@ -9,25 +9,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from echo_tasks.answers import tagged
 from echo_tasks.sokoban.board import Move, Room, State, drawn, moved
 from echo_tasks.task import Observation, Turn
 
-OPENING, CLOSING, SEPARATOR = "<answer>", "</answer>", "||"
+SEPARATOR = "||"
 _BY_NAME = {move.value.lower(): move for move in Move}
-# As a well-formed answer has them between its separators.
+# Actions as a well-formed answer has them between its separators.
 _AS_WRITTEN = {f"{before}{move}{behind}": move for move in Move for before in ("", " ") for behind in ("", " ")}
-# The longest action name with generous white space: what is longer is no action, however long.
+# The longest action name, with generous white space; longer text is no action.
 _MAX_NAME = 64
 
 
 class AnswerFault(StrEnum):
-    """What an answer was, beside its moves."""
+    """What is wrong with an answer."""
 
     FINE = "fine"
     NO_ANSWER = "no_answer"
-    """No `<answer>…</answer>` in it: the round is spent, nothing moves."""
+    """It has no `<answer>…</answer>`: the round is spent, nothing moves."""
     UNKNOWN_ACTION = "unknown_action"
-    """Something between the separators is no action: it is skipped, the others are done."""
+    """A part between the separators is no action: it is skipped, the others are done."""
     TOO_MANY = "too_many"
     """More actions than a round allows: the first ones are done."""
 
@@ -48,19 +49,16 @@ class Payoff:
 SHAPED = Payoff(move=-0.1, on_target=1.0, off_target=-1.0, solved=10.0, malformed=-0.1)
 """gym-sokoban's rewards, with RAGEN's penalty for a malformed answer."""
 SUCCESS = Payoff(move=0.0, on_target=0.0, off_target=0.0, solved=1.0, malformed=0.0)
-"""Only whether it was solved: the return is ECHO's success rate."""
+"""1 for a solved board: the mean return is ECHO's success rate."""
 
 
 def read_answer(text: str, limit: int) -> tuple[list[Move], AnswerFault]:
-    """The first `limit` actions of the last `<answer>…</answer>` in `text`, upper or lower case, and what was wrong with it.
-
-    Tags within tags: the innermost answer counts. Time is linear in the text, and parsing stops after `limit` actions.
+    """The first `limit` actions of the last `<answer>…</answer>` in `text`, upper or lower case, and what is wrong with it. Parsing stops
+    after `limit` actions.
     """
-    closing = text.rfind(CLOSING)
-    opening = text.rfind(OPENING, 0, closing) if closing >= 0 else -1
-    if opening < 0:
+    content = tagged(text)
+    if content is None:
         return [], AnswerFault.NO_ANSWER
-    content = text[opening + len(OPENING) : text.index(CLOSING, opening)]
     names = content.split(SEPARATOR, limit)
     verdict = AnswerFault.FINE
     if len(names) > limit:
@@ -79,7 +77,7 @@ def read_answer(text: str, limit: int) -> tuple[list[Move], AnswerFault]:
 
 
 class SokobanEpisode:
-    """At most `rounds` answers of at most `actions_per_round` actions. `show(round, board)` words what is seen before each later round."""
+    """At most `rounds` answers of at most `actions_per_round` actions. `show(round, board)`: the observation before each later round."""
 
     def __init__(
         self, room: Room, state: State, *, rounds: int, actions_per_round: int, payoff: Payoff, show: Callable[[int, str], str]
@@ -96,7 +94,7 @@ class SokobanEpisode:
         """Whether every box is on a target."""
 
     def reset(self) -> Observation:
-        """Nothing: the prompt shows the board."""
+        """Empty: the prompt shows the board."""
         return Observation(text="")
 
     def step(self, action: str) -> Turn:

@@ -14,9 +14,9 @@ from echo_schemas.errors import UserError
 from echo_tasks.sokoban.board import Move, Room, State
 
 LARGEST_SIDE = 20
-# 6×6 with 2 boxes has at most 1,680 states. More boxes on a larger board have millions; the nearest ones to the solution are enough.
+# 6×6 with 2 boxes has at most 1,680 states. Larger boards have millions; the nearest ones to the solution are enough.
 _MAX_STATES = 20_000
-# A carved room may have no state at the wanted distance. What never has one in so many rooms is a recipe that asks for the impossible.
+# A carved room may have no state at the wanted distance. After so many rooms without one the recipe counts as impossible.
 _MAX_ROOMS = 500
 _TURN = 0.35
 """How often the carving walk changes its direction; gym-sokoban's value."""
@@ -24,7 +24,9 @@ _TURN = 0.35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What boards to make. `min_moves` and `max_moves` bound the shortest solution; of the inner cells a share in `floor` is no wall."""
+    """What boards to make. `width` and `height`: from 4 to `LARGEST_SIDE`, walls included. `min_moves` and `max_moves` bound the shortest
+    solution. Of the inner cells a share in `floor` is no wall.
+    """
 
     width: int
     height: int
@@ -35,21 +37,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Raises UserError for a recipe that no room can follow."""
-        for name in ("width", "height"):
-            side = getattr(self, name)
-            if not 4 <= side <= LARGEST_SIDE:
-                raise UserError(f"A Sokoban board's {name} is {side}; it can be 4 to {LARGEST_SIDE}, walls included.")
         inner = (self.width - 2) * (self.height - 2)
         most = (inner - 1) // 2
-        if not 1 <= self.boxes <= most:
+        if self.boxes > most:
             raise UserError(
                 f"{self.boxes} boxes do not fit on a Sokoban board of {self.width}×{self.height}.",
                 hint=f"It takes 1 to {most}: each needs its target beside it, and the player a cell." if most else "Make the board larger.",
-            )
-        if not 1 <= self.min_moves <= self.max_moves:
-            raise UserError(
-                f"Sokoban boards of at least {self.min_moves} and at most {self.max_moves} moves do not exist.",
-                hint="min_moves is at least 1, and no more than max_moves (the option moves holds both).",
             )
         low, high = self.floor
         if not 0 < low <= high <= 1:
@@ -81,7 +74,7 @@ def make_level(rng: random.Random, recipe: Recipe) -> Level:
             if distance >= recipe.min_moves and not state[1] & room.targets:
                 candidates.setdefault(distance, []).append(state)
         if candidates:
-            # First how far, then which: near states would be most of the boards otherwise.
+            # Draw the distance first, then the state: otherwise most boards would be of the most frequent distances.
             state = rng.choice(candidates[rng.choice(sorted(candidates))])
             return Level(room=room, state=state, solution=tuple(solution(plan, state)))
     raise UserError(
@@ -132,7 +125,7 @@ def solution(plan: Plan, state: State) -> Iterator[Move]:
 
 
 def _carved(rng: random.Random, recipe: Recipe) -> Room | None:
-    """A room that a walk has dug, with targets on some of its floor; None if the walk left too little."""
+    """A room dug by a random walk, with targets on some of its floor; None if the walk dug too few cells."""
     width, height = recipe.width, recipe.height
     inner = [row * width + column for row in range(1, height - 1) for column in range(1, width - 1)]
     allowed = set(inner)
@@ -140,7 +133,7 @@ def _carved(rng: random.Random, recipe: Recipe) -> Room | None:
     here = rng.choice(inner)
     dug = {here}
     delta = rng.choice((-width, width, -1, 1))
-    # Long enough for the walk to come everywhere on the largest board.
+    # Enough steps for the walk to reach every cell of the largest board.
     for _ in range(8 * len(inner) * len(inner)):
         if len(dug) >= wanted:
             break

@@ -1,36 +1,21 @@
-"""The task: boards without end, worded as a conversation for a chat model or as bare boards for a tiny one."""
+"""The task: boards without end, as a conversation for a chat model or as bare boards for a tiny one."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 from echo_schemas.errors import UserError
 from echo_schemas.records import ChatMessage
-from echo_tasks.options import one_of, whole_number
+from echo_tasks.options import name_of, whole_number
 from echo_tasks.sokoban.board import SYMBOLS, Move, drawn, inside, read_board
 from echo_tasks.sokoban.episode import SHAPED, SUCCESS, Payoff, SokobanEpisode
-from echo_tasks.sokoban.generator import Level, Recipe, make_level
+from echo_tasks.sokoban.generator import LARGEST_SIDE, Level, Recipe, make_level
 from echo_tasks.task import AllTokens, Entry, Prompt
 
-
-class Pay(StrEnum):
-    """What turns earn."""
-
-    SHAPED = "shaped"
-    SUCCESS = "success"
-
-
-class Style(StrEnum):
-    """How boards are worded: as messages with the rules, or bare."""
-
-    CHAT = "chat"
-    BOARD = "board"
-
-
-_PAYOFFS: Mapping[Pay, Payoff] = {Pay.SHAPED: SHAPED, Pay.SUCCESS: SUCCESS}
+_PAYOFFS: Mapping[str, Payoff] = {"shaped": SHAPED, "success": SUCCESS}
+_STYLES = ("chat", "board")
 
 
 class Sokoban(AllTokens):
@@ -53,22 +38,22 @@ class Sokoban(AllTokens):
     ) -> None:
         """`size`: width and height, walls included. `moves`: fewest and most moves of a board's shortest solution (ECHO's search depth is
         20). `floor`: share of inner cells without a wall, from and to. `reward`: `shaped` or `success`. `style`: `chat` gives messages,
-        `board` the bare board within its outer walls for a model that knows nothing else. Raises UserError for options that make no board.
+        `board` the bare board within its outer walls, for a model that knows only boards. Raises UserError for options that make no board.
         """
         (width, height), (min_moves, max_moves), (low, high) = _pair("size", size), _pair("moves", moves), _pair("floor", floor)
         self.recipe = Recipe(
-            width=whole_number("size", width, least=1),
-            height=whole_number("size", height, least=1),
+            width=whole_number("size", width, least=4, most=LARGEST_SIDE),
+            height=whole_number("size", height, least=4, most=LARGEST_SIDE),
             boxes=whole_number("boxes", boxes, least=1),
-            min_moves=whole_number("moves", min_moves, least=1),
+            min_moves=whole_number("moves", min_moves, least=1, most=max_moves),
             max_moves=whole_number("moves", max_moves, least=1),
             floor=(low, high),
         )
         self.rounds = whole_number("rounds", rounds, least=1)
         self.actions_per_round = whole_number("actions_per_round", actions_per_round, least=1)
-        self._payoff = _PAYOFFS[one_of("reward", reward, Pay)]
-        self._is_chat = one_of("style", style, Style) is Style.CHAT
-        # Boards that no room has are found out here, not by the first request.
+        self._payoff = _PAYOFFS[name_of("reward", reward, _PAYOFFS)]
+        self._is_chat = name_of("style", style, _STYLES) == "chat"
+        # Options without a board fail here, not at the first request.
         self.level(0, 0)
 
     def level(self, seed: int, seq: int) -> Level:
@@ -103,7 +88,7 @@ class Sokoban(AllTokens):
         )
 
     def _shown(self, number: int, board: str) -> str:
-        """What stands before answer `number`."""
+        """The text before answer `number`."""
         return f"Turn {number} of {self.rounds}:\n{board}" if self._is_chat else f"{inside(board)}\n"
 
 

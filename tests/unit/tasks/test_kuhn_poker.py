@@ -182,10 +182,10 @@ def test_the_prompt_tells_the_rules_and_the_form_of_the_answer() -> None:
     ("options", "words"),
     [
         ({"opponents": "equilibrum"}, "Did you mean 'equilibrium'"),
-        ({"opponents": []}, "takes names out of"),
-        ({"opponents": 3}, "takes names out of"),
-        ({"penalty": "much"}, "number of chips"),
-        ({"penalty": float("nan")}, "number of chips"),
+        ({"opponents": []}, "is no list of names"),
+        ({"opponents": 3}, "is no list of names"),
+        ({"penalty": "much"}, "no number from 0"),
+        ({"penalty": float("nan")}, "no number from 0"),
         ({"style": "digit"}, "Did you mean 'digits'"),
     ],
 )

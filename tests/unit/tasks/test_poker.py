@@ -235,7 +235,7 @@ def test_cards_have_their_usual_names() -> None:
         ({"small_blind": 50}, "from 1 to 20"),
         ({"opponents": ["tihgt"]}, "Did you mean 'tight'"),
         ({"unit": "chip"}, "Did you mean 'chips'"),
-        ({"penalty": -1}, "number of chips"),
+        ({"penalty": -1}, "no number from 0"),
     ],
 )
 def test_options_that_make_no_game_are_refused(options: dict[str, Any], words: str) -> None:
