@@ -36,7 +36,8 @@ from echo_bus.blobs.delta import diff, patch
 from echo_bus.blobs.files import ArrivingFiles
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.weights.peers.line import Line
-from echo_rollout.weights.peers.source import PeerOptions, PeerSource
+from echo_rollout.weights.peers.source import PeerSource
+from echo_rollout.weights.peers.wire import PeerOptions
 from echo_schemas.records import ChunkRef, WeightFile, WeightKind, WeightManifest
 
 RUN, SECRET = "broadcast", b"a secret that is no secret at all"

@@ -105,7 +105,7 @@ async def _watch(bus: Bus, times: Connection) -> None:
     view = bus.view(WEIGHTS, WeightManifest)
 
     def acknowledge(ref: SnapshotRef) -> None:
-        heartbeat.change(installed=(ref.version, ref.sha256))
+        heartbeat.change(installed_version=ref.version, weights_sha256=ref.sha256)
 
     with snapshot_folder(1 << 28) as folder:
         reader = bus.blob_reader()

@@ -1,8 +1,8 @@
-"""Estimate of the requester's clock: deadlines are moments of the asker's clock, and this machine's may be far from it.
+"""Estimate of the requester's clock, by which deadlines are set and which may be far from this machine's.
 
-Each request says when it was issued, by the requester's clock, and arrives a little later. The estimate of the newest few requests, each
-moved forward by our monotonic clock since it arrived, is therefore never ahead; the latest of them is taken. After a few requests the
-estimate has also followed a step of either machine's clock.
+Each request tells when it was issued, by the requester's clock, and arrives a little later. So the issue time of a request, moved forward
+by our monotonic clock since its arrival, is never ahead of the requester's clock. The estimate is the latest of these over the newest few
+requests; after as many it has also followed a step of either machine's clock.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections import deque
 from echo_bus.clock import Clock
 from echo_schemas.records import Purpose, RolloutRequest
 
-# Enough that one that lay in the log for long does not set the time, and few enough that a clock is believed before the pace of the run
-# has nothing left to issue.
+# Requests in the estimate: enough that one that lay in the log for long does not decide, and few enough that a step of a clock is
+# followed before pace holds the feeder back.
 _NUM_HEARD = 8
 
 
 class AskersTime:
-    """Listens to requests. Evaluations are asked for by the learner, the rest, in asynchronous mode, by the feeder: each has a clock."""
+    """Estimates two clocks: the learner's, which asks for evaluations, and in asynchronous mode the feeder's, which asks for the rest."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Until something is heard, our clocks agree.
+        # Until a request has come, the clocks are taken to agree.
         agreed_ms = clock.time_ms() - self._monotonic_ms()
         self._ahead_ms = {is_eval: deque([agreed_ms], maxlen=_NUM_HEARD) for is_eval in (False, True)}
 

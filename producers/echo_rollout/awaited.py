@@ -1,4 +1,4 @@
-"""What other threads will say, on the asyncio loop: an answer that is awaited, and the error that ends everything."""
+"""From other threads to the asyncio loop: an answer that is awaited, and the error that ends the worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class Awaited(Generic[_T]):
-    """Made on the loop; `settle` or `fail` it once, from any thread; await it. Nothing happens where nobody waits any more."""
+    """Made on the loop; `settle` or `fail` it once, from any thread; await it. Once its awaiter is cancelled, both do nothing."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -19,11 +19,10 @@ class Awaited(Generic[_T]):
 
     @property
     def is_given_up(self) -> bool:
-        """Whether nobody waits any more. From any thread."""
+        """Whether its awaiter was cancelled. From any thread."""
         return self._future.cancelled()
 
     def settle(self, value: _T) -> None:
-        """Give the answer."""
         self._on_loop(lambda: self._future.set_result(value))
 
     def fail(self, error: BaseException) -> None:
@@ -40,7 +39,7 @@ class Awaited(Generic[_T]):
 
 
 class Failing:
-    """What ends the whole early; the first error counts. Made on the loop."""
+    """The error that ends the worker early; the first one counts. Made on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -48,16 +47,16 @@ class Failing:
 
     @property
     def is_there(self) -> bool:
-        """Whether there was one."""
+        """Whether there was an error."""
         return self._future.done()
 
     def note(self, error: BaseException) -> None:
-        """End it with `error`. From any thread."""
+        """End the worker with `error`. From any thread."""
 
         def settle() -> None:
             if not self._future.done():
                 self._future.set_exception(error)
-                # Retrieved here, so that whoever ends for another reason first leaves no complaint behind.
+                # Retrieved here, so that asyncio does not report an error that is never raised.
                 self._future.exception()
 
         self.on_loop(settle)
@@ -67,9 +66,9 @@ class Failing:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
-    async def or_done(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Wait for `coroutine`, or raise what ended it meanwhile."""
-        task: asyncio.Task[None] = self._loop.create_task(coroutine)
+    async def or_done(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Wait for `coroutine`, or raise the error that comes first."""
+        task: asyncio.Task[object] = self._loop.create_task(coroutine)
         await asyncio.wait({task, self._future}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
@@ -79,6 +78,6 @@ class Failing:
         await task
 
     def raise_it(self) -> None:
-        """If there is one."""
+        """Raise the error, if there is one."""
         if self._future.done():
             self._future.result()

@@ -1,4 +1,4 @@
-"""A group of an evaluation: sampled under exactly the version that its request names, with the task that its evaluation asks.
+"""A group of an evaluation: sampled under exactly the version that its request names, with the task of its evaluation.
 
 On the worker's asyncio loop.
 """
@@ -31,7 +31,7 @@ class EvaluationSampler:
         own_task: Task,
         open_sampler: Callable[[Task], GroupSampler],
     ) -> None:
-        """`source`, `folder`, `manifest_of`: as `OlderSnapshots`. `tasks` by the evaluation's name; one that is not there asks `own_task`.
+        """`source`, `folder`, `manifest_of`: as `OlderSnapshots`. `tasks` by the evaluation's name; other evaluations use `own_task`.
         `open_sampler`: on the bare engine inside `engine`.
         """
         self._engine = engine
@@ -59,13 +59,12 @@ class EvaluationSampler:
             self._older.release(version)
 
     def close(self) -> None:
-        """Close what was opened."""
         self._older.close()
         for sampler in self._samplers.values():
             sampler.close()
 
     def _sampler(self, evaluation: str) -> GroupSampler:
-        # Anybody may make names up: those that have no task share a sampler.
+        # A stranger's request may name any evaluation; those without a task share one sampler.
         name = evaluation if evaluation in self._tasks else ""
         if name not in self._samplers:
             self._samplers[name] = self._open_sampler(self._tasks.get(name, self._own_task))

@@ -4,11 +4,11 @@
     under(v) ──▶ session ──▶ v is the newest: nothing newer is installed meanwhile
                      └────▶ it is not: a detour. The gate closes, v is installed, the session's groups generate, the newest comes back
 
-In a detour an engine whose switch is `keeps` goes on with what it has under way; any other is waited for. Groups of the same version share
-a session. So that neither weights nor training wait for a stream of evaluations, nobody joins one that an install waits for, or a detour
-that has lasted `_MOST_DETOUR_S`; what waited for its end goes first.
+In a detour an engine whose switch is `keeps` goes on with its generations under way; any other finishes them first. Groups of the same
+version share a session. So that neither weights nor training wait for a stream of evaluations, no group joins a session that an install
+waits for, or a detour that has lasted `_MOST_DETOUR_S`; generations and installs that waited for its end go first.
 
-On the worker's asyncio loop alone. Nothing outside sees the older version: `installed` is the newest all the time.
+On the worker's asyncio loop alone. The older version is not visible outside: `installed` is the newest all the time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_DETOUR_S = 5.0
 
 @dataclass(eq=False, slots=True)
 class _Session:
-    """Who has the engine for one version, or (`version` None) an install. `users`: groups inside."""
+    """The engine's use for one version, or (`version` None) for an install. `users`: groups inside."""
 
     version: int | None
     opened_s: float
@@ -37,7 +37,7 @@ class _Session:
 
 
 class ExactVersions:
-    """An `Engine` around another one, which nobody else may use."""
+    """An `Engine` around another one, which is not used otherwise."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
@@ -53,7 +53,6 @@ class ExactVersions:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """The engine's."""
         return self._engine.capabilities
 
     @property
@@ -63,15 +62,14 @@ class ExactVersions:
 
     @property
     def in_use(self) -> frozenset[int]:
-        """The engine's, and the newest, which comes back after a detour."""
+        """The engine's, and the newest version, which comes back after a detour."""
         return self._engine.in_use | (frozenset() if self._newest is None else {self._newest.ref.version})
 
     async def start(self) -> None:
-        """Start the engine."""
         await self._engine.start()
 
     async def install(self, snapshot: Snapshot) -> None:
-        """Once no session is open. Raises SnapshotRejected."""
+        """Wait until no session is open, then install."""
         self._num_installs_waiting += 1
         try:
             await self._until(lambda: self._session is None)
@@ -86,7 +84,7 @@ class ExactVersions:
             self._notify()
 
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
-        """Under the newest version: what comes during a detour waits for its end."""
+        """Generate under the newest version; during a detour wait for its end."""
         await self._until(lambda: self._is_open)
         self._num_inside += 1
         try:
@@ -97,7 +95,6 @@ class ExactVersions:
                 self._notify()
 
     async def close(self) -> None:
-        """Close the engine."""
         await self._engine.close()
 
     # Exactly one version
@@ -108,9 +105,10 @@ class ExactVersions:
 
     @asynccontextmanager
     async def under(self, version: int, snapshot: Snapshot | None) -> AsyncIterator[bool]:
-        """Every generation of the bare engine inside is of `version`. False, and no promise: a newer one came, and `snapshot` is needed.
+        """Inside, every generation of the bare engine is of `version`. Yields False, without this promise, if a newer version was installed
+        and `snapshot` is None: it is needed.
 
-        Raises SnapshotRejected, or EngineError if the newest could not be brought back.
+        Raises SnapshotRejected, or EngineError if the newest version could not be installed again.
         """
         session = await self._enter(version, snapshot)
         try:
@@ -132,7 +130,7 @@ class ExactVersions:
             if is_detour:
                 assert snapshot is not None, "looked at above"
                 await self._detour(snapshot)
-        except BaseException:  # cancelled or refused: whatever it is, the newest comes back first
+        except BaseException:  # cancelled or refused: in any case the newest version is installed again first
             await self._leave(session)
             raise
         session.is_ready = True
@@ -149,7 +147,7 @@ class ExactVersions:
         session.users -= 1
         if session.users:
             return
-        # Nobody joins what is being closed.
+        # No group joins a session that is being closed.
         session.is_ready = False
         try:
             if session.is_detour and self._newest is not None and self._engine.installed != self._newest.ref:

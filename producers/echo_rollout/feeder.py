@@ -2,13 +2,12 @@
 
     progress, weights, workers, control ──wake──▶ feeder thread: committed offsets → room → pace → one transaction of requests
 
-One allocator per run. What must not happen is two feeders that allocate the same seqs, so every batch of requests is a small transaction
-under the transactional id `feeder`: whoever starts later takes the id over before it reads the log, and from then on the cluster refuses
-the earlier one's batches whole. A transaction costs some milliseconds per batch, not per request, and nobody waits for a single request.
-Reading the log after taking over sees everything that the predecessor ever wrote; nothing can follow.
+One allocator per run. Two feeders must never allocate the same seqs, so every batch of requests is a small transaction
+under the transactional id `feeder`. A feeder takes that id over before it reads the log; from then on the cluster refuses every batch of
+an earlier feeder, so the log holds all that the earlier one ever wrote. A transaction costs some milliseconds per batch.
 
-Threads: `run` blocks the caller's; views wake it from theirs. It waits for `progress` to move, not for a time; only while the window is
-full does it ask the cluster for the workers' committed offsets, every 20 ms and less often while nothing moves: up to 2 s in long steps.
+Threads: `run` blocks its caller; the views' threads wake it. It waits for `progress` to move. Only while the window is full does it ask the
+cluster for the workers' committed offsets: every 20 ms, and less often while nothing moves, down to every 2 s in long steps.
 """
 
 from __future__ import annotations
@@ -53,15 +52,15 @@ logger = logging.getLogger(__name__)
 
 # One batch is one transaction: large enough for a step of groups, small enough that a pause of the run is obeyed at once.
 _MAX_BATCH = 64
-# While the window is full the workers' offsets are asked for: seldom where a step takes long, for then a group does too.
+# Pauses between two queries of the workers' offsets while the window is full; longer where a step, and so a group, takes long.
 _FULL_LEAST_S, _FULL_MOST_S, _FULL_LONGEST_S = 0.02, 0.2, 2.0
 _LOOKS_A_STEP = 100
 _IDLE_S = 0.25
-# Lost requests are few and no step waits for one in particular.
+# Pause between two searches for lost requests: they are few, and no step waits for a particular one.
 _LOOK_S = 1.0
-# Where there is always something new to write, a lost seq would stay open for ever: after so many new ones one of these is written.
+# After so many new requests one lost request is written; else lost seqs would stay open while there are new ones.
 _NEW_PER_LOST = 8
-# Without a record of those that are to be read.
+# Limit for reading the issued requests when taking over.
 _READ_S = 60.0
 
 
@@ -70,7 +69,6 @@ class Why(StrEnum):
 
     MISSING = "missing"
     LOST = "lost"
-    ABORTED = "aborted"
 
 
 class Hold(StrEnum):
@@ -84,7 +82,7 @@ class Hold(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederParts:
-    """What a feeder works with; opened and closed by whoever runs it. The views follow the log."""
+    """What a feeder works with; `run_feeder` opens and closes it. The views follow the log."""
 
     settings: Settings
     policy: StalenessPolicy
@@ -125,11 +123,11 @@ class Feeder:
         self._wake = threading.Event()
         self._open = OpenSeqs()
         self._requests = OpenRequests(self._open)
-        # Never written, though seqs above them were; lost; probes.
+        # Seqs that were never written although seqs above them were; lost seqs; probes.
         self._missing: deque[_Issue] = deque()
         self._lost: deque[_Issue] = deque()
         self._probes: deque[_Issue] = deque()
-        # Since a lost one was written.
+        # New requests since the last lost one was written.
         self._num_new = 0
         self._next_seq = 0
         self._num_partitions = parts.observer.num_partitions()
@@ -146,7 +144,7 @@ class Feeder:
         self._looked_s = parts.clock.monotonic_s()
         for view in (parts.progress, parts.weights, parts.control):
             view.on_change(lambda _key, _record: self._wake.set())
-        # Who works where may have changed: the feeder looks.
+        # Look again when workers or their partitions change.
         self._roster.follow(parts.workers, parts.clock, self._wake.set)
 
     def run(self, stop: StopSignal) -> None:
@@ -170,7 +168,7 @@ class Feeder:
     def advance(self) -> Hold | None:
         """One round, without waiting: take over, and from then on write what may be written now. Returns what holds the rest back.
 
-        For whoever waits itself; `run` is this and the waiting. Raises as `run`.
+        For callers that wait themselves; `run` adds the waiting. Raises as `run`.
         """
         if not self._resumed:
             self._resumed = self._take_over()
@@ -178,7 +176,7 @@ class Feeder:
         return self._issue()
 
     def _take_over(self) -> bool:
-        """Fence any predecessor, then learn from the log what it issued. False while no version is published, so nothing may be issued."""
+        """Fence an earlier feeder, then read in the log what it issued. False while no version is published: nothing may be issued."""
         manifest = self._parts.weights.get(weights_key(self._run_id, None))
         if manifest is None:
             return False
@@ -209,7 +207,7 @@ class Feeder:
         return True
 
     def _read_issued(self, manifest: WeightManifest, floor: int) -> list[IssuedRequest]:
-        """What `requests` shows of the run, from where it can matter. The first snapshot of a run says when it began."""
+        """The requests of the run that can still matter. The first snapshot of a run tells when the run began."""
         is_first = manifest.parent is None or manifest.parent_run is not None
         with closing(self._parts.bus.look([REQUESTS])) as reader:
             return read_issued(
@@ -241,7 +239,7 @@ class Feeder:
         return hold
 
     def _choose(self, progress: Progress | None) -> tuple[list[tuple[_Issue, int, RolloutRequest]], Hold | None]:
-        """The next requests with their partitions, at most a batch; and what stopped it short of one."""
+        """The next requests with their partitions, at most a batch; and what keeps the batch from being full."""
         batch: list[tuple[_Issue, int, RolloutRequest]] = []
         num_new = 0
         while len(batch) < _MAX_BATCH:
@@ -263,7 +261,7 @@ class Feeder:
         return bool(self._probes or self._lost) or may_issue(standing, self._parts.policy)
 
     def _next_issue(self, standing: Standing) -> _Issue:
-        """Probes, then what was never written, then what was lost: once pace lets nothing new in, the batch waits for that."""
+        """Probes first, then missing and new seqs; a lost one after `_NEW_PER_LOST` of these, or when pace lets nothing new in."""
         if self._probes:
             return self._probes.popleft()
         if self._lost and (self._num_new >= _NEW_PER_LOST or not may_issue(standing, self._parts.policy)):
@@ -272,7 +270,7 @@ class Feeder:
         self._num_new += 1
         while self._missing:
             issue = self._missing.popleft()
-            # The learner may have read of it since, from before a request of it was forgotten.
+            # Skip a seq of which the learner has read a record meanwhile.
             if not self._open.is_answered(issue.seq):
                 return issue
         self._next_seq += 1
@@ -333,7 +331,7 @@ class Feeder:
             self._probes.append(_Issue(Purpose.PROBE, published))
 
     def _plan_lost(self) -> None:
-        """Now and then look which requests are lost."""
+        """Every `_LOOK_S` find the requests that are lost."""
         now_s = self._parts.clock.monotonic_s()
         if now_s - self._looked_s < _LOOK_S:
             return
@@ -344,13 +342,13 @@ class Feeder:
         self._lost = deque(_Issue(Purpose.TRAIN, seq, resends=resends + 1, why=why) for seq, resends, why in found)
 
     def _share(self) -> None:
-        """Work goes to those who do it, by what each does."""
+        """Share requests out among partitions by the measured speed of the workers that own them."""
         shares = self._roster.shares(self._parts.clock.monotonic_s())
         horizon_s = horizon_of(self._parts.policy.budget, self._steps.step_s)
         self._chooser.share(shares.owners, horizon_s=horizon_s, alone=shares.alone)
 
     def _observe(self) -> None:
-        """What the workers have committed. An answer that does not come leaves the window as it was."""
+        """Read the workers' committed offsets. Without an answer the window stays as it is."""
         try:
             committed = self._parts.observer.committed(self._num_partitions)
         except ClusterUnreachable as exc:
@@ -367,7 +365,7 @@ class Feeder:
         self._parts.metrics.outstanding.set(self._chooser.outstanding)
 
     def _say(self, hold: Hold | None) -> None:
-        """Tell what stands still and only the feeder sees. Pace is no standstill while somebody works on what there is."""
+        """Report a standstill that only the feeder sees. Waiting for pace is none while a worker is ready."""
         now_s, outstanding = self._parts.clock.monotonic_s(), self._chooser.outstanding
         if now_s - self._said_s < _LOOK_S:
             return
@@ -385,7 +383,7 @@ class Feeder:
                 self._standstill.moves()
 
     def _wait(self, hold: Hold) -> None:
-        """Until something has changed that may end `hold`, or for a moment."""
+        """Wait for a change that may end `hold`, at most for a moment."""
         if hold is Hold.WINDOW:
             self._wake.wait(self._full_wait_s)
             most_s = max(_FULL_MOST_S, min(_FULL_LONGEST_S, (self._steps.step_s or 0.0) / _LOOKS_A_STEP))

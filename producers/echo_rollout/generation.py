@@ -1,11 +1,11 @@
 """One group: `group_size` samples of one prompt, in one turn or as episodes of the task's environment.
 
 A single turn is one call of the engine for the whole group. With an environment every sample is an episode of its own: the policy acts, the
-environment answers, its answer's tokens are appended and never trained, until it is done or the tokens are used up. What was said is never
-tokenised again: after a chat's prompt an observation comes as the user's next message, between the template's own markers, and only that
-part is encoded.
+environment answers, and the answer's tokens are appended and never trained, until the environment is done or the tokens are used up.
+Earlier turns are never tokenised again: in a chat an observation is the user's next message, between the template's own markers, and only
+that part is encoded.
 
-Runs on the worker's asyncio loop; environments, which may be slow, run on threads of the sampler's own.
+Runs on the worker's asyncio loop; environments, which may be slow, run on threads of the sampler.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class EmptyGeneration(EchoError):
 
 
 class UnfitGeneration(EchoError):
-    """The engine returned other completions than were asked for: too few or too many, or with a token that the model does not have."""
+    """The engine returned too few or too many completions, or one with a token that the model does not have."""
 
 
 class EnvironmentFailed(EchoError):
-    """The task's environment raised: no fault of the engine, and the group cannot be finished."""
+    """The task's environment raised an error: the engine is not at fault, and the group cannot be finished."""
 
 
 # Not frozen: freezing triples the time that it takes to make one, and one is made per sample beside the engine.
@@ -107,11 +107,11 @@ class GroupSampler:
         self._on_empty = on_empty
         self._max_turn_tokens = max_turn_tokens
         self._threads = ThreadPoolExecutor(_ENVIRONMENT_THREADS, "environment")
-        # Apart, so that the sampler's end cancels no closing: an environment may hold what outlives this process.
+        # A pool of its own, so that the sampler's end cancels no closing: an environment may hold things that outlive this process.
         self._closing = ThreadPoolExecutor(_ENVIRONMENT_THREADS, "environment closing")
 
     def close(self) -> None:
-        """Wait for no environment: one that is at work ends unheard. All of them are closed."""
+        """Stop without waiting for environments that still compute; these are closed afterwards."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._closing.shutdown(wait=False)
 
@@ -128,7 +128,7 @@ class GroupSampler:
         try:
             return list(await asyncio.gather(*episodes))
         finally:
-            # Where one has failed the group is lost, and the engine need not finish the others.
+            # Once one episode has failed the group is lost, and the engine need not finish the others.
             for episode in episodes:
                 episode.cancel()
 
@@ -148,7 +148,7 @@ class GroupSampler:
         return generations
 
     async def _asked(self, prompt: list[int], n: int, sampling: Sampling) -> list[Generation]:
-        """What the engine returns, if it is as many as were asked for: a group that lacks one is never whole. Raises UnfitGeneration."""
+        """`n` generations of the engine. Raises UnfitGeneration for another number: a group that lacks one is never complete."""
         if self._max_turn_tokens is not None and self._max_turn_tokens < sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=self._max_turn_tokens)
         generations = await self._engine.generate(prompt, n, sampling)
@@ -157,7 +157,7 @@ class GroupSampler:
         return generations
 
     def _check(self, generations: Sequence[Generation]) -> None:
-        """All at once: a call of numpy costs more than the comparison of a thousand tokens."""
+        """Check all tokens in one call of numpy: the call costs more than comparing a thousand tokens."""
         tokens = np.concatenate([generation.token_ids for generation in generations])
         lowest, highest = int(tokens.min()), int(tokens.max())
         if lowest < 0 or highest >= self._vocabulary:
@@ -189,7 +189,7 @@ class GroupSampler:
 
 
 def _acted(action: str, episode: _Episode, environment: Environment) -> Turn:
-    """Act, and note what is seen next."""
+    """Act in the environment, and append its next observation to the episode."""
     turn = environment.step(action)
     if not turn.done:
         episode.observe(turn.observation)
@@ -212,7 +212,7 @@ class _Stage:
     def close(self) -> None:
         """Close an environment that can be closed, however the episode ended. Waits for nothing."""
         if callable(getattr(self._environment, "close", None)):
-            # A sampler that is closed already takes no more: its process ends.
+            # A closed sampler accepts nothing more: its process ends.
             with suppress(RuntimeError):
                 self._closing.submit(self._locked_close)
 
@@ -228,7 +228,7 @@ class _Stage:
 
 
 class _Episode:
-    """What has been said so far."""
+    """The prompt and all turns so far."""
 
     def __init__(self, prompt: GroupPrompt, codec: ChatCodec) -> None:
         self.num_tokens = len(prompt.token_ids)
@@ -253,7 +253,7 @@ class _Episode:
         return np.concatenate(self._parts)
 
     def begin(self, text: str) -> None:
-        """The first observation: what follows a prompt of text, or the end of the last message in a conversation."""
+        """Append the first observation: after a prompt of text, or at the end of a conversation's last message."""
         if not text:
             return
         if not self._messages:
@@ -264,13 +264,13 @@ class _Episode:
         self.num_tokens = len(self._parts[0])
 
     def observe(self, text: str) -> None:
-        """Append what the environment shows after a turn; in a conversation with what the template puts around it."""
+        """Append the environment's observation after a turn; in a conversation with the template's markers around it."""
         if not self._messages:
             self._append(self._codec.encode(text) if text else _NO_TOKENS, text)
             return
         reply = self._codec.render_reply(text)
         added = self._codec.encode(reply)
-        # The policy may have ended its turn itself, with the very marker that the template would put there.
+        # The policy may have ended its turn itself, with the same marker as the template's.
         if len(added) and added[0] == self._parts[-1][-1]:
             added = added[1:]
         self._append(added, reply)
@@ -282,7 +282,7 @@ class _Episode:
             self.num_tokens += len(added)
 
     def act(self, generation: Generation) -> None:
-        """Append what the policy says."""
+        """Append a generation of the policy."""
         start, count = self.num_tokens, len(generation.token_ids)
         self._parts.append(generation.token_ids)
         self._logprobs.append(generation.logprobs)
@@ -291,12 +291,12 @@ class _Episode:
         self._texts.append(generation.text)
         self._sha256 = generation.weights_sha256
         if generation.logprob_source is LogprobSource.RECOMPUTED:
-            # One turn without them leaves the whole episode's to the learner.
+            # If one turn lacks them the learner computes those of the whole episode.
             self._logprob_source = generation.logprob_source
         # One engine, and one sampling: the same in every turn.
         self._distribution = generation.logprob_distribution
         if generation.experts is not None:
-            # What was said before keeps the experts that it was sampled with.
+            # Earlier tokens keep the experts that they were sampled with.
             self._experts.append(generation.experts[self._num_noted :])
             self._num_noted = len(generation.experts)
         self.num_tokens += count
@@ -332,7 +332,7 @@ def _guarded(call: Callable[[], _T]) -> _T:
 
 
 def _single_turns(prompt: TokenIds, generations: Sequence[Generation]) -> list[Sample]:
-    """The samples of a group. What its members have in common is made once: this runs under the interpreter lock that the engine needs."""
+    """The samples of a group. Equal spans are made once: this code holds the interpreter lock, which the engine needs."""
     start = len(prompt)
     made: dict[tuple[int, tuple[VersionSpan, ...]], tuple[tuple[Span, ...], tuple[VersionSpan, ...]]] = {}
     samples = []

@@ -44,7 +44,7 @@ _FAILURES: dict[type[EchoError], GroupFailure] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stations:
-    """What a group passes on its way. `sample` raises as `GroupSampler.sample`, and VersionNotKept."""
+    """The parts that a group goes through. `sample` raises as `GroupSampler.sample`, and VersionNotKept."""
 
     intake: RequestIntake
     holding: Holding
@@ -64,7 +64,7 @@ class GroupWork:
     """All groups in hand. `begin` each; after `drain` nothing is begun until `resume`."""
 
     def __init__(self, stations: Stations, *, on_error: Callable[[BaseException], None]) -> None:
-        """`on_error` gets what ends the worker."""
+        """`on_error` gets the error that ends the worker."""
         self._stations = stations
         self._on_error = on_error
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,7 +72,7 @@ class GroupWork:
         self._draining = False
 
     def begin(self, work: Work) -> None:
-        """A request was taken in hand."""
+        """Start the task of a request that was taken in hand."""
         if self._draining:
             self._hand_back(work)
             return
@@ -81,9 +81,9 @@ class GroupWork:
         task.add_done_callback(self._ended)
 
     async def drain(self, *, finish_s: float, acknowledge_s: float) -> None:
-        """Begin nothing more. What generates has `finish_s` to end, what is on its way into the log `acknowledge_s` more.
+        """Begin no more groups. Those that generate have `finish_s` to end; those that are being published have `acknowledge_s` more.
 
-        The rest is handed back, so that others do it.
+        The requests of the others are handed back, so that other workers do them.
         """
         self._draining = True
         self._stations.holding.cancel()
@@ -91,7 +91,7 @@ class GroupWork:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=finish_s)
         await self._cancel(self._generating)
-        # What was finished is committed once the log has it; what was not is nobody's to wait for.
+        # Only groups that wait for their acknowledgement are left.
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=acknowledge_s)
         await self._cancel(self._tasks)
@@ -148,7 +148,7 @@ class GroupWork:
             made = await self._generate(work)
         except TransportError:
             raise
-        except Exception:  # whatever it is ends the worker, and it may be the request's doing, or that of one beside it
+        except Exception:  # any error here ends the worker, and one of the requests in hand may be the cause
             stations.notes.blames = not self._draining
             raise
         finally:
@@ -156,7 +156,7 @@ class GroupWork:
         return await self._publish(work, made) if isinstance(made, FinishedGroup) else made
 
     async def _generate(self, work: Work) -> FinishedGroup | Ending:
-        """The group's samples, or why there are none."""
+        """The group with its samples, or how it ended without."""
         stations, request = self._stations, work.request
         started_ms, started_s = stations.clock.time_ms(), stations.clock.monotonic_s()
         try:
@@ -175,7 +175,6 @@ class GroupWork:
         )  # fmt: skip
 
     async def _publish(self, work: Work, group: FinishedGroup) -> Ending:
-        """Into the log."""
         stations, samples = self._stations, group.samples
         with self._counted_as_undelivered(work):
             ending = await stations.publishing.publish(group)

@@ -1,4 +1,4 @@
-"""A worker's word on `workers`: alive, installed version, measured speed. Every `heartbeat_s`, and at once when something changes.
+"""A worker's status on `workers`: alive, installed version, measured speed. Every `heartbeat_s`, and at once when something changes.
 
 Threads: one of its own repeats; any thread may call `change`, `has`, `count` and `publish`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from echo_bus.client.publisher import Publisher, Receipt
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class GenerationTime:
     """Counts the time of Place.GENERATION: busy with a group in the engine, blocked while publishing holds all groups, else empty.
 
-    Thread-safe: groups enter and leave on the asyncio loop and on the publisher's thread, the heartbeat looks in between.
+    Thread-safe: groups enter and leave on the asyncio loop; the heartbeat's thread reads.
     """
 
     def __init__(self, places: PlaceTimes, clock: Clock) -> None:
@@ -38,7 +38,7 @@ class GenerationTime:
         self._busy_s = 0.0
 
     def move(self, *, generating: int = 0, publishing: int = 0) -> None:
-        """So many groups more (or fewer, if negative) are with the engine, and on their way into the log."""
+        """Change the number of groups in the engine, and of those that are being published."""
         with self._lock:
             self._settle()
             self._generating += generating
@@ -60,7 +60,7 @@ class GenerationTime:
 
 
 class WorkerHeartbeat:
-    """Publishes WorkerStatus. `start` it; `close` says GONE."""
+    """Publishes WorkerStatus. `start` it; `close` publishes GONE. `generation` measures the speed that the status tells."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class WorkerHeartbeat:
         every_s: float,
         price: Callable[[], float] | None = None,
     ) -> None:
-        """`price`: what the worker costs an hour now; None: what `first` says."""
-        self._publisher = publisher
+        """`price`: what the worker costs an hour now; None: the price in `first`."""
+        self.publisher = publisher
         self._status = first
-        self._generation = generation
+        self.generation = generation
         self._clock = clock
         self._every_s = every_s
         self._price: Callable[[], float] = price or (lambda: first.price_per_hour)
@@ -89,52 +89,36 @@ class WorkerHeartbeat:
         self._thread = threading.Thread(target=self._repeat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Say the first state and go on."""
+        """Publish the first status, and go on."""
         self.publish()
         self._thread.start()
 
     def count(self, *, samples: int, tokens: int, in_flight: int) -> None:
-        """Samples and tokens that were acknowledged since; groups in flight now."""
+        """Add samples and tokens that were acknowledged; `in_flight`: groups in flight now."""
         with self._lock:
             is_first = not self._status.rollouts
             self._samples += samples
             self._tokens += tokens
             self._status = _changed(self._status, in_flight=in_flight, rollouts=self._status.rollouts + samples)
         if is_first and samples:
-            # Whoever hands out work gives little to a worker of which nothing is known.
+            # The feeder gives few requests to a worker of unknown speed.
             self._wake.set()
 
     def has(self, partitions: Iterable[int]) -> None:
-        """These are the worker's partitions of `requests` from now on; said at once, by the heartbeat's own thread."""
+        """Set the worker's partitions of `requests`; the heartbeat's own thread publishes them at once."""
         with self._lock:
             self._status = _changed(self._status, partitions=tuple(sorted(partitions)))
         self._wake.set()
 
-    def change(
-        self,
-        *,
-        state: WorkerState | None = None,
-        installed: tuple[int, str] | None = None,
-        capabilities: Mapping[str, str] | None = None,
-        peer_address: str | None = None,
-    ) -> None:
-        """Change what is said, and say it at once. `installed`: version and SHA-256, which acknowledges them."""
+    def change(self, **changes: object) -> None:
+        """Change fields of the status, and publish it at once."""
         with self._lock:
-            changes: dict[str, object] = {}
-            if state is not None:
-                changes["state"] = state
-            if installed is not None:
-                changes["installed_version"], changes["weights_sha256"] = installed
-            if capabilities is not None:
-                changes["capabilities"] = dict(capabilities)
-            if peer_address is not None:
-                changes["peer_address"] = peer_address
             self._status = _changed(self._status, **changes)
         self.publish()
 
     def publish(self) -> None:
-        """Say where things stand. Raises TransportError once for an earlier word that was lost."""
-        busy_s = self._generation.busy_s()
+        """Publish the status. Raises TransportError once for an earlier one that was lost."""
+        busy_s = self.generation.busy_s()
         with self._lock:
             self._speed.add(busy_s=busy_s - self._seen_busy_s, samples=self._samples, tokens=self._tokens)
             self._seen_busy_s, self._samples, self._tokens = busy_s, 0, 0
@@ -146,10 +130,10 @@ class WorkerHeartbeat:
                 price_per_hour=self._price(),
                 time_ms=self._clock.time_ms(),
             )
-            self._last = self._publisher.publish(WORKERS, self._status)
+            self._last = self.publisher.publish(WORKERS, self._status)
 
     def close(self) -> None:
-        """Stop repeating, and say that this worker is gone."""
+        """Stop repeating, and publish that this worker is gone."""
         self._stop = True
         self._wake.set()
         if self._thread.is_alive():
@@ -163,12 +147,12 @@ class WorkerHeartbeat:
             if self._stop:
                 return
             if self._last is not None and not self._last.done:
-                # Nobody hears us at the moment; one word that waits is enough.
+                # Kafka does not answer at the moment; one waiting status is enough.
                 continue
             try:
                 self.publish()
             except TransportError as exc:
-                # The next word says all that this one would have; a worker that cannot publish trajectories ends by those.
+                # The next status holds all that this one would; a worker that cannot reach Kafka is found out by its trajectories.
                 logger.warning("A heartbeat was lost: %s", exc)
 
 
@@ -177,7 +161,7 @@ def _changed(status: WorkerStatus, **changes: object) -> WorkerStatus:
 
 
 def first_status(*, run_id: str, worker_id: str, engine: str, price_per_hour: float, kind: str = "", capacity: int = 0) -> WorkerStatus:
-    """What a worker says before its engine is up. `capacity`: groups that it takes in hand at most."""
+    """A worker's status before its engine is up. `capacity`: groups that it takes in hand at most."""
     return WorkerStatus(
         run_id=run_id,
         worker_id=worker_id,

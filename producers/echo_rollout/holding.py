@@ -2,8 +2,8 @@
 
 On the worker's asyncio loop alone. `enter` waits; `weights_changed`, another request's `leave` and the deadline end the wait.
 
-An *early* request requires a version that nobody has published. Anybody may ask for one that never comes, until a deadline a year away. So
-early requests take no room from others, wait for a bounded time whatever their deadline, and only so many of them wait.
+An *early* request requires a version that is not published. Its version may never come, and its deadline may be a year away. So early
+requests take no room from others, wait for a bounded time whatever their deadline, and at most `MOST_EARLY` of them wait.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.publishing import Ending, GroupEnd
 from echo_schemas.records import Purpose, RolloutRequest
 
-# Of each four groups that the engine works on, one more waits inside it: a place is free as soon as one sample of a group has ended.
+# For each four groups that the engine works on, one more waits inside it and fills the places of samples that end before their group.
 _WAITING_SHARE = 4
-# A request whose weights do not come is closed so long before its deadline that an answer is there in time; of what was left when it came,
-# at most a tenth.
+# A request whose weights do not come is closed so long before its deadline that its answer arrives in time, but at most by this share of
+# the time that it had when it came.
 _ANSWER_BEFORE_S = 1.0
 _ANSWER_BEFORE_SHARE = 0.1
-# Above it, the one that asks for the most, then the one with the latest deadline, is answered at once.
 MOST_EARLY = 256
-"""Early requests that wait at once."""
+"""Early requests that wait at once. Above it the one for the highest version, then with the latest deadline, is answered at once."""
 EARLY_S = 60.0
-"""How long an early one waits where requests follow their weights: by as much as a worker's view of the log may be behind."""
+"""How long an early request waits where requests follow their weights: as long as a worker's view of the log may be behind."""
 EARLY_ASKED_S = 3_600.0
-"""The same in sequential mode, where requests go ahead of their weights, which may take long to be published."""
+"""The same in sequential mode, where a request is sent before its weights, which may take long to be published."""
 
 
 class Holding:
-    """Holds requests back. Each that `enter` let in must `leave`."""
+    """Holds requests back. Each request that `enter` lets in must `leave`."""
 
     def __init__(
         self,
@@ -49,8 +48,8 @@ class Holding:
         published: Callable[[], int | None],
         early_s: float = EARLY_S,
     ) -> None:
-        """`groups_in_flight`: what the engine works on at once. `installed`: the weights in force. `floor`: seqs below it are decided.
-        `published`: the newest version that is; None: none is. `early_s`: how long one waits that nobody has published.
+        """`groups_in_flight`: groups in the engine at once. `installed`: the weights in force. `floor`: seqs below it are decided.
+        `published`: the newest published version, None if there is none. `early_s`: how long an early request waits.
         """
         self._installed = installed
         self._floor = floor
@@ -69,11 +68,11 @@ class Holding:
 
     @property
     def num_early(self) -> int:
-        """Requests that wait for weights which nobody has published. From any thread."""
+        """Requests that wait for weights that are not published. From any thread."""
         return len(self._early)
 
     async def enter(self, request: RolloutRequest) -> Ending | None:
-        """Wait until `request` may be generated; None then, else how it is closed. For a task that nobody needs if it is cancelled here."""
+        """Wait until `request` may be generated; None then, else how it is closed. `cancel` cancels tasks that wait here."""
         task = asyncio.current_task()
         assert task is not None, "a group runs as a task"
         self._waiting.add(task)
@@ -87,7 +86,7 @@ class Holding:
                 self._room.release()
                 return Ending(outcome=GroupEnd.EXPIRED, detail="There was no room in the engine before the deadline.")
             if request.purpose is Purpose.TRAIN and request.seq < self._floor():
-                # It came with a partition of another worker, which has done it meanwhile.
+                # The request came with a partition from another worker, which has done it meanwhile.
                 self._room.release()
                 return Ending(outcome=GroupEnd.SUPERSEDED, detail=f"Seq {request.seq} is trained or dropped already.")
             return None
@@ -97,17 +96,17 @@ class Holding:
             self._outbid.discard(task)
 
     def leave(self, request: RolloutRequest) -> None:
-        """The engine is through with `request`."""
+        """The engine has finished `request`."""
         if _takes_room(request):
             self._room.release()
 
     def weights_changed(self) -> None:
-        """Other weights are installed: whoever waits looks again."""
+        """Other weights are installed: waiting requests look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def cancel(self) -> None:
-        """Let nobody in any more: the tasks that wait are cancelled."""
+        """Cancel the tasks of all waiting requests."""
         for task in self._waiting:
             task.cancel()
 
@@ -142,7 +141,7 @@ class Holding:
             self._metrics.waiting.dec()
 
     def _is_early(self, request: RolloutRequest, task: asyncio.Task[None]) -> bool:
-        """Whether nobody has published what `request` requires. Notes it, and of too many has one answered."""
+        """Whether the version that `request` requires is not published. Notes the request; of more than `MOST_EARLY` ends one."""
         published = self._published()
         if published is not None and published >= request.required_version:
             self._early.pop(task, None)
@@ -166,5 +165,5 @@ class Holding:
 
 
 def _takes_room(request: RolloutRequest) -> bool:
-    """A probe waits for nobody: it is small, and worth nothing once the next version is there."""
+    """False for a probe: it is small, and useless once the next version is there, so it does not wait for room."""
     return not (request.exact and request.purpose is Purpose.PROBE)

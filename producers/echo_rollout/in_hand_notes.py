@@ -1,12 +1,12 @@
-"""Which requests a worker has in hand, noted beside the group's committed offsets, so that whoever gets them after its death knows.
+"""Which requests a worker has in hand, noted beside the group's committed offsets, so that the next owner of a partition knows them.
 
-    taken ──begin──▶ noted with the next commit ──▶ ended: struck out          worker dead: the next owner reads the note, and each request
-                                                                               that stands in it has seen one death more
+    taken ──begin──▶ noted with the next commit ──▶ ended: removed             worker dead: the next owner reads the note, and each request
+                                                                               in it has seen one death more
 
-The note belongs to the partition and not to the worker, so the count survives the worker, its disk and its machine, and one that leaves or
-hands a partition over alive takes its entries back. A commit takes a moment, and a request might kill its worker within it. So a request
-that may have been delivered before (it lay in the log when the partition came) is not generated before its note is in the group; others
-need not wait, as they come back as such.
+The note belongs to the partition and not to the worker, so the count survives the worker, its disk and its machine. A worker that leaves or
+hands a partition over alive removes its entries. A commit takes a moment, within which a request might kill its worker. So a request that
+may have been delivered before (it was in the log when the partition came) is not generated before its note is in the group. Other requests
+do not wait: when they are delivered again after a death they are such requests.
 
 Threads: the poll thread of the consumer loop reads and writes notes; any thread calls the rest; nothing blocks.
 """
@@ -28,14 +28,14 @@ from echo_schemas.records import Coordinates
 
 logger = logging.getLogger(__name__)
 
-# A group that cannot be reached notes nothing, and the work goes on.
+# Longest wait for a note; then the request is begun without one.
 _PATIENCE_S = 5.0
 
 
 @dataclass(slots=True)
 class _Partition:
-    """`deaths`: seen by requests that are not done. `begun`: in hand here; `noted`: those that the group knows. `end`: what lies below may
-    have been in hand elsewhere."""
+    """`deaths`: of requests that are not done, by offset. `begun`: in hand here; `noted`: those that the group knows. `end`: requests below
+    it may have been in hand at another worker."""
 
     deaths: dict[int, int] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
@@ -47,21 +47,21 @@ class InHandNotes:
     """The notes of one process on `requests`; see `echo_bus.group.notes.Notes`."""
 
     def __init__(self, *, session: str) -> None:
-        """`session` names this process: what it reads of its own, after it lost a partition and got it back, is no death."""
+        """`session` names this process: an entry of its own, which it reads after a partition came back, is no death."""
         self._session = session
         self._lock = threading.Lock()
         self._partitions: defaultdict[int, _Partition] = defaultdict(_Partition)
         self._waiting: dict[tuple[int, int], Callable[[], None]] = {}
         self._stopped = False
         self.blames = False
-        """What is in hand may be why this process ends: it stays noted even as the partitions are handed over."""
+        """Whether a request in hand may be why this process ends: then the entries stay as the partitions are handed over."""
         self.changed: Callable[[], None] = lambda: None
         """Called when a note should be written soon."""
 
     # The poll thread
 
     def found(self, partition: int, note: str, end: int) -> None:
-        """What the last owner left."""
+        """Take over the note of the last owner."""
         session, in_hand, deaths = _parsed(note)
         if session != self._session:
             for offset in in_hand:
@@ -74,7 +74,7 @@ class InHandNotes:
             logger.warning("Requests at the offsets %s of partition %d were in hand at the death of a worker", sorted(deaths), partition)
 
     def write(self, partition: int, offset: int, *, leaving: bool) -> str:
-        """What is in hand at and above `offset`, and the deaths that such requests have seen."""
+        """The note: requests in hand from `offset` on, and the deaths of such requests."""
         with self._lock:
             state = self._partitions[partition]
             in_hand = [] if leaving and not self.blames else sorted(each for each in state.begun if each >= offset)
@@ -87,7 +87,7 @@ class InHandNotes:
         return note
 
     def written(self, partition: int, note: str) -> None:
-        """Let those begin that waited for it."""
+        """Let the requests begin that waited for this note."""
         _, in_hand, _ = _parsed(note)
         with self._lock:
             self._partitions[partition].noted = frozenset(in_hand)
@@ -98,24 +98,24 @@ class InHandNotes:
     # The worker
 
     def deaths(self, where: Coordinates) -> int:
-        """At how many deaths of any worker the request was in hand."""
+        """Deaths of any worker that had the request in hand."""
         return self._partitions[where.partition].deaths.get(where.offset, 0)
 
     def begin(self, where: Coordinates) -> None:
-        """Work on the request begins."""
+        """The request is in hand."""
         with self._lock:
             self._partitions[where.partition].begun.add(where.offset)
         self.changed()
 
     def end(self, where: Coordinates) -> None:
-        """The request is done, closed or handed back: it killed nobody."""
+        """The request is done, closed or handed back: no worker died of it."""
         with self._lock:
             state = self._partitions[where.partition]
             state.begun.discard(where.offset)
             state.deaths.pop(where.offset, None)
 
     async def noted(self, where: Coordinates) -> bool:
-        """Wait until the group has noted that the request is in hand, if it may have been so before; False once nothing is to begin."""
+        """Wait for the note of a request that may have been in hand before. False if no request is to begin any more."""
         if where.offset >= self._partitions[where.partition].end:
             return True
         loop, event, place = asyncio.get_running_loop(), asyncio.Event(), (where.partition, where.offset)
@@ -139,7 +139,7 @@ class InHandNotes:
         return not self._stopped
 
     def stop(self) -> None:
-        """Let no request begin that waits for its note: none is written any more."""
+        """Let no waiting request begin: notes are not written any more."""
         with self._lock:
             self._stopped = True
             calls = list(self._waiting.values())
@@ -153,23 +153,20 @@ class InHandNotes:
 
 
 class DeathRecord:
-    """What is known of deaths: by the group, and by this worker's own disk, which knows at once and forgets with the machine."""
+    """`Deaths` by the group's notes and by the journal on this worker's disk, which is written at once but lost with the machine."""
 
     def __init__(self, journal: CrashJournal, notes: InHandNotes) -> None:
         self._journal = journal
         self._notes = notes
 
     def deaths(self, where: Coordinates) -> int:
-        """At how many deaths the request was in hand."""
         return max(self._journal.deaths(where), self._notes.deaths(where))
 
     def begin(self, where: Coordinates) -> None:
-        """Work on the request begins."""
         self._journal.begin(where)
         self._notes.begin(where)
 
     def end(self, where: Coordinates) -> None:
-        """The request killed nobody."""
         self._journal.end(where)
         self._notes.end(where)
 
@@ -181,13 +178,13 @@ def _written(session: str, in_hand: list[int], deaths: dict[int, int]) -> str:
 
 
 def _parsed(note: str) -> tuple[str, list[int], dict[int, int]]:
-    """Session, offsets in hand, deaths by offset. What another release or an operator's tool wrote says nothing."""
+    """Session, offsets in hand, deaths by offset. A note of another form (another release's, an operator's tool's) counts as empty."""
     if not note:
         return "", [], {}
     try:
         content = json.loads(note)
         in_hand = [int(offset) for offset in content["in_hand"]]
         return str(content["by"]), in_hand, {int(offset): int(count) for offset, count in content["deaths"].items()}
-    except Exception as exc:  # whoever commits for the group writes what it likes
+    except Exception as exc:  # any client of the group may have written it
         logger.warning("A note beside the committed offsets is passed over: %r is not ours (%s)", note[:100], exc)
         return "", [], {}

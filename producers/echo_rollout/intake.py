@@ -1,7 +1,7 @@
 """What a worker does with a request that arrives: refuse it for good, put it off, take it in hand, or answer it as it did before.
 
-Called by the consumer loop from its one worker thread; `done` and `handed_back` may come from any. Nothing blocks for longer than a chat
-template takes, but for `done` with a dead letter, while the publisher's buffer is full.
+Threads: the consumer loop calls from its one worker thread; any thread may call `done` and `handed_back`. Nothing blocks for longer than a
+chat template takes, except `done` with a dead letter while the publisher's buffer is full.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from echo_tasks.prompts import ChatCodec
 
 logger = logging.getLogger(__name__)
 
-# How long everything else waits for a suspect that was put off until nothing is in flight; its partition may have gone to another worker.
+# Other requests wait at most so long for a suspect that was put off until nothing is in flight: another worker may have its partition now.
 _SUSPECT_WAIT_S = 5.0
-# Requests that were done here: more than are ever between a commit and the next.
+# Done requests that are remembered: more than are ever done between two commits.
 _REMEMBERED = 4_096
-# No vocabulary has a token of so many characters: a longer text is too long in tokens too, and is not tokenised to find out.
+# No token has more characters, so a text that is longer than all tokens together is refused without tokenising it.
 _MOST_CHARACTERS = 256
 MOST_SAMPLES = 4_096
 """Samples that one request may ask for: an engine takes all at once."""
@@ -40,7 +40,7 @@ MOST_SAMPLES = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work:
-    """A request in hand. `completion` closes it: its offset may be committed. `asked`: its sender wants a receipt first."""
+    """A request in hand. `completion`: once done, the offset may be committed. `asked`: the sender wants a receipt before."""
 
     request: RolloutRequest
     where: Coordinates
@@ -48,21 +48,21 @@ class Work:
     text: str
     completion: Completion
     asked: AwaitedRequest | None = None
-    # Deliveries of the same record while it was in hand: they are done when it is.
+    # Further deliveries of the same record while it is in hand; they are done together with it.
     repeats: list[Completion] = field(default_factory=list)
 
 
 class Deaths(Protocol):
-    """Knows at how many deaths of a worker a request was in hand."""
+    """Counts the deaths of workers that had a request in hand."""
 
     def deaths(self, where: Coordinates) -> int:
-        """How many."""
+        """Deaths of workers that had the request in hand."""
 
     def begin(self, where: Coordinates) -> None:
-        """It is in hand."""
+        """The request is in hand."""
 
     def end(self, where: Coordinates) -> None:
-        """It is not, and killed nobody."""
+        """The request is no longer in hand, and no worker died of it."""
 
 
 class RequestIntake:
@@ -82,8 +82,8 @@ class RequestIntake:
         is_stuck: Callable[[], bool] = lambda: False,
         num_early: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`take` gets each request that is taken in hand, and must not block. Without `receipts` nobody is answered. `is_stuck`: nothing
-        is taken, for what is finished does not get out. `num_early`: of those in hand, how many wait for weights that nobody has published.
+        """`take` gets each request that is taken in hand, and must not block. Without `receipts` no request is answered. `is_stuck`: no
+        request is taken, because finished groups do not reach Kafka. `num_early`: requests in hand that wait for unpublished weights.
         """
         self._codec = codec
         self._record = record
@@ -126,7 +126,7 @@ class RequestIntake:
         outcome = self._take_in_hand(request, where, asked)
         exhausted = isinstance(outcome, Invalid) and outcome.reason is InvalidReason.RETRIES_EXHAUSTED
         if exhausted and request.purpose is Purpose.TRAIN:
-            # An answer would make the learner send it once more. It reads the dead letters, and closes the seq.
+            # Not answered: the learner would send the request once more. It reads the dead letter, and closes the seq.
             self._receipts.abandon(asked)
         elif isinstance(outcome, Invalid):
             self._receipts.refuse(asked, outcome.detail or outcome.reason.value)
@@ -135,14 +135,13 @@ class RequestIntake:
         return outcome
 
     def _take_in_hand(self, request: RolloutRequest, where: Coordinates, asked: AwaitedRequest | None) -> Outcome:
-        """Taken, put off or refused."""
         if (repeated := self._repeat(request, where)) is not None:
             return repeated
         if self._is_stuck():
             return BUSY
         deaths = self._record.deaths(where)
         if deaths >= MAX_DEATHS:
-            # Not forgotten: this process may die before the dead letter is out.
+            # The deaths are kept: this process may die before the dead letter is out.
             return Invalid(InvalidReason.RETRIES_EXHAUSTED, f"{deaths} times a worker died with this request in hand.")
         if not self._has_room(where, is_suspect=deaths >= ALONE_FROM):
             return BUSY
@@ -150,7 +149,7 @@ class RequestIntake:
             text, prompt = self._prompt_of(request)
         except InvalidRecord as invalid:
             return Invalid(invalid.reason, invalid.message)
-        except Exception as exc:  # templates and tokenizers raise what they like at what a stranger wrote
+        except Exception as exc:  # templates and tokenizers may raise anything for a stranger's text
             logger.exception("The prompt of %s cannot be prepared", request.group_id)
             return Invalid(InvalidReason.HANDLER_REFUSED, f"Preparing the prompt raised {type(exc).__name__}: {exc}")
         work = Work(request=request, where=where, prompt=prompt, text=text, completion=Completion(), asked=asked)
@@ -161,7 +160,7 @@ class RequestIntake:
         return Accepted(work.completion)
 
     def _repeat(self, request: RolloutRequest, where: Coordinates) -> Accepted | None:
-        """The partition was lost and came back, and the record with it, which is in hand still, or was done and not committed."""
+        """The outcome for a record that is delivered again after its partition came back: still in hand, or done and not committed."""
         with self._lock:
             if self._over.get(where) == (request.group_id, request.issued_ms):
                 return ACCEPTED
@@ -173,10 +172,10 @@ class RequestIntake:
         return Accepted(completion)
 
     def done(self, work: Work, refused: Invalid | None = None) -> None:
-        """The group has ended, and its request is through; `refused`: why it becomes a dead letter."""
+        """The group has ended, and its offset may be committed; `refused`: why it becomes a dead letter."""
         self._record.end(work.where)
         with self._lock:
-            # A topic that is made anew has other requests at the same places.
+            # Not the coordinates alone: a topic that was made anew has other requests there.
             self._over[work.where] = (work.request.group_id, work.request.issued_ms)
             while len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
@@ -184,7 +183,7 @@ class RequestIntake:
             completion.done(refused)
 
     def handed_back(self, work: Work, *, blamed: bool) -> None:
-        """The group is given up, and its request delivered again. `blamed`: it may be why the worker ends."""
+        """The group is given up, and its request is delivered again. `blamed`: the request may be why the worker ends."""
         if not blamed:
             self._record.end(work.where)
         self._out_of_hand(work)
@@ -197,14 +196,14 @@ class RequestIntake:
             return tuple(work.repeats)
 
     def forgive(self) -> None:
-        """The worker ends in good order: what is in hand still is handed back and killed nobody."""
+        """The worker ends in good order: requests in hand are handed back, and none of them counts a death."""
         with self._lock:
             left = list(self._in_hand)
         for where in left:
             self._record.end(where)
 
     def _has_room(self, where: Coordinates, *, is_suspect: bool) -> bool:
-        """Below capacity; and a suspect alone, with nothing before and nothing beside it."""
+        """Whether the request may be taken: the capacity is not reached; a suspect is taken alone, when nothing is in hand."""
         with self._lock:
             if self._alone is not None and self._alone != where:
                 waits = self._alone in self._in_hand or (self._alone_until is not None and not self._alone_until.expired())

@@ -1,10 +1,11 @@
-"""When a worker joins the others: at once if nobody works, else when it has weights.
+"""When a worker joins the consumer group: at once if no other worker works, else when it has weights.
 
-Joining takes partitions from the others, with the requests in them. A worker whose engine is still starting would only hold those, for the
-minute that an engine may take, while the others could have done them. The first workers of a run have nobody to take from, and join
-meanwhile, because joining takes seconds too. Whether those that say that they work still do, their next word tells, and not their clocks.
+Joining takes partitions from the other workers, with the requests in them. A worker whose engine is still starting would hold these
+requests, for the minute that an engine may take, while the others could do them. The first workers of a run join while their engines start,
+because joining takes seconds too. Whether a worker that was READY still works is known by its next status, not by clocks.
 
-Whoever comes also finds who is gone for good: names are made of host and process, so without that `workers` would grow with each start.
+A worker that starts also removes the statuses of workers that are gone for good: names are made of host and process, so `workers` would
+otherwise grow with each start.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import WorkerState, WorkerStatus
 from echo_schemas.topics import WORKERS
 
-# A worker that has said nothing for a day is gone. One whose clock is that wrong is back with its next word.
+# A worker without a status for a day is gone. One whose clock is that wrong is back with its next status.
 _LONG_AGO_MS = 24 * 3_600_000
-# So many of their words are waited for before others count as gone, and at least so long.
+# How long to wait for a status before other workers count as gone: so many heartbeats, and at least so many seconds.
 _WORDS = 3
 _LEAST_S = 3.0
 
 
 class Namesake:
-    """Whether a worker on another machine goes by our name. Of two members of one name the group keeps the later one: whoever comes would
-    end the one that works. Heard between the start and the joining, which an engine's start lies between; `close` it then.
+    """Whether a worker on another machine has our name. Of two members of one name the group keeps the later one, so joining would end the
+    other worker. Listens from the start until the joining, while the engine starts; `close` it then.
     """
 
     def __init__(self, bus: Bus, worker_id: str, host: str) -> None:
@@ -40,7 +41,7 @@ class Namesake:
         self._workers.on_change(self._note)
 
     def check(self) -> None:
-        """Raises UserError if one was heard."""
+        """Raises UserError if there is one."""
         if self._other:
             raise UserError(
                 f"A worker named {self._worker_id!r} is at work on {self._other}; this one, of the same name, does not take its place.",
@@ -48,7 +49,6 @@ class Namesake:
             )
 
     def close(self) -> None:
-        """Listen no more."""
         self._workers.close()
 
     def _note(self, _key: str, status: WorkerStatus | None) -> None:
@@ -58,8 +58,8 @@ class Namesake:
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """`ready`: other workers whose last word, whenever that was, is that they take requests. `long_gone`: keys on `workers` of which
-    nothing was heard for a day, of any run.
+    """`ready`: other workers whose last status, however old, is READY. `long_gone`: keys on `workers`, of any run, without a status for a
+    day.
     """
 
     ready: frozenset[str]
@@ -67,12 +67,12 @@ class Others:
 
 
 def ready_others(statuses: Iterable[WorkerStatus], worker_id: str) -> frozenset[str]:
-    """Who, beside `worker_id`, says that it takes requests."""
+    """Workers other than `worker_id` that take requests by their status."""
     return frozenset(status.worker_id for status in statuses if status.worker_id != worker_id and status.state is WorkerState.READY)
 
 
 def find_others(bus: Bus, worker_id: str, clock: Clock) -> Others:
-    """Who else is there, by what the log says now. Blocks to read `workers`; raises TransportError."""
+    """The other workers, by the log. Blocks to read `workers`; raises TransportError."""
     statuses: Mapping[str, WorkerStatus] = replace(bus, run_id=None).newest(WORKERS, WorkerStatus)
     now_ms = clock.time_ms()
     long_gone = tuple(key for key, status in statuses.items() if now_ms - status.time_ms > _LONG_AGO_MS)
@@ -81,8 +81,8 @@ def find_others(bus: Bus, worker_id: str, clock: Clock) -> Others:
 
 
 def still_work(bus: Bus, ready: frozenset[str], heard: threading.Event, *, heartbeat_s: float) -> bool:
-    """Whether one of `ready` says so once more within a few of its words. Blocks for those, or until somebody sets `heard`, who needs no
-    answer any more. Raises TransportError.
+    """Whether one of `ready` publishes READY again within a few heartbeats. Blocks so long, or until another thread sets `heard` because it
+    needs no answer any more. Raises TransportError.
     """
     if not ready:
         return False

@@ -1,11 +1,11 @@
-"""Which requests a worker had in hand when it died, so that one which kills its worker again and again is set aside.
+"""Which requests a worker had in hand when it died, so that a request that kills its workers is set aside.
 
 The offset of a request is committed only when its work is done, so a request that ends the process is delivered again, to this worker or
 another. The journal is a file of lines on the worker's own disk: `+ partition offset` before a request is worked on, `-` after. A process
 that starts under the same worker id reads what its predecessors left open: each such request was in hand when one died. A line is one
 `write`, which survives the end of the process, though not of the machine; nothing waits for the disk.
 
-Not every request in hand at a death is to blame. So one that saw two deaths is worked on alone, and only one that saw three is refused.
+Not every request in hand at a death is the cause. So a request that saw two deaths is worked on alone, and one that saw three is refused.
 
 Threads: any; a lock keeps lines whole.
 """
@@ -21,9 +21,9 @@ from typing import TextIO
 from echo_schemas.records import Coordinates
 
 MAX_DEATHS = 3
-"""A request that was in hand at so many deaths is refused."""
+"""A request is refused after so many deaths of workers that had it in hand."""
 ALONE_FROM = 2
-"""A request that was in hand at so many deaths is worked on with nothing beside it."""
+"""After so many such deaths a request is worked on with no other one in hand."""
 
 # Lines after which the file is written anew with what still counts: a worker that runs for months keeps a file of some hundred kilobytes.
 _MOST_LINES = 20_000
@@ -35,7 +35,7 @@ class CrashJournal:
     """Open one per worker id; `close` it after a drain, which leaves nothing open."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is made if it is not there. What a predecessor left open counts as one more death of each request."""
+        """`path` is made if it is not there. Each request that an earlier process left open counts one more death."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._lock = threading.Lock()
@@ -45,17 +45,17 @@ class CrashJournal:
         self._file: TextIO = _rewritten(path, self._deaths, self._begun)
 
     def deaths(self, where: Coordinates) -> int:
-        """At how many deaths of a worker under this id the request was in hand."""
+        """Deaths of workers under this id that had the request in hand."""
         return self._deaths.get((where.partition, where.offset), 0)
 
     def begin(self, where: Coordinates) -> None:
-        """Work on the request begins."""
+        """The request is in hand."""
         with self._lock:
             self._begun.add((where.partition, where.offset))
             self._write(f"+ {where.partition} {where.offset}\n")
 
     def end(self, where: Coordinates) -> None:
-        """The request is done, closed or handed back: it killed nobody."""
+        """The request is done, closed or handed back: no worker died of it."""
         with self._lock:
             self._deaths.pop((where.partition, where.offset), None)
             self._begun.discard((where.partition, where.offset))
@@ -79,7 +79,7 @@ class CrashJournal:
 
 
 def _deaths_of(path: Path) -> Counter[_Place]:
-    """Deaths by request, those of the process that wrote the file last included. A torn last line is passed over."""
+    """Deaths by request, including that of the process that wrote the file last. A torn last line is skipped."""
     deaths: Counter[_Place] = Counter()
     begun: set[_Place] = set()
     if not path.exists():
@@ -101,7 +101,7 @@ def _deaths_of(path: Path) -> Counter[_Place]:
 
 
 def _rewritten(path: Path, deaths: Counter[_Place], begun: Iterable[_Place]) -> TextIO:
-    """The journal anew, holding the counts and what is in hand; open for further lines, each written through to the system."""
+    """Write the journal anew with the counts and the requests in hand; open for further lines, each passed to the system at once."""
     fresh = path.with_name(path.name + ".new")
     counts = [f"= {partition} {offset} {count}\n" for (partition, offset), count in deaths.items()]
     fresh.write_text("".join([*counts, *(f"+ {partition} {offset}\n" for partition, offset in begun)]), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A worker's place in the group that shares the requests. Its engine has a life of its own: it may be up while the worker takes nothing.
+"""A worker's membership in the consumer group of `requests`. The engine does not depend on it: it may run while the worker is no member.
 
     out ──join──▶ takes requests ──take_no_more──▶ keeps partitions and what is in hand ──leave──▶ out ──join──▶ …
 
@@ -15,12 +15,12 @@ from echo_bus.group.consumer import ConsumerLoop
 
 
 class Membership:
-    """Joins and leaves, as often as the worker is told to."""
+    """Joins and leaves, as often as needed."""
 
     def __init__(
         self, open_loop: Callable[[], ConsumerLoop], *, may_join: Callable[[], bool], on_error: Callable[[BaseException], None]
     ) -> None:
-        """`may_join`: whether requests may be taken by now; may wait a moment. `on_error` gets what ends a consumer loop early."""
+        """`may_join`: whether requests may be taken by now; may wait a moment. `on_error` gets the error that ends a loop early."""
         self._open_loop = open_loop
         self._may_join = may_join
         self._on_error = on_error
@@ -34,17 +34,17 @@ class Membership:
         return self._stay is not None
 
     def join(self) -> None:
-        """Take requests from now on. Whoever has joined already, or is leaving, stays as it is."""
+        """Take requests from now on. Does nothing for a member, or while it leaves."""
         if self._stay is None:
             self.takes = True
             self._stay = _Stay(self._open_loop(), self._may_join, self._on_error)
 
     def take_no_more(self) -> None:
-        """Put off what is offered. What is in hand stays so and is committed as it ends; the partitions are kept meanwhile."""
+        """Put off requests that are offered. Requests in hand stay and are committed as they end; the partitions are kept meanwhile."""
         self.takes = False
 
     async def leave(self) -> None:
-        """Commit what is done, hand back what is not, and leave the group. May be called again where it was cancelled."""
+        """Commit requests that are done, hand back the others, and leave the group. May be called again after it was cancelled."""
         self.takes = False
         if self._stay is not None:
             await self._stay.end()

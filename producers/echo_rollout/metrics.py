@@ -1,4 +1,4 @@
-"""Every metric of the feeder, the offline producer and the workers: name, labels, and one line that says what it is."""
+"""Every metric of the feeder, the offline producer and the workers: name, labels, and meaning in one line."""
 
 from __future__ import annotations
 

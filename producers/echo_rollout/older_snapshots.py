@@ -1,4 +1,4 @@
-"""Snapshots of versions that are not the newest: fetched when they are asked for, and kept while they may be asked for again.
+"""Snapshots of versions that are not the newest: fetched when an evaluation needs them, and the last two kept.
 
 On the worker's asyncio loop; fetching has a thread of its own.
 """
@@ -22,12 +22,12 @@ from echo_schemas.records import WeightManifest
 
 logger = logging.getLogger(__name__)
 
-# Evaluations come one after the other, and the next is of a newer version.
+# Evaluations come one after the other, each of a newer version than the one before.
 _KEPT = 2
 
 
 class VersionNotKept(EchoError):
-    """The weights of a version cannot be had any more."""
+    """The weights of a version are not available any more."""
 
 
 class OlderSnapshots:
@@ -41,8 +41,8 @@ class OlderSnapshots:
         manifest_of: Callable[[int], WeightManifest | None],
         in_use: Callable[[], frozenset[int]],
     ) -> None:
-        """`folder`: where files may lie beside others'. `manifest_of`: under `<run>/v/<n>`; it may
-        block and raise TransportError. `in_use`: versions that the engine needs."""
+        """`folder`: may be shared. `manifest_of`: the manifest under `<run>/v/<n>`; may block and raise TransportError. `in_use`: versions
+        that the engine needs."""
         self._source = source
         self._folder = folder
         self._manifest_of = manifest_of
@@ -59,14 +59,14 @@ class OlderSnapshots:
         self._fetched.move_to_end(version)
         self._users[version] = self._users.get(version, 0) + 1
         try:
-            # One that is cancelled must not take it from the others.
+            # Shielded: a caller that is cancelled must not cancel the fetch for the others.
             return await asyncio.shield(task)
         except BaseException:  # cancelled or failed: either way the caller does not have it
             self.release(version)
             raise
 
     def release(self, version: int) -> None:
-        """Somebody who fetched `version` is done with it."""
+        """A caller of `fetch` no longer needs `version`."""
         self._users[version] -= 1
         if not self._users[version]:
             del self._users[version]
@@ -74,7 +74,6 @@ class OlderSnapshots:
             self._forget(old)
 
     def close(self) -> None:
-        """Fetch nothing more."""
         self._fetching.shutdown(wait=False, cancel_futures=True)
 
     async def _fetch(self, version: int) -> Snapshot:
@@ -90,7 +89,7 @@ class OlderSnapshots:
             if not folder.exists():
                 await loop.run_in_executor(self._fetching, self._source.fetch, manifest, folder)
         except (TransportError, OSError) as exc:
-            # Nobody says whether it will be asked for again.
+            # It may never be asked for again.
             self._fetching.submit(shutil.rmtree, partial_of(folder), ignore_errors=True)
             raise VersionNotKept(f"The weights of version {version} cannot be fetched: {exc}") from exc
         return Snapshot(ref=SnapshotRef(version=version, sha256=manifest.sha256), kind=manifest.kind, folder=folder)

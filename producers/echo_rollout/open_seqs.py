@@ -19,13 +19,13 @@ from echo_core.dispatch import Standing
 from echo_schemas.columns import seqs_of
 from echo_schemas.records import Progress
 
-# Between the moment when a worker commits a request and the one up to which the learner has read, at least: twenty of the learner's words.
-# It covers the way of those words to us, and of the trajectories to the learner.
+# A committed request counts as lost only if the learner has read so much further: twenty of its progress records. It covers the delays of
+# these records to the feeder, and of the trajectories to the learner.
 _READ_BEHIND_S = 10.0
 
 
 def standing_of(progress: Progress | None, undecided: int) -> Standing:
-    """The learner's last word and our own count. Before its first word it is at version 0."""
+    """The learner's newest progress and our own count. Before its first progress it is at version 0."""
     if progress is None:
         return Standing(version=0, published=0, undecided=undecided)
     return Standing(version=progress.version, published=progress.published, undecided=undecided)
@@ -34,8 +34,8 @@ def standing_of(progress: Progress | None, undecided: int) -> Standing:
 class Ledger:
     """The offsets of a run's requests by partition. It turns offsets into counts of requests.
 
-    Counts and not offsets, because the end marker of a transaction takes an offset that no worker ever finishes: lag by offsets would
-    call a partition busy for ever.
+    Counts and not offsets, because the end marker of a transaction takes an offset that no worker ever finishes: by offsets a partition
+    would look busy for ever.
     """
 
     def __init__(self, num_partitions: int) -> None:
@@ -43,12 +43,12 @@ class Ledger:
         self._num_done = [0] * num_partitions
 
     def written(self, partition: int, offset: int) -> int:
-        """Note a request; its ordinal within the partition. Offsets of a partition come in ascending order."""
+        """Note a request; returns its ordinal within the partition. Offsets of a partition come in ascending order."""
         self._open[partition].append(offset)
         return self._num_done[partition] + len(self._open[partition]) - 1
 
     def finish_below(self, partition: int, committed: int) -> int:
-        """Everything below the offset `committed` is done; the number of requests done in that partition so far."""
+        """Requests below the offset `committed` are done. Returns how many of the partition are done so far."""
         still_open = self._open[partition]
         num_done = bisect_left(still_open, committed)
         if num_done:
@@ -70,7 +70,7 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """The newest request of a seq. `done_at`: the learner's newest word when its offset was first seen committed."""
+    """The newest request of a seq. `done_at`: the time of the learner's newest progress when the request was first seen committed."""
 
     seq: int
     partition: int
@@ -90,7 +90,7 @@ class Lost(NamedTuple):
 
 
 class OpenSeqs:
-    """The seqs that were issued and are not below the learner's floor, as its newest word tells: which are seen, how many undecided."""
+    """The issued seqs from the learner's floor on, by its newest progress: which are seen, and how many undecided."""
 
     def __init__(self) -> None:
         self._issued: set[int] = set()
@@ -100,7 +100,7 @@ class OpenSeqs:
         self._num_closed = self._num_only_seen = 0
 
     def issued(self, seq: int) -> None:
-        """`seq` is in the log, by us or by an earlier allocator."""
+        """`seq` is in the log, written by this allocator or an earlier one."""
         if seq in self._issued or (self._progress is not None and seq < self._progress.next_seq):
             return
         self._issued.add(seq)
@@ -108,7 +108,7 @@ class OpenSeqs:
         self._num_only_seen -= seq in self._seen and seq not in self._closed
 
     def hear(self, progress: Progress) -> None:
-        """The learner's newest word."""
+        """Take over the learner's newest progress."""
         if progress is self._progress:
             return
         self._progress = progress
@@ -123,7 +123,7 @@ class OpenSeqs:
         """Seqs that are in the log and are neither trained nor dropped."""
         progress = self._progress
         if progress is not None and progress.closed is None:
-            # An older learner tells how many it has decided, and not which.
+            # A learner of an older release tells how many seqs it has decided, but not which.
             return max(0, len(self._issued) - max(0, progress.groups_trained + progress.groups_dropped - progress.next_seq))
         return len(self._issued) - self._num_closed + self._num_only_seen
 
@@ -144,8 +144,8 @@ class OpenSeqs:
 class OpenRequests:
     """The newest request of each open seq, and which of them are lost.
 
-    Lost is a request that a worker has committed and of which the learner, which has read on since, has seen no record; or one that no
-    living worker holds. A request that waits, is generated, or whose group waits for rewards or for its batch is not lost, however long.
+    A request is lost if a worker has committed it and the learner, which has read on since, has seen no record of it; or if no living
+    worker holds it. A request that waits, is generated, or whose group waits for rewards or for its batch is not lost, however long.
     """
 
     def __init__(self, seqs: OpenSeqs) -> None:
@@ -162,7 +162,7 @@ class OpenRequests:
         self._seqs.issued(seq)
 
     def finished(self, partition: int, num_done: int, now_s: float) -> list[float]:
-        """The first `num_done` requests of `partition` are committed; how long those of ours took that were not known to be."""
+        """The first `num_done` requests of `partition` are committed. Returns the seconds that our requests among the new ones took."""
         waiting, took_s = self._waiting.get(partition), []
         while waiting and waiting[0][0] < num_done:
             asked = waiting.popleft()[1]
@@ -172,7 +172,7 @@ class OpenRequests:
         return took_s
 
     def hear(self, progress: Progress) -> None:
-        """The learner's newest word."""
+        """Take over the learner's newest progress."""
         self._seqs.hear(progress)
         self._progress = progress
 
@@ -180,7 +180,7 @@ class OpenRequests:
         """The open seqs whose newest request is lost, in the order of their issue.
 
         `patience_s`: how long a request may take, None while nothing was measured. `active_s`: when the living worker that holds a
-        partition last finished something. `alone`: there is one worker, and nobody else could do what it holds.
+        partition last finished something. `alone`: there is only one worker, so no other could do the requests that it holds.
         """
         progress = self._progress
         if progress is not None:
@@ -210,7 +210,7 @@ class OpenRequests:
         """Whether the learner has read everything that was in the log when the request was seen committed."""
         progress = self._progress
         if asked.done_at is None or progress is None or asked.done_at.session != progress.session:
-            # A successor's clock is another one.
+            # Another session of the learner has another clock.
             asked.done_at = self._moment()
             return False
         return progress.read_s is not None and progress.read_s >= asked.done_at.clock_s + _READ_BEHIND_S

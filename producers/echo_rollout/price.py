@@ -1,7 +1,4 @@
-"""What a worker costs now: the setting, or the number in a file that somebody keeps up to date (a spot price).
-
-Read again before each heartbeat if the file has changed. What cannot be read changes nothing and is a notice.
-"""
+"""The price of a worker from a file that another program keeps up to date (a spot price). It is read before each heartbeat."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from echo_runtime.notices import Notices
 from echo_schemas.errors import UserError
 
 _HINT = "Write one number into it, the price of an hour, such as 0.35."
-# A price is a few characters; a file that is larger is another one.
+# A price is a few characters; of a larger file no more is read.
 _MOST_BYTES = 1024
 
 
@@ -23,26 +20,16 @@ class PriceFile:
         """Raises UserError if the file has no price yet."""
         self._path = path
         self._notices = notices
-        self._seen = self._stamp()
-        self._price = read_price(self._path)
+        self._price = read_price(path)
 
     def now(self) -> float:
-        """The price that the file has, or had when it last had one."""
+        """The price in the file; while the file has none, the last one, with a notice."""
         try:
-            stamp = self._stamp()
-            if stamp != self._seen:
-                self._price, self._seen = read_price(self._path), stamp
+            self._price = read_price(self._path)
             self._notices.clear("price")
         except UserError as exc:
             self._notices.say("price", f"{exc} The price stays {self._price:g}. {exc.hint}")
         return self._price
-
-    def _stamp(self) -> tuple[int, int, int]:
-        try:
-            found = self._path.stat()
-        except OSError as exc:
-            raise UserError(f"The price file {self._path} cannot be read: {exc.strerror}.", hint=_HINT) from exc
-        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def read_price(path: Path) -> float:

@@ -32,8 +32,8 @@ from echo_settings import Settings
 
 
 def trajectory_profile(settings: Settings) -> profiles.Properties:
-    """How trajectories are sent: a sequential learner does nothing else until it has the last sample of its batch. A worker never gives up
-    what it has generated."""
+    """How trajectories are sent: at once in sequential mode, where the learner waits for the last sample of its batch. Sending never gives
+    up."""
     speed = profiles.PRODUCER_AWAITED if settings.run.mode == "sequential" else profiles.PRODUCER_THROUGHPUT
     return {**speed, **profiles.FOR_EVER}
 
@@ -61,7 +61,7 @@ class GroupFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a group ended, and of one that was published what and where: `where` in the order of offsets."""
+    """How a group ended; of a published one also attempt, weights and coordinates (`where`, in the order of offsets)."""
 
     outcome: GroupEnd
     failure: GroupFailure | None = None
@@ -72,7 +72,7 @@ class Ending:
 
     @property
     def said(self) -> str:
-        """In words, for whoever asked."""
+        """The ending in words, for the requester."""
         return self.detail or (self.failure or self.outcome).value
 
 
@@ -88,7 +88,7 @@ class FinishedGroup:
 
 
 class TrajectoryPublisher:
-    """Publishes groups. `start` it; `close` it after the last. Its calls are made on the asyncio loop."""
+    """Publishes groups. `start` it; `close` it after the last. Called on the asyncio loop."""
 
     def __init__(self, publisher: Publisher, *, worker_id: str, engine: str, places: PlaceTimes) -> None:
         self._publisher = publisher
@@ -99,7 +99,6 @@ class TrajectoryPublisher:
         self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     async def publish(self, group: FinishedGroup) -> Ending:
@@ -120,7 +119,7 @@ class TrajectoryPublisher:
         await called
 
     def close(self) -> None:
-        """Publish what was handed over and stop. Idempotent."""
+        """Publish the groups that were handed over, and stop. Idempotent."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -131,7 +130,7 @@ class TrajectoryPublisher:
                 return
             try:
                 job()
-            except BaseException as exc:  # whoever waits for the thread raises it
+            except BaseException as exc:  # the coroutine that awaits the job raises it
                 awaited.fail(exc)
 
         self._queue.put(guarded)
@@ -146,7 +145,7 @@ class TrajectoryPublisher:
                 job()
 
     def _publish(self, group: FinishedGroup, ended: Awaited[Ending]) -> None:
-        """All members, the largest first, so that one which no record can carry is found out before anything is written."""
+        """Publish all members, the largest first, so that one that is too large for a record is found before anything is written."""
         records = trajectories_of(group, worker_id=self._worker_id, engine=self._engine)
         acknowledged = _Acknowledgements(group.samples, records[0].attempt, ended)
         try:
@@ -162,7 +161,7 @@ class TrajectoryPublisher:
 
 
 def _own_bytes(record: Trajectory) -> int:
-    """About what tells the members of a group apart in size; prompt and entry are the same for all."""
+    """Size of the parts that differ within a group; prompt and entry are the same for all members."""
     experts = 0 if record.experts is None else len(record.experts.ids)
     return len(record.token_ids) + len(record.logprobs) + len(record.completion) + experts
 

@@ -1,12 +1,12 @@
-"""Receipts: what became of a request whose sender wants to know (walk 2 of sequential mode, and every exact request with a reply address).
+"""Receipts tell a requester how its request ended (walk 2 of sequential mode, and every exact request with a reply address).
 
     request with address ──begin──▶ new: worked on ──answer──▶ replies, the partition it named
                              ├────▶ in hand already: waits for the same end      └─ acknowledged: the request's offset may be committed
                              ├────▶ answered before: the same answer again
                              └────▶ past its deadline: answered as expired, not worked on
 
-So one correlation id costs one generation per worker, however often its request is delivered. `answer` is a task's on the asyncio loop; all
-else any thread's. Nothing blocks but the publisher's full buffer.
+So one correlation id costs one generation per worker, however often its request is delivered. Tasks on the asyncio loop call `answer`; any
+thread calls the rest. Only a full buffer of the publisher blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from echo_schemas.records import ReplyOutcome, RolloutReply, RolloutRequest
 
 logger = logging.getLogger(__name__)
 
-# A worker that has passed the version on is as little ready for it as one that has not come to it.
+# Superseded counts as not ready: the worker has a newer version than the required one.
 _REPLIES = {
     GroupEnd.PUBLISHED: ReplyOutcome.DONE,
     GroupEnd.EXPIRED: ReplyOutcome.EXPIRED,
@@ -37,7 +37,7 @@ _REPLIES = {
     GroupEnd.FAILED: ReplyOutcome.FAILED,
 }
 _NOTHING = SnapshotRef(version=0, sha256="")
-# Characters of a sentence that says why there is nothing.
+# Most characters of the reason in an answer without trajectories.
 _MOST_SAID = 1_000
 
 
@@ -71,7 +71,7 @@ class Receipts:
         self._repeats: dict[bytes, list[Completion]] = {}
 
     def asked(self, message: Message, request: RolloutRequest) -> AwaitedRequest | None:
-        """None for a request that nobody wants a receipt of. Raises InvalidRecord if its headers contradict themselves or the record."""
+        """None for a request without a reply address. Raises InvalidRecord if its headers contradict themselves or the record."""
         address = self._server.address_of(message)
         if address is None:
             if request.correlation is None:
@@ -88,7 +88,7 @@ class Receipts:
         return AwaitedRequest(request=request, address=address)
 
     def begin(self, asked: AwaitedRequest) -> Accepted | None:
-        """None if the request is to be worked on now; else what the consumer loop is told of it."""
+        """None if the request is to be worked on now; else its outcome for the consumer loop."""
         while True:
             begin = self._server.begin(asked.address)
             if begin is Begin.NEW:
@@ -107,27 +107,27 @@ class Receipts:
                 if repeats is not None:
                     repeats.append(completion)
                     return Accepted(completion)
-            # It was given up between the two looks.
+            # The request was given up meanwhile: try again.
 
     async def answer(self, asked: AwaitedRequest, ending: Ending) -> None:
-        """Answer with how it ended; back once the log has the answer. Raises TransportError."""
+        """Send how the group ended; returns once the log has the answer. Raises TransportError."""
         answered: Awaited[None] = Awaited()
         self._send(asked, ending, lambda error: answered.settle(None) if error is None else answered.fail(error))
         await answered
         self._through(asked)
 
     def refuse(self, asked: AwaitedRequest, why: str) -> None:
-        """Answer that nothing will come of it. Waits for nothing."""
+        """Send that the request failed. Does not wait."""
         self._send(asked, Ending(outcome=GroupEnd.FAILED, detail=why), self._unless_failed(lambda: self._through(asked)))
 
     def abandon(self, asked: AwaitedRequest) -> None:
-        """The work was given up without an answer; its deliveries are not done."""
+        """The work was given up without an answer; its deliveries stay open."""
         with self._lock:
             self._repeats.pop(asked.address.correlation, None)
         self._server.abandon(asked.address)
 
     def _through(self, asked: AwaitedRequest) -> None:
-        """Only now, that the log has it: whoever repeats the question from here on gets the same answer."""
+        """Close repeated deliveries, once the log has the answer: later ones get the same answer from the server."""
         with self._lock:
             repeats = self._repeats.pop(asked.address.correlation, [])
         for completion in repeats:
@@ -137,11 +137,11 @@ class Receipts:
         return lambda error: then() if error is None else self._on_error(error)
 
     def _send(self, asked: AwaitedRequest, ending: Ending, sent: Callable[[TransportError | None], None]) -> None:
-        """`sent` hears once, on the publisher's poll thread or here, that the log has the answer, or why it has not."""
+        """`sent` is called once, on the publisher's poll thread or here, with None when the log has the answer, or with the error."""
         try:
             receipt = self._server.answer(asked.address, self._reply(asked, ending))
         except (InvalidRecord, RecordTooLarge) as exc:
-            # Asking again would not help: what was asked for is in the log, and whoever asked finds it there.
+            # Asking again would not help: the trajectories are in the log, where the requester finds them.
             logger.warning("The receipt for %s cannot be written: %s", asked.request.group_id, exc)
             sent(None)
         except TransportError as exc:

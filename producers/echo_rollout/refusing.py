@@ -1,10 +1,9 @@
-"""Requests that yield no group and of which nobody hears otherwise: which become dead letters, so that the learner closes their seqs.
+"""Which requests without a group become dead letters, so that the learner closes their seqs.
 
-published ───────────────▶ the trajectories tell
-somebody wants a receipt ─▶ the receipt tells, and who asked decides
+published ───────────────▶ none: the learner reads the trajectories
+with a receipt ──────────▶ none: the requester reads the receipt, and decides
 failed ──────────────────▶ dead letter, at once: it would fail again
-expired, not ready ──────▶ nothing, so that it is issued again; after `resends` times a dead letter
-
+expired, not ready ──────▶ none: the feeder issues it again; after `resends` times a dead letter
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from echo_rollout.publishing import Ending, GroupEnd
 from echo_schemas.errors import InvalidReason
 from echo_schemas.records import Purpose
 
-# A worker that fails at so many groups one after the other fails at all: its environment or engine is broken, and what it takes is lost.
+# A worker that fails at so many groups in a row has a broken environment or engine, and would lose every request that it takes.
 _MOST_FAILED = 100
 
 
@@ -30,7 +29,7 @@ class Refusals:
         self._last = ""
 
     def refusal_of(self, work: Work, ending: Ending) -> Invalid | None:
-        """Why the request of a group that ended so is a dead letter; None if it is none."""
+        """Why the request becomes a dead letter after this ending; None if it does not."""
         request, outcome = work.request, ending.outcome
         if work.asked is not None:
             return None
@@ -46,7 +45,7 @@ class Refusals:
         return None
 
     def check(self) -> None:
-        """Raise TooManyDeadLetters where nothing but failures came in a row."""
+        """Raise TooManyDeadLetters after more than `_MOST_FAILED` failures in a row."""
         if self._in_a_row > _MOST_FAILED:
             raise TooManyDeadLetters(
                 f"{_MOST_FAILED} groups failed in a row at this worker, the last one because: {self._last}",

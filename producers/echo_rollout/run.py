@@ -1,7 +1,7 @@
 """The processes of the rollout plane: `run_worker` samples, `run_feeder` asks.
 
-A worker's start is the critical path of a run, and the engine's import is the longest part of it, so it begins first and the rest is opened
-beside it.
+A worker's start decides when a run begins, and the engine's import is the longest part of it. So the import begins first, on a thread, and
+the rest is opened meanwhile.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -30,7 +31,7 @@ from echo_rollout.snapshot_folders import snapshot_folder
 from echo_rollout.weights.deltas import DeltaSource
 from echo_rollout.weights.peers.opening import open_peers
 from echo_rollout.weights.peers.source import PeerSource
-from echo_rollout.weights.sources import PublishedSource, SnapshotSource
+from echo_rollout.weights.sources import PublishedSource, SnapshotSource, published_manifest
 from echo_rollout.worker import Worker
 from echo_rollout.worker_parts import WorkerParts
 from echo_runtime.ownership import Turn
@@ -47,17 +48,17 @@ from echo_tasks.prompts import PromptCodec, check_positions, vocabulary_size
 
 logger = logging.getLogger(__name__)
 
-# What an adapter is taken to weigh before the first is seen: decides only whether shared memory is used.
+# Assumed size of an adapter; it decides only whether shared memory is used.
 _ADAPTER_BYTES = 256 << 20
 _METADATA_S = 30.0
 
 
 def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
-    """Sample until `process.stop`. `worker_id` is unique in the run, and the same again after a restart. The settings of `process` are
-    those of `kind`, which is what the worker says of itself.
+    """Sample until `process.stop`. `worker_id` is unique in the run, and the same again after a restart. `kind`: as in [[rollout.pool]],
+    for the worker's status; the settings of `process` are those of this kind.
 
-    Raises UserError where the settings cannot be served here, TransportError or EngineError where it cannot go on; requests in hand
-    are then delivered again.
+    Raises UserError where the settings cannot be served here, TransportError or EngineError where the worker cannot go on; then requests
+    in hand are delivered again.
     """
     settings = process.settings
     importing = threading.Thread(target=_prefetch, args=(settings.rollout.engine,), name="engine import", daemon=True)
@@ -107,23 +108,19 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
 def newest_source(
     source: PublishedSource, reader: BlobReader, peers: PeerSource | None, bus: Bus, run_id: str, metrics: WorkerMetrics
 ) -> SnapshotSource:
-    """Where a worker gets the newest version: made of the one before, else from peers, else from where it was published."""
-
-    def manifest_of(version: int) -> WeightManifest | None:
-        key = weights_key(run_id, version)
-        return bus.newest(WEIGHTS, WeightManifest, only=key).get(key)
-
-    def on_built(manifest: WeightManifest, folder: Path) -> None:
-        if peers is not None:
-            peers.hold(manifest, folder)
-
-    return DeltaSource(peers or source, reader, manifest_of=manifest_of, on_built=on_built, metrics=metrics)
+    """The source of the newest version: a delta on the version before, else peers, else the log or the store."""
+    return DeltaSource(
+        peers or source,
+        reader,
+        manifest_of=partial(published_manifest, bus, run_id),
+        on_built=peers.hold if peers is not None else lambda _manifest, _folder: None,
+        metrics=metrics,
+    )
 
 
 def _may_join(process: RoleProcess, worker_id: str, stack: ExitStack) -> Callable[[], bool]:
-    """A worker that was started with the other roles takes no request before their learner has accepted the run; its engine starts.
-
-    Nobody takes the place of a worker of the same name that is alive.
+    """Whether a worker may join the consumer group. One that was started together with a learner waits until the learner has accepted the
+    run. Raises UserError while another worker of the same name is alive.
     """
     namesake = stack.enter_context(closing(Namesake(process.bus, worker_id, socket.gethostname())))
     has_come = stack.enter_context(closing(Turn(process, needs_learner=True))).has_come if process.start else lambda: True
@@ -161,14 +158,14 @@ def _snapshot_bytes(settings: Settings, base: Path) -> int:
 
 
 def journal_path(settings: Settings, worker_id: str, cluster: str) -> Path:
-    """Where a worker notes what it has in hand: on this machine, by cluster (another one has other records at the same offsets), namespace,
-    run and worker."""
+    """The file of a worker's journal on this machine, by cluster (another one has other records at the same offsets), namespace, run and
+    worker."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "echoswarm"
     return cache / "workers" / cluster / settings.kafka.namespace / settings.run.name / f"{worker_id}.journal"
 
 
 def cluster_id(bus: Bus) -> str:
-    """The cluster's own name for itself. Raises TransportError."""
+    """The cluster's id. Raises TransportError."""
     try:
         return str(bus.cluster.admin().list_topics(timeout=_METADATA_S).cluster_id or "unnamed")
     except KafkaException as exc:
@@ -206,7 +203,7 @@ def run_feeder(process: RoleProcess) -> None:
 
 
 def _prefetch(name: str) -> None:
-    """Import the engine's library ahead of time. What goes wrong is met again, and said, when the engine is opened."""
+    """Import the engine's library ahead of time. An error comes again, and is reported, when the engine is opened."""
     try:
         prefetch(name)
     except (EchoError, ImportError) as exc:

@@ -1,7 +1,7 @@
-"""Where a worker keeps the snapshots that it has fetched: a folder of its own, in shared memory where there is room.
+"""A worker's folder for the snapshots that it has fetched, in shared memory where there is room.
 
-A worker that is killed cannot tidy up, and what it leaves in shared memory is memory. So a living worker holds a lock on its folder, and
-whoever opens a folder removes those that nobody holds.
+A worker that is killed leaves its folder behind, which may take up memory. So a living worker holds a lock on its folder, and every worker
+that starts removes the folders without a lock.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _PREFIX = "echoswarm-weights-"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the place that is meant
 # Room for the versions in use, and for the next one beside them.
 _ROOM_FACTOR = 4
-# One in use, one on its way.
+# The version in use, and the one that arrives.
 _LEAST_FACTOR = 2
 _GIB = 1 << 30
-# Between a folder's making and its lock lies a moment; no folder is taken for abandoned that young.
+# A younger folder is never taken for abandoned: it may not be locked yet.
 _YOUNG_S = 60.0
 
 
@@ -62,7 +62,7 @@ def _parent(num_bytes: int, shared_memory: Path) -> Path:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove folders of ours whose worker is gone. Other users' stay, and so does whatever cannot be removed."""
+    """Remove this user's folders whose worker is gone. A folder that cannot be removed stays."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < _YOUNG_S:

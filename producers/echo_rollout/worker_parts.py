@@ -21,8 +21,8 @@ from echo_tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """What a worker works with. `folder` is empty and its own; `vocabulary`: token ids are below it; `kind`: as in [[rollout.pool]].
-    `may_join`: whether it may take requests by now; may wait a moment.
+    """What a worker works with. `folder`: empty, for this worker alone; `vocabulary`: token ids are below it; `kind`: as in
+    [[rollout.pool]]. `may_join`: whether it may take requests by now; may wait a moment.
     """
 
     settings: Settings
@@ -42,8 +42,8 @@ class WorkerParts:
     clock: Clock
     kind: str = ""
     may_join: Callable[[], bool] = lambda: True
-    # Where the newest versions come from, if not from `source`, which has every version; and where others may ask for them.
+    # The source of the newest versions, if not `source`, which has every version; and the address at which peers may ask for them.
     newest_source: SnapshotSource | None = None
     peer_address: str = ""
-    # By the evaluation's name; one that is not there asks `task`.
+    # By the evaluation's name; other evaluations use `task`.
     evaluation_tasks: Mapping[str, Task] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A worker put together: clients, engine side, stations of a group, place in the group of workers. `worker.py` says what they do."""
+"""Puts a worker together: clients, engine, the stations of a group, membership in the consumer group. `worker.py` tells what they do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,32 +32,24 @@ from echo_rollout.publishing import TrajectoryPublisher, trajectory_profile
 from echo_rollout.receipts import Receipts
 from echo_rollout.refusing import Refusals
 from echo_rollout.undelivered import Undelivered
+from echo_rollout.weights.sources import published_manifest
 from echo_rollout.worker_parts import WorkerParts
 from echo_schemas.records import Purpose, WeightManifest
-from echo_schemas.topics import REPLIES, REQUESTS, WEIGHTS, weights_key
+from echo_schemas.topics import REPLIES, REQUESTS, weights_key
 from echo_tasks.task import Task
 
-# Of the time that a worker has to end in: it finishes what it has in hand, then the log acknowledges that. Leaving the group, closing the
-# engine and the interpreter's own end take the rest.
+# Shares of [run] drain_s: to finish groups in hand, then to wait until the log has acknowledged them. The rest is for leaving the group,
+# closing the engine and ending the interpreter.
 FINISH_SHARE, ACKNOWLEDGE_SHARE = 0.4, 0.1
 # Groups in hand, as a multiple of those that the engine works on: the others wait for room, or for their acknowledgement.
 _IN_HAND = 2
-# A request that was put off is offered again when one in hand is done; this is for the rare case that none will be (one waits to be alone).
+# A request that was put off is offered again when one in hand is done, or after so long if none is in hand (a suspect waits to be alone).
 _BUSY_RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Voice:
-    """How a worker is heard: its own status, and short records beside. `generation` counts what the status tells of its speed."""
-
-    statuses: Publisher
-    heartbeat: WorkerHeartbeat
-    generation: GenerationTime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCrew:
-    """What takes, does and delivers groups."""
+    """The parts that take, do and deliver groups."""
 
     intake: RequestIntake
     holding: Holding
@@ -65,8 +58,8 @@ class WorkerCrew:
     membership: Membership
 
 
-def open_voice(parts: WorkerParts, stack: ExitStack, statuses: Publisher) -> Voice:
-    """Not speaking yet; `stack` has it say that the worker is gone."""
+def open_heartbeat(parts: WorkerParts, stack: ExitStack, statuses: Publisher) -> WorkerHeartbeat:
+    """Not started yet; `stack` closes it, which publishes GONE."""
     rollout, generation = parts.settings.rollout, GenerationTime(parts.places, parts.clock)
     price = PriceFile(Path(rollout.price_file), parts.notices).now if rollout.price_file else None
     status = first_status(
@@ -78,19 +71,19 @@ def open_voice(parts: WorkerParts, stack: ExitStack, statuses: Publisher) -> Voi
         capacity=_IN_HAND * rollout.groups_in_flight,
     )
     heartbeat = WorkerHeartbeat(statuses, status, generation, parts.clock, every_s=rollout.heartbeat_s, price=price)
-    return Voice(statuses=statuses, heartbeat=stack.enter_context(closing(heartbeat)), generation=generation)
+    return stack.enter_context(closing(heartbeat))
 
 
 def open_crew(
     parts: WorkerParts,
     stack: ExitStack,
-    voice: Voice,
+    heartbeat: WorkerHeartbeat,
     weights: CompactedView[WeightManifest],
     engine: ExactVersions,
     undelivered: Undelivered,
     failing: Failing,
 ) -> WorkerCrew:
-    """On the asyncio loop; nothing is taken yet. `stack` closes what is opened."""
+    """On the asyncio loop; no request is taken yet. `stack` closes what is opened."""
     settings, key = parts.settings, weights_key(parts.settings.run.name, None)
     publisher = stack.enter_context(closing(parts.bus.publisher(trajectory_profile(settings))))
     publishing = TrajectoryPublisher(publisher, worker_id=parts.worker_id, engine=parts.engine_name, places=parts.places)
@@ -105,7 +98,7 @@ def open_crew(
         early_s=EARLY_ASKED_S if settings.run.mode == "sequential" else EARLY_S,
     )
     notes = InHandNotes(session=uuid.uuid4().hex[:8])
-    server = ReplyServer(voice.statuses, REPLIES, parts.bus)
+    server = ReplyServer(heartbeat.publisher, REPLIES, parts.bus)
     receipts = Receipts(
         server, worker_id=parts.worker_id, installed=lambda: engine.installed, clock=parts.clock, on_error=failing.note
     )  # fmt: skip
@@ -130,13 +123,13 @@ def open_crew(
         receipts=receipts,
         refusals=Refusals(parts.worker_id, resends=settings.rollout.resends),
         undelivered=undelivered,
-        generation=voice.generation,
-        heartbeat=voice.heartbeat,
+        generation=heartbeat.generation,
+        heartbeat=heartbeat,
         metrics=parts.metrics,
         clock=parts.clock,
     )
     groups = GroupWork(stations, on_error=failing.note)
-    membership = _open_membership(parts, intake, notes, holding, voice.heartbeat, publisher, failing)
+    membership = _open_membership(parts, intake, notes, holding, heartbeat, publisher, failing)
     return WorkerCrew(intake=intake, holding=holding, notes=notes, groups=groups, membership=membership)
 
 
@@ -174,7 +167,7 @@ def _open_membership(
 
 
 def _sampling(parts: WorkerParts, engine: ExactVersions, stack: ExitStack) -> Callable[[Work], Coroutine[Any, Any, list[Sample]]]:
-    """How a group is sampled: under the newest version, or, of an evaluation, under the one that it names."""
+    """The function that samples a group: under the newest version, or under the one that an evaluation names."""
 
     def open_sampler(engine: Engine, task: Task) -> GroupSampler:
         return GroupSampler(
@@ -186,11 +179,6 @@ def _sampling(parts: WorkerParts, engine: ExactVersions, stack: ExitStack) -> Ca
             max_turn_tokens=parts.settings.rollout.max_turn_tokens,
         )
 
-    def manifest_of(version: int) -> WeightManifest | None:
-        """Of any version that was published: read when asked for, since only few ever are. Blocks; raises TransportError."""
-        key = weights_key(parts.settings.run.name, version)
-        return parts.bus.newest(WEIGHTS, WeightManifest, only=key).get(key)
-
     ordinary = stack.enter_context(closing(open_sampler(engine, parts.task)))
     evaluating = stack.enter_context(
         closing(
@@ -198,7 +186,7 @@ def _sampling(parts: WorkerParts, engine: ExactVersions, stack: ExitStack) -> Ca
                 engine,
                 parts.source,
                 parts.folder,
-                manifest_of=manifest_of,
+                manifest_of=partial(published_manifest, parts.bus, parts.settings.run.name),
                 tasks=parts.evaluation_tasks,
                 own_task=parts.task,
                 open_sampler=lambda task: open_sampler(parts.engine, task),

@@ -1,4 +1,4 @@
-"""May this engine sample for this run? Asked once it is started and has said what it can do. Nothing is let through unsaid."""
+"""Whether an engine may sample for a run, checked once it is started. Every weakness that the run allows is logged."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSettings, *, replays_experts: bool = False) -> None:
-    """Raise UserError for an engine without log-probabilities, or without proof of its version, unless the run allows it; then log it.
-    `replays_experts`: it has to say where its tokens went.
+    """Raise UserError for an engine without log-probabilities, or without proof of its version, unless the run allows it.
+    `replays_experts`: the engine has to note experts.
 
-    Where sampling is cut, nothing allows the former: the learner does not know what the engine left out.
+    With top_p, top_k or min_p log-probabilities are required: the learner does not know which tokens the engine left out.
     """
     if capabilities.source_at(rollout.temperature) is LogprobSource.RECOMPUTED:
         sentence = f"The engine {capabilities.name!r} cannot say how likely the tokens were that it drew."
@@ -34,7 +34,7 @@ def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSetting
         logger.warning("%s The learner computes it when it trains: importance weight 1.", sentence)
     if replays_experts and not capabilities.experts:
         raise UserError(
-            f"The engine {capabilities.name!r} cannot say which experts its tokens went to, and [policy] replay_experts wants to know.",
+            f"The engine {capabilities.name!r} does not note which experts its tokens went to, as [policy] replay_experts needs.",
             hint='Set [rollout] engine = "transformers", or [policy] replay_experts = false.',
         )
     if not capabilities.proves_version:

@@ -21,7 +21,7 @@ class Adapter(Generic[RequestT]):
 
 
 class AdapterShelf(Generic[RequestT]):
-    """Counts who uses which adapter. Used by one thread; `in_use` may be read by others."""
+    """Counts the generations under each adapter. Used by one thread; `in_use` may be read by others."""
 
     def __init__(self) -> None:
         self.current: Adapter[RequestT] | None = None
@@ -40,13 +40,13 @@ class AdapterShelf(Generic[RequestT]):
         return [] if before is None else self._unused(before.number)
 
     def take(self) -> Adapter[RequestT] | None:
-        """The adapter in force, for one generation more."""
+        """The adapter in force, which now has one generation more under it."""
         if self.current is not None:
             self._using[self.current.number] += 1
         return self.current
 
     def give_back(self, number: int) -> list[int]:
-        """A generation is done with it. Returns the numbers to unload."""
+        """A generation under adapter `number` has ended. Returns the numbers to unload."""
         self._using[number] -= 1
         return self._unused(number)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from echo_rollout.engines.engine import Engine, EngineConfig
 from echo_schemas.errors import UserError
 from echo_tasks.catalogue import import_object
+from echo_tasks.options import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +35,25 @@ _ENGINES = {
         "pip install 'echoswarm[learner]', which has it.",
     ),
     "openai": _BuiltIn(
-        "echo_rollout.engines.catalogue:open_openai",
+        "echo_rollout.engines.openai_engine:OpenAIEngine",
         ("httpx", "transformers"),
         "pip install httpx transformers; without url in [rollout.options] also 'echoswarm[rollout]' or 'echoswarm[rollout-cpu]'.",
     ),
-    "parallax": _BuiltIn("echo_rollout.engines.catalogue:open_parallax", ("httpx", "transformers"), "pip install httpx transformers."),
+    "parallax": _BuiltIn(
+        "echo_rollout.engines.parallax_engine:ParallaxEngine", ("httpx", "transformers"), "pip install httpx transformers."
+    ),
 }
-# What `parallax` needs besides, if it gives the cluster its weights.
+# What `parallax` also needs if it gives the cluster its weights.
 _BLOCKS = _BuiltIn("", ("lattica",), 'pip install lattica; or set weights = "external" if something else refits the cluster.')
-# What `openai` needs besides, if it starts the server.
+# What `openai` also needs if it starts the server.
 _OWN_SERVER = _BuiltIn("", ("vllm",), "pip install 'echoswarm[rollout]', or set url = \"http://host:port\".")
 _MEMBERS = ("capabilities", "installed", "in_use", "start", "install", "generate", "close")
-
-
-def engine_names() -> tuple[str, ...]:
-    """The built-in engines."""
-    return tuple(_ENGINES)
 
 
 def open_engine(name: str, config: EngineConfig) -> Engine:
     """The engine called `name`, not started yet. Your own is `package.module:Class` or `file.py:Class`, called with an EngineConfig.
 
-    Raises UserError for an unknown name, if a library it needs is not installed, or if what was named is no engine.
+    Raises UserError for an unknown name, if a library it needs is not installed, or if the object is no engine.
     """
     check_devices(name, config.devices)
     engine: Engine = check_engine(name, config.options)(config)
@@ -68,11 +65,12 @@ def open_engine(name: str, config: EngineConfig) -> Engine:
 
 
 def check_engine(name: str, options: Mapping[str, Any]) -> Callable[[EngineConfig], Engine]:
-    """What makes the engine called `name`; its own library is not imported. Raises UserError as `open_engine`, as far as can be known."""
+    """The class or function that makes the engine called `name`, without importing its library. Raises UserError as `open_engine`, as far
+    as that shows.
+    """
     built_in = _ENGINES.get(name)
     if built_in is None and ":" not in name:
-        near = difflib.get_close_matches(name, _ENGINES, n=1, cutoff=0.0)[0]
-        raise UserError(f"There is no engine {name!r}.", hint=f"Did you mean {near!r}? Your own is named 'package.module:Class'.")
+        raise UserError(f"There is no engine {name!r}.", hint=f"{nearest(name, _ENGINES)} Your own is named 'package.module:Class'.")
     if built_in is not None:
         _check_installed(name, built_in)
         if name == "openai" and not options.get("url"):
@@ -123,23 +121,9 @@ def open_vllm(config: EngineConfig) -> Engine:
     return engine
 
 
-def open_openai(config: EngineConfig) -> Engine:
-    """A server that runs already (`url` in [rollout.options]), or vLLM's own as a child."""
-    engine: Engine = importlib.import_module("echo_rollout.engines.openai_engine").OpenAIEngine(config)
-    return engine
-
-
-def open_parallax(config: EngineConfig) -> Engine:
-    """A Parallax cluster that runs already, behind its router or scheduler (`url` in [rollout.options])."""
-    engine: Engine = importlib.import_module("echo_rollout.engines.parallax_engine").ParallaxEngine(config)
-    return engine
-
-
 def prefetch(name: str) -> None:
     """Import what the engine needs, which takes seconds, before it is opened. Unknown names are left to `open_engine`."""
     if name == "vllm":
         importlib.import_module("echo_rollout.engines.vllm_inprocess").prefetch()
-    elif name in {"openai", "parallax"}:
-        importlib.import_module(f"echo_rollout.engines.{name}_engine")
     elif name in _ENGINES:
         importlib.import_module(_ENGINES[name].path.partition(":")[0])

@@ -1,20 +1,18 @@
 """Prompts and answers for a server that takes messages and returns text: from token ids to one message, and from text to token ids.
 
-Nothing is believed that can be tried: a message is used only if the chat template and the tokenizer make exactly the prompt's tokens of it,
-and a text only if its tokens make exactly that text again.
+A message is used only if the chat template and the tokenizer make exactly the prompt's tokens of it, and a text only if its tokens decode
+to exactly that text.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from echo_rollout.engines.engine import AnswerUnusable
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.records import ChatMessage
-from echo_tasks.prompts import PromptCodec
+from echo_tasks.prompts import PromptCodec, end_tokens, pad_token
 
 # Letters alone: templates trim white space.
 _CONTENT = "EchoSwarmContentStandsHere"
@@ -26,10 +24,9 @@ class ChatText:
     def __init__(self, base: Path) -> None:
         """Loads transformers. Raises UserError for a model without a chat template."""
         self._codec = PromptCodec(base)
-        config = _config_of(base)
-        self.end_tokens = _end_tokens(config, base)
-        # After nothing but padding, whose embedding is zero, a model likes all tokens alike.
-        self._empty_tokens = {*self.end_tokens, config.get("pad_token_id")}
+        self.end_tokens = end_tokens(base)
+        # Not for the probe: after padding alone, whose embedding is zero, all tokens are equally likely.
+        self._empty_tokens = {*self.end_tokens, pad_token(base)}
         try:
             self._before, found, self._after = self._render(_CONTENT).partition(_CONTENT)
         except InvalidRecord as exc:
@@ -49,9 +46,9 @@ class ChatText:
         raise UserError("No token of the model can be sent as a chat message.", hint="Use an engine that takes token ids.")
 
     def content_of(self, prompt: Sequence[int]) -> str:
-        """The user's message that the template makes `prompt` of. Turns before the last are part of it, with their special tokens as text.
+        """The user's message of which the template makes `prompt`. It includes earlier turns, with their special tokens as text.
 
-        Raises AnswerUnusable if there is none: another prompt may have one.
+        Raises AnswerUnusable if there is none for this prompt.
         """
         text = self._codec.decode(prompt)
         content = text[len(self._before) : len(text) - len(self._after)]
@@ -63,7 +60,7 @@ class ChatText:
         return content
 
     def tokens_of(self, text: str) -> list[int]:
-        """The token ids of an answer's text. Raises AnswerUnusable if they are not the text's."""
+        """The token ids of an answer's text. Raises AnswerUnusable if they do not decode to it."""
         tokens: list[int] = self._codec.encode(text).tolist()
         if self._codec.decode(tokens) != text:
             raise AnswerUnusable("The answer's text is not what its tokens say: it cannot be trained.")
@@ -78,20 +75,3 @@ class ChatText:
 
     def _render(self, content: str) -> str:
         return self._codec.render([ChatMessage(role="user", content=content)])
-
-
-def _config_of(base: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise UserError(f"{base / 'config.json'} cannot be read: {exc}.", hint="See [policy] base.") from exc
-    return found
-
-
-def _end_tokens(config: Mapping[str, Any], base: Path) -> tuple[int, ...]:
-    """Raises UserError if the config does not say."""
-    found = config.get("eos_token_id")
-    ends = tuple(found) if isinstance(found, list) else (found,)
-    if not all(isinstance(end, int) for end in ends):
-        raise UserError(f"{base / 'config.json'} does not say `eos_token_id`.", hint="Add it there.")
-    return ends

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class DrainGate:
-    """`admitted` blocks while somebody is inside `drained`; `drained` blocks until everybody has left `admitted`."""
+    """`admitted` blocks while an install is inside `drained`; `drained` blocks until every generation has left `admitted`."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
@@ -27,7 +27,7 @@ class DrainGate:
         try:
             yield
         finally:
-            # No await: whoever is cancelled leaves all the same.
+            # No await here, so that a cancelled generation leaves too.
             self._num_inside -= 1
             if not self._num_inside:
                 self._empty.set()

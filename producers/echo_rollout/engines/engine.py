@@ -1,9 +1,9 @@
-"""The seam between a worker and what generates: an engine serves one version at a time and says under which each token was made.
+"""The protocol of engines. An engine serves one version at a time and says under which version each token was made.
 
 EchoError
 └── EngineError             this request cannot be generated; the engine goes on
     ├── SnapshotRejected    these weights cannot be served; the old version stays in force
-    └── AnswerUnusable      what came back is no answer to what was asked; the group is given up, the engine goes on
+    └── AnswerUnusable      the answer does not fit the request; the group is given up, the engine goes on
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSourc
 
 # The members of a group count up from the seed, and a generator takes 63 bits.
 _MOST_SEED = 2**62
-# vLLM raises lower ones to it, and the learner would compute with what was asked for.
+# vLLM raises lower temperatures to it, while the learner would compute with the requested one.
 _LEAST_TEMPERATURE = 0.01
-# At these the distribution after temperature is the one before it; at 0 by convention: the likeliest token is taken from the whole one.
+# Temperatures at which log-probabilities before and after temperature are the same; at 0 by convention.
 _PLAIN_TEMPERATURES = frozenset({0.0, 1.0})
 
 
@@ -39,7 +39,7 @@ class SnapshotRejected(EngineError):
 
 
 class AnswerUnusable(EngineError):
-    """An answer that is not what was asked for: too few choices, tokens without log-probabilities, another model's."""
+    """An answer that does not fit its request: too few choices, tokens without log-probabilities, another model's."""
 
 
 class Switch(StrEnum):
@@ -52,10 +52,10 @@ class Switch(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
-    """What an engine can do. `max_tokens`: prompt and answer together. `proves_version`: what it serves is known to be what was installed.
-    `logprobs`: `recomputed` if it cannot say how likely its tokens were. `distribution`: of which one its log-probabilities are;
-    `before_temperature`: of the full one at temperature 1, whatever it draws at, so that it can say them at temperatures 1 and 0 alone.
-    `experts`: it can say which experts tokens went to."""
+    """What an engine can do. `max_tokens`: prompt and answer together. `proves_version`: it proves that it serves the installed version.
+    `logprobs`: `recomputed` if it gives no log-probabilities. `distribution`: the one that its log-probabilities belong to;
+    `before_temperature`: they are those at temperature 1, whatever the sampling, so they are right at temperatures 1 and 0 alone.
+    `experts`: it notes which experts tokens went to."""
 
     name: str
     lora: bool
@@ -69,7 +69,7 @@ class EngineCapabilities:
     experts: bool = False
 
     def source_at(self, temperature: float) -> LogprobSource:
-        """Who says the log-probabilities of tokens that are drawn at `temperature`."""
+        """Where the log-probabilities of tokens drawn at `temperature` come from."""
         is_unsaid = self.before_temperature and temperature not in _PLAIN_TEMPERATURES
         return LogprobSource.RECOMPUTED if is_unsaid else self.logprobs
 
@@ -123,7 +123,7 @@ class Generation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How to open an engine. `options` are the engine's own arguments, from [rollout.options]; `devices`: of [rollout], none for one;
-    `notes_experts`: generations say which experts their tokens went to."""
+    `notes_experts`: generations hold the experts that their tokens went to."""
 
     base: Path
     kind: WeightKind
@@ -179,7 +179,7 @@ def check_prompt(prompt: Sequence[int], sampling: Sampling, *, vocabulary: int, 
 
 
 def _check_sampling(sampling: Sampling) -> None:
-    """Asked of every engine alike: what one would refuse and another take for something else is refused before either sees it."""
+    """The same for every engine: a value that one engine refuses and another reads differently is refused before."""
     # Written so that NaN fails.
     in_range = {
         "max_new_tokens": (sampling.max_new_tokens >= 1, "at least 1"),

@@ -1,27 +1,26 @@
-"""Does a snapshot fit the base model? Answered from names and shapes alone, before an engine is touched.
+"""Does a snapshot fit the base model? Answered from names and shapes alone, before an engine is touched. Imports safetensors.
 
-Engines copy what is too small into a corner of what they have and leave out what they do not find: neither is an error to them.
+Engines do not check it: they copy a tensor that is too small into a corner of theirs, and leave out one that they do not know.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from echo_rollout.engines.engine import Snapshot, SnapshotRejected
+from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 _ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ADAPTER_PREFIX = "base_model.model."
-_HEADER_LENGTH = struct.Struct("<Q")
 _TIED = "lm_head.weight"
-# An engine casts these to its own; anything else (quantised weights) it would take for numbers of the wrong scale.
+# An engine casts these to its own type; others (quantised weights) it would read at the wrong scale.
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
 
@@ -35,6 +34,14 @@ def weight_shapes(folder: Path, *, floating: bool = False) -> dict[str, tuple[in
         message = f"{folder} has no model.safetensors"
         raise ValueError(message)
     return shapes
+
+
+def base_shapes(base: Path) -> dict[str, tuple[int, ...]]:
+    """`weight_shapes` of the base model. Raises UserError."""
+    try:
+        return weight_shapes(base)
+    except (ValueError, OSError) as exc:
+        raise UserError(f"{base} cannot be read: {exc}.", hint="See [policy] base.") from exc
 
 
 def check_fit(snapshot: Snapshot, base: Shapes, *, max_rank: int) -> None:
@@ -85,33 +92,22 @@ def _weights_complaint(shapes: Shapes, base: Shapes) -> str | None:
 
 
 def _header(file: Path, *, floating: bool) -> dict[str, tuple[int, ...]]:
-    """Names and shapes from the file's header; the file must be as long as the header says."""
-    with file.open("rb") as opened:
-        (length,) = _HEADER_LENGTH.unpack(_read(opened, _HEADER_LENGTH.size))
-        size = file.stat().st_size
-        if length > size:
-            message = f"{file.name} is no safetensors file"
+    """Names and shapes from the file's header."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  it is no mapping
+            shapes = {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
+            dtypes = {name: str(tensor.get_dtype()) for name, tensor in slices.items()}
+    except SafetensorError as exc:
+        message = f"{file.name} is no whole safetensors file: {exc}"
+        raise ValueError(message) from exc
+    for name, dtype in dtypes.items():
+        if floating and dtype not in _FLOATING:
+            message = f"{name} holds {dtype} numbers, and weights are one of {', '.join(_FLOATING)}"
             raise ValueError(message)
-        header: dict[str, Any] = json.loads(_read(opened, length))
-    header.pop("__metadata__", None)
-    end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-    if size != _HEADER_LENGTH.size + length + end:
-        message = f"{file.name} is not as long as its header says"
-        raise ValueError(message)
-    for name, entry in header.items():
-        if floating and entry["dtype"] not in _FLOATING:
-            message = f"{name} holds {entry['dtype']} numbers, and weights are one of {', '.join(_FLOATING)}"
-            raise ValueError(message)
-    shapes = {name: tuple(int(edge) for edge in entry["shape"]) for name, entry in header.items()}
     if any(math.prod(shape) == 0 for shape in shapes.values()):
         message = f"{file.name} has an empty tensor"
         raise ValueError(message)
     return shapes
-
-
-def _read(opened: Any, length: int) -> bytes:
-    found: bytes = opened.read(length)
-    if len(found) < length:
-        message = "it ends too early"
-        raise ValueError(message)
-    return found

@@ -3,8 +3,8 @@
     generate      POST /inference/v1/generate   token ids in, token ids out; vLLM with --enable-scale-out
     completions   POST /v1/completions          with a prompt of token ids, `return_token_ids` and log-probabilities
 
-An answer is used only if it is wholly what was asked for: every choice once, the model that was named, a log-probability for exactly the
-tokens that are returned, each finite and at most 0. Nothing is mended: a trajectory with a guessed number would be trained like any other.
+An answer is used only if all of it fits the request: every choice once, the model that was named, a log-probability for exactly the
+tokens that are returned, each finite and at most 0. Nothing is repaired: a guessed number would be trained like any other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AnswerT = TypeVar("AnswerT")
 _MOST_STOPS = 4
 _FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _ID_PREFIX = "token_id:"
-# A server that answers nothing but what cannot be used will not mend by being asked more.
+# After so many unusable answers in a row the engine gives up.
 _MOST_UNUSABLE = 32
 # Servers write it where a log-probability is −inf or no number.
 _NO_LOGPROB = -9999.0
@@ -43,8 +43,8 @@ class Dialect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentRequest:
-    """What a request asked for. `model`: the name it was asked of; `label`: what the server calls the weights in force, None if it is not
-    told; `logprobs`: whether the server gives them."""
+    """A request. `model`: the name at the server; `label`: the server's name for the weights in force, None if it was given none;
+    `logprobs`: whether the server gives them."""
 
     prompt: Sequence[int]
     num_choices: int
@@ -64,7 +64,7 @@ class AnsweredChoice:
 
 
 class UnusableAnswers:
-    """How many came in a row."""
+    """Counts unusable answers in a row."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -91,11 +91,9 @@ def check_stops(dialect: Dialect, sampling: Sampling) -> None:
         )
 
 
-def request_body(dialect: Dialect, asked: SentRequest) -> dict[str, Any]:
-    """The request's JSON. Every sampling field is said, because a server fills in the model's own where one is missing."""
-    sampling = asked.sampling
-    drawn: dict[str, Any] = {
-        "n": asked.num_choices,
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """Every field, because a server fills in the model's own where one is missing."""
+    fields: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -106,14 +104,20 @@ def request_body(dialect: Dialect, asked: SentRequest) -> dict[str, Any]:
         "repetition_penalty": 1.0,
     }
     if sampling.seed is not None:
-        drawn["seed"] = sampling.seed
+        fields["seed"] = sampling.seed
     if sampling.stop:
-        drawn["stop"] = list(sampling.stop)
+        fields["stop"] = list(sampling.stop)
+    return fields
+
+
+def request_body(dialect: Dialect, asked: SentRequest) -> dict[str, Any]:
+    """The request's JSON."""
+    drawn = {"n": asked.num_choices, **sampling_fields(asked.sampling)}
     if asked.logprobs:
         # The sampled token's own, and no other.
         drawn["logprobs"] = 0
     if dialect is Dialect.GENERATE:
-        drawn["detokenize"] = bool(sampling.stop)
+        drawn["detokenize"] = bool(asked.sampling.stop)
         return {"model": asked.model, "token_ids": list(asked.prompt), "sampling_params": drawn}
     told = {"return_tokens_as_token_ids": True} if asked.logprobs else {}
     return {"model": asked.model, "prompt": list(asked.prompt), "return_token_ids": True, **told, **drawn}
@@ -134,8 +138,8 @@ def read_choices(dialect: Dialect, asked: SentRequest, answer: Any) -> list[Answ
 def generations_of(
     choices: Sequence[AnsweredChoice], texts: Sequence[str], sampling: Sampling, ref: SnapshotRef, distribution: LogprobDistribution
 ) -> list[Generation]:
-    """As generations under `ref`. `texts`: of all tokens; cut here at the first stop text. Without log-probabilities they are zeros;
-    `distribution`: of which one they are."""
+    """As generations under `ref`. `texts`: of all tokens; cut here at the first stop text. `distribution`: of the log-probabilities, which
+    are zeros where the server gives none."""
     return [
         Generation(
             token_ids=np.array(choice.tokens, np.int32),
@@ -170,7 +174,7 @@ def check_tokens(tokens: Any, sampling: Sampling) -> list[int]:
 
 
 def check_prompt_tokens(given: Any, prompt: Sequence[int]) -> None:
-    """Raise AnswerUnusable if the server says that it read another prompt."""
+    """Raise AnswerUnusable if the server read another prompt, by its own answer."""
     if given is not None and given != list(prompt):
         raise AnswerUnusable("The server answered another prompt than the one it was asked.")
 
@@ -184,7 +188,7 @@ def finish_reason_of(choice: dict[str, Any]) -> FinishReason:
 
 
 def _check_label(asked: SentRequest, choice: dict[str, Any]) -> None:
-    """Where the server says under which weights each token was made, all of them are the ones in force when it was asked."""
+    """Raise AnswerUnusable if the server names other weights for a token than those in force when it was asked."""
     spans = choice.get("weight_versions")
     if asked.label is None or not isinstance(spans, list):
         return

@@ -28,11 +28,11 @@ _MOST_SAID = 300
 
 
 class ServerUnreachable(EngineError):
-    """No whole answer came, however often it was asked."""
+    """No whole answer came, after all retries."""
 
 
 class ServerRefused(EngineError):
-    """The server answered that it will not. `status`: of HTTP."""
+    """The server refused the request. `status`: of HTTP."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class ServerRefused(EngineError):
 
 
 class ServerClient:
-    """One server. `close` it. `has_ended()`: a sentence once a server of our own is gone, so that nobody asks it again; else empty."""
+    """One server. `close` it. `has_ended()`: a sentence once a server of our own is gone, so that it is not asked again; else empty."""
 
     def __init__(
         self,
@@ -50,13 +50,11 @@ class ServerClient:
         key: str,
         has_ended: Callable[[], str] = lambda: "",
         transport: httpx.AsyncBaseTransport | None = None,
-        backoff_s: float = _BACKOFF_S,
     ) -> None:
         """`transport`: instead of the network. Raises UserError for a `ca_file` that cannot be read."""
         self.url = url
         self._retries = options.retries
         self._has_ended = has_ended
-        self._backoff_s = backoff_s
         timeout = httpx.Timeout(options.request_timeout_s, connect=options.connect_timeout_s)
         # One more than generate at once, so that a version can be loaded while all of them run.
         limits = httpx.Limits(max_connections=options.requests + 2, max_keepalive_connections=options.requests + 2)
@@ -66,7 +64,7 @@ class ServerClient:
             limits=limits,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             verify=_verification(options.ca_file),
-            # A proxy that the environment names is for the outside.
+            # Proxies from the environment are not for a server of our own.
             trust_env=bool(options.url),
             transport=transport,
         )
@@ -80,7 +78,7 @@ class ServerClient:
         return await self._ask("POST", path, body, self._retries if is_repeatable else 0)
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         await self._http.aclose()
 
     async def _ask(self, method: str, path: str, body: Any, retries: int) -> Any:
@@ -97,20 +95,20 @@ class ServerClient:
             except (httpx.TransportError, httpx.DecodingError, json.JSONDecodeError) as exc:
                 failure = ServerUnreachable(f"{self.url}{path} gave no whole answer: {type(exc).__name__} {exc}".rstrip() + ".")
                 if isinstance(exc, httpx.ReadTimeout):
-                    # It was busy with it all the time, and would be again.
+                    # The server worked on it until the time-out, and would again.
                     raise failure from exc
             if ended := self._has_ended():
                 raise ServerUnreachable(ended)
             if attempt == retries:
                 raise failure
-            pause_s = min(_MOST_BACKOFF_S, self._backoff_s * 2**attempt) * random.uniform(0.5, 1.0)
+            pause_s = min(_MOST_BACKOFF_S, _BACKOFF_S * 2**attempt) * random.uniform(0.5, 1.0)
             logger.warning("%s It is asked again in %.1f s.", failure.message, pause_s)
             await asyncio.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
 
 def _content(response: httpx.Response) -> Any:
-    """JSON where it says so; some admin routes answer with a sentence."""
+    """JSON, by its content type, or else text: some admin routes answer with a sentence."""
     return json.loads(response.content) if "json" in response.headers.get("content-type", "") else response.text
 
 

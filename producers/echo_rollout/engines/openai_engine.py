@@ -1,10 +1,10 @@
 """Any OpenAI-compatible server that takes and returns token ids: vLLM's, started by the user or by the worker. Imports httpx.
 
     generate ─▶ a place among `requests` ─▶ POST, checked ─▶ generations under the version whose name was asked for
-    install  ─▶ adapter: a fresh name at the server, beside what runs; full weights: nothing runs, all are reloaded and compared
+    install  ─▶ adapter: loaded under a fresh name while generations run; full weights: nothing runs, all are reloaded and compared
 
-Threads: none of ours; everything runs on the asyncio loop, files are copied on threads. Every version has a name of its own at the server,
-and every answer says for which name it is: that is the proof of its version.
+Threads: everything runs on the asyncio loop; files are copied on threads. Every version has a name of its own at the server, and every
+answer names the version that made it: that proves it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import logging
 import shutil
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,16 @@ from typing import Any
 import httpx
 
 from echo_rollout.engines.adapters import Adapter
-from echo_rollout.engines.drain_gate import DrainGate
 from echo_rollout.engines.engine import EngineCapabilities, EngineConfig, EngineError, Generation, Snapshot, SnapshotRejected, Switch
-from echo_rollout.engines.fitting import check_fit, weight_shapes
+from echo_rollout.engines.fitting import base_shapes, check_fit
 from echo_rollout.engines.logprob_traits import LogprobTraits
 from echo_rollout.engines.openai_answers import SentRequest, UnusableAnswers, check_stops, generations_of, read_choices, request_body
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused, ServerUnreachable
 from echo_rollout.engines.openai_options import parse_options
 from echo_rollout.engines.openai_probe import ServerTraits, look_at_server
 from echo_rollout.engines.openai_server import EXECUTOR, IN_ENGINE, ServerProcess, has_token_route
-from echo_rollout.engines.serving import ServingEngine
-from echo_rollout.engines.under_way import UnderWay
-from echo_rollout.engines.vllm_arguments import Decode, batch_decoder, engine_arguments, has_gpu
+from echo_rollout.engines.serving import LoopEngine
+from echo_rollout.engines.vllm_arguments import batch_decoder, engine_arguments, has_gpu
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobSource, Sampling, WeightKind
 from echo_tasks.prompts import vocabulary_size
@@ -44,54 +42,37 @@ _READY_EVERY_S = 0.25
 _FAREWELL_S = 5.0
 
 
-class OpenAIEngine(ServingEngine):
+class OpenAIEngine(LoopEngine):
     """See `Engine`. `transport`: instead of the network, for tests."""
 
     def __init__(self, config: EngineConfig, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """Raises UserError for options that cannot be meant."""
+        """Raises UserError for wrong options."""
         super().__init__(config)
         self._options, arguments = parse_options(config.options)
         self._transport = transport
         self._server = None if self._options.url else _own_server(config, arguments)
         self._traits: ServerTraits | None = None
         self._client: ServerClient | None = None
-        self._decode: Decode = lambda rows: [""] * len(rows)
         self._places = asyncio.Semaphore(self._options.requests)
-        self._gate = DrainGate()
-        self._installing = asyncio.Lock()
         self._names: dict[int, str] = {}
         self._copies: dict[str, Path] = {}
         self._numbers = itertools.count(1)
         self._prefix = f"echo-{uuid.uuid4().hex[:8]}"
         self._label: str | None = None
         self._unusable = UnusableAnswers()
-        self._under_way = UnderWay()
         self._farewells: set[asyncio.Task[None]] = set()
 
     @property
     def capabilities(self) -> EngineCapabilities:
         """LoRA as the server has it; log-probabilities and proof as found at the start."""
-        is_lora = self._config.kind is WeightKind.LORA
         told = LogprobTraits(usable=True) if self._traits is None else self._traits.logprobs
-        return EngineCapabilities(
-            name="openai",
-            lora=is_lora,
-            full=not is_lora,
-            switch=Switch.KEEPS if is_lora else Switch.DRAINS,
-            max_tokens=self._config.max_length,
-            proves_version=not self._options.is_external,
-            logprobs=LogprobSource.SAMPLER if told.usable else LogprobSource.RECOMPUTED,
-            distribution=told.distribution,
-            before_temperature=told.before_temperature,
-        )
+        switch = Switch.KEEPS if self._config.kind is WeightKind.LORA else Switch.DRAINS
+        return told.capabilities(self._config, "openai", switch, proves_version=not self._options.is_external)
 
     async def start(self) -> None:
         """Start the server if it is ours, wait until it answers, and find out what it can do."""
         config = self._config
-        try:
-            self._base = weight_shapes(config.base)
-        except (ValueError, OSError) as exc:
-            raise UserError(f"{config.base} cannot be read: {exc}.", hint="See [policy] base.") from exc
+        self._base = base_shapes(config.base)
         self._vocabulary = vocabulary_size(config.base)
         if self._server is not None:
             await asyncio.to_thread(self._server.start)
@@ -109,14 +90,14 @@ class OpenAIEngine(ServingEngine):
         logger.info("The server at %s generates by %s", self._client.url, self._traits.dialect.value)
 
     async def install(self, snapshot: Snapshot) -> None:
-        """An adapter beside what runs; full weights when everything under way has finished; what others load is only noted."""
+        """An adapter while generations run; full weights when none does; a version that others load is only noted."""
         client, _ = self._opened()
         self._check_kind(snapshot)
         async with self._installing:
             is_lora = snapshot.kind is WeightKind.LORA
             check_fit(snapshot, self._base, max_rank=self._config.lora_rank if is_lora else 0)
             if self._options.is_external:
-                self._installed = snapshot.ref
+                self.installed = snapshot.ref
             elif is_lora:
                 await self._install_adapter(client, snapshot)
             else:
@@ -128,16 +109,15 @@ class OpenAIEngine(ServingEngine):
         _, traits = self._opened()
         check_stops(traits.dialect, sampling)
         self._check_prompt(prompt, sampling)
-        return await self._under_way.run(self._generate(prompt, n, sampling))
+        return await self._under_way(self._generate(prompt, n, sampling))
 
     async def close(self) -> None:
         """Unload what this worker loaded, and end the server if it is ours."""
-        if not self._under_way.close():
+        if not self._end_all():
             return
         if self._client is not None:
             if self._server is None:
-                for number in list(self._names):
-                    self._say_farewell(number)
+                self._unload(list(self._names))
             if self._farewells:
                 await asyncio.wait(set(self._farewells), timeout=_FAREWELL_S)
             for farewell in list(self._farewells):
@@ -147,7 +127,7 @@ class OpenAIEngine(ServingEngine):
             await self._server.close()
 
     def _opened(self) -> tuple[ServerClient, ServerTraits]:
-        self._under_way.check_open()
+        self._check_open()
         if self._client is None or self._traits is None:
             raise EngineError("The engine was not started.")
         return self._client, self._traits
@@ -176,13 +156,13 @@ class OpenAIEngine(ServingEngine):
         client, traits = self._opened()
         async with self._places, self._gate.admitted():
             # No await between here and the request: the version read is the version used.
-            ref, adapter = self._installed, self._adapters.take()
+            ref, adapter = self.installed, self._adapters.take()
             try:
                 if ref is None:
                     raise EngineError("No version is installed yet.")
                 asked = SentRequest(
                     prompt=prompt,
-                    # At temperature 0 a group has one member many times, and vLLM takes only one.
+                    # At temperature 0 all members of a group are the same, and vLLM takes only n = 1.
                     num_choices=1 if sampling.temperature == 0 else n,
                     sampling=sampling,
                     model=traits.model if adapter is None else adapter.request,
@@ -200,7 +180,7 @@ class OpenAIEngine(ServingEngine):
     # Versions
 
     async def _install_adapter(self, client: ServerClient, snapshot: Snapshot) -> None:
-        """A fresh name for each version and each try: a server may serve a known one from its cache."""
+        """Load an adapter under a fresh name, also at each retry: a server may serve a known name from its cache."""
         for attempt in range(self._options.retries + 1):
             number = next(self._numbers)
             name = f"{self._prefix}-v{snapshot.ref.version}-{number}"
@@ -219,7 +199,7 @@ class OpenAIEngine(ServingEngine):
                 logger.warning("%s It is loaded again.", exc.message)
         self._names[number] = name
         unused = self._adapters.put(Adapter(snapshot.ref, number, name))
-        self._installed = snapshot.ref
+        self.installed = snapshot.ref
         self._unload(unused)
 
     async def _path_for_server(self, snapshot: Snapshot, name: str) -> str:
@@ -241,24 +221,23 @@ class OpenAIEngine(ServingEngine):
         self._label = f"{snapshot.ref.version}-{snapshot.ref.sha256[:12]}"
         await client.post("/update_weight_version", {"new_version": self._label})
         self._folder = snapshot.folder
-        self._installed = snapshot.ref
+        self.installed = snapshot.ref
 
     def _unload(self, numbers: list[int]) -> None:
+        """Unload adapters that no generation uses, in the background."""
         for number in numbers:
-            self._say_farewell(number)
-
-    def _say_farewell(self, number: int) -> None:
-        """Unload an adapter that nobody uses, beside everything else."""
-        name = self._names.pop(number, None)
-        if name is not None:
-            self._spawn(self._unload_name(name))
+            name = self._names.pop(number, None)
+            if name is not None:
+                task = asyncio.ensure_future(self._unload_name(name))
+                self._farewells.add(task)
+                task.add_done_callback(self._farewells.discard)
 
     async def _unload_name(self, name: str) -> None:
-        assert self._client is not None, "a name was loaded by it"
+        assert self._client is not None, "the client has loaded it"
         try:
             await self._client.post("/v1/unload_lora_adapter", {"lora_name": name}, is_repeatable=False)
         except (ServerRefused, ServerUnreachable) as exc:
-            # It costs the server some memory until it ends, and harms no version: no name is ever used again.
+            # It costs the server some memory, and harms no version: no name is used again.
             logger.warning("The adapter %s is not unloaded: %s", name, exc.message)
         finally:
             self._remove_copy(name)
@@ -268,14 +247,9 @@ class OpenAIEngine(ServingEngine):
         if copy is not None:
             shutil.rmtree(copy, ignore_errors=True)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(coroutine)
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)
-
 
 async def _check_listed(client: ServerClient, name: str, path: str) -> None:
-    """The server says that it has the adapter, and from where. Raises SnapshotRejected."""
+    """Raise SnapshotRejected unless the server lists the adapter, loaded from `path`."""
     listed = await client.get("/v1/models")
     card = next((card for card in listed.get("data", []) if card.get("id") == name), None)
     if card is None:

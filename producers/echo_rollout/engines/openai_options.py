@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from echo_schemas.errors import UserError
+from echo_tasks.options import nearest
 
 SERVER = "[rollout.options]"
 """As messages name the section."""
@@ -24,11 +24,11 @@ _RETRIES = 4
 class ServerOptions:
     """How a server is used.
 
-    `url`: of a server that somebody else started, up to and without `/v1`; empty: the worker starts vLLM's own on this machine.
+    `url`: of a server that runs already, up to and without `/v1`; empty: the worker starts vLLM's own on this machine.
     `model`: the base model's name there; empty: the only one it has. `api_key_file`, `api_key_env`: where the key is, if it wants one.
     `ca_file`: its CA certificate, PEM. `adapter_folder`: a folder that the server sees too, into which adapters are copied; empty: it
     sees the worker's own files. `server_folder`: what the server calls that folder; empty: the same. `weights`: `loaded` by this worker,
-    or `external`: by somebody else, so that no version can be proved. `requests`: at once. `retries`: of a request that got no answer.
+    or `external`: by something else, so that no version can be proved. `requests`: at once. `retries`: of a request that got no answer.
     """
 
     url: str = ""
@@ -47,7 +47,7 @@ class ServerOptions:
 
     @property
     def is_external(self) -> bool:
-        """Whether somebody else sees to the server's weights."""
+        """Whether something else loads the server's weights."""
         return self.weights == "external"
 
     def api_key(self) -> str:
@@ -70,7 +70,7 @@ OWN_OPTIONS: Mapping[str, type] = {field.name: type(field.default) for field in 
 
 
 def parse_options(options: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
-    """Our own options, and the arguments of a server that the worker starts. Raises UserError for what cannot be meant."""
+    """Our own options, and the arguments of a server that the worker starts. Raises UserError for wrong options."""
     if "api_key" in options:
         raise UserError(f"{SERVER} api_key would be written into the run's record.", hint="Write api_key_file or api_key_env instead.")
     own = ServerOptions(**{name: typed(name, options[name], OWN_OPTIONS[name]) for name in OWN_OPTIONS if name in options})
@@ -78,10 +78,9 @@ def parse_options(options: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, 
     _check(own)
     if own.url and arguments:
         name = min(arguments)
-        near = difflib.get_close_matches(name, OWN_OPTIONS, n=1, cutoff=0.0)[0]
         raise UserError(
             f"The engine 'openai' has no option {name!r} for a server that runs already.",
-            hint=f"Did you mean {near!r}? Arguments of vLLM belong on the command line that starts it.",
+            hint=f"{nearest(name, OWN_OPTIONS)} Arguments of vLLM belong on the command line that starts it.",
         )
     only_remote = ("model", "api_key_file", "api_key_env", "ca_file", "adapter_folder", "server_folder", "weights")
     for name in only_remote if not own.url else ():

@@ -1,4 +1,4 @@
-"""What a server can do, found out by asking it once, before the first request: nothing is believed that can be tried."""
+"""What a server can do, found out by a few requests before the first real one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ABSENT = frozenset({403, 404, 405, 501})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTraits:
-    """`model`: the base model's name there; `dialect`: the route that generates; `logprobs`: of what those are that it gives."""
+    """`model`: the base model's name there; `dialect`: the route that generates; `logprobs`: what its log-probabilities are."""
 
     model: str
     dialect: Dialect

@@ -48,18 +48,13 @@ class ServerProcess:
 
     @property
     def key(self) -> str:
-        """What the server wants to be shown."""
+        """The API key that the server demands."""
         return self._key
 
     @property
     def url(self) -> str:
         """Where it listens, once it is started."""
         return f"http://{HOST}:{self._port}"
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process that listens; None before it is started."""
-        return None if self._popen is None else self._popen.pid
 
     def start(self) -> None:
         """Start it; it listens some seconds to minutes later."""
@@ -72,12 +67,12 @@ class ServerProcess:
         logger.info("vLLM's server starts as process %d on %s", self._popen.pid, self.url)
 
     def ended(self) -> str:
-        """A sentence if the process is gone; else empty."""
+        """A sentence if the process has ended; else empty."""
         code = None if self._popen is None else self._popen.poll()
         return "" if code is None else f"vLLM's server has ended with exit code {code}; its last words are in this worker's log."
 
     async def close(self) -> None:
-        """Ask it to end, then end it, and with it everything that it started. Idempotent."""
+        """Terminate it, after some seconds kill it, and kill everything that it started. Idempotent."""
         popen, guard = self._popen, self._guard
         if popen is None or guard is None:
             return
@@ -117,12 +112,12 @@ def command_line(arguments: Mapping[str, Any], *, port: int) -> list[str]:
 
 def server_environment(arguments: Mapping[str, Any], kind: WeightKind, key: str) -> dict[str, str]:
     """This process's environment with what vLLM's server reads from it."""
-    # On a CPU vLLM believes that it wants its worker in this process only if it is told so twice.
+    # On a CPU vLLM needs this variable beside the argument to run its worker in the engine's process.
     is_in_engine = arguments.get(EXECUTOR) == IN_ENGINE
     environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if is_in_engine else "1"}
     environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     environment.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # The routes by which weights arrive; everything else of theirs stays off.
+    # Switches on the routes that load weights, and no others.
     environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING" if kind is WeightKind.LORA else "VLLM_SERVER_DEV_MODE"] = "1"
     return environment
 

@@ -2,10 +2,10 @@
 
     openai-vllm       a vLLM server behind the scheduler: token ids, and log-probabilities after temperature
     parallax-legacy   Parallax up to May 2026: `return_probs` brings token ids, a probability for each, and `weight_version`
-    parallax-head     Parallax since (vllm-rs before its executors): text alone; the learner says how likely it was
+    parallax-head     Parallax since (vllm-rs before its executors): text alone; the learner computes log-probabilities
 
-One request asks for one answer: Parallax gives no more, whatever `n` says. As in `openai_answers`, an answer is used only if it is wholly
-what was asked for.
+One request asks for one answer: Parallax gives no more, whatever `n` is. As in `openai_answers`, an answer is used only if all of it fits
+the request.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from echo_rollout.engines.openai_answers import (
     check_prompt_tokens,
     check_tokens,
     finish_reason_of,
+    sampling_fields,
     token_of,
 )
 from echo_schemas.records import FinishReason, Sampling
@@ -32,7 +33,7 @@ ROUTE = "/v1/chat/completions"
 
 
 class ChatDialect(StrEnum):
-    """What the cluster tells beside text, the most first."""
+    """What the cluster's answers hold beside text; the richest first."""
 
     OPENAI = "openai-vllm"
     LEGACY = "parallax-legacy"
@@ -41,7 +42,7 @@ class ChatDialect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One answer that is asked for. `content`: `prompt` as a message; `version`: that the cluster has to name, where it names any."""
+    """A request for one answer. `content`: `prompt` as a message; `version`: the one that the answer has to name, if it names any."""
 
     prompt: Sequence[int]
     content: str
@@ -51,26 +52,15 @@ class ChatRequest:
 
 
 def chat_body(dialect: ChatDialect, asked: ChatRequest) -> dict[str, Any]:
-    """The request's JSON. Every sampling field is said, because a server fills in the model's own where one is missing."""
-    sampling = asked.sampling
+    """The request's JSON."""
     body: dict[str, Any] = {
         "model": asked.model,
         "messages": [{"role": "user", "content": asked.content}],
         "stream": False,
-        "max_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        # What means "all" to every one of them.
-        "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
+        **sampling_fields(asked.sampling),
+        # −1 means all tokens in every dialect.
+        "top_k": asked.sampling.top_k or -1,
     }
-    if sampling.seed is not None:
-        body["seed"] = sampling.seed
-    if sampling.stop:
-        body["stop"] = list(sampling.stop)
     if dialect is ChatDialect.OPENAI:
         body |= {"logprobs": True, "top_logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
     if dialect is ChatDialect.LEGACY:
@@ -115,7 +105,7 @@ def _tokens_of_text(asked: ChatRequest, choice: dict[str, Any], num_drawn: Any, 
     tokens = text.tokens_of(content or "")
     if finish_reason is FinishReason.STOP:
         reason = choice.get("stop_reason")
-        # Only the usual end token goes without saying.
+        # The cluster names the end token only if it is not the usual one.
         tokens.append(reason if isinstance(reason, int) and reason in text.end_tokens else text.end_tokens[0])
     if num_drawn != len(tokens):
         raise AnswerUnusable(f"The answer's text has {len(tokens)} tokens, and the cluster says that it drew {num_drawn}.")
@@ -128,7 +118,7 @@ def _check_version(wanted: int | None, found: Any) -> None:
 
 
 def _log_of(probs: Any) -> list[Any]:
-    """Natural logarithms of `[{text: probability}, …]`; −∞ for what is no probability, which the check of log-probabilities refuses."""
+    """Natural logarithms of `[{text: probability}, …]`; −∞ for a value that is no probability, which `check_logprobs` refuses."""
     found: list[Any] = []
     for entry in probs if isinstance(probs, list) else []:
         value = next(iter(entry.values()), None) if isinstance(entry, dict) else None

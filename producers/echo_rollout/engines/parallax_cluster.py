@@ -1,10 +1,10 @@
-"""A Parallax cluster as it is seen over HTTP: its router or scheduler, whether it is ready, and when its weights last changed.
+"""A Parallax cluster over HTTP: its router or scheduler, whether it is ready, and when its weights last changed.
 
     router      POST /v1/chat/completions, /weight/refit (to all schedulers; 207: not all took it), GET /endpoints
     scheduler   POST the same, GET /cluster/status_json, /weight/refit/timestamp (the oldest among its nodes; 0: never)
 
-A refit is asked for once and arrives at the nodes with their next heartbeats. The time stamp says that every node has fetched it; that a
-node computes with it, or which one computed an answer, nobody says.
+A refit is asked for once and arrives at the nodes with their next heartbeats. The time stamp says that every node has fetched it. Nothing
+tells whether a node computes with it, or which node computed an answer.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Cluster:
         return tuple(await asyncio.gather(*(self._stamp(scheduler) for scheduler in self._schedulers)))
 
     async def refit(self, request: Mapping[str, Any], timeout_s: float) -> None:
-        """Ask for new weights, and wait until every scheduler says that its nodes have them. Raises EngineError: what the nodes have then,
-        nobody knows."""
+        """Ask for new weights, and wait until every scheduler says that its nodes have them. Raises EngineError; then it is unknown which
+        nodes have them."""
         answer = await self.front.post(_REFIT, request)
         results = answer.get("results", []) if isinstance(answer, dict) else []
         failed = [each for each in results if isinstance(each, dict) and each.get("ok") is not True]
@@ -106,7 +106,7 @@ class Cluster:
         return " ".join(told)
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for client in {self.front, *self._schedulers}:
             await client.close()
 

@@ -3,10 +3,10 @@
     generate ─▶ time stamps ─▶ a POST for each answer ─▶ time stamps: the same, or the group is given up
     install  ─▶ nothing runs ─▶ blocks offered ─▶ refit asked for ─▶ every scheduler's time stamp is the new one ─▶ generations go on
 
-Time stamps are the fence between versions: Parallax names no version with an answer (its older servers do, and then it is compared). They
-say that nodes have fetched weights, not that they compute with them, so no version is proved: see docs/engines.md.
+Time stamps separate the versions: Parallax names no version with an answer (its older servers do; then it is compared). A time stamp says
+that nodes have fetched weights, not that they compute with them, so no version is proved: see docs/engines.md.
 
-Threads: none of ours; everything runs on the asyncio loop, blocks are offered on threads.
+Threads: everything runs on the asyncio loop; blocks are offered on threads.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import Any
 import httpx
 
 from echo_rollout.engines.chat_text import ChatText
-from echo_rollout.engines.drain_gate import DrainGate
 from echo_rollout.engines.engine import AnswerUnusable, EngineCapabilities, EngineConfig, EngineError, Generation, Snapshot, Switch
-from echo_rollout.engines.fitting import check_fit, weight_shapes
+from echo_rollout.engines.fitting import base_shapes, check_fit
 from echo_rollout.engines.logprob_traits import LogprobTraits
 from echo_rollout.engines.openai_answers import AnsweredChoice, UnusableAnswers, generations_of
 from echo_rollout.engines.openai_client import ServerClient, ServerRefused, ServerUnreachable
@@ -31,9 +30,8 @@ from echo_rollout.engines.parallax_answers import ROUTE, ChatDialect, ChatReques
 from echo_rollout.engines.parallax_cluster import Cluster
 from echo_rollout.engines.parallax_options import ParallaxOptions, parse_parallax_options
 from echo_rollout.engines.parallax_probe import find_dialect
-from echo_rollout.engines.serving import ServingEngine
-from echo_rollout.engines.under_way import UnderWay
-from echo_rollout.engines.vllm_arguments import Decode, batch_decoder
+from echo_rollout.engines.serving import LoopEngine
+from echo_rollout.engines.vllm_arguments import batch_decoder
 from echo_rollout.engines.weight_blocks import BlockStore, LatticaStore, blocks_of
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobSource, Sampling, WeightKind
@@ -42,12 +40,7 @@ from echo_tasks.prompts import vocabulary_size
 logger = logging.getLogger(__name__)
 
 
-def open_lattica(options: ParallaxOptions) -> BlockStore:
-    """The store that nodes reach."""
-    return LatticaStore(options.peers, options.listen)
-
-
-class ParallaxEngine(ServingEngine):
+class ParallaxEngine(LoopEngine):
     """See `Engine`. `transport`, `open_store`: instead of the network, for tests."""
 
     def __init__(
@@ -55,10 +48,10 @@ class ParallaxEngine(ServingEngine):
         config: EngineConfig,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
-        open_store: Callable[[ParallaxOptions], BlockStore] = open_lattica,
+        open_store: Callable[[ParallaxOptions], BlockStore] = LatticaStore,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Raises UserError for options that cannot be meant."""
+        """Raises UserError for wrong options."""
         super().__init__(config)
         self._options = parse_parallax_options(config.options)
         self._transport = transport
@@ -70,11 +63,7 @@ class ParallaxEngine(ServingEngine):
         self._dialect = ChatDialect.TEXT
         self._told = LogprobTraits(usable=True)
         self._model = ""
-        self._decode: Decode = lambda rows: [""] * len(rows)
         self._places = asyncio.Semaphore(self._options.server.requests)
-        self._gate = DrainGate()
-        self._installing = asyncio.Lock()
-        self._under_way = UnderWay()
         self._unusable = UnusableAnswers()
         self._stamp = 0.0
         self._offered: set[str] = set()
@@ -82,26 +71,12 @@ class ParallaxEngine(ServingEngine):
     @property
     def capabilities(self) -> EngineCapabilities:
         """Weights replace those that run; log-probabilities as the cluster's dialect has them; no version is proved."""
-        is_lora = self._config.kind is WeightKind.LORA
-        return EngineCapabilities(
-            name="parallax",
-            lora=is_lora,
-            full=not is_lora,
-            switch=Switch.DRAINS,
-            max_tokens=self._config.max_length,
-            proves_version=False,
-            logprobs=LogprobSource.SAMPLER if self._told.usable else LogprobSource.RECOMPUTED,
-            distribution=self._told.distribution,
-            before_temperature=self._told.before_temperature,
-        )
+        return self._told.capabilities(self._config, "parallax", Switch.DRAINS, proves_version=False)
 
     async def start(self) -> None:
         """Wait until the cluster is ready, and find out what it tells."""
         config, options = self._config, self._options
-        try:
-            self._base = weight_shapes(config.base)
-        except (ValueError, OSError) as exc:
-            raise UserError(f"{config.base} cannot be read: {exc}.", hint="See [policy] base.") from exc
+        self._base = base_shapes(config.base)
         self._vocabulary = vocabulary_size(config.base)
         self._text = await asyncio.to_thread(ChatText, config.base)
         self._cluster = cluster = Cluster(self._client(options.server.url.rstrip("/")), self._client)
@@ -127,9 +102,9 @@ class ParallaxEngine(ServingEngine):
         logger.info("The cluster at %s speaks %s and takes %d requests at once", cluster.front.url, self._dialect.value, most)
 
     async def install(self, snapshot: Snapshot) -> None:
-        """When everything under way has finished: refit all nodes. What others load is only noted.
+        """When everything under way has finished: refit all nodes. A version that others load is only noted.
 
-        Raises EngineError where the nodes did not all take it: what they compute with then, nobody knows.
+        Raises EngineError where not all nodes took it: then it is unknown with which weights they compute.
         """
         cluster, _ = self._opened()
         self._check_kind(snapshot)
@@ -138,10 +113,10 @@ class ParallaxEngine(ServingEngine):
             if self._store is not None:
                 async with self._gate.drained():
                     await self._refit(cluster, self._store, snapshot)
-            self._installed = snapshot.ref
+            self.installed = snapshot.ref
 
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
-        """Ask the cluster, an answer a request. Raises AnswerUnusable too, for one if the weights changed meanwhile."""
+        """Ask the cluster, with one request for each answer. Raises AnswerUnusable too, also if the weights change meanwhile."""
         _, text = self._opened()
         if sampling.stop and self._dialect is ChatDialect.TEXT:
             raise EngineError(
@@ -149,11 +124,11 @@ class ParallaxEngine(ServingEngine):
             )
         self._check_prompt(prompt, sampling)
         content = self._unusable.counted(lambda: text.content_of(prompt))
-        return await self._under_way.run(self._generate(prompt, n, sampling, content))
+        return await self._under_way(self._generate(prompt, n, sampling, content))
 
     async def close(self) -> None:
-        """Let go of the cluster, which keeps its weights."""
-        if not self._under_way.close():
+        """Close the connections; the cluster keeps its weights."""
+        if not self._end_all():
             return
         if self._cluster is not None:
             await self._cluster.close()
@@ -165,7 +140,7 @@ class ParallaxEngine(ServingEngine):
         return ServerClient(url, server, key=server.api_key(), transport=self._transport)
 
     def _opened(self) -> tuple[Cluster, ChatText]:
-        self._under_way.check_open()
+        self._check_open()
         if self._cluster is None or self._text is None or not self._model:
             raise EngineError("The engine was not started.")
         return self._cluster, self._text
@@ -173,7 +148,7 @@ class ParallaxEngine(ServingEngine):
     async def _generate(self, prompt: Sequence[int], n: int, sampling: Sampling, content: str) -> list[Generation]:
         cluster, text = self._opened()
         async with self._gate.admitted():
-            ref = self._installed
+            ref = self.installed
             if ref is None:
                 raise EngineError("No version is installed yet.")
             asked = ChatRequest(
@@ -182,20 +157,20 @@ class ParallaxEngine(ServingEngine):
             before = await cluster.stamps()
             if self._store is not None and set(before) != {self._stamp}:
                 raise EngineError(
-                    f"Somebody else has changed the cluster's weights since version {ref.version} was installed: give each worker a "
+                    f"Another program has changed the cluster's weights since version {ref.version} was installed: give each worker a "
                     'cluster of its own, or set weights = "external" in [rollout.options].'
                 )
-            # At temperature 0 a group has one member many times.
+            # At temperature 0 all members of a group are the same.
             members = [self._ask(cluster, text, asked, index) for index in range(1 if sampling.temperature == 0 else n)]
             choices = await _all_or_none(members)
             if await cluster.stamps() != before:
-                raise AnswerUnusable("The cluster's weights changed while it generated: nobody can say which of them made which token.")
+                raise AnswerUnusable("The cluster's weights changed while it generated: it is unknown which weights made which token.")
         texts = await asyncio.to_thread(self._decode, [choice.tokens for choice in choices])
         found = generations_of(choices, texts, sampling, ref, self._told.distribution)
         return found * n if sampling.temperature == 0 else found
 
     async def _ask(self, cluster: Cluster, text: ChatText, asked: ChatRequest, index: int) -> AnsweredChoice:
-        """Member `index` of a group. Its seed counts up from the group's."""
+        """Member `index` of a group, sampled with the group's seed plus `index`."""
         if asked.sampling.seed is not None:
             asked = replace(asked, sampling=replace(asked.sampling, seed=asked.sampling.seed + index))
         async with self._places:
@@ -209,7 +184,7 @@ class ParallaxEngine(ServingEngine):
 
     async def _refit(self, cluster: Cluster, store: BlockStore, snapshot: Snapshot) -> None:
         index_map = await asyncio.to_thread(_offer, store, snapshot)
-        # A node ignores what is not newer than what it has.
+        # A node ignores a refit whose time stamp is not newer than its own.
         stamp = max(self._now_s(), *(stamp + 1.0 for stamp in await cluster.stamps()))
         offered = set(index_map.values())
         request = {
@@ -221,7 +196,7 @@ class ParallaxEngine(ServingEngine):
         }
         await cluster.refit(request, self._options.refit_timeout_s)
         self._stamp = stamp
-        # Those of the version in force stay: a node that joins later asks for them.
+        # The blocks of the version in force stay: a node that joins later asks for them.
         old, self._offered = self._offered - offered, offered
         for cid in old:
             await asyncio.to_thread(store.remove, cid)
@@ -236,7 +211,7 @@ def _offer(store: BlockStore, snapshot: Snapshot) -> dict[str, str]:
 
 
 async def _all_or_none(members: Sequence[Coroutine[Any, Any, AnsweredChoice]]) -> list[AnsweredChoice]:
-    """What all of them return; one that fails ends the others."""
+    """What all `members` return; one that fails cancels the others."""
     tasks = [asyncio.ensure_future(member) for member in members]
     try:
         return list(await asyncio.gather(*tasks))

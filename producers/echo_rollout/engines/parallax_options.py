@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from echo_rollout.engines.openai_options import SERVER, ServerOptions, parse_options, typed
 from echo_rollout.engines.parallax_answers import ChatDialect
 from echo_schemas.errors import UserError
+from echo_tasks.options import nearest
 
 # A node tries for 20 minutes to get a block; then it says that it has the weights, and goes on with the old ones.
 _REFIT_S = 1_100.0
@@ -40,11 +40,10 @@ class ParallaxOptions:
 
 
 def parse_parallax_options(options: Mapping[str, Any]) -> ParallaxOptions:
-    """Raises UserError for what cannot be meant."""
+    """Raises UserError for wrong options."""
     for name in options:
         if name not in NAMES and name != "api_key":
-            near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
-            raise UserError(f"The engine 'parallax' has no option {name!r}.", hint=f"Did you mean {near!r}?")
+            raise UserError(f"The engine 'parallax' has no option {name!r}.", hint=nearest(name, NAMES))
     if not options.get("url"):
         raise UserError(f"{SERVER} url is missing.", hint="Write where the cluster's router or scheduler is: http://host:port.")
     own = {name: typed(name, options[name], wanted) for name, wanted in _OWN.items() if name in options}

@@ -15,14 +15,14 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobDistribution, Sampling
 
 _PROBE = Sampling(max_new_tokens=2)
-# What a model draws after an odd prompt may have no text of its own.
+# Tries for each dialect: tokens drawn after an unusual prompt may have no text.
 _TRIES = 3
 
 
 async def find_dialect(
     client: ServerClient, model: str, text: ChatText, *, wanted: str, vocabulary: int
 ) -> tuple[ChatDialect, LogprobTraits]:
-    """The first dialect that answers wholly (or `wanted`, if it does), and of what its log-probabilities are.
+    """The first dialect (or `wanted`) whose answers are complete, and what its log-probabilities are.
 
     Raises UserError if none does, EngineError if the cluster does not answer.
     """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_core.layer_split import Device, LayerSplit, ModelSize, split_layers
-from echo_rollout.engines.fitting import Shapes, weight_shapes
+from echo_rollout.engines.fitting import Shapes, base_shapes
 from echo_schemas.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -35,11 +35,7 @@ def plan_split(base: Path, dtype: str, devices: tuple[Device, ...]) -> LayerSpli
 
     Raises UserError if they have no room for it, or the model's files do not show its layers.
     """
-    try:
-        size = model_size(weight_shapes(base), dtype)
-    except (ValueError, OSError) as exc:
-        raise UserError(f"{base} cannot be read: {exc}.", hint="See [policy] base.") from exc
-    return split_layers(devices, size)
+    return split_layers(devices, model_size(base_shapes(base), dtype))
 
 
 def model_size(shapes: Shapes, dtype: str) -> ModelSize:

@@ -70,7 +70,7 @@ class SamplingLoop:
         return [[next(generations) for _ in range(n)] for _, n, _ in asks]
 
     def _note_experts(self, rows: Sequence[_Row], width: int) -> None:
-        """Of the last pass, over `width` tokens of each row: the prompts, padded on the left, or one token each."""
+        """Note the experts of the last pass, over `width` tokens of each row: the prompts, padded on the left, or one token each."""
         if self._routers is None:
             return
         noted = self._routers.noted().unflatten(0, (len(rows), width)).cpu()
@@ -119,7 +119,7 @@ class SamplingLoop:
 
 
 def _narrowed(experts: Tensor, num_experts: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-    """In one byte each, if there are no more than that tells apart; else in two."""
+    """One byte for each number if there are at most 256 experts, else two."""
     found: npt.NDArray[np.unsignedinteger[Any]] = experts.numpy().astype(np.uint8 if num_experts <= 1 << 8 else np.uint16)
     return found
 

@@ -1,7 +1,7 @@
 """Engines without a model, for tests and rehearsals of everything around engines: digits that follow from prompt, version and index.
 
 ScriptedEngine   answers at once, or waits for `release` when `hold` is set, so that a test decides what is under way when
-PacedEngine      answers as fast as it is told to: a pool can be tried without its machines
+PacedEngine      answers at a given speed, so that a pool can be tried without its machines
 """
 
 from __future__ import annotations
@@ -48,15 +48,13 @@ class ScriptedEngine:
 
     @property
     def in_use(self) -> frozenset[int]:
-        """Versions under way and the one installed."""
         installed = [] if self.installed is None else [self.installed.version]
         return frozenset([*(version for version, count in self._running.items() if count), *installed])
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """Nothing is loaded."""
 
     async def install(self, snapshot: Snapshot) -> None:
-        """Serve it at once, unless the script refuses it."""
         if snapshot.ref.version in self._reject:
             raise SnapshotRejected(f"The script refuses version {snapshot.ref.version}.")
         self.installed = snapshot.ref
@@ -84,7 +82,6 @@ class ScriptedEngine:
             self._released.notify_all()
 
     async def close(self) -> None:
-        """Generations that are held fail."""
         self._closed = True
         async with self._released:
             self._released.notify_all()
@@ -111,12 +108,10 @@ class ScriptedEngine:
 
 
 class PacedEngine(ScriptedEngine):
-    """Works on `slots` groups at once, each for `seconds`; both from [rollout.options]. More than slots / seconds groups a second it never
-    makes: what else it is given waits inside it.
-    """
+    """Works on `slots` groups at once, each for `seconds`; both from [rollout.options]. Further groups wait inside it."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises UserError for options that are no speed."""
+        """Raises UserError for wrong options."""
         super().__init__()
         seconds, slots = config.options.get("seconds", 0.1), config.options.get("slots", 1)
         if not isinstance(seconds, (int, float)) or not isinstance(slots, int) or seconds < 0 or slots < 1:
@@ -129,7 +124,7 @@ class PacedEngine(ScriptedEngine):
         self.hold = True
 
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
-        """By the script, once a slot was free for as long as a group takes; under the version that the group began with."""
+        """By the script, after waiting for a slot and then `seconds`; under the version that the group began with."""
         async with self._slots:
             return await super().generate(prompt, n, sampling)
 

@@ -1,7 +1,7 @@
 """Plain transformers and PEFT, for machines without vLLM: slower, and any model that transformers loads. Imports torch, peft.
 
-Threads: the asyncio loop hands over; one engine thread computes. It takes all generations that wait (up to the concurrency), samples
-them as one batch to the end, then looks again. An install comes between two batches, so every generation has one version.
+Threads: the asyncio loop hands over; one engine thread computes. It takes all generations that wait (up to the concurrency) and samples
+them as one batch to the end, again and again. An install comes between two batches, so every generation has one version.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from echo_rollout.engines.engine import (
     Switch,
 )
 from echo_rollout.engines.fitting import check_fit, weight_shapes
-from echo_rollout.engines.serving import CLOSED, ThreadEngine
+from echo_rollout.engines.serving import ThreadEngine
 from echo_schemas.errors import UserError
 from echo_schemas.records import Sampling, WeightKind
 from echo_tasks.prompts import attention_of
@@ -47,14 +47,6 @@ class _Asked:
     answer: asyncio.Future[list[Generation]]
 
 
-@dataclass(eq=False, slots=True)
-class _Install:
-    """One `install`, or the loading of the base if `snapshot` is None."""
-
-    snapshot: Snapshot | None
-    answer: asyncio.Future[None]
-
-
 class TransformersEngine(ThreadEngine):
     """See `Engine`. Uses a CUDA or Apple device if there is one, unless `device` in [rollout.options] says otherwise."""
 
@@ -65,33 +57,20 @@ class TransformersEngine(ThreadEngine):
                 f"The engine 'transformers' has no option {unknown[0]!r}.", hint=f"It takes {_DEVICE!r}; arguments of vLLM are for vllm."
             )
         super().__init__(config, "transformers")
+        is_lora = config.kind is WeightKind.LORA
+        self.capabilities = EngineCapabilities(
+            name="transformers", lora=is_lora, full=not is_lora, switch=Switch.DRAINS, max_tokens=config.max_length, experts=True
+        )
         self._device = device_named(config.options.get(_DEVICE, AUTO))
         self._model: Any = None
         self._sample: Callable[[list[_Asked], SnapshotRef], list[list[Generation]]] | None = None
         self._adapter_config: bytes = b""
 
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        """Versions change between batches."""
-        is_lora = self._config.kind is WeightKind.LORA
-        return EngineCapabilities(
-            name="transformers", lora=is_lora, full=not is_lora, switch=Switch.DRAINS, max_tokens=self._config.max_length, experts=True
-        )
-
-    async def start(self) -> None:
-        """Load the base model."""
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._order(_Install(None, ready))
-        await ready
-
     async def install(self, snapshot: Snapshot) -> None:
         """Between two batches."""
         self._check_kind(snapshot)
-        done: asyncio.Future[None] = self._running_loop().create_future()
-        self._order(_Install(snapshot, done))
-        await done
+        install = self._install_adapter if snapshot.kind is WeightKind.LORA else self._install_weights
+        await self._done_in_turn(lambda: install(snapshot))
 
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
         """Join the next batch. Cancelled before it begins, it is left out."""
@@ -113,13 +92,13 @@ class TransformersEngine(ThreadEngine):
                     continue
                 self._generate(batch)
                 batch = [order] if isinstance(order, _Asked) else []
-                if isinstance(order, _Install):
-                    self._settle(order)
+                if callable(order):
+                    order()
                 is_open = is_open and order is not None
             self._generate(batch)
 
-    def _taken(self) -> list[_Asked | _Install | None]:
-        """All that was handed over; blocks for the first."""
+    def _taken(self) -> list[Any]:
+        """All orders that were handed over; blocks for the first."""
         orders = [self._orders.get()]
         while not self._orders.empty():
             orders.append(self._orders.get())
@@ -132,34 +111,17 @@ class TransformersEngine(ThreadEngine):
         batch = [asked for asked in batch if not asked.answer.cancelled()]
         if not batch:
             return
-        if self._closed or self._installed is None or self._sample is None:
-            for asked in batch:
-                self._answer(asked.answer, EngineError(CLOSED if self._closed else "No version is installed yet."))
+        if self._closed or self.installed is None or self._sample is None:
+            error = EngineError("The engine was closed." if self._closed else "No version is installed yet.")
+            self._answer([(asked.answer, error) for asked in batch])
             return
         try:
-            groups = self._sample(batch, self._installed)
-        except Exception as exc:  # torch raises anything (memory, kernels); this batch fails with it and the worker decides
+            groups = self._sample(batch, self.installed)
+        except Exception as exc:  # torch raises anything (memory, kernels); this batch fails with it, and the worker decides
             logger.exception("A batch of %s prompts has failed", len(batch))
-            for asked in batch:
-                self._answer(asked.answer, EngineError(f"transformers has failed: {exc}"))
+            self._answer([(asked.answer, EngineError(f"transformers has failed: {exc}")) for asked in batch])
             return
-        for asked, group in zip(batch, groups, strict=True):
-            self._answer(asked.answer, group)
-
-    def _settle(self, order: _Install) -> None:
-        try:
-            if self._closed:
-                raise EngineError(CLOSED)
-            if order.snapshot is None:
-                self._load()
-            elif order.snapshot.kind is WeightKind.LORA:
-                self._install_adapter(order.snapshot)
-            else:
-                self._install_weights(order.snapshot)
-        except Exception as exc:  # whoever waits gets it
-            self._answer(order.answer, exc)
-        else:
-            self._answer(order.answer, None)
+        self._answer([(asked.answer, group) for asked, group in zip(batch, groups, strict=True)])
 
     def _load(self) -> None:
         import torch
@@ -204,26 +166,16 @@ class TransformersEngine(ThreadEngine):
             raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc}") from exc
         if outcome.unexpected_keys:
             raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: it has {outcome.unexpected_keys[0]}.")
-        self._installed = snapshot.ref
+        self.installed = snapshot.ref
 
-    def _install_weights(self, snapshot: Snapshot) -> None:
-        check_fit(snapshot, self._base, max_rank=0)
-        try:
-            self._read_weights(snapshot.folder)
-        except (ValueError, RuntimeError, OSError) as exc:
-            self._read_weights(self._folder)
-            raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc}") from exc
-        self._folder = snapshot.folder
-        self._installed = snapshot.ref
-
-    def _read_weights(self, folder: Path) -> None:
+    def _reload(self, folder: Path) -> None:
         import safetensors.torch
 
         state: dict[str, Any] = {}
         for file in sorted(folder.glob("model*.safetensors")):
             state |= safetensors.torch.load_file(file)
         if not state.keys() <= self._model.state_dict().keys() | {"lm_head.weight"}:
-            # A mixture of experts, whose tensors transformers fuses as it loads them.
+            # transformers fuses the tensors of a mixture of experts as it loads them.
             from transformers import AutoModelForCausalLM
 
             state = AutoModelForCausalLM.from_pretrained(folder, dtype=self._model.dtype, local_files_only=True).state_dict()
@@ -258,6 +210,6 @@ def choose_device(wanted: str, *, num_cuda: int, has_mps: bool) -> str:
 
 
 def _has_mps(torch: Any) -> bool:
-    """Metal on an Apple processor; older builds of torch do not know the word."""
+    """Metal on an Apple processor; older builds of torch have no such attribute."""
     mps: Any = getattr(torch.backends, "mps", None)
     return mps is not None and bool(mps.is_available())

@@ -1,4 +1,4 @@
-"""What both vLLM engines tell vLLM and read from it: arguments, sampling, outputs. Imports vllm inside its functions."""
+"""What the vLLM engines pass to vLLM and read from it: arguments, sampling, outputs. Imports vllm inside its functions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSource, Sampling, VersionSpan, WeightKind
 
 IN_PROCESS = "in_process"
-"""The one option of [rollout.options] that is ours."""
+"""The one option of [rollout.options] that is not an argument of vLLM."""
 WORKER_EXTENSION = "echo_rollout.engines.vllm_worker.WorkerExtension"
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM serves; an adapter in between is served under the next one."""
 _KV_CACHE_BYTES = 256 << 20
-# Versions that may be under way at once: the old one, the new one, and two that were overtaken.
+# Versions that may have generations at once: the new one and three older ones.
 _MAX_ADAPTERS = 4
 _MIN_BATCHED_TOKENS = 2048
 _LOGPROBS_MODE = "logprobs_mode"
@@ -43,7 +43,7 @@ def bind_engine_thread() -> None:
     """Keep the calling thread, and what it starts, on the cores of VLLM_CPU_OMP_THREADS_BIND: vLLM reads it for its own processes only."""
     cores = cores_of(os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""))
     if cores and hasattr(os, "sched_setaffinity") and not has_gpu():
-        # Cores that this process may not use are the affair of whoever gave it others.
+        # A process that may not use these cores keeps its own.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cores)
 
@@ -101,7 +101,7 @@ def capabilities_of(config: EngineConfig) -> EngineCapabilities:
 
 
 def engine_arguments(config: EngineConfig) -> dict[str, Any]:
-    """vLLM's EngineArgs; [rollout.options] win. Where the model is split over several devices, the environment says how: see `pipeline`.
+    """vLLM's EngineArgs; [rollout.options] win. A split over several devices is put into the environment: see `pipeline`.
 
     Raises UserError for devices that are not there or too small.
     """
@@ -115,13 +115,13 @@ def engine_arguments(config: EngineConfig) -> dict[str, Any]:
         # Keyed by adapter and text: after a reload of all weights it would answer from the old ones.
         "enable_prefix_caching": False,
         _LOGPROBS_MODE: _PROCESSED,
-        # Nothing from generation_config.json: requests say how they sample.
+        # No sampling defaults from generation_config.json: requests have their own.
         "generation_config": "vllm",
         "disable_log_stats": True,
         "worker_extension_cls": WORKER_EXTENSION,
     }
     if not on_gpu:
-        # Else it takes a share of the whole machine's memory.
+        # By default vLLM takes a share of the whole machine's memory.
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": _KV_CACHE_BYTES}
     if config.kind is WeightKind.LORA:
         arguments |= {"enable_lora": True, "max_loras": _MAX_ADAPTERS, "max_cpu_loras": _MAX_ADAPTERS, "max_lora_rank": max_rank(config)}
@@ -133,9 +133,9 @@ def engine_arguments(config: EngineConfig) -> dict[str, Any]:
 
 
 def sampling_params(n: int, sampling: Sampling) -> Any:
-    """vLLM's SamplingParams for a group: every field of ours said, the sampled token's log-probability, one output at the end.
+    """vLLM's SamplingParams for a group: every sampling field, the sampled token's log-probability, one output at the end.
 
-    At temperature 0 a group has one member many times, and vLLM takes only one.
+    At temperature 0 all members of a group are the same, and vLLM takes only n = 1.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind

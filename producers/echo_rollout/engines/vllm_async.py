@@ -1,7 +1,7 @@
 """vLLM in processes of its own (AsyncLLM), for GPUs: scheduling and sampling share no interpreter with the worker. Imports vllm.
 
-Threads: none of ours; everything runs on the asyncio loop. `install` of full weights closes the gate, waits until nothing runs, reloads and
-opens it again; adapters are loaded beside what runs.
+Threads: none of its own; everything runs on the asyncio loop. `install` of full weights closes the gate, waits until no generation runs,
+reloads, and opens the gate again; adapters are loaded while generations run.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from echo_rollout.engines.adapters import Adapter
-from echo_rollout.engines.drain_gate import DrainGate
-from echo_rollout.engines.engine import EngineCapabilities, EngineConfig, EngineError, Generation, Snapshot, SnapshotRejected
+from echo_rollout.engines.engine import EngineConfig, EngineError, Generation, Snapshot, SnapshotRejected
 from echo_rollout.engines.fitting import check_fit, weight_shapes
-from echo_rollout.engines.serving import ServingEngine
-from echo_rollout.engines.under_way import UnderWay
+from echo_rollout.engines.serving import LoopEngine
 from echo_rollout.engines.vllm_arguments import (
-    Decode,
     batch_decoder,
     capabilities_of,
     engine_arguments,
@@ -32,23 +29,14 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import Sampling, WeightKind
 
 
-class VllmAsync(ServingEngine):
+class VllmAsync(LoopEngine):
     """See `Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._capabilities = capabilities_of(config)
+        self.capabilities = capabilities_of(config)
         self._engine: Any = None
         self._numbers = itertools.count(1)
-        self._decode: Decode = lambda rows: [""] * len(rows)
-        self._gate = DrainGate()
-        self._installing = asyncio.Lock()
-        self._under_way = UnderWay()
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        """As the engine in this process."""
-        return self._capabilities
 
     async def start(self) -> None:
         """Start vLLM's processes and generate once."""
@@ -71,7 +59,7 @@ class VllmAsync(ServingEngine):
         await self._final([0, 0], 2, Sampling(max_new_tokens=2), None)
 
     async def install(self, snapshot: Snapshot) -> None:
-        """An adapter beside what runs; full weights when everything under way has finished."""
+        """An adapter while generations run; full weights when everything under way has finished."""
         self._check_alive()
         self._check_kind(snapshot)
         async with self._installing:
@@ -87,27 +75,27 @@ class VllmAsync(ServingEngine):
         """Join vLLM's batch. Cancelled, it leaves the batch."""
         self._check_alive()
         self._check_prompt(prompt, sampling)
-        return await self._under_way.run(self._generate(prompt, n, sampling))
+        return await self._under_way(self._generate(prompt, n, sampling))
 
     async def close(self) -> None:
         """End vLLM's processes; generations under way raise EngineError."""
-        if self._under_way.close() and self._engine is not None:
+        if self._end_all() and self._engine is not None:
             await asyncio.to_thread(self._engine.shutdown)
 
     def _check_alive(self) -> None:
-        self._under_way.check_open()
+        self._check_open()
         if self._engine is None:
             raise EngineError("The engine was not started.")
 
     async def _generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
         async with self._gate.admitted():
             # No await between here and the request: the version read is the version used.
-            ref, adapter = self._installed, self._adapters.take()
+            ref, adapter = self.installed, self._adapters.take()
             if ref is None:
                 raise EngineError("No version is installed yet.")
             try:
                 output = await self._final(prompt, n, sampling, None if adapter is None else adapter.request)
-                return generations_of(output, n, sampling, ref, self._decode, self._capabilities)
+                return generations_of(output, n, sampling, ref, self._decode, self.capabilities)
             finally:
                 if adapter is not None:
                     await self._unload(self._adapters.give_back(adapter.number))
@@ -136,12 +124,12 @@ class VllmAsync(ServingEngine):
         except Exception as exc:  # vLLM raises anything for an adapter that it cannot serve
             raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc}") from exc
         unused = self._adapters.put(Adapter(snapshot.ref, number, request))
-        self._installed = snapshot.ref
+        self.installed = snapshot.ref
         await self._unload(unused)
 
     async def _unload(self, numbers: list[int]) -> None:
         for number in numbers:
-            if not self._under_way.is_closed:
+            if not self._closed:
                 await self._engine.remove_lora(number)
 
     async def _install_weights(self, snapshot: Snapshot) -> None:
@@ -151,7 +139,7 @@ class VllmAsync(ServingEngine):
             await self._reload(self._folder)
             raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc}") from exc
         self._folder = snapshot.folder
-        self._installed = snapshot.ref
+        self.installed = snapshot.ref
 
     async def _reload(self, folder: Path) -> None:
         complaints = set(await self._engine.collective_rpc("echo_reload", args=(str(folder),))) - {""}

@@ -1,9 +1,9 @@
-"""vLLM in this process: its engine stepped by one thread, continuous batching over everything that was asked. Imports vllm.
+"""vLLM in this process: one thread steps its engine, which batches all requests continuously. Imports vllm.
 
 On a CPU this starts in half the time of vLLM's own server processes and needs a third of their memory.
 
-Threads: the asyncio loop hands over requests and installs; the engine thread alone touches vLLM: it takes what was handed over between two
-steps, steps while anything is unfinished, and blocks on its queue otherwise. Results go back to the loop they were asked from.
+Threads: the asyncio loop hands over requests and installs. The engine thread alone touches vLLM: between two steps it takes what was handed
+over; it steps while a request is unfinished, and else blocks on its queue. Results go back to the asyncio loop.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from echo_rollout.engines.adapters import Adapter
-from echo_rollout.engines.answers import answer_all
-from echo_rollout.engines.engine import EngineCapabilities, EngineConfig, EngineError, Generation, Snapshot, SnapshotRef, SnapshotRejected
+from echo_rollout.engines.engine import EngineConfig, EngineError, Generation, Snapshot, SnapshotRef, SnapshotRejected
 from echo_rollout.engines.fitting import check_fit, weight_shapes
-from echo_rollout.engines.serving import CLOSED, ThreadEngine
+from echo_rollout.engines.serving import ResultT, ThreadEngine
 from echo_rollout.engines.vllm_arguments import (
-    Decode,
     batch_decoder,
     bind_engine_thread,
     capabilities_of,
@@ -38,8 +36,6 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import Sampling, WeightKind
 
 logger = logging.getLogger(__name__)
-
-ResultT = TypeVar("ResultT")
 
 
 def prefetch() -> None:
@@ -67,36 +63,22 @@ class VllmInProcess(ThreadEngine):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config, "vllm")
-        self._capabilities = capabilities_of(config)
+        self.capabilities = capabilities_of(config)
         self._engine: Any = None
         self._asked: dict[str, _Asked] = {}
         self._held: deque[_Asked] = deque()
         self._numbers = itertools.count(1)
         self._waiting: deque[tuple[Snapshot, asyncio.Future[None]]] = deque()
         self._broken: Exception | None = None
-        self._decode: Decode = lambda rows: [""] * len(rows)
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        """LoRA switches while old generations finish; full weights are loaded when nothing runs."""
-        return self._capabilities
-
-    async def start(self) -> None:
-        """Load the model and generate once, so that the first real generation is as fast as the others."""
-        self._loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._thread.start()
-        self._order(lambda: self._settle(ready, self._load))
-        await ready
 
     async def install(self, snapshot: Snapshot) -> None:
         """An adapter is loaded between two steps; full weights when everything under way has finished."""
-        done: asyncio.Future[None] = self._running_loop().create_future()
         self._check_kind(snapshot)
         if snapshot.kind is WeightKind.LORA:
-            self._order(lambda: self._settle(done, lambda: self._install_adapter(snapshot)))
-        else:
-            self._order(lambda: self._wait_for_idle(snapshot, done))
+            await self._done_in_turn(lambda: self._install_adapter(snapshot))
+            return
+        done: asyncio.Future[None] = self._running_loop().create_future()
+        self._order(lambda: self._wait_for_idle(snapshot, done))
         await done
 
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
@@ -113,14 +95,12 @@ class VllmInProcess(ThreadEngine):
 
     async def on_thread(self, work: Callable[[Any, Any], ResultT]) -> ResultT:
         """`work(vLLM's engine, the LoRARequest in force or None)` on the engine thread, between two steps: for measuring vLLM itself."""
-        done: asyncio.Future[ResultT] = self._running_loop().create_future()
 
         def ask() -> ResultT:
             current = self._adapters.current
             return work(self._engine, None if current is None else current.request)
 
-        self._order(lambda: self._settle(done, ask))
-        return await done
+        return await self._done_in_turn(ask)
 
     # The engine thread
 
@@ -129,12 +109,12 @@ class VllmInProcess(ThreadEngine):
         while self._obey():
             if self._asked:
                 self._step()
-        self._fail_all(EngineError(CLOSED))
+        self._fail_all(EngineError("The engine was closed."))
         if self._engine is not None:
             self._engine.engine_core.shutdown()
 
     def _obey(self) -> bool:
-        """Do what was handed over; blocks only when there is nothing to step. False: end."""
+        """Carry out the orders that were handed over; block for one only when no request is unfinished. False: end."""
         is_idle = not self._asked
         while True:
             try:
@@ -145,14 +125,14 @@ class VllmInProcess(ThreadEngine):
                 return False
             try:
                 order()
-            except Exception as exc:  # vLLM raises anything; a thread that ended would leave everybody waiting
+            except Exception as exc:  # vLLM raises anything; without this thread no request would be answered
                 self._break(exc)
             is_idle = False
 
     def _step(self) -> None:
         try:
             finished = [output for output in self._engine.step() if output.finished]
-        except Exception as exc:  # vLLM raises anything; every generation under way fails with it and the worker decides
+        except Exception as exc:  # vLLM raises anything; every generation under way fails with it, and the worker decides
             self._break(exc)
             return
         answers: list[tuple[asyncio.Future[Any], Any]] = []
@@ -160,26 +140,25 @@ class VllmInProcess(ThreadEngine):
             asked = self._asked.pop(output.request_id, None)
             if asked is not None:
                 self._unload(self._adapters.give_back(asked.adapter))
-                answers.append((asked.answer, generations_of(output, asked.n, asked.sampling, asked.ref, self._decode, self._capabilities)))
-        answer_all(self._loop, answers)
+                answers.append((asked.answer, generations_of(output, asked.n, asked.sampling, asked.ref, self._decode, self.capabilities)))
+        self._answer(answers)
         self._install_when_idle()
 
     def _break(self, error: Exception) -> None:
-        """vLLM cannot be used any more."""
+        """From now on every request fails: vLLM cannot be used any more."""
         logger.error("vLLM has failed", exc_info=error)
         self._broken = error
         self._fail_all(EngineError(f"vLLM has failed: {error}"))
 
     def _fail_all(self, error: EngineError) -> None:
-        for asked in [*self._asked.values(), *self._held]:
-            self._answer(asked.answer, error)
-        for _, done in self._waiting:
-            self._answer(done, error)
+        generations = [(asked.answer, error) for asked in (*self._asked.values(), *self._held)]
+        self._answer([*generations, *((done, error) for _, done in self._waiting)])
         self._asked.clear()
         self._held.clear()
         self._waiting.clear()
 
     def _load(self) -> None:
+        """Load the model and generate once, so that the first real generation is as fast as the others."""
         config = self._config
         prefetch()
         import torch
@@ -211,14 +190,12 @@ class VllmInProcess(ThreadEngine):
     def _add(self, asked: _Asked) -> None:
         from vllm.inputs import TokensPrompt
 
-        if self._broken is not None:
-            self._answer(asked.answer, EngineError(f"vLLM has failed: {self._broken}"))
-            return
-        if self._waiting:
+        if self._waiting and self._broken is None:
             self._held.append(asked)
             return
-        if self._installed is None:
-            self._answer(asked.answer, EngineError("No version is installed yet."))
+        if self._broken is not None or self.installed is None:
+            failure = "No version is installed yet." if self._broken is None else f"vLLM has failed: {self._broken}"
+            self._answer([(asked.answer, EngineError(failure))])
             return
         current = self._adapters.current
         asked.name = str(next(self._numbers))
@@ -228,15 +205,15 @@ class VllmInProcess(ThreadEngine):
                 asked.name, prompt, sampling_params(asked.n, asked.sampling), lora_request=None if current is None else current.request
             )
         except Exception as exc:  # vLLM raises anything for a request that it refuses
-            self._answer(asked.answer, EngineError(f"vLLM refuses the request: {exc}"))
+            self._answer([(asked.answer, EngineError(f"vLLM refuses the request: {exc}"))])
             return
-        asked.ref = self._installed
+        asked.ref = self.installed
         taken = self._adapters.take()
         asked.adapter = 0 if taken is None else taken.number
         self._asked[asked.name] = asked
 
     def _abandon(self, asked: _Asked) -> None:
-        """Nobody waits for it any more."""
+        """Drop a request whose caller was cancelled."""
         if asked in self._held:
             self._held.remove(asked)
         if self._asked.pop(asked.name, None) is None:
@@ -246,7 +223,7 @@ class VllmInProcess(ThreadEngine):
         self._install_when_idle()
 
     def _install_adapter(self, snapshot: Snapshot) -> None:
-        """A fresh name, id and path for each version: vLLM would serve a known one from its cache."""
+        """Load an adapter under a fresh name and id: vLLM would serve a known one from its cache."""
         from vllm.lora.request import LoRARequest
 
         check_fit(snapshot, self._base, max_rank=max_rank(self._config))
@@ -257,7 +234,7 @@ class VllmInProcess(ThreadEngine):
         except Exception as exc:  # vLLM raises anything for an adapter that it cannot serve
             raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc}") from exc
         self._unload(self._adapters.put(Adapter(snapshot.ref, number, request)))
-        self._installed = snapshot.ref
+        self.installed = snapshot.ref
 
     def _unload(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -277,26 +254,8 @@ class VllmInProcess(ThreadEngine):
         while self._held:
             self._add(self._held.popleft())
 
-    def _install_weights(self, snapshot: Snapshot) -> None:
-        check_fit(snapshot, self._base, max_rank=0)
-        try:
-            self._reload(snapshot.folder)
-        except Exception as exc:  # vLLM raises anything; the model may be half new, so the old weights are loaded again
-            self._reload(self._folder)
-            raise SnapshotRejected(f"Version {snapshot.ref.version} cannot be served: {exc}") from exc
-        self._folder = snapshot.folder
-        self._installed = snapshot.ref
-
     def _reload(self, folder: Path) -> None:
-        """Load all weights and look whether they are there: a loader that leaves some out does not say so."""
+        """Load all weights and compare them with the files: vLLM's loader does not report those that it leaves out."""
         complaint = max(self._engine.collective_rpc("echo_reload", args=(str(folder),)))
         if complaint:
             raise SnapshotRejected(f"After loading, {complaint}.")
-
-    def _settle(self, future: asyncio.Future[ResultT], work: Callable[[], ResultT]) -> None:
-        try:
-            result = work()
-        except Exception as exc:  # whoever waits gets it
-            self._answer(future, exc)
-        else:
-            self._answer(future, result)

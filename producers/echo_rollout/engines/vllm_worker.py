@@ -1,5 +1,5 @@
-"""What we add to vLLM's worker, wherever it runs: quick LoRA on the CPU, pipeline stages there, and a reload of all weights that proves
-itself. Imports vllm.
+"""What EchoSwarm adds to vLLM's worker: quick LoRA on the CPU, pipeline stages there, and a reload of all weights that is checked. Imports
+vllm.
 
 vLLM imports this module, named by `worker_extension_cls`, before it loads the model, and mixes the class into its worker.
 """
@@ -22,7 +22,7 @@ if not torch.cuda.is_available():
 
 logger = logging.getLogger(__name__)
 
-# Rows of random numbers put through a packed layer: its weights are gone, only what it computes can be looked at.
+# Rows of random numbers put through a packed layer, whose weights cannot be read back.
 _PROBE_ROWS = 2
 _RELATIVE_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-3}
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -32,7 +32,7 @@ class WorkerExtension:
     """Methods that `collective_rpc` calls by name, so that no code travels between processes."""
 
     def echo_check(self) -> str:
-        """Answers that this class is mixed in."""
+        """Proves that this class is mixed in."""
         return "ok"
 
     def echo_prepare_stage(self) -> list[int]:
@@ -54,7 +54,7 @@ class WorkerExtension:
         for file in sorted(Path(folder).glob("model*.safetensors")):
             weights |= safetensors.torch.load_file(file)
         if not torch.cuda.is_available() and any(".experts." in name for name in weights):
-            # It goes on computing with its packed copies of the old ones.
+            # vLLM would go on computing with packed copies of the old weights.
             return 'vLLM does not load the weights of experts anew on a processor: use the engine "transformers", or update = "lora"'
         worker.reload_weights(weights_path=folder)
         model = worker.model_runner.get_model()

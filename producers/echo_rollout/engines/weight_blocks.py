@@ -5,35 +5,32 @@ A node is told which tensor is in which block, fetches the blocks with tensors o
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import importlib
 import json
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from echo_rollout.engines.parallax_options import ParallaxOptions
 from echo_rollout.engines.pipeline import LAYER
 
 _LENGTH = struct.Struct("<Q")
-# CID version 1, raw bytes, SHA-256 of 32 bytes (multiformats.io).
-_CID_HEAD = bytes([0x01, 0x55, 0x12, 0x20])
 
 
 class BlockStore(Protocol):
     """Where nodes get blocks from."""
 
     def put(self, block: bytes) -> str:
-        """Its CID. It can be fetched from now on."""
+        """Offer `block` from now on; returns its CID."""
 
     def remove(self, cid: str) -> None:
-        """It is no longer needed."""
+        """Offer it no more."""
 
     def peer_id(self) -> str:
-        """Who offers the blocks."""
+        """The Lattica id under which the blocks are offered."""
 
     def close(self) -> None:
         """Offer nothing more."""
@@ -42,36 +39,26 @@ class BlockStore(Protocol):
 class LatticaStore:
     """Blocks over Lattica, the peer-to-peer network of Parallax's nodes. Its calls block. Imports lattica."""
 
-    def __init__(self, peers: Sequence[str], listen: str) -> None:
-        """Connect to `peers`, multiaddresses of the nodes."""
+    def __init__(self, options: ParallaxOptions) -> None:
         self._folder = tempfile.mkdtemp(prefix="echoswarm-blocks-")
         paths = {name: str(Path(self._folder) / name) for name in ("key", "blocks", "dht")}
         builder = importlib.import_module("lattica").Lattica.builder()
-        builder = builder.with_listen_addrs([listen]).with_bootstraps(list(peers)).with_mdns(False).with_upnp(False)
+        builder = builder.with_listen_addrs([options.listen]).with_bootstraps(list(options.peers)).with_mdns(False).with_upnp(False)
         builder = builder.with_key_path(paths["key"]).with_storage_path(paths["blocks"]).with_dht_db_path(paths["dht"])
         self._lattica: Any = builder.build()
 
     def put(self, block: bytes) -> str:
-        """Its CID."""
         return str(self._lattica.put_block(block))
 
     def remove(self, cid: str) -> None:
-        """Forget it."""
         self._lattica.remove_block(cid)
 
     def peer_id(self) -> str:
-        """Ours."""
         return str(self._lattica.peer_id())
 
     def close(self) -> None:
-        """Leave the network."""
         self._lattica.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def block_cid(block: bytes) -> str:
-    """The CID by which nodes check a block: base 32 of its SHA-256, behind a `b`."""
-    return "b" + base64.b32encode(_CID_HEAD + hashlib.sha256(block).digest()).decode("ascii").lower().rstrip("=")
 
 
 def blocks_of(folder: Path) -> Iterator[tuple[list[str], bytes]]:
@@ -85,7 +72,7 @@ def blocks_of(folder: Path) -> Iterator[tuple[list[str], bytes]]:
             layers: dict[str, list[str]] = {}
             for name in header:
                 found = LAYER.search(name)
-                # What belongs to no layer goes alone: the embedding and the output layer are large, and at different nodes.
+                # A tensor of no layer is a block of its own: the embedding and the output layer are large, and at different nodes.
                 layers.setdefault(found[1] if found else name, []).append(name)
             for names in layers.values():
                 parts, described, end = [], {}, 0

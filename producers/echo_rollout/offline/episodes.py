@@ -1,4 +1,4 @@
-"""A file of logged episodes: one JSON object a line, what is wrong with a line, and which episodes make a group.
+"""A file of logged episodes: one JSON object a line. Reads it, refuses wrong lines, and puts episodes into groups.
 
     {"messages": [{"role": "system", "content": "…"}, {"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}, …],
      "rewards": [-20, 130], "group": "hand 17", "entry": {…}}
@@ -41,7 +41,7 @@ class SkipReason(StrEnum):
 
 
 class EpisodeRefused(EchoError):
-    """An episode that cannot be trained, and why. The caller knows its line."""
+    """An episode that cannot be trained, and why."""
 
     def __init__(self, reason: SkipReason, message: str) -> None:
         super().__init__(message)
@@ -72,7 +72,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFile:
-    """What a file holds. `sha256` names its content."""
+    """A file's episodes and skipped lines. `sha256`: of its content."""
 
     name: str
     sha256: str
@@ -123,9 +123,9 @@ def parse_episode(line: int, raw: bytes) -> Episode:
 
 
 def into_groups(episodes: Iterable[Episode], size: int) -> tuple[list[tuple[Episode, ...]], list[Skipped]]:
-    """Episodes of one `group` together, in the order in which the groups begin in the file; the others by `size` as they come.
+    """Groups in the order in which they begin in the file: episodes of one `group`, and each `size` episodes without one.
 
-    An episode that is alone has nothing to be compared with and is left out.
+    An episode that is alone is left out, because its reward cannot be compared.
     """
     named: dict[str, list[Episode]] = {}
     unnamed: list[Episode] = []
@@ -172,9 +172,9 @@ def _messages(given: Any) -> list[ChatMessage]:
 
 
 def _in_turns(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Users' messages that follow one another as one, a line apart; those after the last answer left out, since nothing answers them.
+    """Join users' messages that follow one another, a line apart, and drop those after the last answer.
 
-    Masks come from spans and not from the parity of messages, so bookkeeping such as `Reward: 3` does no harm.
+    Masks come from spans and not from the parity of messages, so extra messages such as `Reward: 3` do no harm.
     """
     turns: list[ChatMessage] = []
     for message in messages:

@@ -3,10 +3,10 @@
     progress, control ──wake──▶ producer's thread: pace → one transaction of whole groups
 
 Which group a seq gets is a pure function of the file, the run's seed and the seq, so it can be written again after any restart. Every batch
-is a transaction under the feeder's transactional id: a feeder, or a second producer, that starts later ends this one, and the other way
-round, so a run has one allocator whatever is started; and a group is in the log whole or not at all.
+is a transaction under the feeder's transactional id. So a feeder or a second producer that starts later ends this one, and the other way
+round: a run has one allocator. And a group is in the log whole or not at all.
 
-Threads: `run` blocks the caller's; views wake it from theirs.
+Threads: `run` blocks its caller; the views' threads wake it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -54,8 +55,8 @@ from echo_settings import Settings
 logger = logging.getLogger(__name__)
 
 ENGINE = "offline"
-"""What a trajectory names as its engine and its worker."""
-# One transaction: small enough that a pause is obeyed at once and that its time-out is far away.
+"""The engine and the worker in these trajectories."""
+# Limits of one transaction: small enough that a pause is obeyed at once and its time-out is never reached.
 _MAX_BATCH = 32
 _MAX_BATCH_BYTES = 8 << 20
 _IDLE_S = 0.25
@@ -66,7 +67,7 @@ Group = tuple[RenderedEpisode, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Which group a seq gets: every group once in each epoch, in an order of the epoch's own. `epochs` 0: without end."""
+    """Which group a seq gets: every group once in each epoch, in a new order each time. `epochs` 0: without end."""
 
     num_groups: int
     epochs: int
@@ -75,14 +76,11 @@ class Schedule:
 
     @property
     def end(self) -> int | None:
-        """The first seq that gets none."""
+        """The first seq without a group; None: there is none."""
         return self.first_seq + self.epochs * self.num_groups if self.epochs else None
 
     def group_of(self, seq: int) -> int:
-        """Index of the group. Raises ValueError for a seq before the first."""
-        if seq < self.first_seq:
-            message = f"Seq {seq} lies before the first one, {self.first_seq}."
-            raise ValueError(message)
+        """Index of the group of `seq`, which is not before the first."""
         epoch, place = divmod(seq - self.first_seq, self.num_groups)
         return _order(self.num_groups, self.seed, epoch)[place]
 
@@ -97,7 +95,7 @@ def _order(num_groups: int, seed: int, epoch: int) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineParts:
-    """What a producer works with; opened and closed by whoever runs it. `file`, `sha256`: name and content of where `groups` come from."""
+    """What a producer works with; `run_offline` opens and closes it. `file`, `sha256`: name and checksum of the file of `groups`."""
 
     settings: Settings
     policy: StalenessPolicy
@@ -119,7 +117,7 @@ class OfflineProducer:
     def __init__(self, parts: OfflineParts) -> None:
         self._parts = parts
         self._run_id = parts.settings.run.name
-        # A logged episode cannot grow stale, but the learner holds only so many groups that wait.
+        # A logged episode cannot grow stale, but the learner holds a limited number of waiting groups.
         self._policy = replace(parts.policy, admission=Admission.PACE)
         self._next_seq = 0
         self._again: deque[int] = deque()
@@ -146,27 +144,24 @@ class OfflineProducer:
                 self._wake.clear()
 
     def _take_over(self) -> bool:
-        """Fence any other allocator, then learn from the log which seqs are there. False while the learner has not said a word."""
+        """Fence any other allocator, then read in the log which seqs are there. False while there is no progress of the learner."""
         progress = self._parts.progress.get(self._run_id)
         if progress is None:
             return False
         first, floor = self._parts.schedule.first_seq, progress.next_seq
         if first > floor:
             raise UserError(
-                f"The file's first group is to get the seq {first}, and the run has decided only those below {floor}: nobody would ever "
-                f"decide those between.",
+                f"The file's first group would get the seq {first}, and the run has decided only those below {floor}: the seqs between "
+                "would never be decided.",
                 hint=f"Set [offline] first_seq = {floor}, or less.",
             )
         self._parts.writer.start()
         shown: set[int] = set()
-        reader = self._parts.bus.look([TRAJECTORIES])
-        try:
+        with closing(self._parts.bus.look([TRAJECTORIES])) as reader:
             reader.start()
             for messages in reader.read_to_end(Deadline.after(_READ_S, self._parts.clock)):
                 records = (message.record for message in messages)
                 shown.update(record.seq for record in records if isinstance(record, Trajectory) and record.purpose is Purpose.TRAIN)
-        finally:
-            reader.close()
         self._open.hear(progress)
         resume = plan_resume(floor, shown | self._open.seen)
         for seq in shown:
@@ -190,7 +185,7 @@ class OfflineProducer:
         return not self._again and end is not None and self._next_seq >= end
 
     def _issue(self) -> bool:
-        """Write what pace lets in, in one transaction; False if that is nothing. Raises UserError if another allocator took over."""
+        """Write the groups that pace lets in, in one transaction; False if there are none. Raises UserError if it is fenced."""
         if self._state() is RunState.PAUSED:
             return False
         progress = self._parts.progress.get(self._run_id)
@@ -245,7 +240,7 @@ class OfflineProducer:
                 run_id=self._run_id,
                 group_id=group_id_of(self._run_id, seq),
                 seq=seq,
-                # The same for the same content: a group that is written twice counts once.
+                # Depends on the content alone, so that a group that is written twice counts once.
                 attempt=f"{ENGINE}-{parts.sha256[:12]}",
                 index=index,
                 group_size=len(group),

@@ -3,21 +3,18 @@
     <prompt> answer ⟨end⟩ <what the template writes up to the next answer> answer ⟨end⟩
              └────span───┘                                                  └────span───┘
 
-The mark that ends a turn belongs to the answer: who answers has to end it.
+The mark that ends a turn belongs to the answer: the model has to write it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from echo_rollout.offline.episodes import Episode, EpisodeRefused, SkipReason
-from echo_schemas.errors import InvalidRecord, UserError
+from echo_schemas.errors import InvalidRecord
 from echo_schemas.records import ChatMessage, Span
 from echo_tasks.prompts import ChatCodec, TextCodec, TokenIds
 
@@ -43,35 +40,27 @@ class RenderedEpisode:
 
     @property
     def num_bytes(self) -> int:
-        """About what its record takes: tokens, as many log-probabilities at most, and the texts."""
+        """About the size of its record: tokens, at most as many log-probabilities, and the texts."""
         return 8 * len(self.token_ids) + sum(len(text.encode()) for text in (self.prompt, self.completion, self.episode.entry))
 
 
-class Wording(Protocol):
-    """How messages become text around the answers."""
-
-    def opening(self, messages: Sequence[ChatMessage]) -> TokenIds:
-        """The tokens up to the first answer. Raises InvalidRecord."""
-
-    def reply(self, content: str) -> TokenIds:
-        """The tokens from the end of an answer, through the user's `content`, to the next answer; the first one ends the answer."""
-
-
 class ChatWording:
-    """The base model's chat template."""
+    """Words messages by the base model's chat template."""
 
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
 
     def opening(self, messages: Sequence[ChatMessage]) -> TokenIds:
+        """The tokens up to the first answer. Raises InvalidRecord."""
         return self._codec.encode(self._codec.render(messages))
 
     def reply(self, content: str) -> TokenIds:
+        """The tokens from the end of an answer, over the user's `content`, to the next answer; the first token ends the answer."""
         return self._codec.encode(self._codec.render_reply(content))
 
 
 class PlainWording:
-    """The contents as they are, for a model without a chat template; `end` is its end token."""
+    """As `ChatWording`, but the messages' texts alone, for a model without a template; `end` is its end token."""
 
     def __init__(self, codec: TextCodec, end: int) -> None:
         self._codec = codec
@@ -84,9 +73,12 @@ class PlainWording:
         return np.concatenate([self._end, self._codec.encode(content)]) if content else self._end
 
 
+Wording = ChatWording | PlainWording
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What the model takes: token ids below `vocabulary`, at most `max_length` of them."""
+    """The model's limits: token ids are below `vocabulary`, and there are at most `max_length`."""
 
     vocabulary: int
     max_length: int
@@ -119,11 +111,11 @@ def render_episode(episode: Episode, wording: Wording, codec: TextCodec, limits:
 
 
 def _parts(messages: Sequence[ChatMessage], first: int, wording: Wording, codec: TextCodec) -> tuple[list[TokenIds], tuple[Span, ...]]:
-    """The tokens piece by piece, the prompt's first, and where the answers are. Raises InvalidRecord, EpisodeRefused."""
+    """The tokens in parts, the prompt first, and the answers' spans. Raises InvalidRecord, EpisodeRefused."""
     parts, spans = [wording.opening(messages[:first])], []
     length = len(parts[0])
     for index in range(first, len(messages), 2):
-        # What follows the last answer is only asked for its first token, the end of a turn.
+        # After the last answer only the first token is used, the end of a turn.
         reply = wording.reply(messages[index + 1].content if index + 1 < len(messages) else "")
         answer = np.concatenate([codec.encode(messages[index].content), reply[:1]])
         if reply[0] in answer[:-1]:
@@ -134,13 +126,3 @@ def _parts(messages: Sequence[ChatMessage], first: int, wording: Wording, codec:
             parts.append(reply[1:])
         length += len(answer) + (len(reply) - 1 if index + 1 < len(messages) else 0)
     return parts, tuple(spans)
-
-
-def end_token(base: Path) -> int:
-    """The end token that config.json names, the first of several. Raises UserError if it names none."""
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    found = config.get("eos_token_id")
-    found = found[0] if isinstance(found, list) and found else found
-    if not isinstance(found, int):
-        raise UserError(f"{base / 'config.json'} does not say `eos_token_id`.", hint="Leave out [offline] plain, or add it there.")
-    return found

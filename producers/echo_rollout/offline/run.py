@@ -11,7 +11,7 @@ from pathlib import Path
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.episodes import Episode, EpisodeFile, EpisodeRefused, Skipped, into_groups, read_episodes
 from echo_rollout.offline.producer import Group, OfflineParts, OfflineProducer, Schedule
-from echo_rollout.offline.rendering import ChatWording, ModelLimits, PlainWording, RenderedEpisode, end_token, render_episode
+from echo_rollout.offline.rendering import ChatWording, ModelLimits, PlainWording, RenderedEpisode, render_episode
 from echo_runtime.process import RoleProcess
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress
@@ -19,11 +19,11 @@ from echo_schemas.topics import PROGRESS
 from echo_settings import Settings
 from echo_settings.rules import staleness_policy
 from echo_tasks.base_models import resolve_base
-from echo_tasks.prompts import PromptCodec, vocabulary_size
+from echo_tasks.prompts import PromptCodec, end_tokens, vocabulary_size
 
 logger = logging.getLogger(__name__)
 
-# More lines than this help nobody; the counts by reason follow them.
+# Skipped lines that are logged one by one; the counts by reason follow them.
 _MAX_NAMED = 20
 
 
@@ -43,7 +43,7 @@ def run_offline(process: RoleProcess, *, episodes: Path | None = None) -> None:
         )
     if not offline.episodes:
         raise UserError(
-            "The learner takes logged episodes only if the run's file says that there are any.",
+            "The learner takes logged episodes only if the run's file sets [offline] episodes.",
             hint="Set [offline] episodes in the file of this run, for the learner too; --episodes may name another file.",
         )
     metrics = OfflineMetrics(process.registry)
@@ -72,7 +72,7 @@ def load_groups(file: EpisodeFile, settings: Settings, metrics: OfflineMetrics) 
     """The groups that can be trained; the others' lines are logged and counted. Raises UserError if there is none."""
     base = resolve_base(settings.policy.base)
     codec = PromptCodec(base)
-    wording = PlainWording(codec, end_token(base)) if settings.offline.plain else ChatWording(codec)
+    wording = PlainWording(codec, end_tokens(base)[0]) if settings.offline.plain else ChatWording(codec)
     limits = ModelLimits(vocabulary=vocabulary_size(base), max_length=settings.policy.max_length)
     rendered: dict[int, RenderedEpisode] = {}
     fitting: list[Episode] = []

@@ -1,6 +1,6 @@
-"""A snapshot made of the one before and of what changed since; from another source where that is not possible.
+"""A snapshot made of an older one and the deltas since; from another source where that is not possible.
 
-On the thread that fetches. A worker that missed versions folds their deltas: the result alone is hashed and written.
+On the thread that fetches. A worker that missed versions applies their deltas one after another; only the result is hashed and written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_VERSIONS = 8
 
 
 class DeltaSource:
-    """Keeps in mind what was fetched last. `whole`: where a snapshot comes from that has no delta here."""
+    """Remembers the snapshot that was fetched last. `whole`: the source of snapshots that no delta leads to."""
 
     def __init__(
         self,
@@ -36,9 +36,7 @@ class DeltaSource:
         on_built: Callable[[WeightManifest, Path], None],
         metrics: WorkerMetrics,
     ) -> None:
-        """`manifest_of`: of a version; it may block and raise TransportError. `on_built`: `folder` holds a snapshot that `whole` did not
-        fetch.
-        """
+        """`manifest_of`: of a version; may block and raise TransportError. `on_built`: called with a snapshot that was made here."""
         self._whole = whole
         self._reader = reader
         self._manifest_of = manifest_of
@@ -47,14 +45,13 @@ class DeltaSource:
         self._base: tuple[WeightManifest, Path] | None = None
 
     def fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        """As `SnapshotSource.fetch`."""
         if not self._build(manifest, folder):
             self._whole.fetch(manifest, folder)
         self._base = (manifest, folder)
 
     def _build(self, manifest: WeightManifest, folder: Path) -> bool:
-        """Whether the snapshot could be made here."""
-        # What an interrupted transfer has left is worth more than a delta.
+        """Make the snapshot of deltas; False if that is not possible."""
+        # An interrupted transfer that goes on costs less than a delta.
         if self._base is None or manifest.delta is None or partial_of(folder).exists():
             return False
         base, base_folder = self._base
@@ -80,7 +77,7 @@ class DeltaSource:
         return True
 
     def _chain(self, base: WeightManifest, manifest: WeightManifest) -> list[BlobRef]:
-        """The deltas that lead from `base` to `manifest`, in order; none where there is no such way, or no short one."""
+        """The deltas from `base` to `manifest`, in order; empty if there are none, or if they are too many or too large."""
         found: list[BlobRef] = []
         each: WeightManifest | None = manifest
         while each is not None and each.delta is not None and each.parent is not None and len(found) < _MOST_VERSIONS:

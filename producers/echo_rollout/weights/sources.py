@@ -1,4 +1,4 @@
-"""Where the files of a snapshot come from: the log or the store, which are the truth; `peers` stands on both."""
+"""Sources of a snapshot's files: the log or the store, in which the learner published them. `peers` builds on these."""
 
 from __future__ import annotations
 
@@ -8,30 +8,38 @@ from typing import Protocol
 
 from echo_bus.blobs.chunk_list import read_chunk_list
 from echo_bus.blobs.transfer import BlobReader
+from echo_bus.bus import Bus
 from echo_bus.errors import BlobCorrupt
 from echo_rollout.weights.store import StoreSource
 from echo_schemas.records import BlobRef, ChunkRef, WeightManifest
+from echo_schemas.topics import WEIGHTS, weights_key
 
 
 class SnapshotSource(Protocol):
     """Where the files of a manifest come from."""
 
     def fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        """All files into the new folder `folder`, verified. Blocks, for as long as something comes.
+        """All files into the new folder `folder`, verified. Blocks, for as long as bytes come.
 
-        What a TransportError other than the first two interrupts stays in `partial_of(folder)`, and the next call goes on there; nothing
-        else stays. Raises BlobCorrupt, OffsetLost, another TransportError, or OSError.
+        Raises BlobCorrupt, OffsetLost, another TransportError, or OSError. Only another TransportError leaves something behind: the bytes
+        so far, in `partial_of(folder)`, where the next call goes on.
         """
 
 
 class ChunkSource(SnapshotSource, Protocol):
-    """One that also gives a part of a snapshot."""
+    """A source that also gives parts of a snapshot."""
 
     def chunk_refs(self, manifest: WeightManifest) -> tuple[ChunkRef, ...]:
-        """All chunks of the snapshot with their checksums, as its learner wrote them; none if it did not. Blocks and raises as `fetch`."""
+        """All chunks of the snapshot with their checksums; none if the learner wrote no list of them. Blocks and raises as `fetch`."""
 
     def chunks(self, manifest: WeightManifest, wanted: Sequence[ChunkRef], start: int) -> Generator[bytes, None, None]:
         """Neighbouring chunks, at least one, not verified. `start`: the byte at which the first begins. Blocks and raises as `fetch`."""
+
+
+def published_manifest(bus: Bus, run_id: str, version: int) -> WeightManifest | None:
+    """The manifest of a published version, read when it is needed, since few ever are. Blocks; raises TransportError."""
+    key = weights_key(run_id, version)
+    return bus.newest(WEIGHTS, WeightManifest, only=key).get(key)
 
 
 class LogSource:
@@ -42,11 +50,10 @@ class LogSource:
 
     def fetch(self, manifest: WeightManifest, folder: Path) -> None:
         """The blob that the manifest names."""
-        blob = _blob_of(manifest)
-        self._reader.read_files(blob, manifest.run_id, manifest.files, folder)
+        self._reader.read_files(_blob_of(manifest), manifest.run_id, manifest.files, folder)
 
     def chunks(self, manifest: WeightManifest, wanted: Sequence[ChunkRef], start: int) -> Generator[bytes, None, None]:
-        """By their indices; `start` says nothing more."""
+        """By their indices; `start` is not needed."""
         del start
         return self._reader.read_chunks(_blob_of(manifest), manifest.run_id, wanted[0].index, wanted[-1].index + 1)
 
@@ -69,11 +76,9 @@ class PublishedSource:
         return read_chunk_list(self._reader.read(manifest.chunk_list, manifest.run_id), manifest.num_bytes)
 
     def fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        """From where it was published."""
         self._of(manifest).fetch(manifest, folder)
 
     def chunks(self, manifest: WeightManifest, wanted: Sequence[ChunkRef], start: int) -> Generator[bytes, None, None]:
-        """From where it was published."""
         return self._of(manifest).chunks(manifest, wanted, start)
 
     def _of(self, manifest: WeightManifest) -> LogSource | StoreSource:

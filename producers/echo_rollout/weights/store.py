@@ -16,7 +16,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class StoreSource:
-    """Reads what a manifest's `uri` names, if that is the snapshot's place in the store: no record makes a worker open another address."""
+    """Reads a manifest's `uri` if that is the snapshot's place in the store: a forged record cannot make a worker open another address."""
 
     def __init__(self, uri: str = "") -> None:
         """`uri`: [store] uri; empty: a folder of this machine, beside the learner's checkpoints."""
@@ -92,7 +92,7 @@ def _remote_pieces(store: Any, path: str, manifest: WeightManifest, start: int, 
             f"A file of {manifest.uri} is not there: {exc}.",
             hint="The learner's file:// is another machine's elsewhere: [store] uri must be an address that learner and workers share.",
         ) from exc
-    except Exception as exc:  # a driver raises whatever the library below it does
+    except Exception as exc:  # a driver may raise the errors of any library below it
         raise TransportError(f"A file of {manifest.uri} cannot be read: {exc!r}.") from exc
     if start < end:
         raise BlobCorrupt(f"The file {path} ends {end - start} bytes before it should.")

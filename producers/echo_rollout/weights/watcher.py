@@ -2,9 +2,9 @@
 
     view's thread ──wake──▶ watcher (asyncio) ──▶ fetch (a thread): a source → files, verified → engine.install → acknowledged
 
-Always the newest manifest: versions published while one is fetched are passed over. Whatever fails keeps the old weights in force, is
-counted by reason, and is tried again with back-off, unless a newer manifest comes first; what the network interrupted goes on where it
-was. A snapshot that the engine refuses is not offered to it again.
+Only the newest manifest counts: versions that are published while one is fetched are skipped. After a failure the old weights stay in
+force; it is counted by reason, and tried again with back-off unless a newer manifest comes first. An interrupted transfer goes on where it
+stopped. A snapshot that the engine refuses is not offered to it again.
 """
 
 from __future__ import annotations
@@ -44,6 +44,15 @@ class InstallOutcome(StrEnum):
     UNREACHABLE = "unreachable"
     NO_SPACE = "no_space"
     REJECTED = "rejected"
+
+
+# The first class that an error is of counts.
+_FAILURES = (
+    (BlobCorrupt, InstallOutcome.CORRUPT),
+    (OffsetLost, InstallOutcome.LOST),
+    (TransportError, InstallOutcome.UNREACHABLE),
+    (OSError, InstallOutcome.NO_SPACE),
+)
 
 
 class WeightWatcher:
@@ -107,7 +116,7 @@ class WeightWatcher:
             self._fetching.shutdown(wait=False, cancel_futures=True)
 
     def look(self) -> None:
-        """Tell it, if there are no weights or older ones for long. On the loop's thread, now and then."""
+        """Report missing or old weights. Call it regularly, on the loop's thread."""
         manifest, installed = self._newest(), self._engine.installed
         if manifest is None:
             self._standstill.stands("No version to install", lambda: "None is published yet. Look at the learner's log.")
@@ -118,34 +127,28 @@ class WeightWatcher:
             self._standstill.stands(f"Version {manifest.version} is not installed", lambda: f"{self._doing}{meanwhile}")
 
     def _is_settled(self, manifest: WeightManifest) -> bool:
-        """Whether there is nothing to do about it."""
+        """Whether `manifest` is installed or refused."""
         return manifest.sha256 in self._refused or _ref_of(manifest) == self._engine.installed
 
     async def _arrive(self, manifest: WeightManifest) -> InstallOutcome:
-        """Fetch, verify, install, acknowledge; what fails leaves the old weights in force."""
+        """Fetch, verify, install, acknowledge; after a failure the old weights stay in force."""
         started_s = self._clock.monotonic_s()
         folder = self._folder / f"v{manifest.version}-{manifest.sha256[:12]}"
         for partial in self._folder.glob(partial_of(Path("v*")).name):
             if partial != partial_of(folder):
-                # Of a version that nobody will go on with.
+                # Of an older version, whose transfer will not go on.
                 self._remove(partial)
         try:
             if not folder.exists():
                 await asyncio.get_running_loop().run_in_executor(self._fetching, self._source.fetch, manifest, folder)
             before = self._engine.installed
             await self._engine.install(Snapshot(ref=_ref_of(manifest), kind=manifest.kind, folder=folder))
-        except BlobCorrupt as exc:
-            return self._failed(manifest, InstallOutcome.CORRUPT, exc)
-        except OffsetLost as exc:
-            return self._failed(manifest, InstallOutcome.LOST, exc)
-        except TransportError as exc:
-            return self._failed(manifest, InstallOutcome.UNREACHABLE, exc)
-        except OSError as exc:
-            return self._failed(manifest, InstallOutcome.NO_SPACE, exc)
         except SnapshotRejected as exc:
             self._refused.add(manifest.sha256)
             self._remove(folder)
             return self._failed(manifest, InstallOutcome.REJECTED, exc)
+        except (TransportError, OSError) as exc:
+            return self._failed(manifest, next(outcome for kind, outcome in _FAILURES if isinstance(exc, kind)), exc)
         self._on_installed(_ref_of(manifest))
         seconds = self._clock.monotonic_s() - started_s
         self._metrics.install_seconds.observe(seconds)
@@ -163,13 +166,13 @@ class WeightWatcher:
         return outcome
 
     def _remove_unused(self) -> None:
-        """Folders of versions that the engine no longer needs."""
+        """Remove the folders of versions that the engine no longer needs."""
         in_use = self._engine.in_use
         for version in [version for version in self._kept if version not in in_use]:
             self._remove(self._kept.pop(version))
 
     def _remove(self, folder: Path) -> None:
-        """Soon, on the fetching thread: freeing a large snapshot's memory would hold up every group."""
+        """Remove a folder on the fetching thread: freeing a large snapshot's memory takes time."""
         self._fetching.submit(shutil.rmtree, folder, ignore_errors=True)
 
 

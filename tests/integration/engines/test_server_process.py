@@ -54,7 +54,8 @@ def test_it_listens_on_loopback_and_close_ends_all_its_processes(tmp_path: Path,
     server = ServerProcess({"pids": str(tmp_path / "pids")}, WeightKind.LORA)
     server.start()
     pids = pids_in(tmp_path / "pids")
-    assert server.pid == pids[0]
+    assert server._popen is not None
+    assert server._popen.pid == pids[0]
     assert server.ended() == ""
     assert server.url.startswith("http://127.0.0.1:")
 

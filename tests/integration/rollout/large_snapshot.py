@@ -20,7 +20,8 @@ from prometheus_client import CollectorRegistry
 from echo_bus.blobs.chunk_list import list_chunks, read_chunk_list
 from echo_bus.blobs.files import read_span
 from echo_rollout.metrics import WorkerMetrics
-from echo_rollout.weights.peers.source import PeerOptions, PeerSource
+from echo_rollout.weights.peers.source import PeerSource
+from echo_rollout.weights.peers.wire import PeerOptions
 from echo_schemas.records import ChunkRef, WeightFile, WeightKind, WeightManifest
 
 _PIECE = 8 << 20

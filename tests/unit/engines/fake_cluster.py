@@ -6,6 +6,7 @@ A node's "computation" depends on the blocks that it holds: it draws token 2 + (
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,6 @@ from typing import Any
 import httpx
 
 from echo_rollout.engines.parallax_answers import ChatDialect
-from echo_rollout.engines.weight_blocks import block_cid
 
 MODEL = "Qwen/Tiny"
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123"
@@ -32,7 +32,9 @@ class Blocks:
         self.is_closed = False
 
     def put(self, block: bytes) -> str:
-        cid = block_cid(block)
+        # CID version 1, raw bytes, SHA-256 of 32 bytes (multiformats.io).
+        digest = bytes([0x01, 0x55, 0x12, 0x20]) + hashlib.sha256(block).digest()
+        cid = "b" + base64.b32encode(digest).decode("ascii").lower().rstrip("=")
         self.held[cid] = block
         return cid
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from echo_core.layer_split import Device
-from echo_rollout.engines.catalogue import check_devices, engine_names, open_engine, prefetch
+from echo_rollout.engines.catalogue import check_devices, open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.engines.openai_engine import OpenAIEngine
 from echo_rollout.engines.scripted import ScriptedEngine
@@ -147,10 +147,6 @@ def test_what_is_no_engine_is_refused() -> None:
     assert error.hint is not None
     assert "ScriptedEngine" in error.hint
     assert "no_such_module" in str(refusal("no_such_module:Engine"))
-
-
-def test_the_built_in_engines_have_names() -> None:
-    assert engine_names() == ("vllm", "transformers", "openai", "parallax")
 
 
 def made(config: EngineConfig) -> ScriptedEngine:

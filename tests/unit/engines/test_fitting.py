@@ -97,15 +97,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     snapshot = write_adapter(tmp_path, adapter_shapes())
     file, config = tmp_path / "adapter_model.safetensors", tmp_path / "adapter_config.json"
     whole = file.read_bytes()
-    for content, sentence in (
-        (whole[:-1], "is not as long as its header says"),
-        (whole + b"x", "is not as long as its header says"),
-        (whole[:20], "is no safetensors file"),
-        (b"", "it ends too early"),
-        (struct.pack("<Q", 4) + b"{{{{", "its files cannot be read"),
-    ):
+    for content in (whole[:-1], whole + b"x", whole[:20], b"", struct.pack("<Q", 4) + b"{{{{"):
         file.write_bytes(content)
-        assert sentence in refusal(snapshot)
+        assert "its files cannot be read: adapter_model.safetensors is no whole safetensors file" in refusal(snapshot)
     file.write_bytes(whole)
     for text in ("", "[]", "{}", json.dumps({"r": "two"})):
         config.write_text(text)

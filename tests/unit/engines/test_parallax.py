@@ -306,7 +306,7 @@ def test_weights_that_change_while_it_generates_cost_the_group(base: Path, tmp_p
         cluster.scheduler.before_answer = refit_behind_our_back
         with pytest.raises(AnswerUnusable, match="weights changed while it generated"):
             await engine.generate(PROMPT, 2, FOUR)
-        with pytest.raises(EngineError, match="Somebody else has changed the cluster's weights since version 0") as raised:
+        with pytest.raises(EngineError, match="Another program has changed the cluster's weights since version 0") as raised:
             await engine.generate(PROMPT, 2, FOUR)
         assert not isinstance(raised.value, AnswerUnusable)
 

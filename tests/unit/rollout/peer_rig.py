@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from echo_bus.errors import TransportError
 from echo_rollout.metrics import WorkerMetrics
-from echo_rollout.weights.peers.source import PeerOptions, PeerSource
-from echo_rollout.weights.peers.wire import PeerFault, Request, hear
+from echo_rollout.weights.peers.source import PeerSource
+from echo_rollout.weights.peers.wire import PeerFault, PeerOptions, Request, hear
 from echo_schemas.records import ChunkRef, WeightFile, WeightKind, WeightManifest
 
 RUN, SECRET = "demo", b"the secret of the run, 32 bytes."

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from echo_rollout.offline.episodes import EpisodeRefused, SkipReason, into_groups, parse_episode, read_episodes
-from echo_rollout.offline.rendering import ChatWording, ModelLimits, PlainWording, end_token, render_episode
+from echo_rollout.offline.rendering import ChatWording, ModelLimits, PlainWording, render_episode
 from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
 from echo_schemas.records import ChatMessage
 from echo_tasks.prompts import TokenIds
@@ -195,13 +195,3 @@ def test_a_plain_episode_without_a_token_before_its_answer_cannot_be_predicted()
     codec = ChatMl()
     with pytest.raises(EpisodeRefused, match="no token before the first answer"):
         render_episode(parse_episode(1, line(("user", ""), ("assistant", "b"))), PlainWording(codec, END), codec, LIMITS)
-
-
-def test_the_end_token_is_the_configurations(tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
-    for value, expected in ((5, 5), ([7, 8], 7)):
-        config.write_text(json.dumps({"eos_token_id": value}))
-        assert end_token(tmp_path) == expected
-    config.write_text("{}")
-    with pytest.raises(UserError, match="does not say `eos_token_id`"):
-        end_token(tmp_path)

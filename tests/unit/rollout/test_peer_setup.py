@@ -16,9 +16,9 @@ from echo_bus.errors import BlobCorrupt
 from echo_embedded.security import Security
 from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.heartbeat import first_status
+from echo_rollout.weights.peers.client import split_address
 from echo_rollout.weights.peers.line import Line
-from echo_rollout.weights.peers.neighbours import follow_neighbours, split_address
-from echo_rollout.weights.peers.opening import tls_contexts
+from echo_rollout.weights.peers.opening import follow_neighbours, tls_contexts
 from echo_rollout.weights.peers.source import PeerSource
 from echo_rollout.weights.sources import PublishedSource
 from echo_schemas.errors import UserError
@@ -89,8 +89,8 @@ def test_what_the_source_means(tmp_path: Path, text: str, from_bytes: float, may
 
 
 def test_a_cluster_with_tls_wants_certificates_for_peers_too(tmp_path: Path) -> None:
-    assert tls_contexts(settings_of(tmp_path, "")) is None
-    assert tls_contexts(settings_of(tmp_path, '[kafka.client]\n"security.protocol" = "SASL_PLAINTEXT"')) is None
+    assert tls_contexts(settings_of(tmp_path, "")) == (None, None)
+    assert tls_contexts(settings_of(tmp_path, '[kafka.client]\n"security.protocol" = "SASL_PLAINTEXT"')) == (None, None)
     tls = '[kafka.client]\n"security.protocol" = "SASL_SSL"\n'
     with pytest.raises(UserError, match="need a certificate") as refused:
         tls_contexts(settings_of(tmp_path, tls))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import statistics
 from collections import deque
 from collections.abc import AsyncGenerator
 
-from echo_rollout.weights.peers.line import Line
-from echo_rollout.weights.peers.neighbours import split_address
-from echo_rollout.weights.peers.wire import WAIT_S, Kind, PeerFault, Request, Why, ask, receive, receive_data
+from echo_rollout.weights.peers.wire import WAIT_S, Kind, PeerFault, PeerOptions, Request, Why, ask, receive, receive_data
 from echo_schemas.records import ChunkRef
 
 _CONNECT_S = 5.0
@@ -19,19 +16,19 @@ _SILENT_S = 8 * WAIT_S
 
 
 class Pace:
-    """How long a chunk takes here, and so how long one may take: what is slow on one line is quick on another."""
+    """Measures how long chunks take on this network, and derives how long one may take."""
 
     _REMEMBERED, _ENOUGH = 64, 4
-    # A peer is slow at so many times the median; never below `_LEAST_S`, and at `_UNKNOWN_S` while no median is known.
+    # A peer is slow above so many times the median time, and above `_LEAST_S`; above `_UNKNOWN_S` while there is no median.
     _FACTOR, _LEAST_S, _UNKNOWN_S = 8.0, 3.0, 30.0
-    # What a worker waits beyond the time that chunks need to pass those before it, and the share of that for each of them.
+    # Added to the time that a chunk needs to pass the workers before us: once, and for each of them.
     _WAIT_LEAST_S, _WAIT_HOP_S = 2.0, 0.3
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=self._REMEMBERED)
 
     def took(self, seconds: float) -> None:
-        """A chunk took so long from its first byte."""
+        """Note how long a chunk took from its first byte."""
         self._seconds.append(seconds)
 
     @property
@@ -48,33 +45,25 @@ class Pace:
 
 
 async def chunks_from(
-    address: str,
-    request: Request,
-    chunks: tuple[ChunkRef, ...],
-    *,
-    secret: bytes,
-    tls: ssl.SSLContext | None,
-    pace: Pace,
-    hops: int,
-    line: Line,
+    address: str, request: Request, chunks: tuple[ChunkRef, ...], options: PeerOptions, *, pace: Pace, hops: int
 ) -> AsyncGenerator[tuple[int, bytes], None]:
-    """The chunks of `request`, not verified, as they come. `hops`: how many workers there are before us.
+    """The chunks of `request`, not verified, as they come. `hops`: the number of workers before us in the chain.
 
-    Raises PeerFault for a peer that does not give all of them.
+    Raises PeerFault for a peer that does not send all of them.
     """
     writer: asyncio.StreamWriter | None = None
     try:
         host, port = split_address(address)
         async with asyncio.timeout(_CONNECT_S):
-            reader, writer = await asyncio.open_connection(host, port, ssl=tls, limit=1 << 20)
-            await ask(reader, writer, request, secret)
+            reader, writer = await asyncio.open_connection(host, port, ssl=options.tls[1], limit=1 << 20)
+            await ask(reader, writer, request, options.secret)
         for index in request.indices():
             size = await _next(reader, index, chunks[index].num_bytes, pace.waiting_s(hops))
             loop = asyncio.get_running_loop()
             started_s = loop.time()
             try:
                 async with asyncio.timeout(pace.chunk_s):
-                    data = await receive_data(reader, size, line)
+                    data = await receive_data(reader, size, options.down)
             except TimeoutError as exc:
                 raise PeerFault(Why.SLOW, f"a chunk did not come within {pace.chunk_s:.1f} s") from exc
             pace.took(loop.time() - started_s)
@@ -89,8 +78,17 @@ async def chunks_from(
             writer.transport.abort()
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not 0 < int(port) < 1 << 16:
+        message = f"{address!r} is no host:port"
+        raise ValueError(message)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 async def _next(reader: asyncio.StreamReader, index: int, num_bytes: int, waiting_s: float) -> int:
-    """Up to the first byte of the chunk `index`; its length. Raises PeerFault."""
+    """Read up to the first byte of the chunk `index`; returns its length. Raises PeerFault."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + waiting_s
     while True:

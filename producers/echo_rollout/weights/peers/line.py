@@ -1,4 +1,4 @@
-"""How much a worker may send or take per second: a token bucket, shared by all its connections."""
+"""Limits the bytes that a worker sends or receives per second: a token bucket, shared by all its connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import threading
 import time
 
-# What may pass at once after a pause.
+# Bytes of so many seconds may pass at once after a pause.
 _BURST_S = 0.02
 _PIECE_BYTES = 64 << 10
 
@@ -20,10 +20,10 @@ class Line:
         self._lock = threading.Lock()
         self._free_s = 0.0
         self.piece_bytes = 1 << 30 if math.isinf(bytes_per_s) else _PIECE_BYTES
-        """So much passes at once at most: those that share a limited line take turns by pieces."""
+        """Most bytes to pass at once: connections that share a limited line take turns by pieces."""
 
     def reserve(self, num_bytes: int) -> float:
-        """Seconds until so many bytes, which are counted now, may pass."""
+        """Count `num_bytes`; returns the seconds until they may pass."""
         if math.isinf(self._bytes_per_s):
             return 0.0
         with self._lock:
@@ -32,6 +32,6 @@ class Line:
             return max(0.0, self._free_s - now_s)
 
     async def pass_on(self, num_bytes: int) -> None:
-        """Until so many bytes may pass."""
+        """Wait until `num_bytes` may pass."""
         if wait_s := self.reserve(num_bytes):
             await asyncio.sleep(wait_s)

@@ -1,24 +1,28 @@
-"""The peers' part of a worker from its settings."""
+"""Opens a worker's `PeerSource` from the settings."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
+from echo_bus.reading.view import CompactedView
+from echo_bus.requests.roster import Roster
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.weights.peers.line import Line
-from echo_rollout.weights.peers.neighbours import follow_neighbours
-from echo_rollout.weights.peers.source import PeerOptions, PeerSource
+from echo_rollout.weights.peers.source import PeerSource
+from echo_rollout.weights.peers.wire import PeerOptions
 from echo_rollout.weights.sources import ChunkSource
 from echo_schemas.errors import UserError
 from echo_schemas.records import WorkerStatus
 from echo_schemas.topics import WORKERS
 from echo_settings import Settings
 
-# Where nothing is said: a smaller snapshot, or one for fewer workers, is there sooner straight from the truth (bench/broadcast.py).
+# Defaults: a smaller snapshot, or one for fewer workers, arrives sooner straight from the log or store (bench/broadcast.py).
 _LEAST_BYTES, _LEAST_WORKERS = 16 << 20, 3
 _BYTES_PER_MBIT = 125_000
 _ALL_ADDRESSES = {"0.0.0.0", "::"}  # noqa: S104  compared with, not listened at
@@ -27,7 +31,7 @@ _ALL_ADDRESSES = {"0.0.0.0", "::"}  # noqa: S104  compared with, not listened at
 def open_peers(
     settings: Settings, bus: Bus, truth: ChunkSource, stack: ExitStack, *, worker_id: str, metrics: WorkerMetrics, clock: Clock
 ) -> PeerSource | None:
-    """Serving, and closed by `stack`; None where [weights] wants no peers. Raises UserError, TransportError."""
+    """A started source, which `stack` closes; None where [weights] wants no peers. Raises UserError, TransportError."""
     weights = settings.weights
     if not weights.may_pass_on:
         return None
@@ -49,17 +53,44 @@ def open_peers(
     return stack.enter_context(closing(PeerSource(truth, options, neighbours=neighbours, metrics=metrics).start()))
 
 
-def tls_contexts(settings: Settings) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Of a server and of a client, where clients speak TLS to Kafka; else None. Raises UserError where the files for it are not there."""
+def follow_neighbours(
+    workers: CompactedView[WorkerStatus], clock: Clock, *, worker_id: str, host: str, heartbeat_s: float
+) -> Callable[[], Mapping[str, str]]:
+    """A function that returns names and addresses of the living peers other than `worker_id`. `host`: this machine; loopback addresses of
+    other machines are left out.
+    """
+    roster = Roster(heartbeat_s=heartbeat_s, group_size=1)
+    roster.follow(workers, clock)
+
+    def neighbours() -> Mapping[str, str]:
+        return {
+            status.worker_id: status.peer_address
+            for status in roster.living(clock.monotonic_s())
+            if status.worker_id != worker_id and status.peer_address and (status.host == host or not _is_loopback(status.peer_address))
+        }
+
+    return neighbours
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def tls_contexts(settings: Settings) -> tuple[ssl.SSLContext, ssl.SSLContext] | tuple[None, None]:
+    """Contexts of server and client, if clients use TLS with Kafka. Raises UserError if files for it are missing."""
     client, weights = {key: str(value) for key, value in settings.kafka.client.items()}, settings.weights
     if "SSL" not in client.get("security.protocol", "").upper().replace("SASL_PLAINTEXT", ""):
-        return None
+        return None, None
     certificate = weights.certificate_file or client.get("ssl.certificate.location", "")
     key = weights.key_file or client.get("ssl.key.location", "")
     authority = weights.ca_file or client.get("ssl.ca.location", "")
     if not certificate or not key:
         raise UserError(
-            "Kafka is spoken to with TLS, and workers that pass weights on need a certificate for the same.",
+            "Clients use TLS with Kafka, so workers that pass weights on need a certificate too.",
             hint='Set [weights] certificate_file, key_file and ca_file, or source = "log".',
         )
     try:
@@ -70,6 +101,6 @@ def tls_contexts(settings: Settings) -> tuple[ssl.SSLContext, ssl.SSLContext] | 
         raise UserError(
             f"The certificate {certificate}, its key or {authority or 'the system’s authorities'} cannot be read: {exc}."
         ) from exc
-    # As librdkafka has it: names are checked unless this says none.
+    # As in librdkafka: host names are checked unless this is `none`.
     asking.check_hostname = client.get("ssl.endpoint.identification.algorithm", "https") != "none"
     return serving, asking

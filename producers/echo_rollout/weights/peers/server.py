@@ -4,47 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from contextlib import suppress
 
 from echo_rollout.metrics import WorkerMetrics
-from echo_rollout.weights.peers.line import Line
 from echo_rollout.weights.peers.shelf import Shelf
-from echo_rollout.weights.peers.wire import WAIT_S, Kind, PeerFault, Request, hear, send
+from echo_rollout.weights.peers.wire import WAIT_S, Kind, PeerFault, PeerOptions, Request, hear, send
 from echo_schemas.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 _HANDSHAKE_S = 10.0
-# For how long a client may wait for one chunk, or take to take one, before the connection is closed. It asks again if it still wants.
+# A connection is closed after so long without a chunk for its client, or if the client takes so long to read one. It may ask again.
 _IDLE_S = 60.0
-# Far above what a plan asks for: a worker is the child of one other for each stripe.
+# Far more than a plan needs: for each stripe one worker asks one other.
 _MOST_CONNECTIONS = 256
 
 
 class PeerServer:
     """`start` it, and `close` it."""
 
-    def __init__(self, shelf: Shelf, *, run_id: str, secret: bytes, tls: ssl.SSLContext | None, line: Line, metrics: WorkerMetrics) -> None:
+    def __init__(self, shelf: Shelf, options: PeerOptions, metrics: WorkerMetrics) -> None:
         self._shelf = shelf
-        self._run_id = run_id
-        self._secret = secret
-        self._tls = tls
-        self._line = line
+        self._options = options
         self._metrics = metrics
         self._num_open = 0
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self) -> int:
         """Listen; returns the port. Raises UserError where that is not possible."""
+        host, port = self._options.host, self._options.port
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, ssl=self._tls)
+            self._server = await asyncio.start_server(self._serve, host, port, ssl=self._options.tls[0])
         except OSError as exc:
             raise UserError(f"No peer can be served at {host}:{port}: {exc.strerror or exc}.", hint="Mend [weights] host or port.") from exc
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Hang up on everybody."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
 
@@ -55,7 +51,7 @@ class PeerServer:
             if self._num_open > _MOST_CONNECTIONS:
                 return
             async with asyncio.timeout(_HANDSHAKE_S):
-                request = await hear(reader, writer, self._secret)
+                request = await hear(reader, writer, self._options.secret)
             await self._give(request, writer)
         except PeerFault as exc:
             logger.warning("The peer at %s is not served: %s.", name, exc)
@@ -63,7 +59,7 @@ class PeerServer:
             # `PeerSource.close`; asyncio's own callback would report a server's task that ends as cancelled.
             logger.debug("The connection to the peer at %s is ended", name)
         except (OSError, EOFError, TimeoutError) as exc:
-            # It has hung up, or is not heard any more; it asks again, or somebody else.
+            # The client hung up or does not answer; it asks again, or asks another worker.
             logger.debug("The connection to the peer at %s ended: %r", name, exc)
         finally:
             self._num_open -= 1
@@ -74,18 +70,18 @@ class PeerServer:
     async def _give(self, request: Request, writer: asyncio.StreamWriter) -> None:
         for index in request.indices():
             try:
-                data = None if request.run_id != self._run_id else await self._chunk(request.sha256, index, writer)
+                data = None if request.run_id != self._options.run_id else await self._chunk(request.sha256, index, writer)
             except OSError:
                 data = None
             if data is None:
                 await send(writer, Kind.GONE)
                 return
             async with asyncio.timeout(_IDLE_S):
-                await send(writer, Kind.CHUNK, index, data, self._line)
+                await send(writer, Kind.CHUNK, index, data, self._options.up)
             self._metrics.peer_bytes.labels("sent").inc(len(data))
 
     async def _chunk(self, sha256: str, index: int, writer: asyncio.StreamWriter) -> bytes | None:
-        """The chunk, when it is here; the client hears meanwhile that we wait. None: the snapshot has no such chunk."""
+        """The chunk once it has arrived; until then WAITING frames are sent. None: the snapshot has no such chunk."""
         async with asyncio.timeout(_IDLE_S):
             while True:
                 held = self._shelf.find(sha256)

@@ -1,4 +1,4 @@
-"""Which chunks of which snapshots are here, verified: what a worker may serve. On the peers' loop."""
+"""The verified chunks that a worker may serve, by snapshot. On the peers' loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEPT = 3
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A snapshot that is here or arrives: `arrived` grows while it does."""
+    """A snapshot that is complete or arriving; `arrived` grows meanwhile."""
 
     manifest: WeightManifest
     chunks: tuple[ChunkRef, ...]
@@ -55,21 +55,21 @@ class Shelf:
         self.tell()
 
     def remove(self, sha256: str) -> None:
-        """It is not served any more."""
+        """Serve the snapshot no more."""
         self._held.pop(sha256, None)
         self.tell()
 
     def tell(self) -> None:
-        """Wake those who wait for a chunk."""
+        """Wake the connections that wait for a chunk."""
         self._news.set()
         self._news = asyncio.Event()
 
     def find(self, sha256: str) -> Held | None:
-        """None: it is not here, or not yet."""
+        """The snapshot; None if it is not here, or not yet."""
         return self._held.get(sha256)
 
     async def wait_for(self, sha256: str, index: int) -> Held:
-        """Until the chunk is here."""
+        """Wait until the chunk has arrived."""
         while (held := self._held.get(sha256)) is None or index not in held.arrived:
             await self._news.wait()
         return held

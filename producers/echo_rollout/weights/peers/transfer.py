@@ -1,4 +1,4 @@
-"""One snapshot on its way to this worker: for each stripe the one before us, those before it, and in the end the truth.
+"""One snapshot on its way to this worker. Each stripe comes from the worker before us, else from workers before that, else from the truth.
 
 On the peers' loop; hashing, disk and truth have threads. A chunk is served to others as soon as it is written.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
@@ -18,27 +17,23 @@ from echo_bus.errors import BlobCorrupt, TransportError
 from echo_core.dissemination import StripedChains, num_stripes, plan_chains
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.weights.peers.client import Pace, chunks_from
-from echo_rollout.weights.peers.line import Line
 from echo_rollout.weights.peers.shelf import Held, Shelf
-from echo_rollout.weights.peers.wire import PeerFault, Request, Why, ranges_of
+from echo_rollout.weights.peers.wire import PeerFault, PeerOptions, Request, Why, ranges_of
 from echo_rollout.weights.sources import ChunkSource
 
 logger = logging.getLogger(__name__)
 
-# So many peers are asked for a stripe before the truth is.
+# Peers that are asked for a stripe before the truth is.
 _MOST_ASKED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerParts:
-    """What all transfers of a worker share. `tls`: of the client. `liars`: those never asked again."""
+    """What all transfers of a worker share. `liars`: peers that sent wrong bytes and are never asked again."""
 
-    worker_id: str
-    secret: bytes
+    options: PeerOptions
     truth: ChunkSource
     shelf: Shelf
-    tls: ssl.SSLContext | None
-    line: Line
     metrics: WorkerMetrics
     pace: Pace = field(default_factory=Pace)
     liars: set[str] = field(default_factory=set)
@@ -62,8 +57,8 @@ class Transfer:
             self._is_stopped = True
 
     async def run(self) -> None:
-        """Until every chunk is there. Raises what the truth does, or OSError."""
-        num_chunks, members = len(self._held.chunks), sorted({self._parts.worker_id, *self._others})
+        """Return when every chunk has arrived. Raises the errors of the truth, or OSError."""
+        num_chunks, members = len(self._held.chunks), sorted({self._parts.options.worker_id, *self._others})
         plan = plan_chains(members, num_stripes(num_chunks, len(members)))
         self._parts.shelf.put(self._held)
         bounds = [num_chunks * stripe // len(plan.chains) for stripe in range(len(plan.chains) + 1)]
@@ -78,11 +73,11 @@ class Transfer:
                 task.cancel()
 
     async def _follow(self, plan: StripedChains, number: int, stripe: range) -> None:
-        """All chunks of one stripe: from those before us in its chain, the nearest first, then from the truth, and where that does not
-        have them, from those behind us.
+        """All chunks of one stripe: from workers before us in its chain, the nearest first, then from the truth, and if that fails from
+        workers behind us.
         """
         chain = plan.chains[number]
-        place = chain.index(self._parts.worker_id)
+        place = chain.index(self._parts.options.worker_id)
         await self._from_peers(reversed(chain[:place]), stripe, place)
         if not (missing := self._missing(stripe)):
             return
@@ -91,13 +86,13 @@ class Transfer:
         except BlobCorrupt:
             raise
         except TransportError:
-            # Of a version that others have, retention may have taken the chunks, or the broker may be away.
+            # Retention may have deleted the chunks, or the broker may be unreachable, while other workers have them.
             await self._from_peers(iter(chain[place + 1 :]), stripe, place)
             if self._missing(stripe):
                 raise
 
     async def _from_peers(self, names: Iterator[str], stripe: range, place: int) -> None:
-        """What some of `names` give, one asked after the other."""
+        """Ask up to `_MOST_ASKED` of `names`, one after the other."""
         num_asked = 0
         for name in names:
             missing = self._missing(stripe)
@@ -112,17 +107,15 @@ class Transfer:
                 self._note(name, exc)
 
     async def _from_peer(self, name: str, missing: Sequence[int], place: int) -> None:
-        """What a peer has of `missing`. Raises PeerFault where it does not give all of it."""
+        """Take the chunks `missing` from one peer. Raises PeerFault if it does not send all of them."""
         parts, manifest = self._parts, self._held.manifest
         given = chunks_from(
             self._others[name],
             Request(manifest.run_id, manifest.sha256, ranges_of(missing)),
             self._held.chunks,
-            secret=parts.secret,
-            tls=parts.tls,
+            parts.options,
             pace=parts.pace,
             hops=place,
-            line=parts.line,
         )
         async with aclosing(given):
             async for index, data in given:
@@ -134,7 +127,7 @@ class Transfer:
                 parts.shelf.tell()
 
     def _from_truth(self, missing: Sequence[int]) -> None:
-        """On a thread of its own. Raises as `ChunkSource.chunks`."""
+        """Read chunks from the truth; on a thread. Raises as `ChunkSource.chunks`."""
         parts, held, loop = self._parts, self._held, self._parts.shelf.loop
         for first, end in ranges_of(missing):
             with closing(parts.truth.chunks(held.manifest, held.chunks[first:end], held.starts[first])) as given:
@@ -153,7 +146,7 @@ class Transfer:
         return [index for index in stripe if index not in self._held.arrived]
 
     def _note(self, name: str, fault: PeerFault) -> None:
-        """Ask `name` no more: for this stripe if it only waits, for the snapshot if it failed, never again if it lied."""
+        """Ask `name` no more: for this stripe if it only waits, for the snapshot if it failed, never if it sent wrong bytes."""
         version = self._held.manifest.version
         self._parts.metrics.peers_left_out.labels(fault.why.value).inc()
         if fault.why is Why.WAITED:

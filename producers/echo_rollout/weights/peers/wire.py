@@ -1,11 +1,11 @@
-"""What two peers say to one another: one connection, one request, then chunks.
+"""The protocol between two peers: one connection, one request, then chunks.
 
     server → client   magic, 32 random bytes a
     client → server   length, request (JSON), 32 random bytes b, HMAC(secret, "ask" a b request)
     server → client   HMAC(secret, "give" a b request), then frames: kind, chunk's index, length, bytes
 
-Neither side sends the secret, and what one connection proved is worth nothing on another. A server that is not convinced says nothing and
-hangs up. Frames: a chunk; "I wait for it too", about every `WAIT_S`; "I do not have that snapshot any more".
+Neither side sends the secret, and a proof is valid on its own connection alone. A server that gets a wrong proof hangs up without a reply.
+Frames: CHUNK; WAITING (the server waits for the chunk too), about every `WAIT_S`; GONE (it does not have the snapshot any more).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import hashlib
 import hmac
 import json
 import os
+import ssl
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 from echo_rollout.weights.peers.line import Line
@@ -33,6 +34,25 @@ _MAX_REQUEST_BYTES = 65_536
 _OPEN = Line()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerOptions:
+    """How peers connect. `advertise`: the host in the worker's status. `tls`: contexts of the server and of the client. Below `least_bytes`
+    or `least_workers` a snapshot comes from the truth. `down` and `up`: limits of bytes per second.
+    """
+
+    worker_id: str
+    run_id: str
+    secret: bytes
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = "127.0.0.1"
+    tls: tuple[ssl.SSLContext, ssl.SSLContext] | tuple[None, None] = (None, None)
+    least_bytes: int = 0
+    least_workers: int = 2
+    down: Line = field(default_factory=Line)
+    up: Line = field(default_factory=Line)
+
+
 class Why(StrEnum):
     """Why a peer is asked no more."""
 
@@ -46,7 +66,7 @@ class Why(StrEnum):
 
 
 class PeerFault(EchoError):
-    """A peer did not give what it was asked for."""
+    """A peer did not send what it was asked for."""
 
     def __init__(self, why: Why, message: str) -> None:
         super().__init__(message)
@@ -54,7 +74,7 @@ class PeerFault(EchoError):
 
 
 class Kind(IntEnum):
-    """Of a frame."""
+    """The kind of a frame."""
 
     CHUNK = 1
     WAITING = 2
@@ -70,7 +90,6 @@ class Request:
     ranges: tuple[tuple[int, int], ...]
 
     def indices(self) -> Iterator[int]:
-        """One after another."""
         for first, end in self.ranges:
             yield from range(first, end)
 
@@ -87,13 +106,13 @@ def ranges_of(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request, secret: bytes) -> None:
-    """Ask, as the client. Raises PeerFault unless the server knows the secret, OSError, IncompleteReadError."""
+    """Send a request, as the client. Raises PeerFault unless the server knows the secret, OSError, IncompleteReadError."""
     challenge = await reader.readexactly(len(_MAGIC) + _NONCE_BYTES)
     if not challenge.startswith(_MAGIC):
         raise PeerFault(Why.WRONG, "it is no peer of this release")
     body = json.dumps([request.run_id, request.sha256, request.ranges]).encode()
     if len(body) > _MAX_REQUEST_BYTES:
-        # The first gaps are enough for now; whoever asks sees what is still missing.
+        # The first gaps are enough for now; the client asks again for the rest.
         body = json.dumps([request.run_id, request.sha256, request.ranges[:1000]]).encode()
     said = challenge[len(_MAGIC) :] + os.urandom(_NONCE_BYTES) + body
     writer.write(_LENGTH.pack(len(body)) + body + said[_NONCE_BYTES : 2 * _NONCE_BYTES] + _mac(secret, b"ask", said))
@@ -107,7 +126,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reques
 
 
 async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> Request:
-    """Hear a request, as the server. Raises PeerFault unless it comes from a client that knows the secret, OSError, IncompleteReadError."""
+    """Receive a request, as the server. Raises PeerFault unless the client knows the secret, OSError, IncompleteReadError."""
     challenge = os.urandom(_NONCE_BYTES)
     writer.write(_MAGIC + challenge)
     await writer.drain()
@@ -125,7 +144,7 @@ async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secre
 
 
 async def send(writer: asyncio.StreamWriter, kind: Kind, index: int = 0, data: bytes = b"", line: Line = _OPEN) -> None:
-    """One frame, as fast as `line` allows."""
+    """Send one frame, as fast as `line` allows."""
     writer.write(_FRAME.pack(kind, index, len(data)))
     for start in range(0, len(data), line.piece_bytes):
         piece = memoryview(data)[start : start + line.piece_bytes]
@@ -136,7 +155,7 @@ async def send(writer: asyncio.StreamWriter, kind: Kind, index: int = 0, data: b
 
 
 async def receive_data(reader: asyncio.StreamReader, num_bytes: int, line: Line) -> bytes:
-    """The bytes behind a frame's head, as fast as `line` allows. Raises IncompleteReadError."""
+    """The bytes after a frame's header, as fast as `line` allows. Raises IncompleteReadError."""
     parts = []
     for start in range(0, num_bytes, line.piece_bytes):
         parts.append(await reader.readexactly(min(line.piece_bytes, num_bytes - start)))
