@@ -99,7 +99,7 @@ class WorkerHeartbeat:
             is_first = not self._status.rollouts
             self._samples += samples
             self._tokens += tokens
-            self._status = _changed(self._status, in_flight=in_flight, rollouts=self._status.rollouts + samples)
+            self._status = replace(self._status, in_flight=in_flight, rollouts=self._status.rollouts + samples)
         if is_first and samples:
             # The feeder gives few requests to a worker of unknown speed.
             self._wake.set()
@@ -107,13 +107,13 @@ class WorkerHeartbeat:
     def has(self, partitions: Iterable[int]) -> None:
         """Set the worker's partitions of `requests`; the heartbeat's own thread publishes them at once."""
         with self._lock:
-            self._status = _changed(self._status, partitions=tuple(sorted(partitions)))
+            self._status = replace(self._status, partitions=tuple(sorted(partitions)))
         self._wake.set()
 
     def change(self, **changes: object) -> None:
         """Change fields of the status, and publish it at once."""
         with self._lock:
-            self._status = _changed(self._status, **changes)
+            self._status = replace(self._status, **changes)  # type: ignore[arg-type]  # names are checked by `replace`
         self.publish()
 
     def publish(self) -> None:
@@ -122,7 +122,7 @@ class WorkerHeartbeat:
         with self._lock:
             self._speed.add(busy_s=busy_s - self._seen_busy_s, samples=self._samples, tokens=self._tokens)
             self._seen_busy_s, self._samples, self._tokens = busy_s, 0, 0
-            self._status = _changed(
+            self._status = replace(
                 self._status,
                 rollouts_per_s=self._speed.samples_per_s,
                 tokens_per_s=self._speed.tokens_per_s,
@@ -154,10 +154,6 @@ class WorkerHeartbeat:
             except TransportError as exc:
                 # The next status holds all that this one would; a worker that cannot reach Kafka is found out by its trajectories.
                 logger.warning("A heartbeat was lost: %s", exc)
-
-
-def _changed(status: WorkerStatus, **changes: object) -> WorkerStatus:
-    return replace(status, **changes)  # type: ignore[arg-type]  # names are checked by `replace`
 
 
 def first_status(*, run_id: str, worker_id: str, engine: str, price_per_hour: float, kind: str = "", capacity: int = 0) -> WorkerStatus:

@@ -19,7 +19,7 @@ def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSetting
     With top_p, top_k or min_p log-probabilities are required: the learner does not know which tokens the engine left out.
     """
     if capabilities.source_at(rollout.temperature) is LogprobSource.RECOMPUTED:
-        sentence = f"The engine {capabilities.name!r} cannot say how likely the tokens were that it drew."
+        sentence = f"The engine {capabilities.name!r} gives no log-probabilities for the tokens that it draws."
         if rollout.cuts:
             raise UserError(
                 f"{sentence} With [rollout] top_p, top_k or min_p it has to: of what it drew from, or of the whole distribution.",
@@ -45,4 +45,4 @@ def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSetting
                 hint='Set [rollout] unproved_versions = "allow" to believe it as far as the comparison of log-probabilities goes, or use '
                 "an engine that can; see docs/engines.md.",
             )
-        logger.warning("%s What it claims is believed as far as the learner's comparison of log-probabilities goes.", sentence)
+        logger.warning("%s Only the learner's comparison of log-probabilities checks it.", sentence)

@@ -63,7 +63,7 @@ class ChatText:
         """The token ids of an answer's text. Raises AnswerUnusable if they do not decode to it."""
         tokens: list[int] = self._codec.encode(text).tolist()
         if self._codec.decode(tokens) != text:
-            raise AnswerUnusable("The answer's text is not what its tokens say: it cannot be trained.")
+            raise AnswerUnusable("The answer's tokens do not decode to its text, so it cannot be trained.")
         return tokens
 
     def _tokens_of_message(self, content: str) -> list[int]:

@@ -91,7 +91,7 @@ async def _dialect(client: ServerClient, model: str, prompt: list[int]) -> tuple
             logger.warning("%s (%s with%s log-probabilities)", complaint, dialect.value, "" if logprobs else "out")
     raise UserError(
         f"The server at {client.url} does not return the token ids that it generates: {complaint}",
-        hint="What is trained must be what was sampled, token by token. Use a vLLM server, or another engine.",
+        hint="The learner has to train exactly the sampled tokens. Use a vLLM server, or another engine.",
     )
 
 
@@ -126,5 +126,5 @@ async def _check_loading(client: ServerClient, kind: WeightKind) -> None:
             return
         raise UserError(
             f"The server at {client.url} cannot {missing} ({exc.status}).",
-            hint=f"Start it with {hint}; or, if something else sees to its weights, set weights = 'external' in [rollout.options].",
+            hint=f"Start it with {hint}; or, if something else loads its weights, set weights = 'external' in [rollout.options].",
         ) from exc

@@ -95,5 +95,5 @@ def _log_chunks(manifest: WeightManifest) -> tuple[ChunkRef, ...]:
 def _blob_of(manifest: WeightManifest) -> BlobRef:
     """Raises BlobCorrupt for a manifest that contradicts itself."""
     if manifest.blob is None or manifest.blob.sha256 != manifest.sha256:
-        raise BlobCorrupt(f"The manifest of version {manifest.version} and its blob do not promise the same checksum.")
+        raise BlobCorrupt(f"The manifest of version {manifest.version} and its blob name different checksums.")
     return manifest.blob

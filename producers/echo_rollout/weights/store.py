@@ -90,7 +90,7 @@ def _remote_pieces(store: Any, path: str, manifest: WeightManifest, start: int, 
     except FileNotFoundError as exc:
         raise OffsetLost(
             f"A file of {manifest.uri} is not there: {exc}.",
-            hint="The learner's file:// is another machine's elsewhere: [store] uri must be an address that learner and workers share.",
+            hint="A file:// address names another folder on each machine: [store] uri must be an address that learner and workers share.",
         ) from exc
     except Exception as exc:  # a driver may raise the errors of any library below it
         raise TransportError(f"A file of {manifest.uri} cannot be read: {exc!r}.") from exc

@@ -33,7 +33,7 @@ def test_an_engine_that_lacks_nothing_is_let_through_unnoticed(caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("lacking", "sentence", "allowed"),
     [
-        (UNSAID, "cannot say how likely", {"missing_logprobs": "recompute"}),
+        (UNSAID, "gives no log-probabilities", {"missing_logprobs": "recompute"}),
         (UNPROVED, "cannot prove which version", {"unproved_versions": "allow"}),
     ],
 )
@@ -65,7 +65,7 @@ def test_cut_sampling_wants_log_probabilities_of_either_distribution(cut: dict[s
 
 def test_log_probabilities_before_temperature_count_at_temperature_1_alone() -> None:
     check_capabilities(RAW, RolloutSettings())
-    with pytest.raises(UserError, match="cannot say how likely"):
+    with pytest.raises(UserError, match="gives no log-probabilities"):
         check_capabilities(RAW, RolloutSettings(temperature=0.7))
 
 

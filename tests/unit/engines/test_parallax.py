@@ -214,7 +214,7 @@ WRONG: dict[str, tuple[ChatDialect, Callable[[dict[str, Any]], object], str]] = 
     "a probability above 1": (LEGACY, _choice(probs=[{"a": 1.5}] * 4), "0.405.* as a log-probability"),
     "text of other tokens": (TEXT, _usage(completion_tokens=3), "has 4 tokens, and the cluster says that it drew 3"),
     "a text without a number": (TEXT, lambda answer: answer.pop("usage"), "says that it drew None"),
-    "a text that no token has": (TEXT, _message(content="Ω"), "not what its tokens say"),
+    "a text that no token has": (TEXT, _message(content="Ω"), "do not decode to its text"),
     "a text taken apart": (TEXT, _message(reasoning_content="hm"), "reasoning_content"),
     "no text": (TEXT, _choice(message=None), "has no text"),
 }

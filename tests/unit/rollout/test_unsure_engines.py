@@ -38,7 +38,7 @@ class UnprovedEngine(ScriptedEngine):
 
 
 @pytest.mark.parametrize(
-    ("engine", "sentence"), [(UnsaidEngine, "cannot say how likely"), (UnprovedEngine, "cannot prove which version")]
+    ("engine", "sentence"), [(UnsaidEngine, "gives no log-probabilities"), (UnprovedEngine, "cannot prove which version")]
 )  # fmt: skip
 def test_a_worker_with_such_an_engine_does_not_start(make_swarm: MakeSwarm, engine: type[ScriptedEngine], sentence: str) -> None:
     swarm = make_swarm()
