@@ -19,7 +19,7 @@ from echo_bus.clock import Clock
 from echo_bus.errors import TransportError
 from echo_rollout.engines.engine import AnswerUnusable
 from echo_rollout.generation import EmptyGeneration, EnvironmentFailed, Sample, UnfitGeneration
-from echo_rollout.heartbeat import GenerationTime, WorkerHeartbeat
+from echo_rollout.heartbeat import WorkerHeartbeat
 from echo_rollout.holding import Holding
 from echo_rollout.in_hand_notes import InHandNotes
 from echo_rollout.intake import RequestIntake, Work
@@ -54,7 +54,6 @@ class Stations:
     receipts: Receipts
     refusals: Refusals
     undelivered: Undelivered
-    generation: GenerationTime
     heartbeat: WorkerHeartbeat
     metrics: WorkerMetrics
     clock: Clock
@@ -203,19 +202,19 @@ class GroupWork:
         task = asyncio.current_task()
         assert task is not None, "a group runs as a task"
         self._generating.add(task)
-        self._stations.generation.move(generating=1)
+        self._stations.heartbeat.generation.move(generating=1)
         try:
             yield
         finally:
-            self._stations.generation.move(generating=-1)
+            self._stations.heartbeat.generation.move(generating=-1)
             self._generating.discard(task)
 
     @contextmanager
     def _counted_as_undelivered(self, work: Work) -> Iterator[None]:
-        self._stations.generation.move(publishing=1)
+        self._stations.heartbeat.generation.move(publishing=1)
         self._stations.undelivered.add(work)
         try:
             yield
         finally:
             self._stations.undelivered.remove(work)
-            self._stations.generation.move(publishing=-1)
+            self._stations.heartbeat.generation.move(publishing=-1)

@@ -123,7 +123,6 @@ def open_crew(
         receipts=receipts,
         refusals=Refusals(parts.worker_id, resends=settings.rollout.resends),
         undelivered=undelivered,
-        generation=heartbeat.generation,
         heartbeat=heartbeat,
         metrics=parts.metrics,
         clock=parts.clock,

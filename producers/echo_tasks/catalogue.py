@@ -29,7 +29,7 @@ from echo_tasks.task import Task
 TASK_GROUP = "echoswarm.tasks"
 REWARD_GROUP = "echoswarm.rewards"
 # Import paths, since some need libraries whose import takes seconds.
-_BUILT_IN_TASKS: Mapping[str, str] = {
+BUILT_IN_TASKS: Mapping[str, str] = {
     "reverse-digits": "echo_tasks.digits:ReverseDigits",
     "sort-digits": "echo_tasks.digits:SortDigits",
     "sokoban": "echo_tasks.sokoban:Sokoban",
@@ -40,7 +40,7 @@ _BUILT_IN_TASKS: Mapping[str, str] = {
     "poker": "echo_tasks.poker:Poker",
     "kuhn-poker": "echo_tasks.poker:KuhnPoker",
 }
-_BUILT_IN_REWARDS: Mapping[str, str] = {
+BUILT_IN_REWARDS: Mapping[str, str] = {
     "exact": "echo_tasks.rewards:exact",
     "return": "echo_tasks.rewards:turn_return",
     "answer-format": "echo_tasks.answers:answer_format",
@@ -50,9 +50,6 @@ _BUILT_IN_REWARDS: Mapping[str, str] = {
     "reasoning-gym": "echo_tasks.reasoning_scorer:reasoning_gym_score",
 }
 
-BUILT_IN_TASKS = frozenset(_BUILT_IN_TASKS)
-BUILT_IN_REWARDS = frozenset(_BUILT_IN_REWARDS)
-
 
 @functools.cache
 def _installed(group: str) -> tuple[EntryPoint, ...]:
@@ -60,21 +57,10 @@ def _installed(group: str) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
-def task_names() -> tuple[str, ...]:
-    """Every task that has a name, built-in ones first."""
-    return (*_BUILT_IN_TASKS, *sorted(point.name for point in _installed(TASK_GROUP)))
-
-
-def reward_names() -> tuple[str, ...]:
-    """Every reward that has a name."""
-    return (*_BUILT_IN_REWARDS, *sorted(point.name for point in _installed(REWARD_GROUP)))
-
-
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """The task called `name`, made with `options`. Raises UserError for an unknown name, a bad path, options that it does not take, or any
     error of its constructor."""
-    built_in = _BUILT_IN_TASKS.get(name)
-    found = import_object(built_in) if built_in else _find(name, TASK_GROUP, "task", task_names())
+    found = _find(name, "task", BUILT_IN_TASKS, TASK_GROUP)
     if not isinstance(found, type) and not inspect.isfunction(found):
         if options:
             raise UserError(f"The task {name!r} is an object, so it takes no options.", hint="Name its class, or remove [task.options].")
@@ -100,8 +86,7 @@ def load_reward(name: str) -> RewardFunction:
 
     Raises UserError for an unknown name, a bad path, or something that is no function.
     """
-    built_in = _BUILT_IN_REWARDS.get(name)
-    found = import_object(built_in) if built_in else _find(name, REWARD_GROUP, "reward", reward_names())
+    found = _find(name, "reward", BUILT_IN_REWARDS, REWARD_GROUP)
     if isinstance(found, RewardFunction):
         return replace(found, origin=name) if ":" in name else found
     if inspect.isfunction(found):
@@ -129,12 +114,13 @@ def _checked(task: Any, name: str) -> Task:
     return found
 
 
-def _find(name: str, group: str, kind: str, known: Sequence[str]) -> Any:
-    if ":" in name:
-        return import_object(name)
+def _find(name: str, kind: str, built_in: Mapping[str, str], group: str) -> Any:
+    if name in built_in or ":" in name:
+        return import_object(built_in.get(name, name))
     for point in _installed(group):
         if point.name == name:
             return _guarded(point.load, name)
+    known = [*built_in, *sorted(point.name for point in _installed(group))]
     own = "Your own is named 'package.module:attribute' or 'file.py:attribute'."
     raise UserError(f"There is no {kind} {name!r}.", hint=f"{nearest(name, known)} {own}")
 

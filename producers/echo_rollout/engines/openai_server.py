@@ -41,15 +41,11 @@ class ServerProcess:
         """`arguments`: of vLLM's EngineArgs and of its server, by their names. `kind`: which weights are loaded while it runs."""
         self._arguments = dict(arguments)
         self._kind = kind
-        self._key = secrets.token_urlsafe(24)
+        self.key = secrets.token_urlsafe(24)
+        """The API key that the server demands."""
         self._port = 0
         self._popen: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
-
-    @property
-    def key(self) -> str:
-        """The API key that the server demands."""
-        return self._key
 
     @property
     def url(self) -> str:
@@ -61,7 +57,7 @@ class ServerProcess:
         (self._port,) = free_ports(1)
         self._guard = Guard()
         command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", _MODULE, *command_line(self._arguments, port=self._port)]
-        self._popen = subprocess.Popen(command, env=server_environment(self._arguments, self._kind, self._key), process_group=0)
+        self._popen = subprocess.Popen(command, env=server_environment(self._arguments, self._kind, self.key), process_group=0)
         # Its group, which vLLM's own processes belong to.
         self._guard.protect(-self._popen.pid)
         logger.info("vLLM's server starts as process %d on %s", self._popen.pid, self.url)

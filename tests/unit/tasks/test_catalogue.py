@@ -11,7 +11,7 @@ import pytest
 
 from echo_schemas.errors import UserError
 from echo_tasks import catalogue
-from echo_tasks.catalogue import import_object, load_reward, load_rewards, load_task, reward_names, task_names
+from echo_tasks.catalogue import import_object, load_reward, load_rewards, load_task
 from echo_tasks.digits import ReverseDigits
 from echo_tasks.rewards import RewardKind
 
@@ -82,17 +82,17 @@ def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
 
 
 def test_built_in_names_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert task_names()[:2] == ("reverse-digits", "sort-digits")
-    assert reward_names()[:2] == ("exact", "return")
-    built_in = task_names()
     install(monkeypatch, EntryPoint("b", "x:y", "echoswarm.tasks"), EntryPoint("a", "x:y", "echoswarm.tasks"))
-    assert task_names() == (*built_in, "a", "b")
+    with pytest.raises(UserError, match=r"There are: reverse-digits, sort-digits,.*, kuhn-poker, a, b\."):
+        load_task("xyz")
+    with pytest.raises(UserError, match=r"There are: exact, return,"):
+        load_reward("q")
 
 
 def test_every_built_in_name_is_the_name_of_what_it_leads_to() -> None:
-    for name in catalogue._BUILT_IN_TASKS:
-        assert import_object(catalogue._BUILT_IN_TASKS[name]).name == name
-    for name in catalogue._BUILT_IN_REWARDS:
+    for name in catalogue.BUILT_IN_TASKS:
+        assert import_object(catalogue.BUILT_IN_TASKS[name]).name == name
+    for name in catalogue.BUILT_IN_REWARDS:
         assert load_reward(name).name == name
 
 
