@@ -68,7 +68,7 @@ class Failing:
 
     async def or_done(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Wait for `coroutine`, or raise the error that comes first."""
-        task: asyncio.Task[object] = self._loop.create_task(coroutine)
+        task: asyncio.Task[Any] = self._loop.create_task(coroutine)
         await asyncio.wait({task, self._future}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()

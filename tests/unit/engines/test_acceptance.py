@@ -71,5 +71,5 @@ def test_log_probabilities_before_temperature_count_at_temperature_1_alone() -> 
 
 def test_experts_are_replayed_only_where_the_engine_can_say_them() -> None:
     check_capabilities(replace(WHOLE, experts=True), RolloutSettings(), replays_experts=True)
-    with pytest.raises(UserError, match="cannot say which experts"):
+    with pytest.raises(UserError, match="does not note which experts"):
         check_capabilities(WHOLE, RolloutSettings(), replays_experts=True)

@@ -177,7 +177,7 @@ def test_the_rewards_that_it_suggests_are_there() -> None:
         ({"width_constraint": 4}, r"width_constraint = 4 is no whole number from 2 to 3"),
         ({"style": "breif"}, r"style = 'breif' is none of its values.*Did you mean 'brief'"),
         ({"n_peple": 3}, r"cannot be made with the options \['n_peple'\].*Did you mean 'n_people'"),
-        ({"zzz": 3}, r"It takes: n_people, depth_constraint, width_constraint, style"),
+        ({"zzz": 3}, r"There are: n_people, depth_constraint, width_constraint, style"),
     ],
 )
 def test_options_that_make_no_puzzle(options: dict[str, Any], sentence: str) -> None:

@@ -33,8 +33,8 @@ def test_the_end_and_padding_tokens_are_the_configurations(tmp_path: Path) -> No
         config.write_text(json.dumps({"eos_token_id": value, "pad_token_id": 0}))
         assert end_tokens(tmp_path) == expected
         assert pad_token(tmp_path) == 0
-    for wrong in ({}, {"eos_token_id": []}):
-        config.write_text(json.dumps(wrong))
+    for wrong in ("{}", '{"eos_token_id": []}'):
+        config.write_text(wrong)
         with pytest.raises(UserError, match="does not say `eos_token_id`"):
             end_tokens(tmp_path)
         assert pad_token(tmp_path) is None
