@@ -1,4 +1,4 @@
-"""A secured embedded Kafka gets a user for each role of a namespace, with exactly the rights of the role files."""
+"""Users of a secured embedded Kafka: one for each role of a namespace, with exactly the rights of the role files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPERATIONS = {
 
 
 def admit_if_secured(settings: Settings) -> None:
-    """As `admit_roles`, where the cluster is the embedded one and secured; else nothing."""
+    """Do `admit_roles` if the cluster is the embedded one and secured; else nothing."""
     state = read_state()
     is_meant = state is not None and state.running() and settings.kafka.bootstrap in {"embedded", state.bootstrap}
     if state is not None and is_meant and state.is_secure and not settings.kafka.logins:
@@ -41,8 +41,8 @@ def admit_if_secured(settings: Settings) -> None:
 
 
 def admit_roles(state: EmbeddedState, namespace: Namespace) -> Path:
-    """Make users, access lists and logins; the folder of the logins. Those that are there stay as they are. Raises UserError for a cluster
-    without security, TransportError."""
+    """Make missing users, access lists and logins; returns the folder of the logins. Raises UserError for a cluster without security,
+    TransportError."""
     folder = state.logins(namespace.name)
     if folder is None:
         raise UserError(f"The embedded Kafka at {state.bootstrap} has no security.", hint="Stop it, then `echoswarm kafka up --secure`.")

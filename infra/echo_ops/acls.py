@@ -1,4 +1,4 @@
-"""Access lists in the words of other tools: commands of Kafka's own, plain data. Pure."""
+"""Access lists as commands of Kafka's scripts, and as plain data. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from echo_schemas.rights import Acl, Resource
 
 
 def as_commands(acls: Sequence[Acl], bootstrap: str) -> str:
-    """A shell script of kafka-acls calls, to be read before it is run. Names that share the rest are one call: each starts a JVM.
+    """A shell script of kafka-acls calls. Entries that differ only by name are one call, since each call starts a JVM.
 
-    Run it with KAFKA_ACLS=/path/to/kafka-acls.sh where that is not on PATH, and COMMAND_CONFIG=client.properties where the cluster wants
-    a login.
+    Run it with KAFKA_ACLS=/path/to/kafka-acls.sh if that is not on PATH, and COMMAND_CONFIG=client.properties if the cluster needs a login.
     """
     lines = [
         "#!/bin/sh",
@@ -38,7 +37,7 @@ def _all_but_name(acl: Acl) -> tuple[str, Resource, str, bool]:
 
 
 def as_plain(acls: Sequence[Acl]) -> list[dict[str, str]]:
-    """The same as plain data, for JSON and YAML."""
+    """`acls` as plain data, for JSON and YAML."""
     return [
         {
             "principal": acl.principal,

@@ -1,4 +1,4 @@
-"""What a run's file will need, before anything runs: from settings to the formulas of `echo_core.needs`. `estimate_lines` prints it."""
+"""What a run's file will need: puts its settings into the formulas of `echo_core.needs`. `estimate_lines` prints the result."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from echo_tasks.base_models import is_made, resolve_base
 
 _MODEL_CONFIG = "config.json"
 ZERO = "zero_optimization"
-# A prompt of a task, where the model that would measure it is not here.
+# A typical prompt; without the model it cannot be measured.
 _PROMPT_TOKENS = 256
 _ANSWER_SHARE = 0.5
-# Weights into the engine once they have arrived: a disk's or a memory's speed.
+# Speed of loading arrived weights into the engine: that of a disk or of memory.
 _LOAD_BYTES_PER_S = 2e9
-# Of a GPU's memory, unless an option says otherwise.
+# vLLM's default of gpu_memory_utilization.
 _VLLM_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What a file does not say. None: half of max_new_tokens; 256 tokens."""
+    """Numbers that no file has. None: answers of half of max_new_tokens, prompts of 256 tokens."""
 
     answer_tokens: float | None = None
     prompt_tokens: float | None = None
@@ -39,7 +39,7 @@ class Assumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What was found. `ranks`, `stage`: as the file has them."""
+    """The inputs of the formulas, and their results."""
 
     settings: Settings
     shape: ModelShape
@@ -65,7 +65,7 @@ class Needs:
         return train_s(self.shape, self.work, gpu, self.learner.ranks)
 
     def demand(self, gpu: Gpu) -> Demand:
-        """What the learner on such GPUs asks of its workers."""
+        """The demand of a learner on such GPUs."""
         return Demand(train_s=self.train_s(gpu), broadcast_s=self.broadcast_s, rollouts=self.work.rollouts)
 
     def rate(self, gpu: Gpu) -> float:
@@ -74,7 +74,7 @@ class Needs:
 
 
 def estimate(settings: Settings, assumed: Assumed) -> Needs:
-    """Raises UserError for a model whose shape nobody knows, and for a DeepSpeed file that cannot be read."""
+    """Raises UserError for a model of unknown shape, and for a DeepSpeed file that cannot be read."""
     shape, rollout, learner, policy = _shape(settings), settings.rollout, settings.learner, settings.policy
     adapter_rank = policy.lora.r if policy.update == "lora" else 0
     answer = rollout.max_new_tokens * _ANSWER_SHARE if assumed.answer_tokens is None else assumed.answer_tokens
@@ -128,7 +128,7 @@ def _shape(settings: Settings) -> ModelShape:
     shape = published_shape(base)
     if shape is None:
         raise UserError(
-            f"Nothing is known of the model {base}: what it needs cannot be estimated.",
+            f"The shape of the model {base} is unknown, so its needs cannot be estimated.",
             hint="Put at least its config.json into that folder, or name one of docs/capacity.md.",
         )
     return shape
@@ -155,7 +155,7 @@ def _zero(path: str) -> dict[str, Any]:
 
 
 def _number(options: Mapping[str, object], name: str, default: float) -> float:
-    """An option of vLLM's. Raises UserError unless it is a number above 0."""
+    """An option of vLLM. Raises UserError unless it is a number above 0."""
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise UserError(f"[rollout.options] {name} is {value!r}.", hint="Write a number above 0.")

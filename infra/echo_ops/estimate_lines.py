@@ -20,7 +20,7 @@ _MANY_STEPS = 1_000_000
 
 
 def lines_of(needs: Needs) -> Iterator[str]:
-    """What to print. What is assumed stands first."""
+    """The lines; the assumptions come first."""
     work = needs.work
     rank = needs.learner.adapter_rank
     trained = needs.shape.adapter_parameters(rank) if rank else needs.shape.parameters
@@ -75,10 +75,10 @@ def _rent_lines(needs: Needs) -> Iterator[str]:
 
 
 def _worker_lines(needs: Needs, chosen: Gpu) -> Iterator[str]:
-    """How many workers of each kind a learner on `chosen` wants, and the cheapest of those that have a price."""
+    """How many workers of each kind a learner on `chosen` needs, and the cheapest kind with a price."""
     kappa, budget, ranks = needs.settings.publication_period, needs.settings.budget, needs.learner.ranks
     demand = needs.demand(chosen)
-    # Where nothing overlaps, no rate hides generation: a pool as fast as the learner is a sensible one.
+    # Without overlap no rate hides generation: take a pool that is as fast as the learner.
     wanted = needed_rate(demand, kappa, budget) if budget else demand.rollouts / demand.train_s
     if math.isinf(wanted):
         yield (
@@ -107,12 +107,12 @@ def _worker_lines(needs: Needs, chosen: Gpu) -> Iterator[str]:
 
 
 def _wait_s(demand: Demand, kappa: int, rate: float, *, overlaps: bool) -> float:
-    """Of the learner, in each step."""
+    """Waiting of the learner in each step, in seconds."""
     return wait_s(demand, kappa, rate) / kappa if overlaps else demand.broadcast_s + demand.rollouts / rate
 
 
 def _remedy(needs: Needs) -> str:
-    """The smallest number of ranks under ZeRO-3 with activations recomputed that the largest priced GPU holds."""
+    """The smallest number of ranks that fits on the largest priced GPU, under ZeRO-3 with recomputed activations."""
     largest = max(gpu.memory for gpu in GPUS if gpu.price_per_hour)
     for ranks in _RANKS:
         load = replace(needs.learner, ranks=ranks, stage=3, recomputes=True)

@@ -1,7 +1,7 @@
-"""What a namespace takes of the brokers' disks, and for how long the log goes back at the pace of now.
+"""The disk space of a namespace on the brokers, and how far back its log goes at the present rate.
 
-Kafka's clients for Python cannot ask for the size of a log, so it is estimated: the mean size of each partition's newest records times the
-number of all. That is before compression, so a disk holds less.
+Kafka's Python clients cannot ask for the size of a log, so it is estimated: the mean size of each partition's newest records times the
+number of all. That is before compression, so the disks hold less.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from echo_bus.message import raw_headers
 from echo_replay.raw_log import RawLog
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
-# The pace is that of the last ten minutes.
+# The present rate is that of the last ten minutes.
 _RECENT_MS = 600_000
 _SAMPLE = 10
-# What a record takes beside key, value and headers in a batch, about.
+# Approximate overhead of a record in a batch, besides key, value and headers.
 _OVERHEAD_BYTES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionUse:
-    """Records that a partition holds and got lately, and the mean bytes of its newest ones."""
+    """Records of a partition, recent ones among them, and the mean bytes of its newest."""
 
     records: int
     recent: int
@@ -35,8 +35,8 @@ class PartitionUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicUse:
-    """A topic. `num_bytes`: of one replica. `horizon_s`: after so many seconds a record that is written now is removed, at the pace of now;
-    None: no retention removes it.
+    """A topic. `num_bytes`: of one replica. `horizon_s`: seconds until a record that is written now is removed, at the present rate; None:
+    retention does not remove it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TopicUse:
 
 
 def use_of(spec: TopicSpec, partitions: Mapping[int, PartitionUse], *, recent_s: float = _RECENT_MS / 1000) -> TopicUse:
-    """What a topic takes, and how far back it goes: as its fullest partition does."""
+    """Size and horizon of a topic; the horizon is that of its fastest partition."""
     paces = {number: each.recent * each.mean_bytes / recent_s for number, each in partitions.items()}
     horizon_s, is_by_size = None, False
     if "delete" in spec.config["cleanup.policy"]:
@@ -67,7 +67,7 @@ def use_of(spec: TopicSpec, partitions: Mapping[int, PartitionUse], *, recent_s:
 
 
 def read_use(bus: Bus) -> list[TopicUse]:
-    """Every topic of the files that is there and holds something, the largest first. Raises TransportError."""
+    """Every existing topic of the files with records, the largest first. Raises TransportError."""
     found = []
     for spec in load_topic_specs():
         try:

@@ -1,4 +1,4 @@
-"""What a finished run has measured of itself, as the numbers that a plan needs. Reads `summary.json`."""
+"""The numbers that a plan needs, measured by a finished run. Reads `summary.json`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from echo_core.capacity.activation import Candidate
 from echo_schemas.errors import UserError
 
 SUMMARY = "summary.json"
-# Workers of a run without kinds.
+# The kind of all workers in a run without kinds.
 _NO_KIND = "worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """What an evaluation found of a version: the mean of a reward, with its standard error."""
+    """An evaluation's result for a version: the mean of a reward, with its standard error."""
 
     version: int
     mean: float
@@ -36,7 +36,7 @@ class AccuracyCurve:
     """By version."""
 
     def best(self, most: int) -> list[Accuracy]:
-        """Versions above 0 that were better than all before, at most so many; the last one is among them.
+        """At most `most` of the versions above 0 that were better than all before; the last of these is among them.
 
         0.2, 0.5, 0.4, 0.7 after 0, 10, 20, 30 steps: 0.5 after 10 and 0.7 after 30.
         """
@@ -52,9 +52,9 @@ class AccuracyCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """None: not measured. `workers`: those that have delivered something, each with its rate per busy second.
+    """None: not measured. `workers`: those that delivered samples, each with its rate per busy second.
 
-    A rate is what the worker was given to do, while it had something to do: one that could have had more groups at once makes more.
+    A rate is a lower bound: with more groups at once a worker may make more samples.
     """
 
     run: str
@@ -69,7 +69,7 @@ class MeasuredRun:
 
 
 def read_measured_run(folder: Path) -> MeasuredRun:
-    """From a run's folder, or the summary file itself. Raises UserError if there is none, or it is none."""
+    """From a run's folder, or the summary file itself. Raises UserError if it is missing or malformed."""
     path = folder / SUMMARY if folder.is_dir() else folder
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ def read_measured_run(folder: Path) -> MeasuredRun:
 
 
 def measured_run(summary: Mapping[str, Any]) -> MeasuredRun:
-    """From the summary's keys. One that was written without T_train has it from the pace of its steps and the learner's waiting."""
+    """From the summary's keys. Without T_train it is computed from the time of a step and the learner's waiting."""
     steps = int(summary["steps"])
     train_s = summary.get("t_train_p50_s")
     if train_s is None and summary["s_per_step"] is not None and summary["bubble_ratio"] is not None:
@@ -112,7 +112,7 @@ def _curve(evaluations: Sequence[Mapping[str, Any]]) -> AccuracyCurve | None:
         return None
     ((name, _),) = counts.most_common(1)
     mine = sorted((each for each in evaluations if each["name"] == name), key=lambda each: int(each["version"]))
-    # Summaries of earlier releases do not say which reward stands for the evaluation.
+    # Summaries of earlier releases do not name the reward of the curve.
     reward = mine[0].get("shown") or next(iter(mine[0]["rewards"]))
     points = (
         Accuracy(version=int(each["version"]), mean=float(each["rewards"][reward]["mean"]), stderr=float(each["rewards"][reward]["stderr"]))

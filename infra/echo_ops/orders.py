@@ -1,4 +1,4 @@
-"""People's orders to a run: records on `control`."""
+"""The operator's orders to a run: records on `control`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def give_order(
     attachment: RewardAttachment | None = None,
     evaluation: EvaluationOrder | None = None,
 ) -> None:
-    """Write an order with an epoch above that of `known`, the one before of its key, and of any that was given earlier.
+    """Write an order with an epoch above that of `known`, the newest order of the same key.
 
     Raises TransportError, DeadlineExceeded.
     """

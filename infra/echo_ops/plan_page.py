@@ -12,8 +12,8 @@ from echo_ops.report.svg import Frame, Line, chart
 from echo_ops.simulation.page import COLOURS, Card, bars_card, render
 
 MOST_LEVELS = 6
-"""Accuracies that are shown."""
-# Curves that the page's style can tell apart; the first is the plain one.
+"""At most so many accuracies are shown."""
+# The CSS classes of the curves; the first one is the default style.
 _CSS = ("", "blue", "violet", "amber")
 _NUM_POINTS = 60
 
@@ -42,15 +42,15 @@ def plan_page(
 
 
 def accuracy_words(curve: AccuracyCurve) -> str:
-    """What the costs of an accuracy take for granted."""
+    """The assumption behind the costs of an accuracy."""
     return (
-        f"What it costs to get as far as the run's evaluation {curve.evaluation!r} ({curve.reward}) did, if each step teaches as much as "
-        f"there. In ECHO-2 that held within 5 % up to S = 6."
+        f"The cost of each accuracy of the run's evaluation {curve.evaluation!r} ({curve.reward}), if each step teaches as much as there. "
+        f"In ECHO-2 that held within 5 % up to S = 6."
     )
 
 
 def accuracy_rows(plans: Sequence[Provision], measured: MeasuredRun, curve: AccuracyCurve) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows: each accuracy that was better than all before, after how many steps, and what these cost under each plan."""
+    """Head and rows: each accuracy that was better than all before, its number of steps, and their cost under each plan."""
     in_run = measured.cost_per_step
     head = (curve.reward, "steps", *(_name(each) for each in plans), *(["in the run"] if in_run is not None else []))
     rows = [
@@ -66,7 +66,7 @@ def accuracy_rows(plans: Sequence[Provision], measured: MeasuredRun, curve: Accu
 
 
 def number(value: float) -> str:
-    """Four digits; what is infinite has its sign."""
+    """`value` with four digits, or ∞."""
     return f"{value:.4g}" if math.isfinite(value) else "∞"
 
 

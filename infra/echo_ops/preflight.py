@@ -1,7 +1,7 @@
-"""What is wrong with a run's file, as far as that can be known before anything starts: all of it at once, one sentence each.
+"""The mistakes in a run's file that can be found before anything starts: all of them at once, one sentence each.
 
-`examine` starts nothing and changes nothing. Quickly, it leaves out what takes seconds: the chat template, calls of the rewards, and the
-cluster. What is no more than a warning is a note.
+`examine` starts nothing and changes nothing. `quickly` leaves out the checks that take seconds: the chat template, calls of the rewards,
+and the cluster. A warning is a note.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from echo_tasks.task import Prompt
 _REACH_S = 3.0
 _CALL_S = 3.0
 _GIB = 1 << 30
-# The newest checkpoint, the one being written, and the optimizer's state beside the weights.
+# The newest checkpoint and the one being written.
 _CHECKPOINTS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """One thing that stands in the way, and what to do; or, `is_note`, that somebody may want to know."""
+    """One mistake, and how to correct it; or, `is_note`, a warning."""
 
     message: str
     hint: str = ""
@@ -65,8 +65,8 @@ class Objection:
 
 
 def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Objection]:
-    """Every finding, in the order of the file's sections."""
-    for look in (_base, _prompt, _loss, _engines, _money, _rewards, _evaluations, _offline, _weights, _folders, _memory, _trust):
+    """Every finding, in the order of the checks."""
+    for look in (_base, _task, _loss, _engines, _money, _rewards, _evaluations, _offline, _weights, _folders, _memory, _trust):
         yield from _guarded(look, settings)
     if not quickly:
         for look in (_prompt_fits, _reward_calls, _cluster, _registry):
@@ -74,14 +74,14 @@ def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Objection]
 
 
 def refuse_unsound(settings: Settings) -> None:
-    """Raise UserError with all that stands in the way; quickly."""
+    """Raise UserError with every mistake that `examine` finds quickly."""
     found = [finding for finding in examine(settings, quickly=True) if not finding.is_note]
     if found:
         raise UserError(" ".join(finding.message for finding in found), hint=" ".join(filter(None, (finding.hint for finding in found))))
 
 
 def _guarded(look: Callable[[Settings], Iterator[Objection] | None], settings: Settings) -> Iterator[Objection]:
-    """A look says what it finds, or raises it."""
+    """The findings of `look`; an EchoError that it raises is one."""
     try:
         yield from look(settings) or ()
     except EchoError as exc:
@@ -100,7 +100,7 @@ def _base(settings: Settings) -> Iterator[Objection]:
 
 
 def _first_prompt(settings: Settings) -> Prompt:
-    """Raises UserError for a task that cannot ask."""
+    """The prompt of seq 0. Raises UserError for a task that cannot make it."""
     task = load_task(settings.task.name, settings.task.options)
     try:
         prompt = task.prompt(settings.run.seed, 0)
@@ -111,12 +111,12 @@ def _first_prompt(settings: Settings) -> Prompt:
     return prompt
 
 
-def _prompt(settings: Settings) -> None:
+def _task(settings: Settings) -> None:
     _first_prompt(settings)
 
 
 def _prompt_fits(settings: Settings) -> Iterator[Objection]:
-    """The first prompt in the model's own words, with room for an answer. What is wrong with task or model was found before."""
+    """The first prompt in the model's tokens, with room for an answer. Other checks report mistakes in task or model."""
     if not is_made(settings.policy.base):
         return
     try:
@@ -156,7 +156,7 @@ def _engines(settings: Settings) -> None:
 
 
 def _money(settings: Settings) -> Iterator[Objection]:
-    """Prices that are read from files on this machine, and whether the coordinator has something to go by."""
+    """Prices in files on this machine, and the numbers that the coordinator needs."""
     kinds = kinds_of(settings)
     for _, kind in kinds:
         if kind.rollout.price_file and kind.rollout.workers:
@@ -172,7 +172,7 @@ def _money(settings: Settings) -> Iterator[Objection]:
         )
     if settings.coordinator.machines == "metric" and not any(kind.most_workers for kind in settings.rollout.pool):
         yield Objection(
-            '[coordinator] machines = "metric" wants workers that an autoscaler starts, and no kind says how many there may be.',
+            '[coordinator] machines = "metric" needs workers that an autoscaler starts, and no kind says how many it may start.',
             "Write most_workers in a [[rollout.pool]].",
         )
 
@@ -182,7 +182,7 @@ def _rewards(settings: Settings) -> None:
 
 
 def _reward_calls(settings: Settings) -> Iterator[Objection]:
-    """Each is called once: with the first prompt, and what its entry calls the answer."""
+    """Call each reward once with the first prompt, and the entry's `answer` as the completion."""
     try:
         prompt, attached = _first_prompt(settings), attach(all_rewards(settings))
     except UserError:
@@ -206,7 +206,7 @@ def _reward_calls(settings: Settings) -> Iterator[Objection]:
 
 
 def _why_not(entry: Attached, sample: ScoredSample) -> str:
-    """How a call went wrong; empty if it gave a score. One that hangs is left behind: the command ends without it."""
+    """Why a call gave no score; empty if it gave one. A call that hangs stays in its thread, which does not hold up the command."""
     told: list[str] = []
 
     def call() -> None:
@@ -268,7 +268,7 @@ def _folders(settings: Settings) -> Iterator[Objection]:
 
         try:
             fsspec.core.url_to_fs(settings.store.uri)
-        except Exception as exc:  # drivers raise what they like, also while they are imported
+        except Exception as exc:  # a driver may raise anything, also at its import
             yield Objection(f"[store] uri {settings.store.uri} cannot be opened: {exc}.", "Install the fsspec driver that it names.")
 
 
@@ -287,7 +287,7 @@ def _memory(settings: Settings) -> Iterator[Objection]:
 
 
 def _snapshot_bytes(settings: Settings) -> int:
-    """0 where that is small or not known yet."""
+    """0 if it is unknown."""
     try:
         return expected_bytes(settings) if is_made(settings.policy.base) else 0
     except UserError:
@@ -298,12 +298,12 @@ def _trust(settings: Settings) -> Iterator[Objection]:
     """The keys of the roles that `up` would start here."""
     roles = {"worker": settings.rollout.workers, "reward": 1, "offline": int(bool(settings.offline.episodes))}
     for role in (role for role, number in roles.items() if number):
-        # Each process may have a key of its own, under a name that is not known here.
+        # Each process may have its own key, under a name that is unknown here.
         if settings.trust.keys and not list(Path(settings.trust.keys).glob(f"{role}.*.key")):
             open_signer(settings.trust, role)
     open_verifier(settings.trust, "learner")
     if settings.trust.signatures == "required" and not settings.trust.keys:
-        yield Objection("[trust] requires signatures, and keys names no folder: what is written from here is refused.", is_note=True)
+        yield Objection("[trust] requires signatures, and keys names no folder: records written from here are refused.", is_note=True)
 
 
 def _cluster(settings: Settings) -> Iterator[Objection]:

@@ -1,6 +1,6 @@
-"""Whether a cluster does what every role needs: one record written, read and committed, with the time that each takes.
+"""Checks that a cluster works for every role: one record is written, read and committed, and each is timed.
 
-The record is a tombstone on `control` for a key that nobody has. Every reader passes it by, and compaction removes it.
+The record is a tombstone on `control` for an unused key. Every reader ignores it, and compaction removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WAIT_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Seconds until the record was acknowledged by all replicas that must have it, read again, and its position committed and asked for."""
+    """Seconds until all in-sync replicas acknowledged the record, until it was read, and until its position was committed and read back."""
 
     write_s: float
     read_s: float
@@ -32,7 +32,7 @@ class Probe:
 
 
 def probe(bus: Bus) -> Probe:
-    """Raises TransportError for whichever of the three does not work."""
+    """Raises TransportError if writing, reading or committing fails."""
     clock = bus.clock
     begun_s = clock.monotonic_s()
     with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:

@@ -1,5 +1,5 @@
-"""The roles that run as processes: where each one's code is, what it may be told, and in which order they are started. The one declaration
-that the command line, the supervisor and its plan go by; what each may do on the cluster stands in roles.yaml and the topic files.
+"""The roles that run as processes: the code of each, its flags, and the order of their start. The command line and the supervisor use this
+declaration; the rights of each role on the cluster are in roles.yaml and the topic files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Role(StrEnum):
-    """From whoever makes work first to whoever needs it last."""
+    """In the order of the work: requests, samples, rewards, training."""
 
     FEEDER = "feeder"
     COORDINATOR = "coordinator"
@@ -30,7 +30,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What `echoswarm run ROLE` may be told beside the file; each role takes some of them."""
+    """The options of `echoswarm run ROLE` that only some roles take."""
 
     kind: str = ""
     episodes: Path | None = None
@@ -52,9 +52,9 @@ _OPTIONS = {each.name: f"--{each.name.replace('_', '-')}" for each in fields(Fla
 
 @dataclass(frozen=True, slots=True)
 class RoleEntry:
-    """Where a role's code is, the extra that installs what it needs, the flags it takes, and how its libraries are imported ahead.
+    """A role's module and function, the extra with its libraries, the flags that it takes, and how its libraries are imported early.
 
-    `allocates`: it fences whoever did its work before and writes what others act on, so a learner must have accepted the run first.
+    `allocates`: it fences its predecessor and writes records that other roles act on, so a learner must have accepted the run first.
     """
 
     module: str
@@ -65,7 +65,7 @@ class RoleEntry:
     allocates: bool = False
 
     def load(self, settings: Settings) -> Callable[..., None]:
-        """The role's function, its heavy libraries imported. Raises UserError where one is not installed."""
+        """The role's function, after the import of its heavy libraries. Raises UserError if one is not installed."""
         try:
             self.prefetch(settings)
             function: Callable[..., None] = getattr(importlib.import_module(self.module), self.function)
@@ -83,12 +83,12 @@ def _prefetch_engine(settings: Settings) -> None:
 
 
 def _prefetch_faust(settings: Settings) -> None:
-    """While the learner comes up, which a reward process of `echoswarm up` waits for."""
+    """Import it while the learner starts, which a reward process of `echoswarm up` waits for."""
     del settings
     importlib.import_module("echo_streams.faust_app")
 
 
-# In the order in which `up` starts them: the slowest to get ready first, for its imports are the critical path.
+# In the order in which `up` starts them: the slowest first, since its imports are the critical path.
 ROLES: Mapping[Role, RoleEntry] = {
     Role.WORKER: RoleEntry("echo_rollout.run", "run_worker", "rollout", ("kind",), _prefetch_engine),
     Role.LEARNER: RoleEntry("echo_learner.run", "run_learner", "learner", ("takeover", "skip")),
@@ -102,7 +102,7 @@ ROLES: Mapping[Role, RoleEntry] = {
 
 
 def arguments_of(role: Role, flags: Flags) -> dict[str, Any]:
-    """The flags that `role` takes, for its function. Raises UserError for one that was given and is another role's."""
+    """The flags that `role` takes, for its function. Raises UserError for a given flag that it does not take."""
     takes, nothing = ROLES[role].takes, Flags()
     for name, option in _OPTIONS.items():
         if name not in takes and getattr(flags, name) != getattr(nothing, name):

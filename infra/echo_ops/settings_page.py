@@ -35,7 +35,7 @@ def settings_page() -> str:
 
 
 def _sections(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    """Every table of a file with its name, those that repeat within another right behind it."""
+    """Every table of a file with its name; a repeated table follows the table that it belongs to."""
     for name, field in model.model_fields.items():
         if not prefix or repeated_section(field.annotation) is not None:
             yield f"{prefix}{name}", field
@@ -122,5 +122,5 @@ def _default(field: FieldInfo) -> str:
 
 
 def _sentence(text: str | None) -> str:
-    """On one line, as a cell can hold it."""
+    """`text` on one line, for a cell of a table."""
     return " ".join((text or "").split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""What a command may ask of the machine and of the registry that are there."""
+"""Questions of several commands to this machine and to the registry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from echo_settings import Settings
 
 
 def existing_part(folder: Path) -> Path:
-    """`folder`, or the nearest one above it that is there."""
+    """`folder`, or the nearest existing one above it."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
@@ -20,7 +20,7 @@ def memory_bytes() -> int:
 
 
 def ask_registry(settings: Settings) -> None:
-    """Raise what the registry of the settings says where it does not know our schemas, or does not answer: UserError, TransportError."""
+    """Raise UserError or TransportError if the registry of the settings does not know our schemas, or does not answer."""
     from echo_schemas.registry import HttpRegistry, subjects_of
     from echo_schemas.schemas import newest
 

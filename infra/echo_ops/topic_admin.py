@@ -1,8 +1,9 @@
-"""Asks a cluster what its topics are, and does the steps of a plan."""
+"""Reads the topics of a cluster, and does the steps of a plan."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -19,7 +20,7 @@ from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
 _TIMEOUT_S = 15.0
-# How long a cluster may need until its brokers tell of what its controller has made.
+# How long brokers may take to know the topics that the controller has made.
 _TOLD_S = 60.0
 _ASK_AGAIN_S = 0.05
 
@@ -28,7 +29,7 @@ class TopicAdmin:
     """Plans and applies the topics of one namespace."""
 
     def __init__(self, cluster: Cluster, namespace: Namespace, *, replicas: int | None = None) -> None:
-        """`replicas`: those that somebody asked for; see `choose_replicas`."""
+        """`replicas`: of [kafka] replicas; see `choose_replicas`."""
         self._admin = cluster.admin()
         self._namespace = namespace
         self._replicas = replicas
@@ -39,7 +40,7 @@ class TopicAdmin:
         return {f"{self._namespace.name}.{spec.name}": spec for spec in load_topic_specs()}
 
     def plan(self, *, force: bool = False, lowers: bool = False) -> Plan:
-        """The differences between files and cluster; see `make_plan`. Raises UserError where too few brokers answer to make the namespace,
+        """The differences between files and cluster; see `make_plan`. Raises UserError if too few brokers answer to make the namespace,
         TransportError.
         """
         metadata = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S))
@@ -61,11 +62,11 @@ class TopicAdmin:
         return make_plan(wanted, actual, replicas=replicas, num_brokers=num_brokers, force=force, lowers=lowers)
 
     def wait_usable(self, names: Iterable[str]) -> None:
-        """Wait until somebody leads every partition of the topics `names`. Raises DeadlineExceeded, TransportError."""
+        """Wait until every partition of the topics `names` has a leader. Raises DeadlineExceeded, TransportError."""
         self._wait_told(dict.fromkeys(names, 1))
 
     def short_of_replicas(self) -> int:
-        """How many partitions of the namespace have a replica that does not follow its leader: its broker is away, or behind."""
+        """How many partitions of the namespace have a replica that is not in sync: its broker is down, or behind."""
         topics = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
         partitions = [part for name in self.wanted() if name in topics for part in topics[name].partitions.values()]
         return sum(len(part.isrs) < len(part.replicas) for part in partitions)
@@ -82,9 +83,9 @@ class TopicAdmin:
         return sorted(name for name in names if name.startswith(f"{self._namespace.name}.") and name not in wanted)
 
     def apply(self, plan: Plan) -> None:
-        """Do every step that is not refused, and wait until the cluster tells of the topics made: whoever asks next finds them.
+        """Do every step that is not refused, and wait until the brokers know the new topics.
 
-        Raises TransportError at the first step that the cluster refuses; apply again goes on there. DeadlineExceeded if it tells nothing.
+        Raises TransportError at the first step that the cluster refuses; the next apply goes on there. DeadlineExceeded.
         """
         created = [step.topic for step in plan.steps if step.kind is Kind.CREATE]
         if created:
@@ -93,20 +94,15 @@ class TopicAdmin:
         if grown:
             self._done(self._admin.create_partitions(grown, request_timeout=_TIMEOUT_S))
         self._wait_told({name: plan.specs[name].partitions for name in created} | {grow.topic: grow.new_total_count for grow in grown})
-        changed = {step.topic for step in plan.steps if step.kind is Kind.SETTING}
-        resources = []
-        for name in sorted(changed):
-            entries = [
-                ConfigEntry(step.what, step.after, incremental_operation=AlterConfigOpType.SET)
-                for step in plan.steps
-                if step.topic == name and step.kind is Kind.SETTING
-            ]
-            resources.append(ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries))
-        if resources:
+        changes = defaultdict(list)
+        for step in plan.only(Kind.SETTING).steps:
+            changes[step.topic].append(ConfigEntry(step.what, step.after, incremental_operation=AlterConfigOpType.SET))
+        if changes:
+            resources = [ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries) for name, entries in changes.items()]
             self._done(self._admin.incremental_alter_configs(resources, request_timeout=_TIMEOUT_S))
 
     def _wait_told(self, counts: Mapping[str, int]) -> None:
-        """Wait until every topic is known with so many partitions, each with a leader: a broker hears of them after the controller."""
+        """Wait until the brokers know every topic with so many partitions, each with a leader: the controller knows them earlier."""
         deadline = Deadline.after(_TOLD_S)
         while counts:
             known = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
@@ -115,13 +111,13 @@ class TopicAdmin:
                 return
             if deadline.expired():
                 raise DeadlineExceeded(
-                    f"{len(untold)} topics, {untold[0]!r} for one, are there, and no broker leads all of their partitions.",
+                    f"{len(untold)} topics, {untold[0]!r} for one, have partitions whose leader no broker names.",
                     hint="Do enough brokers run? `echoswarm doctor` says.",
                 )
             time.sleep(_ASK_AGAIN_S)
 
     def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Each topic's own settings: those that somebody set, defaults of the cluster left out."""
+        """Each topic's own settings, without defaults of the cluster."""
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         if not resources:
             return {}
@@ -144,7 +140,7 @@ class TopicAdmin:
 
 
 def _is_led(topic: Any, count: int) -> bool:
-    """Whether a topic of the metadata has so many partitions and each of them a leader."""
+    """Whether a topic of the metadata has at least `count` partitions, each with a leader."""
     return topic is not None and len(topic.partitions) >= count and all(part.leader >= 0 for part in topic.partitions.values())
 
 

@@ -1,10 +1,10 @@
-"""Topics as code: what is, what should be, and the steps between them. Pure; `topic_admin` asks and acts.
+"""Topics as code: the topics of the cluster, those of the files, and the steps between them. Pure; `topic_admin` asks the cluster and acts.
 
-Apply is idempotent. It never shrinks a topic, grows a keyed one only by force, since keys would move, and lowers durability only by force
-and for a reason. Settings that the files do not name are left alone.
+Apply is idempotent. It never shrinks a topic. It grows a keyed topic only with --force, since keys would move, and lowers durability only
+with --force and --reason. Settings that the files do not name stay.
 
-How many replicas a namespace has is fixed when it is made, and its topics are the record of it: a broker that is away at a later look
-changes nothing about what should be.
+The number of replicas of a namespace is fixed when it is made, and its topics are the record of it. A broker that is down later does not
+change it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import StrEnum
 from echo_schemas.errors import UserError
 from echo_schemas.topic_files import TopicSpec
 
-# Below so many acknowledged replicas a record may be lost with a disk.
+# The number of replicas that must have a record before it is acknowledged.
 _DURABILITY = "min.insync.replicas"
 
 
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actual:
-    """A topic as the cluster has it. `config`: its own settings, defaults left out."""
+    """A topic of the cluster. `config`: its own settings, without defaults."""
 
     partitions: int
     replication_factor: int
@@ -40,7 +40,7 @@ class Actual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One difference. A refused step is reported and never done: somebody must decide."""
+    """One difference. A refused step is reported and never done: the operator must decide."""
 
     topic: str
     kind: Kind
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All steps, topic by topic. `specs` by physical name: what the steps lead to."""
+    """All steps, topic by topic. `specs`: the wanted topics by physical name."""
 
     steps: tuple[Step, ...]
     specs: Mapping[str, TopicSpec] = field(repr=False)
@@ -68,22 +68,22 @@ class Plan:
 
     @property
     def unmakeable(self) -> tuple[Step, ...]:
-        """Topics that are missing and cannot be made now."""
+        """Missing topics that cannot be made now."""
         return tuple(step for step in self.refused if step.before == "missing")
 
     @property
     def refused(self) -> tuple[Step, ...]:
-        """Steps that nobody will do."""
+        """Steps that `apply` will not do."""
         return tuple(step for step in self.steps if step.kind is Kind.REFUSED)
 
 
 def choose_replicas(
     wanted: Mapping[str, TopicSpec], actual: Mapping[str, Actual], *, num_brokers: int, num_addresses: int, asked: int | None
 ) -> int:
-    """How many replicas the topics of a namespace have: those that were `asked` for, else as the namespace was made; a new one gets those
-    of the files, or on a cluster of one broker one. `num_addresses`: how many brokers [kafka] bootstrap names.
+    """The number of replicas of a namespace's topics: `asked` ([kafka] replicas), else that of the existing topics. A new namespace gets
+    that of the files, or 1 on a cluster of one broker. `num_addresses`: how many brokers [kafka] bootstrap names.
 
-    Raises UserError for a new namespace if fewer brokers answer than the files want and nobody has said that there are no more.
+    Raises UserError for a new namespace if fewer brokers answer than the files need, unless `asked` is set.
     """
     if asked is not None:
         return asked
@@ -95,8 +95,8 @@ def choose_replicas(
     if num_brokers == 1 and num_addresses == 1:
         return 1
     raise UserError(
-        f"{num_brokers} brokers answer, and the topics want {most} replicas. How many a namespace has is fixed when it is made, so one "
-        "that is made while a broker is away would have too few for good.",
+        f"{num_brokers} brokers answer, and the topics want {most} replicas. The number is fixed when a namespace is made, so one that "
+        "is made while a broker is down would have too few for good.",
         hint=f"Start the missing brokers. If there are no more, say so: [kafka] replicas = {num_brokers}.",
     )
 
@@ -110,9 +110,7 @@ def make_plan(
     force: bool = False,
     lowers: bool = False,
 ) -> Plan:
-    """The steps from `actual` to `wanted`, both by physical name, with so many `replicas`. `force` lets keyed topics grow, `lowers` lets
-    durability go down.
-    """
+    """The steps from `actual` to `wanted`, both by physical name. `force` lets keyed topics grow, `lowers` lets durability go down."""
     specs = {name: spec.fitted_to(replicas) for name, spec in wanted.items()}
     steps: list[Step] = []
     for name, spec in specs.items():
@@ -127,7 +125,7 @@ def make_plan(
 def _creation(name: str, spec: TopicSpec, num_brokers: int) -> Step:
     after = f"{spec.partitions} partitions, {spec.replication_factor} replicas, {_settings(spec.config)}"
     if spec.replication_factor > num_brokers:
-        why = f"the cluster makes no topic with more replicas than brokers, and {num_brokers} answer; start the others"
+        why = f"a topic cannot have more replicas than brokers, and {num_brokers} answer; start the others"
         return Step(topic=name, kind=Kind.REFUSED, what="topic", before="missing", after=after, why=why)
     return Step(topic=name, kind=Kind.CREATE, what="topic", after=after)
 
@@ -170,6 +168,6 @@ def _settings(config: Mapping[str, str]) -> str:
 
 
 def summarise(plan: Plan) -> dict[str, int]:
-    """Number of steps by kind, those that occur."""
+    """Number of steps by kind, without zeros."""
     counts = {kind.value: sum(step.kind is kind for step in plan.steps) for kind in Kind}
     return {kind: count for kind, count in counts.items() if count}

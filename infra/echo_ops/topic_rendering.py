@@ -1,4 +1,4 @@
-"""The topics and the access of a namespace in the words of other tools: Kafka's own scripts, Strimzi, Terraform, AsyncAPI. Pure."""
+"""The topics and access lists of a namespace as input for other tools: Kafka's scripts, Strimzi, Terraform, AsyncAPI. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LABEL = "strimzi.io/cluster"
 # Strimzi 0.49 and newer; 1.0 knows no older one.
 _STRIMZI = "kafka.strimzi.io/v1"
 _HEADERS = {
-    "echo-run": "The run; readers pass over other runs.",
-    "echo-group": "The group, where the record is of one.",
-    "echo-version": "The oldest version that sampled it, where it may become stale.",
-    "echo-signature": "Who signed it, and with it at most fifteen others: key, Ed25519 signature, digests (docs/trust.md).",
-    "traceparent": "W3C Trace Context, where its group is followed.",
+    "echo-run": "The run; readers skip records of other runs.",
+    "echo-group": "The group, if the record belongs to one.",
+    "echo-version": "The oldest version that sampled it, if it may become stale.",
+    "echo-signature": "A signature of this and at most fifteen other records: key, Ed25519 signature, digests (docs/trust.md).",
+    "traceparent": "W3C Trace Context, if its group is traced.",
     "ce_source": "The writer's client id.",
     "ce_type": "The record's type, as a CloudEvent.",
 }
@@ -43,7 +43,7 @@ class TopicFormat(StrEnum):
 
 
 def render_topics(form: TopicFormat, namespace: Namespace, *, cluster: str, replicas: int | None = None) -> str:
-    """The topics as text. `cluster`: its address, or the name of Strimzi's cluster; `replicas`: fewer than the files say."""
+    """The topics as text. `cluster`: its address, or the name of Strimzi's cluster; `replicas`: instead of the files' number."""
     specs = [spec if replicas is None else spec.fitted_to(replicas) for spec in load_topic_specs()]
     match form:
         case TopicFormat.COMMANDS:
@@ -136,8 +136,8 @@ def _terraform(spec: TopicSpec, namespace: Namespace) -> str:
 
 
 def asyncapi(specs: Sequence[TopicSpec], namespace: Namespace) -> dict[str, Any]:
-    """An AsyncAPI 3.0 document: each topic a channel, each record a message with its Avro schema, each role's reading and writing an
-    operation. Bytes on a dead-letter topic are of no schema."""
+    """An AsyncAPI 3.0 document: a channel for each topic, a message with its Avro schema for each record, an operation for each role that
+    reads or writes a topic. Bytes on a dead-letter topic have no schema."""
     schemas = {record.__name__: record.SCHEMA for spec in specs if spec.topic is not None for record in spec.topic.records}
     return {
         "asyncapi": "3.0.0",

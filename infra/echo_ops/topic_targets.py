@@ -1,18 +1,20 @@
-"""What Kafka services let nobody set: the topic files compared with each service's documentation, read in November 2026. Pure.
+"""Topic settings that Kafka services refuse: the topic files compared with each service's documentation, read in November 2026. Pure.
 
-A service that is not here is asked by trying: `topics apply` says what it refuses.
+For a service that is not here, `topics apply` says what it refuses.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from echo_schemas.topic_files import TopicSpec
 
 _DAY_MS = 86_400_000
+_COMMON = frozenset({"cleanup.policy", "max.message.bytes", "message.timestamp.type", "retention.bytes", "retention.ms"})
+_COMPACTION = frozenset({"delete.retention.ms", "max.compaction.lag.ms", "min.compaction.lag.ms", "segment.bytes", "segment.ms"})
 
 
 class Target(StrEnum):
@@ -27,12 +29,12 @@ class Target(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """What a service documents. `settable`: topic settings that a client may set; None: all of Kafka's. `at_most`: the largest value of a
-    setting. `notes`: what else a run meets there. `page`: where it says so.
+    setting. `notes`: other differences. `page`: the documentation.
     """
 
     title: str
     page: str
-    settable: frozenset[str] | None = None
+    settable: Set[str] | None = None
     at_most: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -51,54 +53,23 @@ SERVICES: Mapping[Target, Service] = {
     Target.CONFLUENT_CLOUD: Service(
         title="Confluent Cloud",
         page="https://docs.confluent.io/cloud/current/topics/manage.html",
-        settable=frozenset(
-            {
-                "cleanup.policy",
-                "delete.retention.ms",
-                "max.compaction.lag.ms",
-                "max.message.bytes",
-                "message.timestamp.type",
-                "min.compaction.lag.ms",
-                "min.insync.replicas",
-                "retention.bytes",
-                "retention.ms",
-                "segment.bytes",
-                "segment.ms",
-            }
-        ),
-        notes=("It compacts when it wants to, so compacted topics are longer and a start reads a little more.",),
+        settable=_COMMON | _COMPACTION | {"min.insync.replicas"},
+        notes=("It chooses when to compact, so compacted topics are longer and a start reads a little more.",),
     ),
     Target.MSK: Service(
         title="Amazon MSK Serverless",
         page="https://docs.aws.amazon.com/msk/latest/developerguide/serverless-config.html",
-        settable=frozenset(
-            {"cleanup.policy", "compression.type", "max.message.bytes", "message.timestamp.type", "retention.bytes", "retention.ms"}
-        ),
+        settable=_COMMON | {"compression.type"},
         notes=(
             "Clusters with brokers of their own (Standard) are Apache Kafka: they take all of it.",
-            "Who logs in with IAM needs a token that librdkafka fetches by OAUTHBEARER; the reward application's client has no such login.",
+            "A login with IAM needs a token that librdkafka fetches by OAUTHBEARER; the reward application's client has no such login.",
         ),
     ),
     Target.REDPANDA: Service(
         title="Redpanda",
         page="https://docs.redpanda.com/streaming/current/reference/properties/topic-properties/",
-        settable=frozenset(
-            {
-                "cleanup.policy",
-                "compression.type",
-                "delete.retention.ms",
-                "max.compaction.lag.ms",
-                "max.message.bytes",
-                "message.timestamp.type",
-                "min.cleanable.dirty.ratio",
-                "min.compaction.lag.ms",
-                "retention.bytes",
-                "retention.ms",
-                "segment.bytes",
-                "segment.ms",
-            }
-        ),
-        notes=("acks=all means a majority of the replicas there, which of three is the two that min.insync.replicas asks for.",),
+        settable=_COMMON | _COMPACTION | {"compression.type", "min.cleanable.dirty.ratio"},
+        notes=("acks=all means a majority of the replicas there: two of three, as min.insync.replicas requires.",),
     ),
     Target.EVENT_HUBS: Service(
         title="Azure Event Hubs",

@@ -39,6 +39,18 @@ def _step(metric: str, legend: str = "") -> tuple[str, str]:
     return f'echo_learner_step{{$run, metric="{metric}"}}', legend or metric
 
 
+def _rate(metric: str, by: str = "", where: str = "") -> str:
+    """Growth of a counter per second, summed by the labels `by`."""
+    chosen = f"$run, {where}" if where else "$run"
+    rate = f"rate({metric}{{{chosen}}}[$__rate_interval])"
+    return f"sum by ({by}) ({rate})" if by else rate
+
+
+def _increase(metric: str, by: str = "", where: str = "") -> str:
+    """Growth of a counter from one point to the next, summed by the labels `by`."""
+    return _rate(metric, by, where).replace("rate(", "increase(", 1)
+
+
 def _quantile(share: float, metric: str, by: str = "") -> str:
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({share}, sum by ({labels}) (rate({metric}_bucket{{$run}}[$__rate_interval])))"
@@ -65,23 +77,18 @@ RUN = Dashboard(
                 ),
                 about="Versions between a sample's oldest token and the batch that it is trained in.",
             ),
-            Panel(
-                "Dropped per second", {"sum by (reason) (rate(echo_learner_dropped_total{$run}[$__rate_interval]))": "{{reason}}"}, "ops"
-            ),
+            Panel("Dropped per second", {_rate("echo_learner_dropped_total", "reason"): "{{reason}}"}, "ops"),
             Panel("Processes that answer", {"sum by (role) (up{$run})": "{{role}}"}),
         ],
         "What does it wait for?": [
             Panel(
                 "Learner: share of its time",
-                {
-                    "rate(echo_learner_idle_seconds_total{$run}[$__rate_interval])": "waiting for a batch",
-                    "rate(echo_learner_training_seconds_total{$run}[$__rate_interval])": "training",
-                },
+                {_rate("echo_learner_idle_seconds_total"): "waiting for a batch", _rate("echo_learner_training_seconds_total"): "training"},
                 "percentunit",
             ),
             Panel(
                 "Busy share by place",
-                {'sum by (place) (rate(echo_place_seconds_total{$run, use="busy"}[$__rate_interval]))': "{{place}}"},
+                {_rate("echo_place_seconds_total", "place", 'use="busy"'): "{{place}}"},
                 "percentunit",
                 "The place near 1 holds the run back; docs/operations.md says which place is what.",
             ),
@@ -107,14 +114,12 @@ PIPELINE = Dashboard(
             Panel(
                 "Written per second",
                 {
-                    "sum by (purpose) (rate(echo_rollout_requests_issued_total{$run}[$__rate_interval]))": "{{purpose}}",
-                    "sum by (why) (rate(echo_rollout_requests_reissued_total{$run}[$__rate_interval]))": "again: {{why}}",
+                    _rate("echo_rollout_requests_issued_total", "purpose"): "{{purpose}}",
+                    _rate("echo_rollout_requests_reissued_total", "why"): "again: {{why}}",
                 },
                 "ops",
             ),
-            Panel(
-                "Groups that ended", {"sum by (outcome) (rate(echo_rollout_groups_total{$run}[$__rate_interval]))": "{{outcome}}"}, "ops"
-            ),
+            Panel("Groups that ended", {_rate("echo_rollout_groups_total", "outcome"): "{{outcome}}"}, "ops"),
         ],
         "Rewards": [
             Panel(
@@ -122,11 +127,7 @@ PIPELINE = Dashboard(
                 {"sum(echo_streams_lag{$run}) / sum(rate(echo_streams_trajectories_total{$run}[10m]))": "until all is scored"},
                 "s",
             ),
-            Panel(
-                "Per second",
-                {"sum by (name, outcome) (rate(echo_streams_rewards_total{$run}[$__rate_interval]))": "{{name}}: {{outcome}}"},
-                "ops",
-            ),
+            Panel("Per second", {_rate("echo_streams_rewards_total", "name, outcome"): "{{name}}: {{outcome}}"}, "ops"),
             Panel("Seconds of one call, p95", {_quantile(0.95, "echo_streams_call_seconds", "name"): "{{name}}"}, "s"),
         ],
         "Assembly": [
@@ -142,7 +143,7 @@ WORKERS = Dashboard(
     "EchoSwarm: workers and pool",
     {
         "Work": [
-            Panel("Tokens per second", {"rate(echo_rollout_generated_tokens_total{$run}[$__rate_interval])": "{{process}}"}, "ops"),
+            Panel("Tokens per second", {_rate("echo_rollout_generated_tokens_total"): "{{process}}"}, "ops"),
             Panel("Groups in flight", {"echo_rollout_groups_in_flight{$run}": "{{process}}"}),
             Panel("Seconds of a group, p95", {_quantile(0.95, "echo_rollout_group_seconds", "process"): "{{process}}"}, "s"),
         ],
@@ -150,7 +151,7 @@ WORKERS = Dashboard(
             Panel(
                 "Installed version", {"echo_rollout_installed_version{$run}": "{{process}}", "echo_learner_published{$run}": "published"}
             ),
-            Panel("Installs", {"sum by (outcome) (rate(echo_rollout_installs_total{$run}[$__rate_interval]))": "{{outcome}}"}, "ops"),
+            Panel("Installs", {_rate("echo_rollout_installs_total", "outcome"): "{{outcome}}"}, "ops"),
             Panel("T_bcast", {_quantile(0.5, "echo_learner_broadcast_seconds"): "median"}, "s"),
         ],
         "Pool": [
@@ -167,12 +168,12 @@ WORKERS = Dashboard(
             Panel(
                 "Cost of an hour", {"3600 * sum by (kind, use) (rate(echo_learner_cost_total{$run}[$__rate_interval]))": "{{kind}} {{use}}"}
             ),
-            Panel("Orders", {"increase(echo_streams_coordinator_orders_total{$run}[$__rate_interval])": "{{order}}"}),
+            Panel("Orders", {_increase("echo_streams_coordinator_orders_total"): "{{order}}"}),
         ],
         "Trust": [
             Panel(
                 "Samples that disagree with their version",
-                {'sum by (worker) (increase(echo_learner_claims_total{$run, verdict="disagrees"}[$__rate_interval]))': "{{worker}}"},
+                {_increase("echo_learner_claims_total", "worker", 'verdict="disagrees"'): "{{worker}}"},
             ),
             Panel("Log-probability difference, learner to worker", {"echo_learner_probe_logprob_difference{$run}": "largest"}),
             Panel("Finished groups that wait for Kafka", {"echo_rollout_undelivered_seconds{$run}": "{{process}}"}, "s"),
@@ -226,42 +227,24 @@ KAFKA = Dashboard(
     "EchoSwarm: Kafka as its clients see it",
     {
         "Writing": [
-            Panel(
-                "Records per second",
-                {"sum by (topic) (rate(echo_bus_records_published_total{$run}[$__rate_interval]))": "{{topic}}"},
-                "ops",
-            ),
-            Panel(
-                "Bytes per second", {"sum by (topic) (rate(echo_bus_bytes_published_total{$run}[$__rate_interval]))": "{{topic}}"}, "Bps"
-            ),
+            Panel("Records per second", {_rate("echo_bus_records_published_total", "topic"): "{{topic}}"}, "ops"),
+            Panel("Bytes per second", {_rate("echo_bus_bytes_published_total", "topic"): "{{topic}}"}, "Bps"),
             Panel("Seconds to an acknowledgement, p99", {_quantile(0.99, "echo_bus_publish_seconds", "topic"): "{{topic}}"}, "s"),
         ],
         "Reading": [
-            Panel("Records per second", {"sum by (topic) (rate(echo_bus_records_read_total{$run}[$__rate_interval]))": "{{topic}}"}, "ops"),
+            Panel("Records per second", {_rate("echo_bus_records_read_total", "topic"): "{{topic}}"}, "ops"),
             Panel("Lag, records", {"sum by (topic, process) (echo_bus_lag{$run})": "{{topic}}: {{process}}"}),
             Panel("Partitions paused", {"sum by (topic, process) (echo_bus_partitions_paused{$run})": "{{topic}}: {{process}}"}),
         ],
         "Trouble": [
-            Panel(
-                "Dead letters",
-                {"sum by (topic, reason) (increase(echo_bus_dead_letters_total{$run}[$__rate_interval]))": "{{topic}}: {{reason}}"},
-            ),
-            Panel(
-                "Not acknowledged",
-                {"sum by (role, error) (increase(echo_bus_publish_failures_total{$run}[$__rate_interval]))": "{{role}}: {{error}}"},
-            ),
-            Panel(
-                "Waiting for brokers or a quota",
-                {"sum by (role) (rate(echo_bus_publish_blocked_seconds_total{$run}[$__rate_interval]))": "{{role}}"},
-                "percentunit",
-            ),
+            Panel("Dead letters", {_increase("echo_bus_dead_letters_total", "topic, reason"): "{{topic}}: {{reason}}"}),
+            Panel("Not acknowledged", {_increase("echo_bus_publish_failures_total", "role, error"): "{{role}}: {{error}}"}),
+            Panel("Waiting for brokers or a quota", {_rate("echo_bus_publish_blocked_seconds_total", "role"): "{{role}}"}, "percentunit"),
         ],
         "Groups and transactions": [
-            Panel(
-                "Rebalances", {"sum by (group, kind) (increase(echo_bus_rebalances_total{$run}[$__rate_interval]))": "{{group}}: {{kind}}"}
-            ),
-            Panel("Commits", {"sum by (outcome) (rate(echo_bus_commits_total{$run}[$__rate_interval]))": "{{outcome}}"}, "ops"),
-            Panel("Transactions", {"sum by (outcome) (rate(echo_bus_transactions_total{$run}[$__rate_interval]))": "{{outcome}}"}, "ops"),
+            Panel("Rebalances", {_increase("echo_bus_rebalances_total", "group, kind"): "{{group}}: {{kind}}"}),
+            Panel("Commits", {_rate("echo_bus_commits_total", "outcome"): "{{outcome}}"}, "ops"),
+            Panel("Transactions", {_rate("echo_bus_transactions_total", "outcome"): "{{outcome}}"}, "ops"),
         ],
     },
 )

@@ -1,4 +1,4 @@
-"""Everything that Prometheus and Grafana need for a run, as files."""
+"""The files that Prometheus and Grafana need for a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from echo_ops.monitoring.dashboards import DASHBOARDS, as_grafana
 
 RUNBOOKS = "docs/runbooks"
-"""Where the pages of the alerts lie, as the rule file names them."""
+"""The folder of the alerts' pages, as the rule file names it."""
 _SCRAPE_EVERY = "5s"
 
 
@@ -25,14 +25,14 @@ def alert_rules(runbooks: str = RUNBOOKS) -> str:
 
 
 def scrape_configuration(runs: Sequence[Path]) -> dict[str, Any]:
-    """A Prometheus configuration that finds the processes of the runs in these folders, as they come and go."""
+    """A Prometheus configuration that finds the processes of the runs in these folders while they start and end."""
     return {
         "global": {"scrape_interval": _SCRAPE_EVERY, "evaluation_interval": _SCRAPE_EVERY},
         "rule_files": ["alerts.yaml"],
         "scrape_configs": [
             {
                 "job_name": "echoswarm",
-                # Prometheus takes a star in the last part of a path only.
+                # Prometheus allows a star only in the last part of a path.
                 "file_sd_configs": [{"files": [str(run.absolute() / "processes" / "*.json") for run in runs], "refresh_interval": "10s"}],
             }
         ],
@@ -49,7 +49,7 @@ def _files(runs: Sequence[Path], runbooks: str) -> Iterator[tuple[str, str]]:
 
 
 def render(into: Path, *, runs: Sequence[Path], runbooks: str = RUNBOOKS) -> list[Path]:
-    """Write all files below `into`, in place of those that are there; their paths. `runs`: the runs' folders. Raises OSError."""
+    """Write all files below `into`, over existing ones; returns their paths. `runs`: the runs' folders. Raises OSError."""
     written = []
     for name, text in _files(runs, runbooks):
         path = into / name

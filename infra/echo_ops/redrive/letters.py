@@ -1,10 +1,8 @@
-"""What lies among the dead letters of a topic: each message as it was, and what its headers say became of it."""
+"""The dead letters of a topic: each message as it was, and what its headers say of the failure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.dead_letters import (
@@ -24,19 +22,16 @@ from echo_schemas.headers import RUN, SOURCE, number_of
 from echo_schemas.records import Coordinates
 from echo_schemas.topics import Topic
 
-if TYPE_CHECKING:
-    from echo_replay.raw_log import RawLog
-
 UNKNOWN = "unknown"
-"""Reason, writer or reader of a letter whose headers do not say it."""
+"""Reason, writer or reader of a letter whose headers lack it."""
 REDRIVEN = "echo-redriven-"
-"""What the headers of a message that was brought back begin with: `from`, `by`, `ms`."""
+"""Prefix of the headers of a redriven message: `from`, `by`, `ms`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """A message that could not be used. `offset`: among the dead letters, which are one partition; `headers`: the original's own;
-    `origin`: where it lay in its topic; `num_redriven`: how often it was brought back before; `is_cut`: the copy lacks bytes."""
+    """A message that its reader could not use. `offset`: in the topic of dead letters, which has one partition; `headers`: of the original;
+    `origin`: its old place; `num_redriven`: how often it was redriven before; `is_cut`: the copy lacks bytes."""
 
     topic: Topic
     offset: int
@@ -55,7 +50,7 @@ class Letter:
 
 
 def letter_of(raw: RawMessage, topic: Topic) -> Letter:
-    """The letter that `raw`, a message among the dead letters of `topic`, is. Headers that are missing or wrong make nothing fail."""
+    """`raw`, a message of the dead-letter topic of `topic`, as a letter. Missing or wrong headers raise nothing."""
     pairs = raw_headers(raw)
     said = {name: value for name, value in pairs if value is not None}  # type: ignore[redundant-expr]  # Kafka allows null values
     partition, offset = number_of(said.get(ORIGINAL_PARTITION)), number_of(said.get(ORIGINAL_OFFSET))
@@ -75,15 +70,6 @@ def letter_of(raw: RawMessage, topic: Topic) -> Letter:
         num_redriven=number_of(said.get(RETRIES)) or 0,
         is_cut=not said.keys().isdisjoint({TRUNCATED_FROM, KEY_TRUNCATED_FROM, HEADERS_LEFT_OUT}),
     )
-
-
-def letters_of(log: RawLog, topic: Topic, *, first: int = 0, end: int | None = None) -> Iterator[Letter]:
-    """The letters from offset `first` up to `end` (None: all there are now), in order."""
-    low, high = log.lows[0], log.ends[0]
-    begin, until = max(low, first), high if end is None else min(high, end)
-    for messages in log.within({0: (begin, until)}) if begin < until else ():
-        for raw in messages:
-            yield letter_of(raw, topic)
 
 
 def _text(said: dict[str, bytes], name: str) -> str:

@@ -1,4 +1,4 @@
-"""What is to be written for a letter, or why nothing is. No I/O but what `whole` does."""
+"""What to write for a letter, or why nothing. No I/O except in `whole`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from echo_schemas.records import Record
 from echo_schemas.topics import Topic
 
 MOST_REDRIVES = 2
-"""How often a message is brought back: what fails a third time needs another mend, and a message of its own."""
+"""How often a message is redriven. After a third failure it needs another mend, and a new message."""
 
 Whole = Callable[[Letter], Letter | None]
-"""A cut letter with the bytes that its topic still has; None where it has them no more."""
+"""The whole letter of a cut one, from its topic; None if the topic does not hold it any more."""
 
 
 class Handling(StrEnum):
@@ -33,17 +33,17 @@ class Handling(StrEnum):
     WRITE = "write"
     """It is written again."""
     STOP = "stop"
-    """It would come straight back: the redrive ends in front of it, unless such ones are passed by."""
+    """It would come straight back: the redrive ends before it, or passes it by if told so."""
     TOO_OFTEN = "too often"
-    """It was brought back `MOST_REDRIVES` times: passed by."""
+    """It was redriven `MOST_REDRIVES` times: passed by."""
     LEFT = "left"
-    """The mend left it: passed by."""
+    """The mend returned None: passed by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A letter and what becomes of it. `key`, `value`, `headers`, `partition`: what is written, where `handling` is WRITE; partition None:
-    as the key says. `why`: one sentence, where nothing is written."""
+    """A letter and its handling. `key`, `value`, `headers`, `partition`: the message to write, if `handling` is WRITE; partition None: the
+    key decides. `why`: one sentence, if nothing is written."""
 
     letter: Letter
     handling: Handling
@@ -56,7 +56,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
-    """How letters of one redrive are prepared. `by`: who redrives, for the headers."""
+    """How letters of one redrive are prepared. `by`: the user and host, for the headers."""
 
     wire: Wire
     whole: Whole
@@ -64,12 +64,12 @@ class Preparing:
     mend: Mend | None = None
 
     def prepare(self, letter: Letter, now_ms: int) -> Prepared:
-        """Raises UserError where the user's function fails, with the letter's place."""
+        """The letter with its handling. Raises UserError, which names the letter, if the user's function fails."""
         if letter.num_redriven >= MOST_REDRIVES:
             return Prepared(letter=letter, handling=Handling.TOO_OFTEN, why=f"It was brought back {letter.num_redriven} times before.")
         full = self.whole(letter) if letter.is_cut else letter
         if full is None:
-            return _stop(letter, "The copy was cut, and its topic has the original no more.")
+            return _stop(letter, "The copy was cut, and its topic does not hold the original any more.")
         if full.origin is None and _is_placed(full):
             return _stop(letter, "Its headers do not say which partition it was on.")
         try:
@@ -89,7 +89,7 @@ class Preparing:
             key = own
         headers = full.headers
         if (key, value) != (full.key, full.value):
-            # The writer's signature is of what it wrote. Who mends it answers for it.
+            # The writer's signature covers the old bytes. The redrive signs the mended ones.
             headers = tuple(header for header in headers if header[0] != SIGNATURE)
             if self.wire.signer is not None and topic.author is not None:
                 headers += tuple(self.wire.signer.sign(self.wire.namespace.topic(topic), [(key, value)]))
@@ -109,7 +109,7 @@ class Preparing:
     def _require_signature(
         self, topic: Topic, record: Record, key: bytes | None, value: bytes, headers: tuple[tuple[str, bytes], ...], now_ms: int
     ) -> None:
-        """Raises InvalidRecord where the readers of the topic would not take it for its author's."""
+        """Raise InvalidRecord if the readers of the topic would not accept the signature as its author's."""
         if self.wire.verifier is not None and topic.author is not None:
             raw: Any = ClientMessage(
                 topic=self.wire.namespace.topic(topic),
@@ -121,7 +121,7 @@ class Preparing:
             self.wire.verifier.signer_of(raw).require_author(topic, topic.author(record))
 
     def _mended(self, letter: Letter) -> tuple[bytes | None, Record | None]:
-        """The bytes to write and the record that they are. Raises InvalidRecord where they are none of this topic."""
+        """The bytes to write and their record. Raises InvalidRecord if they are no record of this topic."""
         value: bytes | None = letter.value
         if self.mend is not None:
             try:
@@ -129,7 +129,7 @@ class Preparing:
             except Exception as exc:  # the user's function may raise anything
                 raise UserError(
                     f"The mend failed at the letter {letter.offset} of {letter.topic.name}: {type(exc).__name__}: {exc}.",
-                    hint="Nothing was done with this letter and those behind it; mend the function and run the command again.",
+                    hint="This letter and those behind it were not touched; correct the function and run the command again.",
                 ) from exc
             if answer is None:
                 return None, None
@@ -156,7 +156,7 @@ class Preparing:
 
 
 def with_bytes_of(letter: Letter, original: Letter) -> Letter:
-    """`letter` with key, value and headers of the message at its old place."""
+    """`letter` with key, value and headers of the original message."""
     return replace(letter, key=original.key, value=original.value, headers=original.headers, is_cut=False)
 
 

@@ -1,13 +1,13 @@
-"""Letters written again, each once: a batch of them and the positions of their groups are one transaction.
+"""Letters written again, each once: a batch of letters and the positions of their groups are one transaction.
 
-Everything happens on the caller's thread. Killed, or ended by Ctrl-C, it goes on where the last transaction ended.
+Everything happens on the caller's thread. After a kill or Ctrl-C, the next redrive goes on where the last transaction ended.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,7 +21,7 @@ from echo_bus.client.cluster import RawConsumer
 from echo_bus.client.consumer_queries import committed_offsets, open_asker
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.errors import ProducerFenced
-from echo_ops.redrive.letters import Letter, letter_of, letters_of
+from echo_ops.redrive.letters import Letter, letter_of
 from echo_ops.redrive.mending import Mend
 from echo_ops.redrive.preparing import Handling, Prepared, Preparing, with_bytes_of
 from echo_replay.raw_log import RawLog
@@ -30,22 +30,22 @@ from echo_schemas.topics import REQUESTS, REWARDS, TRAJECTORIES, Topic
 
 ROLE = "redrive"
 REDRIVABLE = (TRAJECTORIES, REWARDS, REQUESTS)
-"""Topics whose records many may write, each for itself; see docs/decisions/0026-redrive.md."""
-# One transaction takes a few milliseconds; with so many letters in it a redrive is bound by the letters.
+"""Topics with many independent writers; see docs/decisions/0026-redrive.md."""
+# A transaction takes a few milliseconds; with this many letters in it the letters take longer.
 _AT_ONCE = 100
 _PARTITION = 0
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was done. `stopped`: the letter that a redrive ended in front of."""
+    """What was done. `stopped`: the letter before which a redrive ended."""
 
     done: Counter[Handling] = field(default_factory=Counter)
     stopped: Prepared | None = None
 
 
 class Backlog:
-    """The letters of one topic, and which of them were brought back or discarded. A context manager."""
+    """The letters of one topic, and which of them were redriven or discarded. A context manager."""
 
     def __init__(self, bus: Bus, topic: Topic) -> None:
         """Raises TopicMissing, NotAuthorized, ClusterUnreachable."""
@@ -70,29 +70,32 @@ class Backlog:
         return self._log.ends[_PARTITION]
 
     def offset_at(self, time_ms: int) -> int:
-        """The first letter that is not older than `time_ms`."""
+        """The offset of the first letter that is not older than `time_ms`."""
         return self._log.offsets_at(time_ms)[_PARTITION]
 
     def letters(self, *, first: int = 0, end: int | None = None) -> Iterator[Letter]:
-        """All letters of a range, handled ones too."""
-        return letters_of(self._log, self.topic, first=first, end=end)
+        """All letters from offset `first` up to `end` (None: to the end), in order, handled ones too."""
+        begin, until = max(self._log.lows[_PARTITION], first), self.end if end is None else min(self.end, end)
+        for messages in self._log.within({_PARTITION: (begin, until)}) if begin < until else ():
+            for raw in messages:
+                yield letter_of(raw, self.topic)
 
     def position(self, reason: str) -> int:
-        """The letters of `reason` before this offset were handled."""
+        """The letters of `reason` before this offset are handled."""
         if reason not in self._positions:
             place = (self._physical, _PARTITION)
             self._positions[reason] = committed_offsets(self.member(reason), self._group_of(reason), [place]).get(place, 0)
         return self._positions[reason]
 
     def waiting(self, reasons: frozenset[str], end: int | None = None) -> Iterator[Letter]:
-        """Letters of `reasons` (none: all) up to `end` that nobody has handled, in order."""
+        """Unhandled letters of `reasons` (none: all) up to `end`, in order."""
         first = min(map(self.position, reasons)) if reasons else 0
         for letter in self.letters(first=first, end=end):
             if (not reasons or letter.reason in reasons) and letter.offset >= self.position(letter.reason):
                 yield letter
 
     def original(self, letter: Letter) -> Letter | None:
-        """A letter whose copy was cut, with all of its bytes; None if its topic has them no more."""
+        """The whole letter of a copy that was cut; None if its topic does not hold the original any more."""
         if letter.origin is None:
             return None
         if self._originals is None:
@@ -104,7 +107,7 @@ class Backlog:
         return None if found is None else with_bytes_of(letter, letter_of(found, self.topic))
 
     def member(self, reason: str) -> RawConsumer:
-        """A client of the group whose position says what was done with letters of `reason`; it joins nothing."""
+        """A client of the group whose position says which letters of `reason` are handled. It does not join the group."""
         if reason not in self._members:
             member = self._members[reason] = open_asker(self._bus.cluster, self._group_of(reason), self._bus.client_id)
             self._clients.callback(member.close)
@@ -114,12 +117,12 @@ class Backlog:
         return self._bus.namespace.group(ROLE, f"{self.topic.name}.{reason}")
 
     def place(self, offset: int, note: str) -> TopicPartition:
-        """A position, as a client wants it; `note` stands beside it in the group."""
+        """A position for the client, with `note` as its metadata."""
         return TopicPartition(self._physical, _PARTITION, offset, note)
 
 
 class Redrive:
-    """One redrive of a backlog. `mend`: None writes what was written."""
+    """One redrive of a backlog. `mend` None: the original bytes are written."""
 
     def __init__(self, bus: Bus, backlog: Backlog, *, by: str, mend: Mend | None = None) -> None:
         self._bus = bus
@@ -128,7 +131,7 @@ class Redrive:
         self._preparing = Preparing(wire=bus, whole=backlog.original, by=by, mend=mend)
 
     def prepared(self, letters: Iterator[Letter]) -> Iterator[Prepared]:
-        """What would be done with each. Nothing is written."""
+        """The handling of each letter. Writes nothing."""
         for letter in letters:
             yield self._preparing.prepare(letter, self._bus.clock.time_ms())
 
@@ -140,9 +143,9 @@ class Redrive:
         passes_by: bool = False,
         note: Callable[[Tally], None] = lambda _: None,
     ) -> Tally:
-        """Write `letters`, `rate` a second at most. It ends in front of one that would come straight back, unless `passes_by`.
+        """Write `letters`, `rate` a second at most. Ends before a letter that would come straight back, unless `passes_by`.
 
-        Raises UserError where another redrive has begun or the mend fails, and TransportError; what was done until then stays done.
+        Raises UserError if another redrive has begun or the mend fails, and TransportError; finished batches stay done.
         """
         tally = Tally()
         prepared = self.prepared(letters)
@@ -173,7 +176,7 @@ class Redrive:
 
 
 def discard(bus: Bus, backlog: Backlog, letters: Iterator[Letter], *, by: str) -> Counter[str]:
-    """Pass by `letters` for good; how many by reason. They stay readable until their retention is over. Raises as `Redrive.run`."""
+    """Mark `letters` as handled; returns their number by reason. Retention removes them later. Raises as `Redrive.run`."""
     ends: dict[str, int] = {}
     counts: Counter[str] = Counter()
     with _alone(bus) as writer:
@@ -189,33 +192,33 @@ def discard(bus: Bus, backlog: Backlog, letters: Iterator[Letter], *, by: str) -
 
 @contextmanager
 def _alone(bus: Bus) -> Iterator[TransactionalWriter]:
-    """The namespace's one writer of dead letters. Whoever held it before is ended, so positions are to be read inside, never before."""
+    """The namespace's only redrive. It fences the one before, so read positions inside the block, never before it."""
     writer = bus.transactions(ROLE)
     writer.start()
     try:
         yield writer
     except ProducerFenced as exc:
         raise UserError(
-            "Another redrive of this namespace has begun, and this one has ended.", hint="One at a time; nothing was written twice."
+            "Another redrive of this namespace has begun, so this one ends.", hint="Run one at a time; nothing was written twice."
         ) from exc
     finally:
         writer.close()
 
 
 def require_redrivable(name: str) -> Topic:
-    """The topic `name`. Raises UserError for one whose letters are not brought back."""
+    """The topic `name`. Raises UserError for a topic whose letters are not redriven."""
     known = {topic.name: topic for topic in REDRIVABLE}
     if name not in known:
         raise UserError(
             f"Dead letters of {name!r} are not brought back.",
-            hint=f"Only those of {', '.join(known)} are: the others hold state, where an older record would replace a newer one, or the "
-            "learner alone writes them.",
+            hint=f"Only those of {', '.join(known)} are: in the others an older record would replace a newer one, or only the learner "
+            "may write.",
         )
     return known[name]
 
 
-def require_reasons(names: list[str]) -> frozenset[str]:
-    """Raises UserError for a reason that there is not."""
+def require_reasons(names: Sequence[str]) -> frozenset[str]:
+    """`names` as a set. Raises UserError for an unknown reason."""
     known = {reason.value for reason in InvalidReason}
     if wrong := [name for name in names if name not in known]:
         raise UserError(f"There is no reason {wrong[0]!r}.", hint=f"Reasons are {', '.join(sorted(known))}.")
@@ -223,5 +226,5 @@ def require_reasons(names: list[str]) -> frozenset[str]:
 
 
 def _batch_size(rate: float | None) -> int:
-    """Letters of one transaction: of a quarter of a second where a rate is given, so that it is even."""
+    """Letters of one transaction; with a rate those of a quarter of a second, so that the rate is even."""
     return _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 4)))

@@ -1,4 +1,4 @@
-"""Two rewards on the same samples: would training on the one have been training on the other? Pure.
+"""Two rewards on the same samples: how much training on one would differ from training on the other. Pure.
 
 group 7    exact 1 0 0 1    brevity 0.5 0.1 0.5 0.1
 advantages       + - - +            +   -   +   -      half of the signs flip
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Of one reward over the matched samples."""
+    """Moments of one reward over the matched samples."""
 
     mean: float
     std: float
@@ -33,9 +33,9 @@ class Moments:
 class Comparison:
     """Rewards a and b on `num_matched` samples of `num_groups` whole or partial groups of at least two. None: not defined for these values.
 
-    `rank_within`: mean Spearman correlation over groups in which both differ. `flipped`: share of samples whose advantages have opposite
-    signs, of those where both have one. `flat_*`: share of groups whose samples are all worth the same. `confusion` and `kappa` (Cohen
-    1960) where both are 0 or 1: counts of (a, b) = (0, 0), (0, 1), (1, 0), (1, 1).
+    `rank_within`: mean Spearman correlation over groups in which both vary. `flipped`: share of samples whose two advantages have opposite
+    signs, among samples with two non-zero advantages. `flat_*`: share of groups with equal values only. `confusion` and `kappa` (Cohen
+    1960) if all values are 0 or 1: counts of (a, b) = (0, 0), (0, 1), (1, 0), (1, 1).
     """
 
     num_matched: int
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def compare(first: Sequence[Reward], second: Sequence[Reward]) -> Comparison | None:
-    """Samples are matched by where they lie, and the first value of each counts. None if no sample has both."""
+    """Compare rewards of the same trajectory; the first value of each counts. None if no sample has both."""
     a_of, b_of = _by_place(first), _by_place(second)
     places = sorted(a_of.keys() & b_of.keys(), key=lambda where: (where.partition, where.offset))
     if not places:
@@ -69,7 +69,7 @@ def compare(first: Sequence[Reward], second: Sequence[Reward]) -> Comparison | N
 
 
 def compare_columns(a: Floats, b: Floats, members: npt.NDArray[np.int64], *, num_a: int, num_b: int) -> Comparison | None:
-    """The same of samples that have both values, in columns; `members`: a number for the group of each. None if there are none."""
+    """`compare` for columns of samples that have both values; `members`: the number of each sample's group. None if they are empty."""
     if not len(a):
         return None
     order = np.argsort(members, kind="stable")
@@ -115,14 +115,14 @@ def _moments(values: Floats) -> Moments:
 
 
 def _pearson(a: Floats, b: Floats) -> float | None:
-    """None where one of them does not vary."""
+    """None if one of them does not vary."""
     if np.ptp(a) == 0.0 or np.ptp(b) == 0.0:
         return None
     return float(np.corrcoef(a, b)[0, 1])
 
 
 def _ranks(values: Floats) -> Floats:
-    """From 0; equal values share the mean of their places."""
+    """Ranks from 0; equal values have the mean of their ranks."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     first = np.cumsum(counts) - counts
     ranks: Floats = (first + (counts - 1) / 2)[places]
@@ -137,7 +137,7 @@ def _confusion(a: Floats, b: Floats) -> tuple[int, int, int, int] | None:
 
 
 def _kappa(confusion: tuple[int, int, int, int]) -> float | None:
-    """Agreement beyond chance, (observed − expected) / (1 − expected); None where chance alone agrees always."""
+    """Agreement beyond chance, (observed − expected) / (1 − expected); None if expected is 1."""
     neither, only_b, only_a, both = confusion
     total = sum(confusion)
     observed = (neither + both) / total

@@ -1,4 +1,4 @@
-"""What `echoswarm reward new` writes: a reward with its test, both of which run as they are."""
+"""The files of `echoswarm reward new`: a reward and its test, which run as they are."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_shorter_answer_is_worth_more() -> None:
 
 
 def write_template(path: str) -> tuple[Path, Path]:
-    """Write `my_rewards.py:brevity` and `test_my_rewards.py` beside it; both paths. Raises UserError for a bad name, or a file is there."""
+    """Write a reward (`my_rewards.py:brevity`) and its test beside it; both paths. Raises UserError for a bad name or an existing file."""
     where, _, name = path.partition(":")
     file = Path(where)
     name = name or "brevity"

@@ -1,4 +1,4 @@
-"""A reward function on recent trajectories, with the limits that the reward application has, and without a consumer group.
+"""A reward function tried on recent trajectories, with the limits of the reward application, without a consumer group.
 
 Threads: everything blocks the caller; functions run in a process of their own, or on an event loop of the caller's thread.
 """
@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
@@ -24,36 +24,37 @@ from echo_streams.scoring import Attached, Judgeable, Scorer, ScoringLimits
 from echo_tasks.rewards import RewardKind
 
 _READ_S = 30.0
-# A function that fails for its first sample is asked about so many more before it is called broken.
+# A function that fails for its first sample gets this many more before the trial ends.
 _MORE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a function said of `items`, in their order. `seconds`: of the wall for `num_timed` of them, its first call left out."""
+    """The rewards of `items`, in their order. `seconds`: wall time for `num_timed` of them, without the first call."""
 
     items: Sequence[Judgeable] = ()
     rewards: Sequence[Reward] = ()
     seconds: float = 0.0
     num_timed: int = 0
-    failed: Sequence[Reward] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "failed", tuple(each for each in self.rewards if each.outcome is not RewardOutcome.SCORED))
+    @property
+    def failed(self) -> list[Reward]:
+        """Rewards without a value."""
+        return [each for each in self.rewards if each.outcome is not RewardOutcome.SCORED]
 
     @property
     def values(self) -> list[float]:
-        """Of those that were scored."""
+        """Values of the scored samples."""
         return [each.value for each in self.rewards if each.value is not None]
 
     @property
     def usd_per_sample(self) -> float:
-        """What a sample costs, where the function says it (`cost_usd` among the components)."""
+        """Mean cost of a sample, if the function reports it (component `cost_usd`)."""
         return sum(each.components.get("cost_usd", 0.0) for each in self.rewards) / max(1, len(self.rewards))
 
     @property
     def s_per_sample(self) -> float | None:
-        """Seconds a sample; None if nothing was timed."""
+        """Seconds a sample; None if no call was timed."""
         return self.seconds / self.num_timed if self.num_timed else None
 
 
@@ -74,11 +75,11 @@ def recent_trajectories(bus: Bus, count: int) -> list[Judgeable]:
 
 
 def try_reward(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Judgeable]) -> Trial:
-    """What `entry` says of `items`. One that gives no value for its first four samples is not asked about the others.
+    """Score `items` with `entry`. The trial ends early if the first four samples get no value.
 
-    Raises UserError if a process cannot import it.
+    Raises UserError if a process cannot import the function.
     """
-    # What fails is in the result; the notices of it are for the log of a process that runs on.
+    # The result has every failure, so the notices of a long-running process are not needed.
     logging.getLogger("echo_runtime.notices").setLevel(logging.ERROR)
     return asyncio.run(_try(settings, bus, entry, items)) if items else Trial()
 

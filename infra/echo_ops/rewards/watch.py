@@ -1,6 +1,6 @@
-"""How the reward applications of a run are doing, as the log and the consumer groups tell: which live, how far behind, what they say.
+"""The state of a run's reward applications: which are alive, how far behind, their values and errors.
 
-Nothing is asked of the applications themselves, so it does not matter on which machine they run.
+All of it comes from the log and the consumer groups, so the applications may run on any machine.
 
 Threads: everything blocks the caller and belongs to one thread at a time.
 """
@@ -33,9 +33,9 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 OWN_APPLICATION = "main"
 _READ_S = 15.0
 _PEEK_S = 1.0
-# Values of which a mean is shown.
+# How many values the shown mean is of.
 _RECENT = 500
-# A name is whatever the writer chose, and so is an application's.
+# Writers choose the names of rewards and applications, so their number is limited.
 _MOST_PAIRS = 64
 _MOST_PARTITION_RECORDS = 200
 
@@ -51,7 +51,7 @@ class ScorerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """How far an application is behind: trajectories, and the age of the oldest one in seconds and in versions of the learner."""
+    """Backlog of an application: trajectories, and the age of the oldest one in seconds and in versions of the learner."""
 
     num: int = 0
     seconds: float = 0.0
@@ -60,7 +60,7 @@ class Behind:
 
 @dataclass(slots=True)
 class Heard:
-    """What the newest records of one reward by one application say."""
+    """The newest records of one reward by one application."""
 
     outcomes: Counter[RewardOutcome] = field(default_factory=Counter)
     values: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -68,7 +68,7 @@ class Heard:
     scored_ms: int = 0
 
     def add(self, reward: Reward) -> None:
-        """One more record."""
+        """Add a record."""
         self.outcomes[reward.outcome] += 1
         if reward.value is not None:
             self.values.append(reward.value)
@@ -79,7 +79,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerLine:
-    """One reward by one application. Counts are of the records that were looked at, `mean` of the newest of their values."""
+    """One reward by one application. Counts are of the records that were read, `mean` is of their newest values."""
 
     name: str
     application: str
@@ -95,22 +95,22 @@ class ScorerLine:
 
     @property
     def weight(self) -> float:
-        """What it weighs in what is trained."""
+        """Its weight in the sum that is trained on; 0 without one."""
         return 0.0 if self.term is None else self.term.weight
 
     @property
     def policy(self) -> str:
-        """What groups do while it does not come."""
+        """What groups do while its value is missing."""
         return policy_of(self.term)
 
     @property
     def is_shadow(self) -> bool:
-        """Whether nothing is trained on it."""
+        """Whether it has no weight."""
         return self.weight == 0.0
 
 
 class ScorerWatch:
-    """Looks at one run's applications. `close` it."""
+    """Watches one run's applications. `close` it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -127,11 +127,11 @@ class ScorerWatch:
 
     @property
     def heard(self) -> Mapping[tuple[str, str], Heard]:
-        """(application, reward) → what was said, as of the last `listen`."""
+        """(application, reward) → its newest records, as of the last `listen`."""
         return self._heard
 
     def listen(self, most: int = _MOST_PARTITION_RECORDS) -> None:
-        """Read what came on `rewards` since the last time, the newest `most` of each partition. Raises TransportError."""
+        """Read new records of `rewards`, the newest `most` of each partition. Raises TransportError."""
         bounds = self._rewards.bounds()
         starts = {place: max(low, high - most, min(high, self._read_to.get(place, 0))) for place, (low, high) in bounds.items()}
         ends = {place: high for place, (_, high) in bounds.items()}
@@ -144,7 +144,7 @@ class ScorerWatch:
 
     def _hear(self, reward: Reward) -> None:
         if reward.application in (RESCORE, UNREPEATABLE):
-            # It lives nowhere: nobody who waited for its values would get any.
+            # A rescoring ends: no group may wait for its values.
             return
         pair = (reward.application or OWN_APPLICATION, reward.name)
         if pair not in self._heard:
@@ -154,20 +154,21 @@ class ScorerWatch:
         self._heard[pair].add(reward)
 
     def hear(self, rewards: Iterable[Reward]) -> None:
-        """Of these, instead of what was heard before."""
+        """Take these records instead of those read before."""
         self._heard = {}
         for reward in rewards:
             self._hear(reward)
 
     def look(self, terms: Sequence[RewardTerm], orders: Mapping[str, Control], version: int) -> list[ScorerLine]:
-        """A line for each reward that is given or ordered, weighted ones first. `terms` in force, `orders` of `control`, `version` of the
-        learner. Raises TransportError.
+        """Read new records; then a line for each reward with records or an order, weighted ones first. Raises TransportError.
+
+        `terms`: in force; `orders`: of `control`; `version`: of the learner.
         """
         self.listen()
         return self.lines(terms, orders, version)
 
     def lines(self, terms: Sequence[RewardTerm], orders: Mapping[str, Control], version: int) -> list[ScorerLine]:
-        """As `look`, of what was heard already."""
+        """As `look`, from the records that were read already."""
         attachments = {order.attachment.application: order.attachment for order in orders.values() if order.attachment is not None}
         prefix = self._bus.namespace.group("reward", "x").removesuffix("x")
         groups = {
@@ -228,7 +229,7 @@ class ScorerWatch:
         )
 
     def _peek(self, left: Mapping[tuple[str, int], int]) -> tuple[int | None, int | None]:
-        """When the oldest record at these offsets was written, and the oldest version of them; None where none was read in time."""
+        """Oldest time and oldest version of the records at these offsets; None if no record was read in time."""
         times: list[int] = []
         versions: list[int] = []
         seen: set[int | None] = set()
@@ -255,7 +256,7 @@ def _state(behind: Behind, attachment: RewardAttachment | None, *, is_alive: boo
     return ScorerState.DETACHED if attachment is not None and not attachment.is_attached else ScorerState.GONE
 
 
-# Offsets are committed once a second, and a burst of trajectories may take a few more.
+# Offsets are committed once a second, and a burst of trajectories takes a few seconds.
 _CATCHING_UP_S = 10.0
 
 
@@ -267,7 +268,7 @@ def behind_words(behind: Behind) -> str:
 
 
 def plain_line(line: ScorerLine) -> dict[str, object]:
-    """A line as JSON: for `echoswarm reward list --json`, and in the run's summary."""
+    """A line as plain data, for `echoswarm reward list --json` and the run's summary."""
     return {
         "name": line.name,
         "application": line.application,

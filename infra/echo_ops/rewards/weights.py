@@ -1,4 +1,4 @@
-"""What a run is trained on, and another weight in it. Pure.
+"""The weighted rewards that a run is trained on, and changes of a weight. Pure.
 
 in force   exact = 1
 ordered    my_rewards.py:brevity = 0.2, and its groups wait for it
@@ -7,7 +7,8 @@ then       exact = 1, my_rewards.py:brevity = 0.2
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from echo_schemas.errors import UserError
@@ -18,8 +19,8 @@ WAIT, WITHOUT = "wait", "without"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """What becomes of a sample whose reward does not come: it waits for `deadline_s`, and is then dropped, or worth `default` where there
-    is one; or, not `required`, nobody waits and it counts 0.
+    """What happens to a sample whose reward is missing: it waits for `deadline_s`, and is then dropped, or gets `default` if that is set.
+    Not `required`: it does not wait, and the reward counts 0.
     """
 
     required: bool = True
@@ -28,14 +29,12 @@ class Missing:
 
 
 def parse_missing(text: str, deadline_s: float) -> Missing:
-    """`wait`, `without`, or the value that stands in after `deadline_s`. Raises UserError."""
+    """`wait`, `without`, or the value to take after `deadline_s`. Raises UserError."""
     if text == WAIT:
         return Missing(deadline_s=deadline_s)
     if text == WITHOUT:
         return Missing(required=False, deadline_s=deadline_s)
-    return Missing(
-        default=_number(text, f"--missing {text} is neither {WAIT}, {WITHOUT} nor a value that stands in."), deadline_s=deadline_s
-    )
+    return Missing(default=_number(text, f"--missing {text} is neither {WAIT}, {WITHOUT} nor a number."), deadline_s=deadline_s)
 
 
 def parse_weight(text: str) -> tuple[str, float]:
@@ -51,13 +50,13 @@ def _number(text: str, complaint: str) -> float:
         value = float(text)
     except ValueError:
         raise UserError(complaint) from None
-    if value - value != 0.0:
+    if not math.isfinite(value):
         raise UserError(complaint)
     return value
 
 
 def full_name(asked: str, known: Collection[str]) -> str:
-    """The reward that is meant: a whole name, or what follows the colon of one alone. Raises UserError, also for an unknown name."""
+    """The whole name of a reward, given whole or by the part behind its colon. Raises UserError for an unknown or ambiguous name."""
     if asked in known:
         return asked
     found = sorted(name for name in known if name.rpartition(":")[2] == asked)
@@ -66,15 +65,13 @@ def full_name(asked: str, known: Collection[str]) -> str:
     if found:
         raise UserError(f"{asked!r} may be {', '.join(found)}.", hint="Write the whole name.")
     raise UserError(
-        f"Nobody scores {asked!r}: no recent record of it is on the topic `rewards`.",
-        hint=f"There are: {', '.join(sorted(known)) or 'none'}. `echoswarm reward attach` begins to score another one.",
+        f"No application scores {asked!r}: no recent record of it is on the topic `rewards`.",
+        hint=f"Known: {', '.join(sorted(known)) or 'none'}. `echoswarm reward attach` begins to score another one.",
     )
 
 
 def terms_in_force(reported: Sequence[RewardTerm], order: RewardControl | None, version: int) -> tuple[RewardTerm, ...]:
-    """What the next batch is judged by: the newest order that has taken effect at learner `version`, else what the newest step was trained
-    on.
-    """
+    """The terms of the next batch: those of the newest order, if it is in force at learner `version`, else those of the newest step."""
     if order is not None and order.from_version <= version + 1:
         return order.terms
     return tuple(reported)
@@ -83,7 +80,7 @@ def terms_in_force(reported: Sequence[RewardTerm], order: RewardControl | None, 
 def with_weight(
     terms: Sequence[RewardTerm], name: str, weight: float, missing: Missing | None, deadline_s: float
 ) -> tuple[RewardTerm, ...]:
-    """`terms` with another weight of `name`, the others as they are. `missing` None: as it was, or for a new one to wait for `deadline_s`.
+    """`terms` with another weight of `name`. `missing` None: the policy stays; a new reward is waited for during `deadline_s`.
 
     Raises UserError if nothing would be left to train on.
     """
@@ -104,15 +101,10 @@ def listed(terms: Sequence[RewardTerm]) -> str:
 
 
 def policy_of(term: RewardTerm | None) -> str:
-    """What its groups do while it does not come."""
+    """What groups do while the reward is missing."""
     if term is None or term.weight == 0:
-        return "nobody waits"
+        return "no group waits"
     if not term.required:
         return "groups go without it"
     limit = "" if term.deadline_s is None else f" {term.deadline_s:g} s"
     return f"groups wait{limit}, then {'their samples are dropped' if term.default is None else f'{term.default:g} stands in'}"
-
-
-def weights_of(terms: Sequence[RewardTerm]) -> Mapping[str, float]:
-    """Name → weight."""
-    return {term.name: term.weight for term in terms}

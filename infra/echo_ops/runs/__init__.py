@@ -1,1 +1,1 @@
-"""The runs of a namespace: which there are, what is wanted of them, and how one is removed."""
+"""The runs of a namespace: listing, archiving, restoring and removing them."""

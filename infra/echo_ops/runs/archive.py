@@ -1,9 +1,9 @@
-"""A run out of Kafka into a folder, whole and verified, so that the run may be deleted. Imports pyarrow.
+"""Copies a run from Kafka into a folder, whole and verified, so that the run may be deleted. Imports pyarrow.
 
     export/        the Parquet files of `echoswarm export`: every trajectory with its rewards and its fate
-    log/*.avro     every record of the run on every topic, byte for byte; of the chunks of weights those of the newest version, or all
+    log/*.avro     every record of the run on every topic, byte for byte; chunks of weights of the newest version, or of all
     weights/v<n>/  the newest snapshot that the log still holds, as files
-    archive.json   what is there, with checksums; written last, so that a folder without it is no archive
+    archive.json   the contents with checksums; written last, so a folder without it is no archive
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ _SCHEMA = fastavro.parse_schema(
 
 @dataclass(slots=True, kw_only=True)
 class ArchivedTopic:
-    """`bounds`: the first offset and the one after the last, of each partition. `digest`: the sum of the SHA-256 of the records, in any
-    order."""
+    """`bounds`: first offset and end of each partition. `digest`: the sum of the SHA-256 of all records, in any order."""
 
     records: int
     bounds: list[tuple[int, int]]
@@ -78,7 +77,7 @@ class ArchivedTopic:
 
 @dataclass(slots=True, kw_only=True)
 class Archive:
-    """What an archive holds. `missing`: what was gone before, a sentence each. `weights`: version of the snapshot; None: none was left."""
+    """What an archive holds. `missing`: a sentence for each loss before it was made. `weights`: version of the snapshot; None: without one."""
 
     run_id: str
     namespace: str
@@ -93,8 +92,8 @@ def archive_run(bus: Bus, run: Run, home: Path, *, store: str, all_weights: bool
     """Write everything of `run` into the folder `home`, and read it back. `store`: [store] uri. `all_weights`: the chunks of every version
     that the log still holds.
 
-    An interrupted one is begun again by the same call. Raises UserError for a folder of something else, a full disk, or an archive that is
-    not what was written; TransportError.
+    After an interruption the same call begins again. Raises UserError for a folder with an archive, a full disk, or files that differ from
+    what was written; TransportError.
     """
     if (home / NAME).exists():
         raise UserError(f"{home} holds an archive already.", hint="Name another folder, or remove that one.")
@@ -121,7 +120,7 @@ def archive_run(bus: Bus, run: Run, home: Path, *, store: str, all_weights: bool
 
 
 def read_archive(home: Path) -> Archive:
-    """What the folder `home` holds, its records compared with their digests. Raises UserError."""
+    """The archive in `home`, its records compared with their digests. Raises UserError."""
     try:
         content = json.loads((home / NAME).read_text(encoding="utf-8"))
         archive = Archive(**{each.name: content[each.name] for each in fields(Archive)})
@@ -141,14 +140,14 @@ def archived_records(home: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _keep_topic(bus: Bus, run_id: str, name: str, path: Path, missing: list[str]) -> ArchivedTopic:
-    """Every record of the run on one topic, as it is; a dead letter keeps the header of the run that it was of."""
+    """Keep every record of the run on one topic, as it is. A dead letter has the header of its run, too."""
     with RawLog(bus, f"{bus.namespace.name}.{name}") as log:
         missing += [f"{name}[{number}]: retention has removed what was before offset {low}." for number, low in log.lows.items() if low]
         return _write(path, kept_of(chain.from_iterable(log.messages()), run_id), _bounds_of(log))
 
 
 def _keep_chunks(bus: Bus, run_id: str, path: Path, *, all_versions: bool) -> ArchivedTopic:
-    """The chunks of the newest version, or of all. What lies before the first one that is kept counts as removed."""
+    """Keep the chunks of the newest version, or of all. Offsets before the first kept chunk count as removed."""
     manifests = {key: manifest for key, manifest in bus.newest(WEIGHTS, WeightManifest).items() if manifest.run_id == run_id}
     current = manifests.get(weights_key(run_id, None))
     wanted = [manifest for manifest in manifests.values() if all_versions or (current is not None and manifest.version == current.version)]
@@ -176,7 +175,7 @@ def _write(path: Path, records: Iterable[dict[str, Any]], bounds: list[tuple[int
 
 
 def kept_of(messages: Iterable[RawMessage], run_id: str) -> Iterator[dict[str, Any]]:
-    """What is kept of those messages that are of the run."""
+    """The messages of the run, as `_SCHEMA` has them."""
     for raw in messages:
         headers = raw_headers(raw)
         if dict(headers).get(RUN) == run_id.encode():
@@ -191,13 +190,13 @@ def kept_of(messages: Iterable[RawMessage], run_id: str) -> Iterator[dict[str, A
 
 
 class Digest:
-    """Of records in any order: a log is read partition beside partition."""
+    """Digest of records in any order, since partitions are read side by side."""
 
     def __init__(self) -> None:
         self.count = self._sum = 0
 
     def add(self, kept: Mapping[str, Any]) -> None:
-        """Another record."""
+        """Add a record."""
         buffer = BytesIO()
         fastavro.schemaless_writer(buffer, _SCHEMA, kept)
         self.count += 1
@@ -226,7 +225,7 @@ def _keep_weights(bus: Bus, run_id: str, folder: Path, store: str, archive: Arch
 
 
 def _verify_log(home: Path, archive: Archive, problems: list[str]) -> None:
-    """Read the files back. Raises UserError if one is not what was read from the log."""
+    """Read the files back. Raises UserError if one differs from the log."""
     for name, topic in archive.topics.items():
         digest = Digest()
         with suppress(OSError, ValueError, EOFError):

@@ -1,12 +1,13 @@
-"""What a run leaves, and its removal: topics, groups and access lists of a namespace that has no other run; else what can be taken out alone.
+"""Everything that belongs to a run, and its removal.
 
-Records of one run among others cannot be taken out of a topic: the newest of each key in compacted topics is, the others go with retention.
+In a namespace without another run: topics, groups, access lists and files. Beside other runs Kafka cannot remove one run's records from a
+topic: tombstones remove the newest record of each key from compacted topics, and retention removes the others.
 """
 
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,15 @@ from echo_schemas.headers import RUN
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import BY_NAME, RUNS
 
-# The client ends each question after that time by itself.
+# The client ends each request after this time by itself.
 _WAIT_S = 30.0
-# What `echoswarm up` and the learner write beside the checkpoints.
+# Files of `echoswarm up` and the learner beside the checkpoints.
 _BESIDE = ("logs", "processes", "snapshots", "report.html", "summary.json", "supervisor.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
-    """What would be removed. `topics`: physical names, of a namespace that has no other run; else `keys`: name of a compacted topic → keys.
+    """What would be removed. `topics`: physical names, in a namespace without another run; else `keys`: name of a compacted topic → keys.
     `acls` None: this login may not see them, or the cluster has none."""
 
     run_id: str
@@ -48,11 +49,11 @@ class Remains:
 
 
 def find_remains(bus: Bus, run_id: str, folder: Path, *, is_alone: bool) -> Remains:
-    """What there is of the run. `is_alone`: the namespace has no other. Raises UserError where somebody is still in a group; TransportError."""
+    """Everything of the run. `is_alone`: the namespace has no other run. Raises UserError if a group still has members; TransportError."""
     prefix = f"{bus.namespace.name}."
     members = {name: busy for name, busy in groups_with_members(bus.cluster).items() if name.startswith(prefix)} if is_alone else {}
     if working := sorted(name for name, is_busy in members.items() if is_busy):
-        raise UserError(f"Somebody is still in the group {working[0]}.", hint="End workers and reward processes first. Nothing was removed.")
+        raise UserError(f"The group {working[0]} still has members.", hint="End workers and reward processes first. Nothing was removed.")
     paths = tuple(_paths_of(bus, run_id, folder))
     return Remains(
         run_id=run_id,
@@ -66,8 +67,8 @@ def find_remains(bus: Bus, run_id: str, folder: Path, *, is_alone: bool) -> Rema
 
 
 def remove(bus: Bus, remains: Remains) -> None:
-    """Remove it: the log first, so that a cluster that refuses leaves the files as they are, and what names the run last of all: whoever was
-    killed on the way still finds the run, and begins again. Raises TransportError, UserError.
+    """Remove the log first, so that the files stay if the cluster refuses, and the run's record in `runs` last, so that a removal that was
+    killed can be repeated. Raises TransportError, UserError.
     """
     admin = bus.cluster.admin()
     last = bus.namespace.topic(RUNS)
@@ -94,7 +95,7 @@ def _delete_topics(admin: Any, names: list[str]) -> None:
         try:
             done.result()
         except KafkaException as exc:
-            # An earlier try has removed it, and not every broker had heard of that.
+            # An earlier attempt has removed it, and some broker still listed it.
             if exc.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
 
@@ -111,7 +112,7 @@ def _remove_files(paths: tuple[Path, ...]) -> None:
                 f"{path} cannot be removed: {exc.strerror or exc}.", hint="The log is gone; remove the folder, then type the same again."
             ) from exc
     for folder in {path.parent for path in paths}:
-        # Not empty: it holds what is not the run's.
+        # A folder that is not empty holds files of others.
         with suppress(OSError):
             folder.rmdir()
 
@@ -137,25 +138,22 @@ def _keys_of(bus: Bus, run_id: str) -> dict[str, tuple[str, ...]]:
 def _bury(bus: Bus, keys: dict[str, tuple[str, ...]]) -> None:
     if not keys:
         return
-    publisher = bus.publisher(profiles.PRODUCER_LATENCY)
-    try:
+    with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
         receipts = [publisher.publish_tombstone(BY_NAME[name], key) for name, each in keys.items() for key in each]
         for receipt in receipts:
             receipt.wait(_WAIT_S)
-    finally:
-        publisher.close()
 
 
 def _acls_of(bus: Bus, prefix: str) -> tuple[AclBinding, ...] | None:
-    # None is anything, which the client's types do not say.
+    # None matches everything; the client's type annotations lack that.
     some: Any = None
     anything = AclBindingFilter(ResourceType.ANY, some, ResourcePatternType.ANY, some, some, AclOperation.ANY, AclPermissionType.ANY)
-    # Held until the answer is there: with the client goes who would bring it.
+    # Keep the client in a variable: one that is collected cancels its request.
     admin = bus.cluster.admin()
     try:
         bindings = admin.describe_acls(anything, request_timeout=_WAIT_S).result()
     except KafkaException:
-        # No authorizer, or a login that may not look.
+        # The cluster has no authorizer, or this login may not see access lists.
         return None
     return tuple(each for each in bindings if each.name.startswith(prefix))
 
@@ -173,7 +171,7 @@ def _exactly(binding: AclBinding) -> AclBindingFilter:
 
 
 def _paths_of(bus: Bus, run_id: str, folder: Path) -> list[Path]:
-    """The run's checkpoints; where there are no others, all of them and what lies beside them."""
+    """The run's checkpoints; if the folder has none of another run, the whole folder of checkpoints and the files beside it."""
     if not folder.is_dir():
         return []
     checkpoints = folder / "checkpoints"
@@ -181,7 +179,7 @@ def _paths_of(bus: Bus, run_id: str, folder: Path) -> list[Path]:
     names = store.ids() if checkpoints.is_dir() else []
     own = []
     for name in names:
-        # Of one that cannot be read nobody can say whose it is.
+        # A checkpoint that cannot be read may be of another run.
         with suppress(UserError):
             if store.load(name).run_id == run_id:
                 own.append(checkpoints / name)

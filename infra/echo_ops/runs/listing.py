@@ -1,4 +1,4 @@
-"""Which runs a namespace has, and how each of them is."""
+"""The runs of a namespace, with the state of each."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Progress, Run, RunState
 from echo_schemas.topics import PROGRESS, RUNS
 
-# A learner writes its progress once a second at least.
+# A learner writes its progress at least once a second.
 _HEARD_MS = 10_000
 
 
 class Standing(StrEnum):
-    """How a run is."""
+    """The state of a run."""
 
     TRAINING = "training"
     PAUSED = "paused"
-    """Its learner lives and waits for an order to go on."""
+    """Its learner is alive and waits for an order to go on."""
     STOPPING = "stopping"
-    """It was told to stop, and its learner still lives."""
+    """It has the order to stop, and its learner is still alive."""
     STOPPED = "stopped"
     FINISHED = "finished"
-    """Its steps are trained."""
+    """All its steps are trained."""
     SILENT = "silent"
-    """Nobody told it to stop, and its learner is not heard of."""
+    """It has no order to stop, and its learner writes no progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLine:
-    """One run. `progress` None: its learner never spoke; `steps`: wanted in all, 0: without an end; `order`: what was last ordered."""
+    """One run. `progress` None: its learner never wrote any; `steps`: of the whole run, 0: without an end; `order`: the newest one."""
 
     run: Run
     progress: Progress | None
@@ -44,16 +44,16 @@ class RunLine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its learner was heard of just now."""
+        """Whether its learner wrote progress lately."""
         return self.standing in {Standing.TRAINING, Standing.PAUSED, Standing.STOPPING}
 
 
 def read_runs(bus: Bus) -> list[RunLine]:
-    """Every run of the namespace, the oldest first. `bus`: of no run. Raises TransportError."""
+    """Every run of the namespace, the oldest first. `bus`: without a run. Raises TransportError."""
     runs = bus.newest(RUNS, Run)
     progress: dict[str, Progress] = {}
     orders: dict[str, Control] = {}
-    # Of a run whose removal was interrupted nothing else may be left.
+    # After an interrupted removal only the topic `runs` may be left.
     with suppress(TopicMissing):
         progress = bus.newest(PROGRESS, Progress)
     with suppress(TopicMissing), closing(bus.orders()) as view:
@@ -64,7 +64,7 @@ def read_runs(bus: Bus) -> list[RunLine]:
 
 
 def line_of(run: Run, progress: Progress | None, order: Control | None, now_ms: int) -> RunLine:
-    """How a run is at `now_ms`."""
+    """The state of a run at `now_ms`."""
     wanted = RunState.RUNNING if order is None or order.run is None else order.run.state
     steps = _steps_of(run)
     is_heard = progress is not None and now_ms - progress.time_ms <= _HEARD_MS
@@ -78,7 +78,7 @@ def line_of(run: Run, progress: Progress | None, order: Control | None, now_ms: 
 
 
 def find_run(lines: list[RunLine], name: str, namespace: str) -> RunLine:
-    """The run `name`. Raises UserError that names those there are."""
+    """The run `name`. Raises UserError, which names the known runs."""
     for line in lines:
         if line.run.run_id == name:
             return line

@@ -1,8 +1,8 @@
-"""An archived run back into Kafka: each record at the offset that it had, with its bytes, its headers and its time.
+"""Restores an archived run into Kafka: each record at its old offset, with its bytes, its headers and its time.
 
-Records name one another by partition and offset, and signatures name the topic: so a run comes back into topics that hold nothing, of the
-same namespace, with as many partitions. Where something else lay between its records (the marks of transactions, other runs) lie fillers
-that no reader takes for a record, and what retention had removed is removed.
+Records name one another by partition and offset, and signatures name the topic. So the topics must be empty, of the same namespace, and have
+the same number of partitions. Fillers, which no reader takes for a record, stand in the place of other messages between the records (marks
+of transactions, other runs). Offsets that retention had removed are removed again.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
 _WAIT_S = 60.0
 _VERY_OLD_MS = 1
-# A run's name never begins so, and compacted topics refuse what has no key.
+# No run's name begins like this. Compacted topics refuse a record without a key.
 _FILLER_KEY, _FILLER_HEADERS = b"-/filler", ((RUN, b"-"),)
-# Restored records are as old as they were, and stay until `topics apply` brings the limits of the topic files back.
+# Restored records keep their old time. Without these limits they stay until `topics apply` sets the limits of the topic files again.
 _LIMITS = ("retention.ms", "retention.bytes")
-# Whether a record has the time that its writer says or the broker's; their own time they have only while they are written.
+# Whose time a record has, the writer's or the broker's. Set to the writer's while the records are restored.
 _TIME = "message.timestamp.type"
 
 
 def restore_run(bus: Bus, home: Path) -> Archive:
     """Write the archive in `home` into the topics of its namespace, and read it back.
 
-    Raises UserError for a folder that holds no whole archive, topics that are not as it needs them, or a log that is not what was written;
-    TransportError.
+    Raises UserError for a folder without a whole archive, unsuitable topics, or a log that differs from the archive; TransportError.
     """
     archive = read_archive(home)
     if archive.namespace != bus.namespace.name:
@@ -82,7 +81,7 @@ def _lift_limits(bus: Bus, archive: Archive) -> None:
 
 
 def _let_brokers_tell_the_time(bus: Bus, archive: Archive) -> None:
-    """As the topic's file says; where it says nothing, as the cluster does by itself."""
+    """Set the time type of the topic's file; without one, the default of the cluster."""
 
     def entry(spec: TopicSpec) -> list[ConfigEntry]:
         if _TIME in spec.config:
@@ -107,7 +106,7 @@ def _alter(bus: Bus, archive: Archive, entries_of: Callable[[TopicSpec], list[Co
 
 def _write(publisher: Publisher, physical: str, topic: ArchivedTopic, home: Path, name: str) -> None:
     positions = [0] * len(topic.bounds)
-    # A filler is as old as what follows it: readers look for offsets by time.
+    # A filler has the time of the next record: readers look up offsets by time.
     times = [_VERY_OLD_MS] * len(topic.bounds)
 
     def fill(number: int, end: int) -> None:
@@ -128,7 +127,7 @@ def _write(publisher: Publisher, physical: str, topic: ArchivedTopic, home: Path
 
 
 def _remove_before(bus: Bus, topics: dict[str, ArchivedTopic]) -> None:
-    """What was gone is gone again."""
+    """Remove the offsets that were removed before the archive was made."""
     lows = [
         TopicPartition(physical, number, low) for physical, topic in topics.items() for number, (low, _) in enumerate(topic.bounds) if low
     ]
@@ -144,12 +143,12 @@ def _compare(bus: Bus, run_id: str, physical: str, topic: ArchivedTopic) -> None
     if (digest.count, digest.text) != (topic.records, topic.digest):
         raise UserError(
             f"{physical} does not hold what was written: {digest.count:,} records of {topic.records:,}.",
-            hint="Does somebody else write to it? Remove the topics (`echoswarm runs delete`) and begin again.",
+            hint="Does another process write to it? Remove the topics (`echoswarm runs delete`) and begin again.",
         )
 
 
 def _done(bus: Bus, ask: Callable[[Any], dict[Any, Future[Any]]]) -> None:
-    # Kept in a variable: an admin client that is collected while its future runs cancels it.
+    # Keep the client in a variable: one that is collected cancels its requests.
     admin = bus.cluster.admin()
     try:
         for future in ask(admin).values():

@@ -1,4 +1,4 @@
-"""How long ago this process was started, so that a run's seconds count from the command and not from the end of our imports."""
+"""How long ago this process was started: a run's seconds count from the command, not from the end of the imports."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import time
 from pathlib import Path
 
-# In /proc/self/stat, counted behind the command's name, which may hold spaces.
+# Index in /proc/self/stat behind the command's name, which may hold spaces.
 _STARTTIME = 19
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started; 0 where the system does not say (anything but Linux)."""
+    """Seconds since this process was started; 0 if the system does not say (not Linux)."""
     try:
         stat = Path("/proc/self/stat").read_text(encoding="utf-8")
         started_ticks = int(stat.rpartition(")")[2].split()[_STARTTIME])

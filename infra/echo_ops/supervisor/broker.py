@@ -1,6 +1,6 @@
-"""The Kafka of a supervised run: the one that is named, the one that `echoswarm kafka up` started, or one of its own.
+"""The Kafka of a supervised run: that of the settings, that of `echoswarm kafka up`, or one that ends with the run.
 
-One thread at a time owns a `RunBroker`: whoever starts it hands it to whoever stops it.
+One thread at a time uses a `RunBroker`: the thread that starts it hands it to the thread that stops it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# Below so many cores the JVM's second compiler costs the run more than it saves: four CPU seconds in the first half minute.
+# On fewer cores the JVM's second compiler costs the run more than it saves: four CPU seconds in the first half minute.
 _FULL_JIT_FROM = 4
 
 
 def given_bootstrap(bootstrap: str) -> str | None:
-    """Where a run finds its Kafka that outlives it: the one that is named, or the one that `echoswarm kafka up` started; None: nowhere."""
+    """Address of a Kafka that outlives the run: the one of the settings, or the one of `echoswarm kafka up`; None: there is none."""
     if bootstrap != "embedded":
         return bootstrap
     state = read_state()
@@ -30,7 +30,7 @@ def given_bootstrap(bootstrap: str) -> str | None:
 
 
 class RunBroker:
-    """Knows the run's `bootstrap` from the start, so that the roles can be told before there is a broker; `start` makes it true."""
+    """Has the run's `bootstrap` at once, so that the roles can start before the broker answers there."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class RunBroker:
         folder: Path | None = None,
         report: Callable[[str], None] = logger.info,
     ) -> None:
-        """`keep`: leave one of its own running. `folder`: where one of its own keeps its data; none: nowhere."""
+        """For a Kafka that the run starts: `keep` leaves it running, `folder` keeps its data (None: the data goes with it)."""
         self._keep = keep
         self._report = report
         self._own: EmbeddedKafka | None = None
@@ -56,7 +56,7 @@ class RunBroker:
         self.bootstrap = f"{HOST}:{self._port}"
 
     def start(self) -> None:
-        """Blocks until it answers; returns at once where it is not ours. Raises as `EmbeddedKafka.start`."""
+        """Block until it answers; return at once if it outlives the run. Raises as `EmbeddedKafka.start`."""
         if self._port is None:
             return
         if self._keep:
@@ -66,7 +66,7 @@ class RunBroker:
             self._own.start()
 
     def stop(self) -> None:
-        """Stop it if it is ours and not to be kept. Idempotent."""
+        """Stop a Kafka that `start` started, unless `keep`. Idempotent."""
         if self._own is not None:
             self._own.stop()
             self._own = None

@@ -1,6 +1,6 @@
-"""One role as a child process: its log file, its end, and the crew of all of them.
+"""One role as a child process: its log file, its end, and the crew of all children.
 
-One thread owns a crew. Children do not see the terminal's Ctrl-C (their session is their own) and die with this process (`Guard`).
+One thread owns a crew. A child has a session of its own, so the terminal's Ctrl-C does not reach it. It dies with this process (`Guard`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -25,14 +24,14 @@ from echo_ops.supervisor.plan import ChildPlan
 from echo_schemas.errors import UserError
 
 _NUM_SHOWN_LINES = 15
-# What a role ends with after a UserError (`echo_ops.cli.output.ExitCode`).
+# Exit code of a role after a UserError (`echo_ops.cli.output.ExitCode`).
 _USAGE = 2
-# Kept out of children: without byte code vLLM takes three times as long to import.
+# Not passed to children: without byte code vLLM takes three times as long to import.
 _UNWANTED = frozenset({"PYTHONDONTWRITEBYTECODE"})
 
 
 class Child(Protocol):
-    """What the crew needs of a process. Of its log, what lies before the byte `log_start` is of earlier processes."""
+    """What the crew needs of a process. Its part of the log begins at the byte `log_start`."""
 
     plan: ChildPlan
     log_start: int
@@ -48,15 +47,11 @@ class Child(Protocol):
 
 
 class RoleDied(TransportError):
-    """A role ended before its run did; the message has its last log lines. `killed_by`: what is known of who sent a SIGKILL."""
+    """A role ended before its run; the message has its last log lines. `killed_by`: a sentence on the sender of a SIGKILL, if known."""
 
     def __init__(self, plan: ChildPlan, exit_code: int, lines: Sequence[str], killed_by: str = "") -> None:
-        how = how_ended(exit_code)
-        message = (
-            f"The {plan.role.value} {plan.name!r} {how}, so the run has ended."
-            if plan.name != plan.role
-            else (f"The {plan.role.value} {how}, so the run has ended.")
-        )
+        name = f" {plan.name!r}" if plan.name != plan.role else ""
+        message = f"The {plan.role.value}{name} {how_ended(exit_code)}, so the run has ended."
         if lines:
             message += " Its last log lines:\n" + "\n".join(f"  {line}" for line in lines) + "\n"
         hint = f"The whole log: {plan.log}."
@@ -68,7 +63,7 @@ class RoleDied(TransportError):
 
 
 class RoleRefused(RoleDied, UserError):
-    """A role ended because of a mistake in the file, a flag or the environment; its last lines say which."""
+    """A role ended because of a mistake in the file, a flag or the environment; its last log lines name it."""
 
 
 def how_ended(exit_code: int) -> str:
@@ -85,14 +80,14 @@ class ProcessChild:
         self.log_start = plan.log.stat().st_size if plan.log.exists() else 0
         plan.announce.unlink(missing_ok=True)
         merged = {**plan.environ, **{name: value for name, value in environ.items() if name not in _UNWANTED}}
-        # Settings of this run win over the environment; the machine's placement does not.
+        # The run's settings override the environment; the placement on this machine does not.
         merged |= {name: value for name, value in plan.environ.items() if name.startswith("ECHO_")}
         with plan.log.open("ab") as log:
             self._popen = subprocess.Popen(
                 plan.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=merged, start_new_session=True
             )
         if plan.cores and hasattr(os, "sched_setaffinity"):
-            # A core that a container does not lend is no reason not to run.
+            # A container may refuse a core; the role runs all the same.
             with suppress(OSError):
                 os.sched_setaffinity(self._popen.pid, plan.cores)
         self._guard: Guard | None = guard
@@ -124,13 +119,6 @@ class ProcessChild:
 Launch = Callable[[ChildPlan], Child]
 
 
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """A child that did not drain in time."""
-
-    plan: ChildPlan
-
-
 class Crew:
     """The children of a run."""
 
@@ -144,17 +132,19 @@ class Crew:
         self._memory = OutOfMemoryWatch()
 
     def start(self, plans: Iterable[ChildPlan]) -> None:
-        """Start them all, one after the other, without waiting for any."""
+        """Start all, one after the other, without waiting."""
         for plan in plans:
             self.children.append(self._launch(plan))
 
     def check(self) -> bool:
-        """Whether the learner has ended as it should. Who writes requests may end well before, and a worker while another one works: what
-        it had in hand is delivered again (`take_lost` tells of it). Raises RoleDied if any other process ended, or one of these otherwise.
+        """Whether the learner has ended with exit code 0. Raises RoleDied if another process ended.
+
+        The roles that write requests may end before with exit code 0. A worker may end while another one works (see `take_lost`): Kafka
+        delivers its unfinished requests again.
         """
         finished = False
         kept = [child for child in self.children if child.plan.name not in self._released]
-        # One that was released can be called in the place of the last one.
+        # A released worker can be called in the place of the last one.
         works_on = bool(self._released) or any(child.plan.role is Role.WORKER and child.poll() is None for child in kept)
         for child in kept:
             code = child.poll()
@@ -170,14 +160,15 @@ class Crew:
         return finished
 
     def take_lost(self) -> list[tuple[ChildPlan, int]]:
-        """Workers that have ended since this was last asked, with their exit codes, while others work on."""
+        """Workers that have ended since the last call, with their exit codes, while others work on."""
         new = [lost for name, lost in self._lost.items() if name not in self._told]
         self._told.update(self._lost)
         return new
 
     def obey(self, released: Set[str]) -> list[str]:
-        """End the workers of these names, and start those again that were ended so and are not among them any more, once they have ended.
-        Returns a line for each change. What a worker that is ended has in hand it hands back.
+        """End the workers named in `released`, and start a worker again that is not named any more, once its process has ended.
+
+        Returns a line for each change. An ended worker hands its unfinished requests back.
         """
         lines = []
         for index, child in enumerate(self.children):
@@ -196,8 +187,8 @@ class Crew:
                 lines.append(f"{name} is called: its process starts")
         return lines
 
-    def drain(self, *, patience_s: float, tick: Callable[[], None]) -> list[Killed]:
-        """Ask all at once to drain and wait; who takes longer than `patience_s` is killed. `tick` is called while waiting."""
+    def drain(self, *, patience_s: float, tick: Callable[[], None]) -> list[ChildPlan]:
+        """Ask all children to drain and wait, calling `tick`. Kills and returns those that take longer than `patience_s`."""
         for child in self.children:
             child.terminate()
         deadline = Deadline.after(patience_s, self._clock)
@@ -207,9 +198,9 @@ class Crew:
         for child in late:
             child.kill()
         for child in self.children:
-            # Told to end, it is not missed.
+            # The watcher does not look for a child that was told to end.
             child.plan.announce.unlink(missing_ok=True)
-        return [Killed(child.plan) for child in late]
+        return [child.plan for child in late]
 
     def kill(self) -> None:
         """End everything at once."""
@@ -218,5 +209,5 @@ class Crew:
 
 
 def _last_words(log: Path, start: int) -> list[str]:
-    """The end of a role's log from byte `start` on, without the hundreds of lines that its Kafka clients say of connections."""
+    """The end of a role's log from byte `start` on, without the hundreds of lines of its Kafka clients about connections."""
     return [line for line in last_lines(log, start) if CLIENT_LOG not in line][-_NUM_SHOWN_LINES:]

@@ -1,4 +1,4 @@
-"""One `echoswarm up` per run folder: a lock that ends with its process, however that ends."""
+"""One `echoswarm up` per run folder: a lock that ends with its process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _NAME = "up.lock"
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which is made if it is not there. Raises UserError, before anything in it is touched, if another process holds it.
+    """Make `folder` and hold its lock. Raises UserError, before anything in it is changed, if another process holds the lock.
 
-    The lock is the system's (flock), so the file that stays behind means nothing. A file system without locks lets everybody in.
+    The lock is the system's (flock), so a file that stays behind locks nothing. A file system without locks gives only a warning.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _NAME

@@ -1,7 +1,7 @@
-"""Which cores and devices each role of a run gets on this machine. Pure, but for `this_machine`.
+"""Which cores and devices each role of a run gets on this machine. Pure, except `this_machine`.
 
-On two cores an unpinned worker and learner take one another's caches and threads: pinned, a step is a twelfth faster. Everything else
-(Kafka, rewards, feeder) is left to the scheduler, which fills the gaps.
+On two cores an unpinned worker and learner evict one another's caches: pinned, a step is a twelfth faster. The scheduler places everything
+else (Kafka, rewards, feeder).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-# vLLM's own: where its compute threads run, or `nobind`.
+# A variable of vLLM: the cores of its compute threads, or `nobind`.
 _BIND = "VLLM_CPU_OMP_THREADS_BIND"
-# From so many cores on, one is left to Kafka, the rewards and the feeder.
+# With at least this many cores, one is left to Kafka, the rewards and the feeder.
 _SPARE_FROM = 4
-# A training step frees and asks for the same tens of MiB again and again; glibc would give them back to the kernel each time and fault
-# them in anew, which is a twentieth of a small model's step.
+# A training step frees and allocates the same tens of MiB again and again. By default glibc gives them back to the kernel each time; the
+# page faults then take a twentieth of a small model's step.
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TOP_PAD_": str(256 << 20)}
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What may be used: ids of cores and of GPUs. `binds`: cores are given to one process each; other work shares them otherwise."""
+    """Ids of the usable cores and GPUs. `binds`: whether processes are bound to cores of their own."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where one process runs: additions to its environment, and the cores it is bound to (none: wherever the scheduler likes)."""
+    """Where one process runs: additions to its environment, and the cores that it is bound to (none: the scheduler chooses)."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """A place for each worker in order, for the learner, and for everybody else."""
+    """A place for each worker in order, for the learner, and for every other role."""
 
     workers: tuple[Seat, ...]
     learner: Seat
@@ -49,16 +49,16 @@ class Seating:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNeed:
-    """What a worker needs of this machine. `gpus`: where there are any; `is_elsewhere`: its engine is a server on another machine."""
+    """What a worker needs of this machine. `gpus`: their number, if the machine has GPUs; `is_elsewhere`: its engine is a remote server."""
 
     gpus: int = 1
     is_elsewhere: bool = False
 
 
 def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1) -> Seating:
-    """Share the machine out. With GPUs: the learner's ranks first, then each worker's own, if there are enough; else all see all.
+    """Divide the machine. With enough GPUs: first the learner's ranks, then each worker's own. With too few every process sees all.
 
-    Cores go to those who generate on them in equal parts; a worker whose engine is elsewhere is placed as everybody else is.
+    Workers that generate on cores get equal parts of them. A worker whose engine is elsewhere is placed as the other roles are.
     """
     local = [need for need in workers if not need.is_elsewhere]
     found = _on_gpus(machine, local, ranks) if machine.gpus else _on_cores(machine.cores, len(local))
@@ -71,7 +71,7 @@ def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1
 def this_machine() -> Machine:
     """Cores that this process may use, and NVIDIA devices that CUDA_VISIBLE_DEVICES does not hide.
 
-    Whoever tells vLLM to bind nothing is told nothing else by us: the others stay unbound too.
+    If the user tells vLLM not to bind its threads, the other roles are not bound either.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     present = sorted(path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
@@ -109,7 +109,7 @@ def _on_cores(cores: Sequence[int], workers: int) -> Seating:
 
 def _on_gpus(machine: Machine, workers: Sequence[WorkerNeed], ranks: int) -> Seating:
     others = Seat({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
-    # A worker without a GPU beside others computes with what cores they leave.
+    # A worker without a GPU computes on the cores that the others leave free.
     on_cores = Seat({"CUDA_VISIBLE_DEVICES": ""})
     if len(machine.gpus) < ranks + sum(need.gpus for need in workers):
         return Seating(tuple(Seat() if need.gpus else on_cores for need in workers), Seat(), others)

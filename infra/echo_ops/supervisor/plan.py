@@ -1,4 +1,4 @@
-"""Which processes a run consists of, and how each is started. Pure."""
+"""The processes of a run, and how each is started. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from echo_settings.kinds import kinds_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildPlan:
-    """One process: its command, what it adds to the environment, the cores it is bound to, and its files."""
+    """One process: its command, additions to the environment, the cores that it is bound to, and its files."""
 
     role: Role
     name: str
@@ -36,8 +36,8 @@ def plan_children(
     folder: Path,
     learner_flags: Sequence[str] = (),
 ) -> tuple[ChildPlan, ...]:
-    """Every process of the run in the order in which they are started. `overrides` are settings as environment variables;
-    `learner_flags` are of `echoswarm run learner` alone.
+    """Every process of the run in the order in which they are started. `overrides`: settings as environment variables; `learner_flags`:
+    for `echoswarm run learner`.
     """
     workers = [(name, kind) for name, kind in kinds_of(settings) for _ in range(kind.rollout.workers)]
     places = placement(machine, [_need(kind) for _, kind in workers], ranks=settings.learner.ranks)
@@ -46,7 +46,7 @@ def plan_children(
         Role.WORKER: _numbered(Role.WORKER, zip((name for name, _ in workers), places.workers, strict=True)),
         Role.LEARNER: [_Wanted(Role.LEARNER.value, places.learner)],
         Role.REWARD: _numbered(Role.REWARD, [("", places.others)] * settings.scoring.workers),
-        # One process allocates the run's seqs; in sequential mode it is the learner.
+        # Exactly one process allocates the run's seqs; in sequential mode it is the learner.
         Role.FEEDER: [_Wanted(Role.FEEDER.value, places.others)] if is_asynchronous and not is_logged else [],
         Role.COORDINATOR: [_Wanted(Role.COORDINATOR.value, places.others)] if _has_pool(settings) and settings.coordinator.enabled else [],
         Role.OFFLINE: [_Wanted(Role.OFFLINE.value, places.others)] if is_logged else [],
@@ -56,14 +56,14 @@ def plan_children(
 
 
 def _has_pool(settings: Settings) -> bool:
-    """Whether the run has more than one worker, or workers that are started elsewhere, whose number nobody knows here."""
+    """Whether the run has more than one worker, or workers started elsewhere, whose number is unknown here."""
     numbers = [kind.rollout.workers for _, kind in kinds_of(settings)]
     return sum(numbers) > 1 or 0 in numbers
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """One process to start: its name, its place, and its kind among the workers of a pool."""
+    """One process to start: its name, its place, and its kind if it is a worker of a pool."""
 
     name: str
     place: Seat
@@ -72,7 +72,7 @@ class _Wanted:
 
 
 def _numbered(role: Role, kinds: Iterable[tuple[str, Seat]]) -> list[_Wanted]:
-    """Named by role and number, and where there are kinds by kind, each of which counts from 0."""
+    """Processes named by role and number, or by role, kind and number; each kind counts from 0."""
     counts: Counter[str] = Counter()
     found = []
     for kind, place in kinds:
@@ -83,7 +83,7 @@ def _numbered(role: Role, kinds: Iterable[tuple[str, Seat]]) -> list[_Wanted]:
 
 
 def _need(settings: Settings) -> WorkerNeed:
-    """What one worker of a kind needs of this machine. An engine that is told an address generates elsewhere."""
+    """What one worker of a kind needs of this machine. An engine with a url generates elsewhere."""
     options = settings.rollout.options
     num_devices = len(settings.rollout.devices) or int(options.get("tensor_parallel_size", 1))
     return WorkerNeed(gpus=0 if options.get("device") == "cpu" else num_devices, is_elsewhere=bool(options.get("url")))

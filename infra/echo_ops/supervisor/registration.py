@@ -1,4 +1,4 @@
-"""What is done once on the cluster before a run begins: nobody else owns its namespace, and its topics are as the files say."""
+"""What is done once on the cluster before a run begins: check that no other run owns its namespace, and make its topics."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _COORDINATOR_S = 1.0
 
 
 def refuse_if_owned(cluster: KafkaCluster, bus: Bus, run_id: str, *, takeover: bool) -> None:
-    """Raise UserError if a learner is alive in the namespace of `bus`, before a process of ours has joined, fenced or written anything.
+    """Raise UserError if a learner is alive in the namespace of `bus`, before any process of this run has joined, fenced or written.
 
-    `takeover`: one of the same run may be. Raises TransportError. The learner and the other roles look again, each for itself.
+    `takeover`: a learner of the same run may be alive. Raises TransportError. The learner and the other roles check again by themselves.
     """
     cluster.check(_REACH_S)
     try:
@@ -36,10 +36,10 @@ def refuse_if_owned(cluster: KafkaCluster, bus: Bus, run_id: str, *, takeover: b
 
 
 def make_topics(cluster: KafkaCluster, namespace: Namespace, *, replicas: int | None = None) -> str:
-    """Create the topics that are missing and wait until all can be used. What differs otherwise is left as it is: a start needs topics
-    that are usable, and changing them is the operator's (`echoswarm topics apply`). Returns a sentence on that; empty: nothing differs.
+    """Create missing topics and wait until all can be used. Other differences stay: a start needs usable topics, and the operator changes
+    them (`echoswarm topics apply`). Returns a sentence on the differences; empty: there are none.
 
-    Raises UserError where a topic is missing and cannot be made, TransportError where one has no leader.
+    Raises UserError if a topic is missing and cannot be made, TransportError if a topic has no leader.
     """
     cluster.check(_REACH_S)
     admin = TopicAdmin(cluster, namespace, replicas=replicas)
@@ -50,8 +50,8 @@ def make_topics(cluster: KafkaCluster, namespace: Namespace, *, replicas: int | 
             f"{plan.unmakeable[0].why}.",
             hint="`echoswarm doctor` says which brokers answer.",
         )
-    # A cluster that never had a group makes its offsets topic at the first question and leaves that one unanswered: better ours, now,
-    # than a role's, which would wait its whole time-out.
+    # A cluster that never had a group makes its offsets topic at the first request for offsets, and does not answer that request. Send
+    # one here, or the first role waits for its whole time-out.
     asker = open_asker(cluster, namespace.group(WORKERS_GROUP), namespace.client_id("view"))
     asking = threading.Thread(target=_ask, args=(asker, namespace.topic(REQUESTS)))
     asking.start()
@@ -66,6 +66,6 @@ def make_topics(cluster: KafkaCluster, namespace: Namespace, *, replicas: int | 
 
 
 def _ask(asker: RawConsumer, physical: str) -> None:
-    """Ask what the group has committed, whatever the answer is."""
+    """Ask for the group's committed offsets; the answer does not matter."""
     with suppress(TransportError):
         committed(asker, [(physical, 0)], _COORDINATOR_S)

@@ -3,8 +3,8 @@
     broker thread:   Kafka up ─▶ topics applied ─▶ `runs` written ─▶ observer follows
     this thread:     roles started at once (imports take longest) ─▶ watch ─▶ learner done, Ctrl-C, or a death ─▶ drain ─▶ Kafka down
 
-Nothing is restarted, but a worker that an order has ended and another one calls ([coordinator] machines). Threads: `run` blocks the caller,
-which must be the main thread (signals). The first SIGINT or SIGTERM drains, the second ends everything at once.
+Nothing is restarted, except a worker that one order has ended and a later one calls ([coordinator] machines). Threads: `run` blocks the
+caller, which must be the main thread (signals). The first SIGINT or SIGTERM drains, the second ends everything at once.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from echo_ops.supervisor.plan import ChildPlan
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-# A role ends itself when its time to drain is over; one that does not even do that is killed so much later.
+# A role ends itself when its time to drain is over. A role that does not is killed this much later.
 _GRACE_S = 1.0
 
 
 class RunEnd(StrEnum):
-    """How a run ended; a role that died is an exception."""
+    """How a run ended. The death of a role is an exception instead."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
-    """By an order: the learner ended well, before its last step."""
+    """By an order: the learner ended with exit code 0 before its last step."""
     INTERRUPTED = "interrupted"
 
 
@@ -46,26 +46,26 @@ class Broker(Protocol):
         """Blocks until it answers."""
 
     def stop(self) -> None:
-        """Stop what was started; idempotent."""
+        """Stop it if `start` started it; idempotent."""
 
 
 class Watcher(Protocol):
-    """Whoever shows the run."""
+    """Shows the run."""
 
     def tick(self) -> None:
         """Called ten times a second."""
 
     def say(self, line: str) -> None:
-        """Something happened."""
+        """Show one line."""
 
 
 class SecondSignal(Exception):
-    """The user does not want to wait for the drain."""
+    """A second signal came during the drain: end everything at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """What happens besides children: `prepare` once Kafka answers, `conclude` before Kafka is stopped."""
+    """Work besides the children: `prepare` runs when Kafka answers, `conclude` before Kafka stops."""
 
     prepare: Callable[[], None]
     conclude: Callable[[], None]
@@ -85,7 +85,7 @@ class Supervisor:
         drain_s: float,
         released: Callable[[], Set[str]] = frozenset,
     ) -> None:
-        """`drain_s`: how long a role takes to end at most. `released`: workers that shall not run now."""
+        """`drain_s`: the longest time that a role takes to drain. `released`: names of workers that must not run now."""
         self._crew = crew
         self._broker = broker
         self._stages = stages
@@ -99,7 +99,7 @@ class Supervisor:
         self._prepared = threading.Event()
 
     def run(self, plans: Sequence[ChildPlan]) -> RunEnd:
-        """Start, watch, end. Raises RoleDied, or what `prepare` and the broker's start raise; everything is ended by then."""
+        """Start, watch, end. Raises RoleDied, and the errors of `prepare` and the broker's start, after everything has ended."""
         preparation = threading.Thread(target=self._prepare, name="broker", daemon=True)
         with self._own_signals():
             try:
@@ -110,14 +110,14 @@ class Supervisor:
             except SecondSignal:
                 outcome = RunEnd.INTERRUPTED
             finally:
-                # After a clean drain there is nobody left; after anything else nobody may be.
-                self._end_at_once()
+                # No child is left after a drain; after an error some may be.
+                self._crew.kill()
                 preparation.join()
                 self._conclude()
         return outcome
 
     def interrupt(self) -> None:
-        """As a signal does. The next tick sees it: a handler that set an event would wait for a lock that its own thread may hold."""
+        """Do as a signal does. The next tick sees it: a handler that set an event would wait for a lock that its own thread may hold."""
         self._signals += 1
 
     def _watch(self) -> RunEnd:
@@ -136,7 +136,7 @@ class Supervisor:
             self._tick()
 
     def _drain(self, outcome: RunEnd) -> None:
-        """All at once: what one made for another who is gone already stays in the log, for whoever goes on with the run."""
+        """Drain all roles at once. A record for a role that has ended stays in the log for the next start of the run."""
         seen = self._signals
         if outcome is RunEnd.INTERRUPTED:
             self._watcher.say("Draining")
@@ -146,11 +146,8 @@ class Supervisor:
             if self._signals > max(seen, 1):
                 raise SecondSignal
 
-        for killed in self._crew.drain(patience_s=self._drain_s + _GRACE_S, tick=tick):
-            self._watcher.say(f"{killed.plan.name} did not drain in time and was killed; its log: {killed.plan.log}")
-
-    def _end_at_once(self) -> None:
-        self._crew.kill()
+        for plan in self._crew.drain(patience_s=self._drain_s + _GRACE_S, tick=tick):
+            self._watcher.say(f"{plan.name} did not drain in time and was killed; its log: {plan.log}")
 
     def _conclude(self) -> None:
         try:
@@ -164,7 +161,7 @@ class Supervisor:
             self._broker.start()
             self._stages.prepare()
             self._prepared.set()
-        except BaseException as exc:  # the edge of the thread: the main one raises it
+        except BaseException as exc:  # the edge of the thread: the main thread raises it
             self._preparation_error = exc
             self._woken.set()
 

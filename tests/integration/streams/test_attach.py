@@ -70,7 +70,7 @@ def test_a_reward_is_attached_weighed_and_detached_while_the_run_goes_on(stage: 
     assert "Did you mean 'brevity'?" in broken.stderr
     early = reward(stage, "weight", "brevity=0.2")
     assert early.returncode == 2
-    assert "Nobody scores 'brevity'" in early.stderr
+    assert "No application scores 'brevity'" in early.stderr
 
     attached = reward(stage, "attach", BREVITY, "--from", "beginning")
     assert attached.returncode == 0, attached.stderr
@@ -86,7 +86,7 @@ def test_a_reward_is_attached_weighed_and_detached_while_the_run_goes_on(stage: 
 
         listed = json.loads(reward(stage, "list", "--json").stdout)
         (line,) = [line for line in listed if line["name"] == BREVITY]
-        assert (line["weight"], line["scored"], line["failed"], line["policy"]) == (0.0, 40, 0, "nobody waits")
+        assert (line["weight"], line["scored"], line["failed"], line["policy"]) == (0.0, 40, 0, "no group waits")
         assert line["state"] in {"scoring", "catching up"}
 
         weighed = reward(stage, "weight", "brevity=0.2", "--from-version", "150")

@@ -73,7 +73,7 @@ def test_the_folder_s_own_config_wins_over_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "sentence"),
     [
-        ({"policy": {"base": "models/nobody-knows-it"}}, "Nothing is known of the model models/nobody-knows-it"),
+        ({"policy": {"base": "models/nobody-knows-it"}}, "The shape of the model models/nobody-knows-it is unknown"),
         (
             {"policy": {"base": "models/Qwen3-8B"}, "learner": {"deepspeed": "no.json"}},
             r"\[learner\] deepspeed names no.json, which cannot",

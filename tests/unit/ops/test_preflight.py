@@ -124,7 +124,7 @@ def test_the_demos_files_are_right(name: str) -> None:
         ("rollout", {"engine": "vlm"}, "There is no engine 'vlm'."),
         ("rollout", {"price_file": "spot.price"}, "The price file spot.price cannot be read: No such file or directory."),
         ("rollout", {"price_file": "{folder}/my_task.py"}, "my_task.py holds no number."),
-        ("coordinator", {"enabled": True, "machines": "metric"}, "no kind says how many there may be."),
+        ("coordinator", {"enabled": True, "machines": "metric"}, "no kind says how many it may start."),
         (
             "rollout",
             {"engine": "transformers", "devices": [{"memory_gb": 8, "tflops": 1}]},

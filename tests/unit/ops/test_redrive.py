@@ -220,7 +220,7 @@ def test_a_cut_copy_whose_original_is_gone_stops_the_redrive(log: Log, monkeypat
     with Backlog(log.bus, TRAJECTORIES) as backlog:
         tally = Redrive(log.bus, backlog, by="me").run(backlog.waiting(frozenset()))
     assert tally.stopped is not None
-    assert "has the original no more" in tally.stopped.why
+    assert "does not hold the original any more" in tally.stopped.why
 
 
 def test_a_record_whose_signature_would_be_refused_again_is_not_brought_back(log: Log) -> None:
@@ -342,9 +342,10 @@ def test_a_reason_that_there_is_not_is_refused_with_those_there_are() -> None:
     ("name", "content", "said"),
     [
         ("mend", "", "names no function"),
-        ("none.py:mend", None, "no file"),
-        ("mends.py:mend", "import nothing_of_this_name", "cannot be imported: ModuleNotFoundError"),
-        ("mends.py:mend", "mend = 3", "no function 'mend'"),
+        ("none.py:mend", None, "no Python file none.py"),
+        ("mends.py:mend", "import nothing_of_this_name", "there is no module 'nothing_of_this_name'"),
+        ("mends.py:mend", "mend = 3", "is no function"),
+        ("mends.py:other", "mend = 3", "no attribute 'other'"),
         ("no_such_module_anywhere:mend", None, "cannot be imported"),
     ],
 )

@@ -52,7 +52,7 @@ def test_a_reward_is_named_whole_or_by_its_function(asked: str) -> None:
 def test_a_name_that_fits_two_or_none_is_refused() -> None:
     with pytest.raises(UserError, match=r"'brevity' may be a\.py:brevity, b\.py:brevity"):
         full_name("brevity", {"a.py:brevity", "b.py:brevity"})
-    with pytest.raises(UserError, match=r"Nobody scores 'brevty'.*There are: exact"):
+    with pytest.raises(UserError, match=r"No application scores 'brevty'.*Known: exact"):
         full_name("brevty", {"exact"})
 
 
@@ -74,14 +74,14 @@ def test_what_is_no_weight_is_refused(text: str) -> None:
 def test_what_groups_do_is_said(text: str, policy: str) -> None:
     (_, term) = with_weight((EXACT,), BREVITY, 0.2, parse_missing(text, 9.0), 300.0)
     assert policy_of(term) == policy
-    assert policy_of(replace(term, weight=0.0)) == "nobody waits"
+    assert policy_of(replace(term, weight=0.0)) == "no group waits"
 
 
 def test_a_reward_that_nobody_gives_now_would_starve_the_run() -> None:
     heard = {("main", "exact"): Heard(), ("brevity", BREVITY): Heard()}
     heard["main", "exact"].add(scored("exact", at(1), time_ms=500_000))
     heard["brevity", BREVITY].add(failed(BREVITY, at(1), "KeyError: 'answer'"))
-    with pytest.raises(UserError, match=r"Nobody gives.*KeyError: 'answer'"):
+    with pytest.raises(UserError, match=r"No application gives.*KeyError: 'answer'"):
         refuse_unscored(BREVITY, heard)
     heard["brevity", BREVITY].add(scored(BREVITY, at(2), time_ms=400_000))
     with pytest.raises(UserError, match="groups would wait"):

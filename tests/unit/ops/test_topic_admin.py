@@ -69,7 +69,7 @@ def test_topics_that_nobody_tells_of_are_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(topic_admin, "_TOLD_S", 0.0)
     topics = TopicAdmin(HesitantCluster(1_000), SPACE)
     plan = topics.plan()
-    with pytest.raises(DeadlineExceeded, match=r"topics, 'unit\.topics\..*' for one, are there, and no broker leads"):
+    with pytest.raises(DeadlineExceeded, match=r"topics, 'unit\.topics\..*' for one, have partitions whose leader no broker names"):
         topics.apply(plan)
 
 
