@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
+from typing import Annotated, Literal
 
+import typer
 import yaml
 
 from echo_ops.acls import as_commands, as_plain
 from echo_ops.cli.context import read_settings
+from echo_ops.cli.options import ClusterName, Config
 from echo_ops.topic_rendering import kafka_users
 from echo_schemas.naming import Namespace
 from echo_schemas.rights import acls_of
 
 
-def render(config: Path | None, format_: str, cluster: str) -> None:
-    """Plain output, so that it can be piped into a file or a shell."""
+def render(
+    config: Config = None,
+    format_: Annotated[Literal["commands", "yaml", "json", "strimzi"], typer.Option("--format", help="What to print.")] = "commands",
+    cluster: ClusterName = "",
+) -> None:
+    """Write plain text, so that it can be piped into a file or a shell."""
     settings = read_settings(config)
     acls = acls_of(Namespace(settings.kafka.namespace))
     if format_ == "strimzi":

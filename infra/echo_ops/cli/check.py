@@ -1,14 +1,16 @@
-"""`echoswarm check`: what does this file need, and is there anything in it that will not work? Starts nothing."""
+"""`echoswarm check`: what a run's file needs, and what in it will not work. Starts nothing."""
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.markup import escape
 
 from echo_ops.cli.context import read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import ExitCode, out
 from echo_ops.estimate import Assumed, estimate
 from echo_ops.estimate_lines import lines_of
@@ -17,11 +19,17 @@ from echo_schemas.errors import UserError
 from echo_tasks.base_models import DEMO_PREFIX
 
 
-def check(config: Path | None, assumed: Assumed) -> None:
-    """Print what the run needs, unless it is a demo model's, and every finding; exits 2 if something stands in the way."""
+def check(
+    config: Config = None,
+    answer_tokens: Annotated[float | None, typer.Option(min=1, help="Of a mean answer; without it half of max_new_tokens.")] = None,
+    prompt_tokens: Annotated[float | None, typer.Option(min=1, help="Of a mean prompt; without it 256.")] = None,
+    mbit_s: Annotated[float, typer.Option(min=0.001, help="Mbit/s of a worker's line.")] = 1000.0,
+) -> None:
+    """Print what the run needs (not for a demo model), and every finding; exits 2 if something stands in the way."""
     settings = read_settings(config)
     if not settings.policy.base.startswith(DEMO_PREFIX):
         try:
+            assumed = Assumed(answer_tokens=answer_tokens, prompt_tokens=prompt_tokens, mbit_s=mbit_s)
             for line in lines_of(estimate(settings, assumed)):
                 out.print(line, markup=False, highlight=False)
         except UserError as exc:
@@ -36,5 +44,5 @@ def check(config: Path | None, assumed: Assumed) -> None:
     if not num_problems:
         out.print(f"[green]✓[/] Nothing stands in the way of the run {escape(repr(settings.run.name))}.")
     sys.stdout.flush()
-    # A reward that hangs must not keep the command.
+    # A reward function that hangs must not keep this process alive.
     os._exit(ExitCode.USAGE if num_problems else 0)

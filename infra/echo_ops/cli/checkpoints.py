@@ -1,4 +1,4 @@
-"""`echoswarm checkpoints list|prune`: what a run keeps on its disk, and what of it nobody can go on from any more."""
+"""`echoswarm checkpoints list|prune`: the checkpoints on a run's disk, and removing those that the run does not need any more."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from echo_bus.bus import Bus
 from echo_learner.commit import session as sessions
 from echo_learner.commit.ancestry import Relation, relations
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, version_of
 from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import out
 from echo_schemas.errors import UserError
 from echo_settings import Settings
@@ -28,7 +32,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One checkpoint. `relation`: None of another run's, and of one that cannot be read; `problem` says why it cannot."""
+    """One checkpoint. `relation` is None for a checkpoint of another run, and for one that cannot be read; then `problem` says why."""
 
     name: str
     num_bytes: int
@@ -37,8 +41,8 @@ class Kept:
     problem: str = ""
 
 
-def list_checkpoints(config: Path | None) -> None:
-    """Print every checkpoint of the folder with its size and what it is to the run."""
+def list_checkpoints(config: Config = None) -> None:
+    """Print a line for each."""
     settings = read_settings(config)
     found = _look(settings, reach_bus(settings))
     for kept in found:
@@ -47,11 +51,18 @@ def list_checkpoints(config: Path | None) -> None:
     out.print(f"{len(found)} checkpoints, {sum(kept.num_bytes for kept in found) / _GIB:.3f} GiB, in {settings.checkpoint.folder}")
 
 
-def prune(config: Path | None, *, keep: int | None, unreadable: bool, dry_run: bool) -> None:
-    """Remove what came to nothing, and what is older than the newest `keep` of the run.
+def prune(
+    config: Config = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="Newest of the run to keep, instead of [checkpoint] keep.")] = None,
+    unreadable: Annotated[
+        bool, typer.Option("--unreadable", help="Also checkpoints that cannot be read and are older than the newest in the log.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+) -> None:
+    """Remove checkpoints that came to nothing, and those older than the newest `keep` of the run.
 
-    The tip, what is not in the log yet, what is unknown and other runs' checkpoints stay. `unreadable`: also what cannot be read and is
-    older than the tip. Raises UserError if the log names no checkpoint of the run, or one that is not here.
+    The tip, checkpoints that are not in the log yet, unknown ones and those of other runs stay. Raises UserError if the log names no
+    checkpoint of the run, or one that is not here.
     """
     settings = read_settings(config)
     bus = reach_bus(settings)
@@ -62,7 +73,7 @@ def prune(config: Path | None, *, keep: int | None, unreadable: bool, dry_run: b
         what = "no checkpoint" if tip is None else f"the checkpoint {tip}, which cannot be read here,"
         raise UserError(
             f"The log names {what} as the newest of run {settings.run.name!r}. Nothing was removed.",
-            hint="[kafka] and [checkpoint] folder must be those of the run; what is old follows from the two.",
+            hint="Name the file of the run with --config: [kafka] and [checkpoint] folder must be those of the run.",
         )
     store = _store(settings, bus)
     gone = list(_superfluous(found, version_of(tip), keep, unreadable=unreadable))
@@ -75,7 +86,7 @@ def prune(config: Path | None, *, keep: int | None, unreadable: bool, dry_run: b
 
 def _superfluous(found: list[Kept], tip_version: int, keep: int, *, unreadable: bool) -> Iterator[Kept]:
     older = sorted((kept for kept in found if kept.relation is Relation.OLDER), key=lambda kept: version_of(kept.name))
-    # The tip is one of those kept.
+    # The tip counts as one of `keep`.
     stay = {kept.name for kept in older[max(0, len(older) - keep + 1) :]}
     for kept in found:
         is_old = kept.relation is Relation.OLDER and kept.name not in stay

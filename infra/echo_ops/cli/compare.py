@@ -1,13 +1,16 @@
-"""`echoswarm reward compare A B`: what two rewards of a run say of the same samples."""
+"""`echoswarm reward compare A B`: how two rewards of a run differ on the same samples."""
 
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import out
 from echo_ops.rewards.comparison import Comparison, Moments
 from echo_ops.rewards.comparison import compare as compare_rewards
@@ -19,8 +22,13 @@ from echo_schemas.topics import REWARDS
 _READ_S = 60.0
 
 
-def compare(config: Path | None, first: str, second: str, last: int) -> None:
-    """Print how they differ on the newest records. Raises UserError for a name that nobody gives, or where no sample has both."""
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A reward of the run.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    config: Config = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the newest records of each partition.")] = 5000,
+) -> None:
+    """Print how they differ on the newest records. Raises UserError for a name without records, or where no sample has both."""
     settings = read_settings(config)
     bus = reach_bus(settings)
     rewards = [each for each in newest_rewards(bus, last) if each.outcome is RewardOutcome.SCORED]
@@ -37,7 +45,7 @@ def compare(config: Path | None, first: str, second: str, last: int) -> None:
 
 
 def lines_of(a: str, b: str, found: Comparison) -> list[str]:
-    """What is printed."""
+    """The comparison as lines of text."""
     width = max(len(a), len(b))
     lines = [f"{found.num_matched:,} samples have both, of {found.num_a:,} with {a} and {found.num_b:,} with {b}"]
     lines += [f"  {name.ljust(width)}  {_moments(moments)}" for name, moments in ((a, found.a), (b, found.b))]
@@ -56,8 +64,8 @@ def lines_of(a: str, b: str, found: Comparison) -> list[str]:
 
 
 def newest_rewards(bus: Bus, last: int, until_ms: int | None = None) -> list[Reward]:
-    """The run's among the newest `last` records of each partition of `rewards`, in the order of the log. `until_ms`: the newest before that
-    time, for a run that others have followed. Raises TransportError.
+    """The run's rewards among the newest `last` records of each partition of `rewards`, in the order of the log. `until_ms`: the newest
+    before that time, for a run with later runs in the same topic. Raises TransportError.
     """
     found: list[Reward] = []
     with closing(bus.look([REWARDS])) as reader:

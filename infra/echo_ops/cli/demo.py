@@ -1,4 +1,4 @@
-"""`echoswarm demo`: a packaged run, begun here, or gone on with if it was begun here and did not finish."""
+"""`echoswarm demo`: a packaged run in a folder below `runs`; an unfinished one is continued."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
 
 from echo_ops.cli.output import out
-from echo_ops.cli.up import Options, execute
+from echo_ops.cli.up import Options, Plain, ReportFile, Steps, SummaryFile, execute
 from echo_ops.supervisor.broker import given_bootstrap
 from echo_ops.supervisor.supervisor import RunEnd
 from echo_schemas.errors import UserError
@@ -24,7 +27,7 @@ _BEGUN, _CONFIG, _SUMMARY, _KAFKA = "demo.json", "run.toml", "summary.json", "ka
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """What the command line said as a demo was begun, and whose Kafka holds its log; None: its own."""
+    """The options that a demo was begun with, and the address of the Kafka with its log; None: it started one."""
 
     mode: str
     seed: int
@@ -33,33 +36,45 @@ class Begun:
 
 
 def demo_name(name: str | None, task: str | None) -> str:
-    """Which packaged run is meant. Raises UserError for a digits demo and a task at once."""
+    """The name of the packaged run. Raises UserError where both a digits demo and a task are given."""
     if name is not None and task is not None:
         raise UserError(f"There is no demo {name} of {task}.", hint=f"Write `echoswarm demo {name}` or `echoswarm demo --task {task}`.")
     return name or task or "reverse"
 
 
-def demo(name: str, *, mode: str, seed: int, steps: int | None, new: bool, options: Options) -> None:
-    """The packaged run `name`, in a folder below `runs`: the newest one that was begun by the same command and has not finished, unless
-    `new`; else a fresh one. Exits as `up`, and 1 if learner and worker disagree.
+def demo(
+    name: Annotated[Literal["reverse", "sort"] | None, typer.Argument(help="reverse (without a name): LoRA; sort: all weights.")] = None,
+    task: Annotated[
+        Literal["sokoban", "knights-knaves"] | None, typer.Option(help="One of ECHO's tasks in its smallest form, in up to ten minutes.")
+    ] = None,
+    mode: Annotated[
+        Literal["asynchronous", "sequential"], typer.Option(help="Generate ahead of the learner, or for each step what it asks for.")
+    ] = "asynchronous",
+    seed: Annotated[int, typer.Option(help="Decides the prompts.")] = 0,
+    steps: Steps = None,
+    plain: Plain = False,
+    summary: SummaryFile = None,
+    report: ReportFile = None,
+    new: Annotated[bool, typer.Option("--new", help="Begin another, even if the last one here has not finished.")] = False,
+) -> None:
+    """Continue the newest unfinished demo that was begun with the same options, unless `new`; else begin one. Exits as `up`, and 1 if
+    learner and worker disagree.
     """
+    packaged = demo_name(name, task)
     begun = Begun(mode=mode, seed=seed, steps=steps, kafka=given_bootstrap(os.environ.get("ECHO_KAFKA__BOOTSTRAP", "embedded")))
-    folder = None if new else unfinished(name, begun)
+    folder = None if new else unfinished(packaged, begun)
     if folder is None:
-        folder = _begin(name, begun)
-        out.print(
-            f"[bold]echoswarm demo {name}[/]: Kafka, vLLM, Faust and DeepSpeed as processes on this machine; its files: [bold]{folder}[/]"
-        )
+        folder = _begin(packaged, begun)
+        out.print(f"[bold]echoswarm demo {packaged}[/]: Kafka, vLLM, Faust and DeepSpeed on this machine; its files: [bold]{folder}[/]")
     else:
-        out.print(f"[bold]echoswarm demo {name}[/]: going on with [bold]{folder}[/], which has not finished (`--new` begins another)")
-    if steps is not None:
-        options.overrides["ECHO_LEARNER__STEPS"] = str(steps)
+        out.print(f"[bold]echoswarm demo {packaged}[/]: going on with [bold]{folder}[/], which has not finished (`--new` begins another)")
+    options = Options(plain=plain, report=report, steps=steps, agreement=_FP32_AGREEMENT, kafka_folder=folder / _KAFKA)
     try:
-        execute(folder / _CONFIG, replace(options, agreement=_FP32_AGREEMENT, summary=None, kafka_folder=folder / _KAFKA))
+        execute(folder / _CONFIG, options)
     finally:
-        if options.summary is not None and (folder / _SUMMARY).exists():
-            options.summary.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / _SUMMARY, options.summary)
+        if summary is not None and (folder / _SUMMARY).exists():
+            summary.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / _SUMMARY, summary)
         if _has_finished(folder):
             shutil.rmtree(folder / _KAFKA, ignore_errors=True)
         else:
@@ -67,7 +82,7 @@ def demo(name: str, *, mode: str, seed: int, steps: int | None, new: bool, optio
 
 
 def unfinished(name: str, begun: Begun) -> Path | None:
-    """The folder of the newest demo that was begun so and can be gone on with."""
+    """The folder of the newest demo of that name that was begun with the same options and has not finished."""
     for folder in sorted(_RUNS.glob(f"{name}-*"), reverse=True):
         try:
             found = json.loads((folder / _BEGUN).read_text(encoding="utf-8"))

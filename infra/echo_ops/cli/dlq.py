@@ -1,4 +1,4 @@
-"""`echoswarm dlq`: what could not be read, by reason; brought back exactly once, or passed by for good."""
+"""`echoswarm dlq`: dead letters by reason; each redriven exactly once, or discarded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
 from echo_bus.bus import Bus
@@ -21,6 +21,7 @@ from echo_bus.clock import SystemClock
 from echo_bus.errors import TopicMissing
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.harmless import harmless
+from echo_ops.cli.options import AsJson, Config, Yes
 from echo_ops.cli.output import ExitCode, err, fail, out, shown_time
 from echo_ops.cli.ranges import parse_time
 from echo_ops.redrive.letters import Letter
@@ -33,7 +34,10 @@ from echo_schemas.topics import BY_NAME, Topic
 
 _SAID = 110
 _BYTES_SHOWN = 256
-_EXAMPLES = 3
+
+DeadTopic = Annotated[str, typer.Argument(help="The topic that the messages belong on, such as trajectories.")]
+Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only letters with this reason; may be repeated.")]
+Until = Annotated[str, typer.Option(help="Only letters before this time.")]
 
 
 @dataclass(slots=True)
@@ -54,17 +58,21 @@ class Heap:
         self.example = letter.message
 
 
-def list_letters(config: Path | None, topics: list[str], *, as_json: bool) -> None:
-    """How many letters wait, by topic and reason."""
+def list_letters(
+    topics: Annotated[list[str] | None, typer.Argument(help="Topics, such as trajectories; all unless given.")] = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print how many letters wait, by topic and reason."""
     bus = reach_bus(read_settings(config), all_runs=True)
     heaps: dict[tuple[str, str], Heap] = defaultdict(Heap)
-    for topic in [_topic(name) for name in topics] or BY_NAME.values():
+    for topic in [_topic(name) for name in topics or ()] or BY_NAME.values():
         # A topic that never had a reader has no dead letters.
         with suppress(TopicMissing), Backlog(bus, topic) as backlog:
             for letter in backlog.letters():
                 heaps[topic.name, letter.reason].add(letter, is_waiting=letter.offset >= backlog.position(letter.reason))
     if as_json:
-        sys.stdout.write(json.dumps([{"topic": topic, "reason": reason, **_plain(heap)} for (topic, reason), heap in heaps.items()]) + "\n")
+        sys.stdout.write(json.dumps([{"topic": topic, "reason": reason, **asdict(heap)} for (topic, reason), heap in heaps.items()]) + "\n")
         return
     if not heaps:
         out.print(f"No dead letters in {bus.namespace.name}.")
@@ -76,10 +84,15 @@ def list_letters(config: Path | None, topics: list[str], *, as_json: bool) -> No
     out.print(table)
 
 
-def show(config: Path | None, name: str, offset: int | None, *, last: int) -> None:
-    """One letter by its offset, or the newest ones."""
+def show(
+    topic: DeadTopic,
+    offset: Annotated[int | None, typer.Argument(help="Of the letter; the newest ones unless given.", min=0)] = None,
+    config: Config = None,
+    last: Annotated[int, typer.Option("--last", "-n", help="How many of the newest.", min=1)] = 5,
+) -> None:
+    """Print one letter by its offset, or the newest ones."""
     bus = reach_bus(read_settings(config), all_runs=True)
-    with Backlog(bus, _topic(name)) as backlog:
+    with Backlog(bus, _topic(topic)) as backlog:
         first, end = (offset, offset + 1) if offset is not None else (max(0, backlog.end - last), None)
         count = 0
         for letter in backlog.letters(first=first, end=end):
@@ -87,76 +100,77 @@ def show(config: Path | None, name: str, offset: int | None, *, last: int) -> No
             _show(bus, letter, is_waiting=letter.offset >= backlog.position(letter.reason))
     if not count:
         raise UserError(
-            f"{name} has no such dead letter." if offset is not None else f"{name} has no dead letters.",
+            f"{topic} has no such dead letter." if offset is not None else f"{topic} has no dead letters.",
             hint="`echoswarm dlq list` says what there is.",
         )
 
 
 def redrive(
-    config: Path | None,
-    name: str,
-    reasons: list[str],
-    *,
-    until: str,
-    limit: int | None,
-    rate: float | None,
-    mend: str,
-    passes_by: bool,
-    is_meant: bool,
+    topic: DeadTopic,
+    config: Config = None,
+    reason: Reasons = None,
+    until: Until = "",
+    limit: Annotated[int | None, typer.Option(help="At most this many letters.", min=1)] = None,
+    rate: Annotated[float | None, typer.Option(help="At most this many letters a second.", min=0.01)] = None,
+    mend: Annotated[str, typer.Option(help="A function that mends a letter: file.py:function.")] = "",
+    pass_by: Annotated[bool, typer.Option("--pass-by", help="Pass by letters that would come straight back.")] = False,
+    yes: Yes = False,
 ) -> None:
-    """Say what would be done, and with `is_meant` do it."""
-    wanted, topic, mended = require_reasons(reasons), require_redrivable(_bare(name)), load_mend(mend) if mend else None
-    settings = read_settings(config)
-    bus = reach_bus(settings, ROLE)
-    with Backlog(bus, topic) as backlog:
-        end = backlog.offset_at(parse_time(until, "--until", SystemClock().time_ms())) if until else backlog.end
+    """Print what would be done, and with `yes` do it."""
+    wanted, target, mended = require_reasons(reason or ()), require_redrivable(_bare(topic)), load_mend(mend) if mend else None
+    bus = reach_bus(read_settings(config), ROLE)
+    with Backlog(bus, target) as backlog:
+        end = _end(backlog, until)
         work = Redrive(bus, backlog, by=_me(), mend=mended)
 
         def letters() -> Iterator[Letter]:
             return islice(backlog.waiting(wanted, end), limit)
 
-        if not is_meant:
+        if not yes:
             _say_plan(work.prepared(letters()))
             return
-        tally = work.run(letters(), rate=rate, passes_by=passes_by, note=_progress)
+        tally = work.run(letters(), rate=rate, passes_by=pass_by, note=_progress)
     _say_done(tally)
 
 
-def discard_letters(config: Path | None, name: str, reasons: list[str], *, until: str, is_meant: bool) -> None:
-    """Say what would be passed by for good, and with `is_meant` do it."""
-    wanted = require_reasons(reasons)
-    settings = read_settings(config)
-    bus = reach_bus(settings, ROLE)
-    with Backlog(bus, _topic(name)) as backlog:
-        end = backlog.offset_at(parse_time(until, "--until", SystemClock().time_ms())) if until else backlog.end
-        waiting = backlog.waiting(wanted, end)
-        counts = discard(bus, backlog, waiting, by=_me()) if is_meant else Counter(letter.reason for letter in waiting)
+def discard_letters(topic: DeadTopic, config: Config = None, reason: Reasons = None, until: Until = "", yes: Yes = False) -> None:
+    """Print which letters would be discarded, and with `yes` do it."""
+    wanted = require_reasons(reason or ())
+    bus = reach_bus(read_settings(config), ROLE)
+    with Backlog(bus, _topic(topic)) as backlog:
+        waiting = backlog.waiting(wanted, _end(backlog, until))
+        counts = discard(bus, backlog, waiting, by=_me()) if yes else Counter(letter.reason for letter in waiting)
     if not counts:
         out.print("Nothing waits.")
         return
-    done = "Discarded" if is_meant else "Would discard"
-    out.print(f"{done}: {_counted(counts)}. They stay readable until their retention is over." + ("" if is_meant else " Add --yes."))
+    done = "Discarded" if yes else "Would discard"
+    counted = ", ".join(f"{count:,} {reason}" for reason, count in counts.most_common())
+    out.print(f"{done}: {counted}. They stay readable until their retention is over." + ("" if yes else " Add --yes."))
+
+
+def _end(backlog: Backlog, until: str) -> int:
+    """The offset behind the last letter before `until`; the end of the topic if it is empty."""
+    return backlog.offset_at(parse_time(until, "--until", SystemClock().time_ms())) if until else backlog.end
 
 
 def _say_plan(prepared: Iterable[Prepared]) -> None:
-    heaps: dict[tuple[Handling, str], list[Prepared]] = defaultdict(list)
+    examples: dict[tuple[Handling, str], Prepared] = {}
     counts: Counter[tuple[Handling, str]] = Counter()
     for each in prepared:
         where = (each.handling, each.letter.reason)
         counts[where] += 1
-        if len(heaps[where]) < _EXAMPLES:
-            heaps[where].append(each)
+        examples.setdefault(where, each)
     if not counts:
         out.print("Nothing waits.")
         return
     table = Table("would", "reason", "letters", "for example", box=None, pad_edge=False)
     for (handling, reason), count in sorted(counts.items(), key=lambda item: (item[0][0] is not Handling.WRITE, -item[1])):
-        example = heaps[handling, reason][0]
+        example = examples[handling, reason]
         table.add_row(_WOULD[handling], reason, f"{count:,}", _cut(f"{example.letter.offset}: {example.why or example.letter.message}"))
     out.print(table)
     if any(handling is Handling.STOP for handling, _ in counts):
         out.print(
-            "It ends in front of the first letter that would come straight back: --mend mends them, --pass-by passes them by, "
+            "It ends before the first letter that would come straight back: --mend mends them, --pass-by passes them by, "
             "`echoswarm dlq discard` ends their waiting."
         )
     out.print("Nothing was written. Add --yes.")
@@ -167,7 +181,7 @@ def _say_done(tally: Tally) -> None:
     out.print(f"{', '.join(parts) or 'Nothing'}.")
     if tally.stopped is not None:
         fail(
-            f"It ended in front of the letter {tally.stopped.letter.offset}, which would come straight back: {tally.stopped.why}",
+            f"It ended before the letter {tally.stopped.letter.offset}, which would come straight back: {tally.stopped.why}",
             "Mend it (--mend), pass such ones by (--pass-by), or discard them. What was written stays written, and is not written again.",
             ExitCode.FAILED,
         )
@@ -237,17 +251,8 @@ def _me() -> str:
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
-        # A container's user without a name.
+        # The user of a container may have no name.
         return socket.gethostname()
-
-
-def _plain(heap: Heap) -> dict[str, int | str]:
-    times = {"oldest_ms": heap.oldest_ms, "newest_ms": heap.newest_ms}
-    return {"waiting": heap.waiting, "handled": heap.handled, **times, "example": heap.example}
-
-
-def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in counts.most_common())
 
 
 def _cut(text: str) -> str:

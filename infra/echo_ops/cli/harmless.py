@@ -1,7 +1,7 @@
-"""Text of others, made harmless for a terminal: control characters become visible, and none of them does anything.
+"""Foreign text made harmless for a terminal: control characters become visible and have no effect.
 
-A trajectory's text is whatever a policy or a stranger wrote: escape sequences that clear a screen or set a clipboard, and marks that turn
-the direction of writing and so hide what is there (CVE-2021-42574).
+A policy or a stranger wrote the text of a trajectory. It may hold escape sequences that clear a screen or set a clipboard, and marks that
+reverse the direction of writing and so hide text (CVE-2021-42574).
 """
 
 from __future__ import annotations

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from echo_embedded import detached
 from echo_ops.access import admit_roles
 from echo_ops.cli.context import read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import ExitCode, out
 from echo_schemas.naming import Namespace
 
 
-def up(config: Path | None, brokers: int | None, *, registry: bool, secure: bool, folder: Path | None, ports: tuple[int, ...]) -> None:
+def up(
+    config: Config = None,
+    brokers: Annotated[int | None, typer.Option(help="1, or 3 with replication; by default as many as it has already, else 1.")] = None,
+    registry: Annotated[bool, typer.Option("--registry", help="A Confluent-compatible schema registry beside it.")] = False,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="TLS, and a user for each role of the namespace with no more rights than it needs."),
+    ] = False,
+    folder: Annotated[Path | None, typer.Option(help="Where its data lives; kept between down and up.")] = None,
+    port: Annotated[list[int] | None, typer.Option("--port", help="Port of each broker, in order; by default free ones.")] = None,
+) -> None:
     settings = read_settings(config)
     state = detached.up(
-        brokers, registry=registry, secure=secure, folder=folder, ports=ports, report=lambda line: out.print(f"[dim]{line}[/]")
+        brokers,
+        registry=registry,
+        secure=secure,
+        folder=folder,
+        ports=tuple(port or ()),
+        report=lambda line: out.print(f"[dim]{line}[/]"),
     )
     out.print(f"[green]Kafka answers[/] at [bold]{state.bootstrap}[/]")
     if state.registry_url:
@@ -26,7 +45,7 @@ def up(config: Path | None, brokers: int | None, *, registry: bool, secure: bool
     out.print("Next: [bold]echoswarm topics apply[/]. Stop it with [bold]echoswarm kafka down[/].")
 
 
-def down(*, delete_data: bool) -> None:
+def down(delete_data: Annotated[bool, typer.Option("--delete-data", help="Remove its data folder too.")] = False) -> None:
     state = detached.down(delete_data=delete_data)
     if state is None:
         out.print("No embedded Kafka was running.")
@@ -56,6 +75,6 @@ def status() -> None:
     if not found.healthy:
         if hung:
             pids = " ".join(str(process.pid) for process in hung)
-            out.print(f"If what does not answer stays so, end it: [bold]kill -9 {pids}[/], and go on with the next line.")
+            out.print(f"If these processes still do not answer, end them: [bold]kill -9 {pids}[/], and go on with the next line.")
         out.print("Start what is missing with [bold]echoswarm kafka up[/]: on its old port; what runs is left alone.")
         sys.exit(ExitCode.FAILED)

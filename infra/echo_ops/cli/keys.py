@@ -7,11 +7,13 @@ import os
 from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import typer
 from rich.table import Table
 
 from echo_ops.cli.context import read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import out, shown_time
 from echo_runtime.trust import key_file, read_private_key, read_signers, require_library
 from echo_schemas.errors import UserError
@@ -26,16 +28,24 @@ _FOLDER = "keys"
 _FILE = "signers.toml"
 
 
-def new(config: Path | None, role: str, names: tuple[str, ...], *, replace: bool) -> None:
-    """Make a key of `role` for `names`. Raises UserError where there is one and it is not to be replaced."""
+def new(
+    role: Annotated[Literal["worker", "reward", "offline", "rescore", "redrive"], typer.Argument(help="The role that signs with the key.")],
+    name: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="The workers, or rewards, that it may speak for; by default any.")
+    ] = None,
+    config: Config = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the existing key; the old one stays trusted.")] = False,
+) -> None:
+    """Make a key. Raises UserError if one exists and `replace` is not given."""
     require_library()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from echo_bus.signatures import key_id_of
 
+    names = name or ["*"]
     trust = read_settings(config).trust
     folder, signers = Path(trust.keys or _FOLDER), Path(trust.signers or _FILE)
-    # A worker's process has the worker's name; that of a reward has not the reward's.
+    # A worker's process has the name of its worker. A reward's process does not have the name of its reward.
     path = key_file(folder, role, names[0] if role == "worker" and len(names) == 1 else "")
     if path.exists() and not replace:
         raise UserError(
@@ -43,17 +53,17 @@ def new(config: Path | None, role: str, names: tuple[str, ...], *, replace: bool
         )
     private = Ed25519PrivateKey.generate()
     public = private.public_key()
-    # Who reads must know the key before anybody signs with it.
+    # A reader must know the key before a writer signs with it.
     _append(signers, f'[[signer]]\nrole = "{role}"\nnames = {json.dumps(names)}\nkey = "{b64encode(public.public_bytes_raw()).decode()}"\n')
     _write_private(path, private)
     out.print(f"{path}: the private key; it stays on this machine.")
-    out.print(f"{signers}: the public key {key_id_of(public)} of {role} {', '.join(names)}; whoever reads needs this file.")
+    out.print(f"{signers}: the public key {key_id_of(public)} of {role} {', '.join(names)}; every process that reads needs this file.")
     if not (trust.keys and trust.signers):
         out.print(f'The run\'s file needs:\n\n\\[trust]\nkeys = "{folder}"\nsigners = "{signers}"\nsignatures = "required"')
 
 
-def show(config: Path | None) -> None:
-    """A table of the trusted keys."""
+def show(config: Config = None) -> None:
+    """Print a table of the trusted keys."""
     require_library()
     trust = read_settings(config).trust
     keys = read_signers(Path(trust.signers or _FILE))
@@ -64,13 +74,13 @@ def show(config: Path | None) -> None:
         table.add_row(key.id, key.role, ", ".join(key.names), since, until, here.pop(key.id, ""))
     out.print(table)
     for key_id, file in here.items():
-        out.print(f"{file}: its key {key_id} is not trusted: what it signs is refused.")
+        out.print(f"{file}: its key {key_id} is not trusted: records signed with it are refused.")
     out.print(_said(trust, keys))
 
 
 def _said(trust: TrustSettings, keys: Mapping[str, TrustedKey]) -> str:
     if trust.signatures == "off":
-        return 'Signatures are not asked for; [trust] signatures = "required" does.'.replace("[", r"\[")
+        return 'Signatures are not required; [trust] signatures = "required" makes them so.'.replace("[", r"\[")
     roles = {key.role for key in keys.values()}
     missing = [role for role in ("worker", "reward") if role not in roles]
     return f"Signatures are required, and no key of {' and '.join(missing)} is trusted." if missing else "Signatures are required."

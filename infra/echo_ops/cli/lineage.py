@@ -6,14 +6,15 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.text import Text
 
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.harmless import harmless
-from echo_ops.cli.output import err, out
+from echo_ops.cli.options import AsJson, Config, Exported, RunName
+from echo_ops.cli.output import out, remark, shown_time
 from echo_ops.cli.ranges import history_of, past_of
 from echo_replay.history import History
 from echo_replay.origin import VersionOrigin, origin_of
@@ -24,12 +25,18 @@ _VERSION = re.compile(r"v?(\d{1,18})")
 _NAMED = 12
 
 
-def lineage(config: Path | None, version: str, *, run: str, export: Path | None, as_json: bool) -> None:
-    """Print it."""
+def lineage(
+    version: Annotated[str, typer.Argument(help="A version, such as v120.")],
+    config: Config = None,
+    run: RunName = "",
+    source: Exported = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the origin of a version. Raises UserError."""
     match = _VERSION.fullmatch(version.strip())
     if match is None:
         raise UserError(f"{version!r} is no version.", hint="Write v120 or 120.")
-    name, reach = past_of(read_settings(config), run, export)
+    name, reach = past_of(read_settings(config), run, source)
     with history_of(reach(), name) as history:
         origin = origin_of(history, int(match[1]))
         if as_json:
@@ -38,9 +45,9 @@ def lineage(config: Path | None, version: str, *, run: str, export: Path | None,
         _show_made(history, origin)
         _show_groups(origin, _NAMED)
         if origin.manifest is None:
-            _line("samples", f"none: v{origin.version} was not published")
+            show_line("samples", f"none: v{origin.version} was not published")
         else:
-            _line("samples", f"of v{origin.version}: {_counted(origin.became) or 'none'}")
+            show_line("samples", f"of v{origin.version}: {_counted(origin.became) or 'none'}")
         _notes(history, origin)
 
 
@@ -60,18 +67,20 @@ def _show_made(history: History, origin: VersionOrigin) -> None:
     if report is None:
         parent = origin.manifest and origin.manifest.parent_run
         begun = f"forked from {parent} v{origin.manifest.parent}" if origin.manifest and parent else "what the run began with"
-        _line("made of", f"{begun}; no step made it")
+        show_line("made of", f"{begun}; no step made it")
         return
-    _line("made", f"{_time(report.time_ms)} by session {report.session}, in {report.training_s:.1f} s on {report.world_size} rank(s)")
-    _line("made of", f"checkpoint {report.parent or 'of the base model'}, now {report.checkpoint}")
+    show_line(
+        "made", f"{shown_time(report.time_ms)} by session {report.session}, in {report.training_s:.1f} s on {report.world_size} rank(s)"
+    )
+    show_line("made of", f"checkpoint {report.parent or 'of the base model'}, now {report.checkpoint}")
     num_samples = sum(origin.workers.values())
-    _line("batch", f"{len(origin.groups)} groups, {num_samples} samples")
-    _line("workers", _counted(origin.workers))
-    _line("sampler", _counted({f"v{version}": count for version, count in sorted(origin.sampled_by.items())}))
+    show_line("batch", f"{len(origin.groups)} groups, {num_samples} samples")
+    show_line("workers", _counted(origin.workers))
+    show_line("sampler", _counted({f"v{version}": count for version, count in sorted(origin.sampled_by.items())}))
     for name, moments in sorted(origin.rewards.items()):
-        _line("reward", f"{name}: mean {moments.mean:.4g}, std {moments.std:.4g}, {moments.least:.4g} to {moments.most:.4g}")
+        show_line("reward", f"{name}: mean {moments.mean:.4g}, std {moments.std:.4g}, {moments.least:.4g} to {moments.most:.4g}")
     if report.policy is not None:
-        _line("policy", f"budget {report.policy.budget}, older ones {report.policy.over_budget}")
+        show_line("policy", f"budget {report.policy.budget}, older ones {report.policy.over_budget}")
 
 
 def _show_groups(origin: VersionOrigin, most: int) -> None:
@@ -80,32 +89,29 @@ def _show_groups(origin: VersionOrigin, most: int) -> None:
         advantages = f"{min(group.advantages):+.2f} to {max(group.advantages):+.2f}" if group.advantages else "-"
         versions = ", ".join(f"v{version}" for version in sorted(group.versions))
         text = f"{group.group_id:<20} {group.num_samples:>3} samples  {rewards:<20}  advantages {advantages:<16} by {versions}"
-        _line("group", text)
+        show_line("group", text)
     if len(origin.groups) > most:
-        _line("", f"… and {len(origin.groups) - most} groups more: `echoswarm show v{origin.version}`")
+        show_line("", f"… and {len(origin.groups) - most} groups more: `echoswarm show v{origin.version}`")
 
 
 def _published(origin: VersionOrigin) -> str:
     manifest = origin.manifest
     if manifest is None:
         return "not published"
-    return f"{manifest.kind.value}, {manifest.num_bytes:,} bytes, sha256 {manifest.sha256[:12]}, published {_time(manifest.created_ms)}"
+    return (
+        f"{manifest.kind.value}, {manifest.num_bytes:,} bytes, sha256 {manifest.sha256[:12]}, published {shown_time(manifest.created_ms)}"
+    )
 
 
 def _notes(history: History, origin: VersionOrigin) -> None:
-    for sentence in origin.missing:
-        err.print(f"missing: {sentence}", markup=False)
-    for note in history.notes:
-        err.print(f"note: {note}", markup=False)
+    remark("missing", origin.missing)
+    remark("note", history.notes)
 
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def _time(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
-
-
-def _line(title: str, text: str) -> None:
+def show_line(title: str, text: str) -> None:
+    """Print a title and its text, made harmless."""
     out.print(Text.assemble((f"  {title:<9}", "dim"), harmless(text)))

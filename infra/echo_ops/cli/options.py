@@ -1,11 +1,13 @@
-"""Options that most commands share."""
+"""Options and arguments that several commands have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,11 +15,19 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="Configuration file. Without it run.toml, if there is one, else defaults and environment."),
 ]
+RunName = Annotated[str, typer.Option("--run", metavar="NAME", help="Another run of the namespace than the configured one.")]
+Exported = Annotated[Path | None, typer.Option("--from", metavar="FOLDER", help="An export. Without it the log itself is read.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of a screen for people.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come, each when its fate is known or after a minute.")]
+Page = Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Write one HTML page with the curves.")]
+RewardPath = Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:brevity, package.module:function, or a built-in name.")]
+ClusterName = Annotated[str, typer.Option(help="Strimzi's name of the cluster; for commands, its address.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeOptions:
-    """Which records of the past, as it was typed; empty where nothing was given."""
+    """Which records of the past, as the options were typed; empty where an option was not given."""
 
     version: str = ""
     step: str = ""
@@ -30,3 +40,41 @@ class RangeOptions:
     purpose: str = ""
     fate: str = ""
     sample: int | None = None
+
+
+def _range_options(
+    version: Annotated[str, typer.Option(metavar="A..B", help="Trajectories with a token of one of these versions.")] = "",
+    step: Annotated[str, typer.Option(metavar="A..B", help="Trajectories that were trained in these steps.")] = "",
+    offsets: Annotated[list[str] | None, typer.Option(metavar="P:A..B", help="Offsets of a partition of trajectories; repeatable.")] = None,
+    since: Annotated[str, typer.Option(metavar="TIME", help="Written at this time or later: 2026-11-22T17:05:00, or 2h ago.")] = "",
+    until: Annotated[str, typer.Option(metavar="TIME", help="Written at this time or before.")] = "",
+    group: Annotated[list[str] | None, typer.Option(metavar="GROUP", help="A group, such as demo/17 or 17; repeatable.")] = None,
+    worker: Annotated[str, typer.Option(metavar="NAME", help="Only samples of this worker.")] = "",
+    task: Annotated[str, typer.Option(metavar="NAME", help="Only samples of this task.")] = "",
+    purpose: Annotated[Literal["", "train", "eval", "probe"], typer.Option(help="Only samples with this purpose.")] = "",
+    fate: Annotated[
+        Literal["", "trained", "dropped", "dead", "evaluated", "probed", "open"], typer.Option(help="Only samples with this fate.")
+    ] = "",
+    sample: Annotated[int | None, typer.Option(min=0, help="Only this member of each group.")] = None,
+) -> RangeOptions:
+    return RangeOptions(
+        version=version, step=step, offsets=tuple(offsets or ()), since=since, until=until, groups=tuple(group or ()),
+        worker=worker, task=task, purpose=purpose, fate=fate, sample=sample,
+    )  # fmt: skip
+
+
+def in_range(body: Callable[..., None]) -> Callable[..., None]:
+    """A command that has the options of `_range_options` in the place of its parameter `options`."""
+    shared = inspect.signature(_range_options, eval_str=True).parameters
+
+    @functools.wraps(body)
+    def command(**given: Any) -> None:
+        named = {name: given.pop(name) for name in shared if name in given}
+        body(**given, options=_range_options(**named))
+
+    own = [each for each in inspect.signature(body, eval_str=True).parameters.values() if each.name != "options"]
+    merged = [each.replace(kind=each.KEYWORD_ONLY) for each in (*own, *shared.values())]
+    # What Typer reads.
+    command.__annotations__ = {each.name: each.annotation for each in merged}
+    command.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]  # functions may have one
+    return command

@@ -1,9 +1,9 @@
-"""Everything that the command line prints, and how errors end it."""
+"""Everything that the command line prints, and the exit codes of errors."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -17,7 +17,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 class ExitCode(IntEnum):
-    """What a command ends with, beside 0."""
+    """The exit codes of a command besides 0."""
 
     FAILED = 1
     USAGE = 2
@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
 
 
 def fail(message: str, hint: str = "", code: int = ExitCode.FAILED) -> None:
-    """One sentence and what to do about it, then the end."""
+    """Print one sentence and its hint, and exit."""
     err.print(f"[bold red]error:[/] {_escaped(message)}")
     if hint:
         err.print(f"[dim]hint:[/]  {_escaped(hint)}")
@@ -36,7 +36,7 @@ def fail(message: str, hint: str = "", code: int = ExitCode.FAILED) -> None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """The project's own errors as one sentence; anything else is a bug and keeps its traceback."""
+    """Print an error of the project as one sentence and exit. Any other error is a bug and keeps its traceback."""
     from echo_schemas.errors import EchoError, UserError
 
     try:
@@ -47,8 +47,14 @@ def user_errors() -> Iterator[None]:
         sys.exit(130)
 
 
+def remark(kind: str, sentences: Iterable[str]) -> None:
+    """Print each sentence on standard error, behind `missing` or `note`."""
+    for sentence in sentences:
+        err.print(f"{kind}: {sentence}", markup=False)
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, its columns as wide as they need to be, for a pipe as for a terminal."""
+    """A line for each row, with columns as wide as their longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -64,10 +70,10 @@ def write_page(path: Path, content: str) -> None:
 
 
 def shown_time(time_ms: int) -> str:
-    """A moment for people, in UTC, to the second."""
+    """Unix ms as text in UTC, to the second."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _escaped(text: str) -> str:
-    """Square brackets of our own messages are not markup."""
+    """`text` with its square brackets as text, not as markup."""
     return text.replace("[", r"\[")

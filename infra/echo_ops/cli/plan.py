@@ -7,13 +7,15 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from echo_core.capacity.activation import Candidate, total_rate
 from echo_core.capacity.overlap import Demand
 from echo_core.capacity.provisioning import Limits, Provision, advice, provision
+from echo_ops.cli.options import Page
 from echo_ops.cli.output import ExitCode, aligned, out, write_page
 from echo_ops.measured_run import AccuracyCurve, MeasuredRun, read_measured_run
 from echo_ops.plan_page import MOST_LEVELS, accuracy_rows, accuracy_words, number, plan_page
@@ -21,32 +23,52 @@ from echo_schemas.errors import UserError
 
 _AUTO = "auto"
 _KIND = "NAME:rate=R,price=P,count=N"
-# More would only be a slip of the finger, and would take long to plan.
+# A larger number is a typing error, and would take long to plan.
 _MOST_WORKERS = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What the command line says; None: not said."""
-
-    train_s: float | None = None
-    broadcast_s: float | None = None
-    rollouts: int | None = None
-    kinds: tuple[str, ...] = ()
-    budgets: str = "3"
-    kappa: str = _AUTO
-
-
-def plan(from_run: Path | None, given: Given, *, gamma: float, learner_price: float | None, as_json: bool, page: Path | None) -> None:
+def plan(
+    from_run: Annotated[
+        Path | None, typer.Option("--from-run", metavar="FOLDER", help="Take the numbers that a run has measured from its summary.json.")
+    ] = None,
+    train_s: Annotated[float | None, typer.Option("--train-s", help="Seconds of a training step, without waiting.")] = None,
+    broadcast_s: Annotated[
+        float | None, typer.Option("--broadcast-s", help="Seconds from a published snapshot until workers generate with it.")
+    ] = None,
+    rollouts: Annotated[int | None, typer.Option(help="Rollouts of a step: groups per step times group size.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            metavar=_KIND,
+            help="Workers of one kind: rollouts per second and price per hour of each, and their number. Repeatable.",
+        ),
+    ] = None,
+    budget: Annotated[str, typer.Option(metavar="S,S,…", help="Staleness budgets to plan for.")] = "3",
+    kappa: Annotated[
+        str, typer.Option(metavar="N|auto", help="Steps between publications; auto: the number with the cheapest pool.")
+    ] = _AUTO,
+    gamma: Annotated[float, typer.Option(help="Safety factor on the rate that is needed.")] = 1.1,
+    learner_price: Annotated[
+        float | None, typer.Option("--learner-price", help="Of the learner's machines together, per hour; as in the run of --from-run.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    page: Page = None,
+) -> None:
     """Print a plan for each budget, and write it to `page`; exits 1 if none works."""
     measured = None if from_run is None else read_measured_run(from_run)
-    demand, candidates = _demand(given, measured), _candidates(given, measured)
-    period = _period(given.kappa)
+    demand = Demand(
+        train_s=_known("--train-s", train_s, None if measured is None else measured.train_s, measured),
+        broadcast_s=_known("--broadcast-s", broadcast_s, None if measured is None else measured.broadcast_s, measured),
+        rollouts=int(_known("--rollouts", rollouts, None if measured is None else measured.rollouts, measured)),
+    )
+    candidates = _candidates(kind or (), measured)
+    period = _period(kappa)
     if learner_price is None:
         learner_price = 0.0 if measured is None else measured.learner_price_per_hour
     plans = [
         provision(demand, candidates, Limits(budget=each, publication_period=period, gamma=gamma, learner_price_per_hour=learner_price))
-        for each in _budgets(given.budgets)
+        for each in _budgets(budget)
     ]
     if page is not None:
         write_page(page, plan_page(demand, plans, measured, columns=_HEADS, rows=[_row(each) for each in plans]))
@@ -59,14 +81,7 @@ def plan(from_run: Path | None, given: Given, *, gamma: float, learner_price: fl
         sys.exit(ExitCode.FAILED)
 
 
-# What was given
-
-
-def _demand(given: Given, measured: MeasuredRun | None) -> Demand:
-    train_s = _known("--train-s", given.train_s, None if measured is None else measured.train_s, measured)
-    broadcast_s = _known("--broadcast-s", given.broadcast_s, None if measured is None else measured.broadcast_s, measured)
-    rollouts = _known("--rollouts", given.rollouts, None if measured is None else measured.rollouts, measured)
-    return Demand(train_s=train_s, broadcast_s=broadcast_s, rollouts=int(rollouts))
+# The options
 
 
 def _known(option: str, given: float | None, found: float | None, measured: MeasuredRun | None) -> float:
@@ -79,9 +94,9 @@ def _known(option: str, given: float | None, found: float | None, measured: Meas
     raise UserError(f"{option} is missing.", hint=f"Give {option}, or --from-run with the folder of a run that measured it.")
 
 
-def _candidates(given: Given, measured: MeasuredRun | None) -> list[Candidate]:
+def _candidates(kinds: Sequence[str], measured: MeasuredRun | None) -> list[Candidate]:
     found = [] if measured is None else list(measured.workers)
-    for text in given.kinds:
+    for text in kinds:
         found += parse_kind(text)
     if not found:
         raise UserError("No workers were named.", hint=f"Give --kind {_KIND}, or --from-run with the folder of a run that had some.")
@@ -131,13 +146,13 @@ def _period(text: str) -> int | None:
         raise UserError(f"--kappa {text} is neither a whole number nor {_AUTO}.", hint="Write --kappa 2, or leave it out.") from exc
 
 
-# What is shown
+# The output
 
 
 def as_plain(
     demand: Demand, candidates: Sequence[Candidate], plans: Sequence[Provision], measured: MeasuredRun | None = None
 ) -> dict[str, Any]:
-    """Everything as JSON has it; what is infinite is null."""
+    """Everything as plain data for JSON; an infinite number is None."""
     return {
         "train_s": demand.train_s,
         "broadcast_s": demand.broadcast_s,
@@ -170,7 +185,7 @@ def as_plain(
 
 
 def _accuracy(plans: Sequence[Provision], measured: MeasuredRun, curve: AccuracyCurve) -> dict[str, Any]:
-    """What it costs to get as far as the run's evaluation: steps of the run times the cost of a step."""
+    """The cost of each accuracy of the run's evaluation: steps of the run times the cost of a step."""
     return {
         "evaluation": curve.evaluation,
         "reward": curve.reward,
@@ -208,14 +223,14 @@ def _lines(demand: Demand, candidates: Sequence[Candidate], plans: Sequence[Prov
     table += _accuracy_lines(plans, measured)
     words = [f"S = {each.limits.budget}: {advice(each, demand)}" for each in plans if not each.is_feasible]
     if measured is not None and measured.cost_per_step is not None:
-        words.append(f"In the run a step cost {measured.cost_per_step:.4g}, with everybody that it paid, on standby too.")
+        words.append(f"In the run a step cost {measured.cost_per_step:.4g}, workers on standby included.")
     if unpriced := _unpriced(candidates):
         words.append(f"Without a price {', '.join(unpriced)} count as free: give it in [rollout], [[rollout.pool]] or --kind.")
     return [head, "", *table, *(["", *words] if words else [])]
 
 
 def _accuracy_lines(plans: Sequence[Provision], measured: MeasuredRun | None) -> list[str]:
-    """What each accuracy of the run's curve costs under each plan; a sentence where the run has no curve."""
+    """The cost of each accuracy of the run's curve under each plan; a sentence where the run has no curve."""
     if measured is None:
         return []
     if measured.accuracy is None:

@@ -1,4 +1,4 @@
-"""What a command line says of a range of the past, as a selection: one range, and filters."""
+"""The options of a range of the past as a selection: one range, and filters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from echo_schemas.records import Purpose
 from echo_settings import Settings
 from echo_settings.section import part_of_key
 
-# Longer than a batch takes to be trained is not waited: whoever follows wants to see something.
+# Longer than a batch takes to be trained: after this time a record is shown without its fate.
 _HOLD_S = 60.0
 _SPAN = re.compile(r"v?(\d{1,18})(?:\.\.v?(\d{1,18}))?")
 _OFFSETS = re.compile(r"(\d{1,9})[:@](\d{1,18})(?:\.\.(\d{1,18}))?")
@@ -31,12 +31,12 @@ _GROUP = re.compile(r"(?:(?P<run>[A-Za-z0-9][A-Za-z0-9._-]*)/)?(?P<group>(?:eval
 
 
 def history_of(bus: Bus, run_id: str) -> History:
-    """The past of a run that somebody named. Raises UserError for what is no run's name, or no run of the namespace."""
+    """The past of a run. Raises UserError for a malformed name, and for an unknown run."""
     return open_history(bus, run_named(run_id))
 
 
 def run_named(run_id: str) -> str:
-    """What somebody typed as the name of a run. Raises UserError for what is none."""
+    """`run_id` as it is. Raises UserError if it cannot be the name of a run."""
     try:
         return part_of_key(run_id)
     except ValueError:
@@ -46,7 +46,7 @@ def run_named(run_id: str) -> str:
 
 
 def past_of(settings: Settings, run: str, export: Path | None) -> tuple[str, Callable[[], Bus]]:
-    """The run that is meant, and how its past is opened: from the log, or from a folder of `echoswarm export`. Raises UserError."""
+    """The name of the run, and a function that opens its past: the log, or a folder of `echoswarm export`. Raises UserError."""
     if export is None:
         return run or settings.run.name, partial(reach_bus, settings)
     require_analysis("pyarrow")
@@ -58,17 +58,17 @@ def past_of(settings: Settings, run: str, export: Path | None) -> tuple[str, Cal
 
 
 def going_on(history: History, selection: Selection, *, by_time: bool = False) -> Iterator[Told]:
-    """The past, and then what comes, each new record when its fate is known or after `_HOLD_S`."""
+    """The past, and then new records, each when its fate is known or after `_HOLD_S`. Ctrl-C ends it."""
     yield from history.read(selection, by_time=by_time)
     try:
         yield from follow(history, selection, hold_s=_HOLD_S)
     except KeyboardInterrupt:
-        # Ctrl-C is how following ends: what was told until now is finished in good order.
+        # The caller finishes what it has read until now.
         return
 
 
 def selection_of(options: RangeOptions, run_id: str, now_ms: int) -> Selection:
-    """Raises UserError where a range is written wrongly, or two are given."""
+    """Raises UserError for a malformed range, and for two ranges."""
     given = {
         "--version": options.version,
         "--step": options.step,
@@ -87,6 +87,11 @@ def selection_of(options: RangeOptions, run_id: str, now_ms: int) -> Selection:
         fates=frozenset({Fate(options.fate)}) if options.fate else frozenset(),
         sample=options.sample,
     )
+
+
+def nothing_selected() -> UserError:
+    """The error of a command whose range holds no record."""
+    return UserError("Nothing in the log is what was asked for.", hint="Ask for a wider range, or leave a filter out.")
 
 
 def parse_span(text: str, option: str) -> tuple[int, int]:

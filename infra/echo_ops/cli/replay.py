@@ -7,14 +7,15 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import typer
 
 from echo_bus.clock import SystemClock
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.options import RangeOptions
-from echo_ops.cli.output import err
-from echo_ops.cli.ranges import going_on, history_of, selection_of
+from echo_ops.cli.options import Config, Follow, RangeOptions, RunName, in_range
+from echo_ops.cli.output import err, remark
+from echo_ops.cli.ranges import going_on, history_of, nothing_selected, selection_of
 from echo_replay.history import Told
 from echo_replay.replaying import at_original_pace, at_rate
 from echo_replay.replaying import replay as write_again
@@ -24,37 +25,50 @@ from echo_schemas.errors import UserError
 Pace = Literal["full", "original"]
 
 
-def replay(config: Path | None, options: RangeOptions, into: str, *, run: str, rate: float | None, pace: Pace, follow: bool) -> None:
-    """Write what is selected again, and say how many records that were."""
+@in_range
+def replay(
+    into: Annotated[
+        str,
+        typer.Option(
+            "--into", metavar="TARGET", help="A topic, a FILE.jsonl, a folder (with a slash in its name), or - for standard output."
+        ),
+    ],
+    config: Config = None,
+    run: RunName = "",
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Records a second at most.")] = None,
+    pace: Annotated[Pace, typer.Option(help="As fast as possible, or with the original gaps.")] = "full",
+    *,
+    options: RangeOptions,
+    follow: Follow = False,
+) -> None:
+    """Write the selected trajectories again, and print how many."""
     if rate is not None and pace == "original":
         raise UserError("--rate and --pace original contradict each other.", hint="Leave one of them out.")
     if follow and is_whole(into):
-        raise UserError(f"{into} would never be finished: what is followed has no end.", hint="Follow into a topic, or into -.")
+        raise UserError(f"{into} would never be finished, since --follow has no end.", hint="Follow into a topic, or into -.")
     clock = SystemClock()
     settings = read_settings(config)
     run_id = run or settings.run.name
     selection = selection_of(options, run_id, clock.time_ms())
     bus = reach_bus(settings)
     with history_of(bus, run_id) as history:
-        told: Iterator[Told] = (
-            going_on(history, selection, by_time=pace == "original") if follow else history.read(selection, by_time=pace == "original")
-        )
+        is_paced = pace == "original"
+        told: Iterator[Told] = going_on(history, selection, by_time=is_paced) if follow else history.read(selection, by_time=is_paced)
         first = next(told, None)
-        for sentence in history.missing:
-            err.print(f"missing: {sentence}", markup=False)
+        remark("missing", history.missing)
         if first is None:
-            raise UserError("Nothing in the log is what was asked for.", hint="Ask for a wider range, or leave a filter out.")
+            raise nothing_selected()
         chosen = {name: value for name, value in asdict(options).items() if value}
         about = {"namespace": bus.namespace.name, "run": run_id, "asked": chosen, "missing": list(history.missing)}
         sink = open_sink(bus, into, sys.stdout, about)
 
         told = itertools.chain([first], told)
-        paced = at_rate(told, rate, clock) if rate else at_original_pace(told, clock) if pace == "original" else told
+        paced = at_rate(told, rate, clock) if rate else at_original_pace(told, clock) if is_paced else told
         begun_s = clock.monotonic_s()
         try:
             count = write_again(paced, sink)
         except BrokenPipeError:
-            # Whoever reads standard output has enough; what Python would still write to it at its end goes nowhere.
+            # The reader of standard output has ended. Python would still write to it at exit, so it goes to /dev/null.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
         except OSError as exc:

@@ -1,23 +1,24 @@
-"""`echoswarm rescore`: a range of the past under another reward, into `rewards` under a name of its own or into a folder."""
+"""`echoswarm rescore`: score a range of the past with another reward, into the topic `rewards` under a new name or into a folder."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from echo_bus.bus import Bus
-from echo_bus.clock import Deadline
 from echo_ops.cli.analysis import require_analysis
-from echo_ops.cli.compare import lines_of
+from echo_ops.cli.compare import lines_of, newest_rewards
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.options import RangeOptions
-from echo_ops.cli.output import err, out
-from echo_ops.cli.ranges import history_of, run_named, selection_of
+from echo_ops.cli.options import Config, RangeOptions, RewardPath, RunName, in_range
+from echo_ops.cli.output import out, remark
+from echo_ops.cli.ranges import history_of, nothing_selected, run_named, selection_of
 from echo_ops.cli.reward import run_now
 from echo_ops.rewards.comparison import compare_columns
 from echo_ops.rewards.weights import full_name
@@ -31,7 +32,6 @@ from echo_replay.rescoring.sinks import RewardSink, folder_rewards, topic_reward
 from echo_replay.rescoring.team import Team
 from echo_replay.selection import Selection
 from echo_schemas.errors import UserError
-from echo_schemas.records import Reward
 from echo_schemas.topics import REWARDS
 from echo_settings import Settings
 from echo_streams.run import all_rewards
@@ -40,40 +40,49 @@ from echo_streams.scoring import ScoringLimits
 from echo_tasks.rewards import RewardFunction, RewardKind
 
 ROLE = "rescore"
-_LOOK_S = 60.0
-# Of each partition of `rewards`, to know who gives a name.
+# Records of each partition of `rewards` that are read to learn which application gives a name.
 _NEWEST = 500
 _SHOWN = 5
-# Reading, sending and writing one sample, beside the function itself.
+# Reading, sending and writing one sample, without the function itself.
 _AROUND_CALL_S = 0.0001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the command line says. `into`: `rewards`, or a folder; `name` empty: the path; `against` empty: the run's first reward."""
+    """Which reward scores, and where its values go: `into` is `rewards` or a folder."""
 
     path: str
-    into: str = REWARDS.name
-    name: str = ""
-    against: str = ""
-    processes: int = 2
-    run: str = ""
-    force: bool = False
-    dry_run: bool = False
+    into: str
+    dry_run: bool
 
 
-def rescore(config: Path | None, options: RangeOptions, wish: Wish) -> None:
-    """Score the range, say what came of it, and compare. Raises UserError, with nothing written, for a name that somebody gives."""
+@in_range
+def rescore(
+    path: RewardPath,
+    config: Config = None,
+    run: RunName = "",
+    into: Annotated[str, typer.Option(metavar="rewards|FOLDER", help="The topic rewards, or a folder of Parquet files.")] = REWARDS.name,
+    name: Annotated[str, typer.Option(help="The reward's name in the records; by default REWARD as it is typed.")] = "",
+    against: Annotated[str, typer.Option(metavar="NAME", help="Compare it with this reward; by default with the run's first.")] = "",
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Scoring processes.")] = 2,
+    *,
+    options: RangeOptions,
+    force: Annotated[bool, typer.Option("--force", help="Also for a reward with repeatable = False.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Score a few, say what all of it costs, and write nothing.")] = False,
+) -> None:
+    """Score the range, print the result, and compare. Raises UserError, with nothing written, for a name that another application gives."""
     settings = read_settings(config)
-    run_id = run_named(wish.run or settings.run.name)
+    run_id = run_named(run or settings.run.name)
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"name": run_id})})
-    (entry,) = load_attached((wish.path,))
-    _require_repeatable(wish, entry.function)
+    (entry,) = load_attached((path,))
+    if not force:
+        _require_repeatable(path, entry.function)
+    wish = Wish(path=path, into=into, dry_run=dry_run)
     bus = replace(reach_bus(settings, ROLE), run_id=run_id)
     selection = selection_of(options, run_id, bus.clock.time_ms())
     given = _given(bus)
-    name = wish.name or wish.path
-    if wish.into == REWARDS.name:
+    name = name or path
+    if into == REWARDS.name:
         _require_free(name, settings, bus, given, entry.function.version)
     others = [*settings.rewards, *(each for _, each in given)]
     order = RescoreOrder(
@@ -81,14 +90,14 @@ def rescore(config: Path | None, options: RangeOptions, wish: Wish) -> None:
         name=name,
         code_version=entry.function.version,
         application=RESCORE if entry.function.repeatable else UNREPEATABLE,
-        compared=full_name(wish.against, set(others)) if wish.against else next((each for each in others if each != name), ""),
+        compared=full_name(against, set(others)) if against else next((each for each in others if each != name), ""),
     )
     limits = ScoringLimits(
         timeout_s=settings.scoring.timeout_s, retries=settings.scoring.retries, concurrency=settings.scoring.concurrency
     )  # fmt: skip
-    errand = Errand(path=wish.path, order=order, settings=settings, limits=limits)
-    # An asynchronous function waits and does not compute, and what it counts (its calls a second, its cost) it counts in one process.
-    num = 1 if entry.function.kind is RewardKind.ASYNC else wish.processes
+    errand = Errand(path=path, order=order, settings=settings, limits=limits)
+    # An asynchronous function waits more than it computes, and its limits (calls a second, cost) hold within one process.
+    num = 1 if entry.function.kind is RewardKind.ASYNC else processes
     with history_of(bus, run_id) as history, _sink(wish, bus, order) as sink:
         _score(wish, history, selection, order, Team(errand, entry.function, num), sink, limits)
 
@@ -100,8 +109,7 @@ def _score(
     lanes = limits.concurrency if team.num_processes == 1 and team.is_async else team.num_processes
 
     def say(estimate: Estimate) -> bool:
-        for sentence in history.missing:
-            err.print(f"missing: {sentence}", markup=False)
+        remark("missing", history.missing)
         num = history.num_planned
         seconds = num * (estimate.call_s / max(1, estimate.num) / lanes + _AROUND_CALL_S)
         cost = f" and ${num * estimate.cost_usd / estimate.num:,.2f}" if estimate.cost_usd else ""
@@ -125,16 +133,16 @@ def _score(
 
 
 def _report(wish: Wish, order: RescoreOrder, done: Rescored, seconds: float, num_replaced: int) -> None:
-    """What came of it. Raises UserError where the rest was not scored, or nothing is there."""
+    """Print the result. Raises UserError if scoring stopped early, or the range is empty."""
     if not done.num_written and not done.num_known:
-        raise UserError("Nothing in the log is what was asked for.", hint="Ask for a wider range, or leave a filter out.")
+        raise nothing_selected()
     said = ", ".join(f"{count:,} {outcome.value}" for outcome, count in sorted(done.outcomes.items())) or "nothing new"
     beside = [
         f"{count:,} {what}"
         for count, what in (
             (done.num_known, "had a record already"),
             (done.num_probes, "are probes"),
-            (done.num_unreadable, "nobody can read"),
+            (done.num_unreadable, "cannot be read"),
             (num_replaced, "times a scoring process was replaced"),
         )
         if count
@@ -153,7 +161,7 @@ def _report(wish: Wish, order: RescoreOrder, done: Rescored, seconds: float, num
         out.print(f"values: mean {new.mean():.4g}, std {new.std():.4g}, from {new.min():.4g} to {new.max():.4g}", markup=False)
     if done.stopped:
         raise UserError(
-            f"{done.stopped} The rest was not scored.", hint="Mend it and type the same command: what has a record stays as it is."
+            f"{done.stopped} The rest was not scored.", hint="Mend it and type the same command: existing records stay as they are."
         )
 
 
@@ -168,10 +176,10 @@ def _sink(wish: Wish, bus: Bus, order: RescoreOrder) -> Iterator[RewardSink]:
         yield folder
 
 
-def _require_repeatable(wish: Wish, function: RewardFunction) -> None:
-    if not function.repeatable and not wish.force:
+def _require_repeatable(path: str, function: RewardFunction) -> None:
+    if not function.repeatable:
         raise UserError(
-            f"{wish.path} says that it cannot be repeated (repeatable = False): what it says today is not what it said then.",
+            f"{path} says that it cannot be repeated (repeatable = False): its value today may differ from its value then.",
             hint=f"--force scores all the same; the records then name {UNREPEATABLE!r} as their application.",
         )
 
@@ -179,17 +187,13 @@ def _require_repeatable(wish: Wish, function: RewardFunction) -> None:
 def _given(bus: Bus) -> Mapping[tuple[str, str], set[str]]:
     """(application, name) → code versions, of the newest rewards of the run. Raises TransportError."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
-    with closing(bus.look([REWARDS])) as reader:
-        reader.start({place: max(low, high - _NEWEST) for place, (low, high) in reader.bounds().items()})
-        for messages in reader.read_to_end(Deadline.after(_LOOK_S, bus.clock)):
-            for message in messages:
-                if isinstance(message.record, Reward):
-                    found[message.record.application, message.record.name].add(message.record.code_version)
+    for reward in newest_rewards(bus, _NEWEST):
+        found[reward.application, reward.name].add(reward.code_version)
     return found
 
 
 def _require_free(name: str, settings: Settings, bus: Bus, given: Mapping[tuple[str, str], set[str]], version: str) -> None:
-    """Raise UserError for a name that a processor gives, or gave lately, or that holds another version's scores."""
+    """Raise UserError for a name that an application gives or gave lately, or that holds scores of another code version."""
     now = run_now(settings, bus)
     attached = {
         each: order.attachment.application

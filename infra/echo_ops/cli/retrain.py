@@ -1,19 +1,20 @@
-"""`echoswarm retrain`: train published versions again from the log, and say whether the same weights come out; or others, under other
-rewards.
-"""
+"""`echoswarm retrain`: train published versions again from the log, and compare the weights; or train them under other rewards."""
 
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import ExitCode
+from echo_ops.cli.ranges import parse_span
 from echo_ops.rewards.weights import parse_weight
 from echo_schemas.errors import UserError
 from echo_schemas.records import RewardTerm
@@ -22,28 +23,41 @@ if TYPE_CHECKING:
     # Its imports take seconds.
     from echo_replay.what_if import Measured
 
-_VERSIONS = re.compile(r"(\d+)(?:\.\.(\d+))?")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrainWish:
-    """What the command line says. `rewards` empty: those of the reports; else `name=weight` each, and nothing but these."""
+    """The options of a retraining. `ranks` None: as many as the file says."""
 
-    versions: str
-    from_start: bool = False
-    tolerance: float = 0.0
-    exact: bool = False
-    ranks: int | None = None
-    rewards: tuple[str, ...] = ()
-    prompts: int = 64
-    json_file: Path | None = None
+    from_start: bool
+    tolerance: float
+    ranks: int | None
+    prompts: int
+    json_file: Path | None
 
 
-def retrain(config: Path | None, wish: RetrainWish) -> None:
-    """Train the versions again and compare each; ends the process with an exit code that says the worst, if nothing else was asked for than
-    what the run did.
-    """
-    wanted, terms = parse_versions(wish.versions), parse_terms(wish.rewards)
+def retrain(
+    version: Annotated[str, typer.Option("--version", metavar="A..B", help="Published versions to train again, both included, or one.")],
+    config: Config = None,
+    from_start: Annotated[bool, typer.Option("--from-start", help="From the base model, though a nearer checkpoint is kept.")] = False,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="How far off the weights may be, as a share of the way that training has moved them.")
+    ] = 0.02,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Every byte must be the same; the machine, threads and ranks must be, too.")
+    ] = False,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that train together, if not those of the file.")] = None,
+    rewards: Annotated[
+        list[str] | None,
+        typer.Option("--rewards", metavar="NAME=WEIGHT", help="Train on these rewards only, instead of the run's own. Repeatable."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=0, help="With --rewards: held-out prompts to evaluate on; 0: none.")] = 64,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result of each version there.")] = None,
+) -> None:
+    """Train the versions again and compare each. Under the run's own rewards, exits 4 if one differs."""
+    wanted, terms = parse_versions(version), parse_terms(rewards or ())
+    wish = RetrainWish(
+        from_start=from_start, tolerance=0.0 if exact else tolerance, ranks=ranks, prompts=prompts, json_file=json_file
+    )  # fmt: skip
     settings = read_settings(config)
     # Before the imports, which take seconds.
     bus = reach_bus(settings)
@@ -59,7 +73,7 @@ def retrain(config: Path | None, wish: RetrainWish) -> None:
 
 
 def measured_lines(version: int, measured: Sequence[tuple[Measured, Measured]]) -> list[str]:
-    """What is said of an evaluation."""
+    """A line for each reward of an evaluation."""
     width = max((len(before.name) for before, _ in measured), default=0)
     return [
         f"  {before.name.ljust(width)}  {_measured(before)} as version {version} was published, {_measured(after)} under the other rewards"
@@ -73,29 +87,25 @@ def _measured(value: Measured) -> str:
 
 
 def parse_terms(texts: Sequence[str]) -> tuple[RewardTerm, ...]:
-    """`exact=1` and the like. Raises UserError for what is no weight, a name twice, or weights that are all 0."""
+    """The terms of `exact=1` and the like. Raises UserError for a malformed weight, a name given twice, or weights that are all 0."""
     pairs = [parse_weight(text) for text in texts]
     if len({name for name, _ in pairs}) < len(pairs):
         raise UserError("--rewards names a reward twice.", hint="One weight for each.")
     if pairs and not any(weight for _, weight in pairs):
         raise UserError(
-            "All weights of --rewards are 0, so nothing would be trained.", hint="Such as --rewards exact=1 --rewards brevity=0.2."
+            "All weights of --rewards are 0, so nothing would be trained.", hint="Write, say, --rewards exact=1 --rewards brevity=0.2."
         )
     return tuple(RewardTerm(name=name, weight=weight) for name, weight in pairs if weight)
 
 
 def parse_versions(text: str) -> range:
     """`a..b`, both included, or one version. Raises UserError."""
-    match = _VERSIONS.fullmatch(text.strip())
-    first = int(match[1]) if match else 0
-    last = int(match[2] or first) if match else -1
-    if last < first:
-        raise UserError(f"--version {text!r} names no versions.", hint="Write 3..8, from the lower to the higher, or a single one.")
+    first, last = parse_span(text, "--version")
     return range(first, last + 1)
 
 
 def other_line(version: Any) -> str:
-    """What is said of one version that was trained under other rewards."""
+    """The line of a version that was trained under other rewards."""
     if version.cosine is None or version.distance == 0.0:
         return f"version {version.version}: the same weights"
     return (
@@ -105,7 +115,7 @@ def other_line(version: Any) -> str:
 
 
 def line_of(version: Any, num_ranks: int) -> str:
-    """What is said of one version."""
+    """The line of a version that was trained under the run's own rewards."""
     from echo_replay.retrain import Match
 
     head = f"version {version.version}: "

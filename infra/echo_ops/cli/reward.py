@@ -1,6 +1,6 @@
-"""`echoswarm reward test|new|list|weight|detach`: rewards of a run that is going. `attach` is in a module of its own.
+"""`echoswarm reward test|new|list|weight|detach`: rewards of a running run. `attach` and `compare` have modules of their own.
 
-Orders travel on `control`, with an epoch that grows: the learner obeys a weight, the application of an attached reward its end.
+Orders travel on `control` with a growing epoch. The learner obeys an order about weights, an application the order to end.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_learner.commit.session import read_tip
 from echo_learner.training.config import reward_terms
 from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.options import AsJson, Config, RewardPath
 from echo_ops.cli.output import aligned, out
 from echo_ops.groups import has_members
 from echo_ops.orders import give_order
@@ -33,7 +36,7 @@ from echo_streams.run import attach as load_attached
 
 _END_S = 30.0
 _LOOK_S = 0.2
-# A name has been scored lately if its newest value is no older than this beside the newest of all.
+# A name has a recent value if its newest value is at most this much older than the newest value of all names.
 _RECENT_MS = 60_000
 _MOST_HEARD = 500
 _SHOWN = 5
@@ -42,19 +45,27 @@ _SHOWN_LENGTH = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNow:
-    """Where the run is: the learner's version, what its next batch is judged by, and the orders of `control` by key."""
+    """State of the run: the learner's version, the reward terms of its next batch, and the orders of `control` by key."""
 
     version: int
     terms: tuple[RewardTerm, ...]
     orders: Mapping[str, Control]
+    weights: Control | None = None
+    """The newest order about weights."""
 
-    def order(self, key: str) -> Control | None:
-        """The newest order of that key."""
-        return self.orders.get(key)
+    @property
+    def pending(self) -> RewardControl | None:
+        """Weights that are ordered for a version after the next."""
+        order = None if self.weights is None else self.weights.rewards
+        return order if order is not None and order.from_version > self.version + 1 else None
 
 
-def test(config: Path | None, path: str, last: int) -> None:
-    """Call the reward on the newest `last` trajectories and print what it said. Raises UserError if one got no value, or there is none."""
+def try_out(
+    path: RewardPath,
+    config: Config = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the newest trajectories.")] = 200,
+) -> None:
+    """Call the reward on the newest trajectories and print its values. Raises UserError if one got no value, or there is no trajectory."""
     settings = read_settings(config)
     (entry,) = load_attached((path,))
     bus = reach_bus(settings)
@@ -69,15 +80,15 @@ def test(config: Path | None, path: str, last: int) -> None:
         raise UserError(f"{len(trial.failed)} of {len(trial.rewards)} samples got no value.", hint="Nothing was written to the run.")
 
 
-def new(path: str) -> None:
-    """Write a reward and its test. Raises UserError where a file is there already."""
+def new(path: Annotated[str, typer.Argument(metavar="FILE:NAME")] = "my_rewards.py:brevity") -> None:
+    """Write a reward and its test. Raises UserError if a file exists already."""
     file, written = write_template(path)
     name = path.partition(":")[2] or "brevity"
     out.print(f"Written: {file} and {written}", markup=False)
     out.print(f"Next: `pytest {written}`, `echoswarm reward test {file}:{name}`, `echoswarm reward attach {file}:{name}`", markup=False)
 
 
-def list_rewards(config: Path | None, *, as_json: bool = False) -> None:
+def list_rewards(config: Config = None, as_json: AsJson = False) -> None:
     """Print a line for each reward of the run, attached ones included."""
     settings = read_settings(config)
     bus = reach_bus(settings)
@@ -89,21 +100,31 @@ def list_rewards(config: Path | None, *, as_json: bool = False) -> None:
         out.print_json(data=[plain_line(line) for line in lines])
         return
     if not lines:
-        out.print(f"Nothing scores the run {settings.run.name} yet.", markup=False)
+        out.print(f"No reward scores the run {settings.run.name} yet.", markup=False)
         return
     _show_lines(lines)
-    pending = now.order(f"{settings.run.name}/rewards")
-    if pending is not None and pending.rewards is not None and pending.rewards.from_version > now.version + 1:
-        out.print(f"Ordered from version {pending.rewards.from_version} on: {listed(pending.rewards.terms)}", markup=False)
+    if (pending := now.pending) is not None:
+        out.print(f"Ordered from version {pending.from_version} on: {listed(pending.terms)}", markup=False)
     out.print(f"The run is at version {now.version}, trained on {listed(now.terms)}.", markup=False)
 
 
-def weigh(config: Path | None, text: str, *, from_version: int | None, missing: str | None, deadline_s: float | None, force: bool) -> None:
-    """Order another weight. Raises UserError for a name that nobody scores, and where groups would wait for what does not come."""
-    asked, weight = parse_weight(text)
+def weigh(
+    weight: Annotated[str, typer.Argument(metavar="NAME=WEIGHT", help="Such as brevity=0.2; 0 trains without it.")],
+    config: Config = None,
+    from_version: Annotated[
+        int | None, typer.Option("--from-version", min=1, help="The first version trained with it; by default the next.")
+    ] = None,
+    missing: Annotated[
+        str | None, typer.Option(help="While its value is missing: wait (then drop), without, or a value in its place. By default wait.")
+    ] = None,
+    deadline: Annotated[float | None, typer.Option(min=0.0, help="Seconds that a group waits; by default [scoring] deadline_s.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also for a reward that no application gives now.")] = False,
+) -> None:
+    """Order another weight. Raises UserError for a name that no application scores, and where groups would wait in vain."""
+    asked, wanted = parse_weight(weight)
     settings = read_settings(config)
-    wait_s = settings.scoring.deadline_s if deadline_s is None else deadline_s
-    policy = None if missing is None and deadline_s is None else parse_missing(missing or "wait", wait_s)
+    wait_s = settings.scoring.deadline_s if deadline is None else deadline
+    policy = None if missing is None and deadline is None else parse_missing(missing or "wait", wait_s)
     bus = reach_bus(settings)
     now = run_now(settings, bus)
     with closing(ScorerWatch(bus)) as watch:
@@ -111,24 +132,27 @@ def weigh(config: Path | None, text: str, *, from_version: int | None, missing: 
         heard = dict(watch.heard)
     known = {name for _, name in heard} | {term.name for term in now.terms}
     name = asked if force and asked not in {each.rpartition(":")[2] for each in known} else full_name(asked, known)
-    if weight and not force:
+    if wanted and not force:
         refuse_unscored(name, heard)
         refuse_sampled(name, now, policy)
-    terms = with_weight(now.terms, name, weight, policy, wait_s)
+    terms = with_weight(now.terms, name, wanted, policy, wait_s)
     starts = max(from_version or 0, now.version + 1)
-    waiting = now.order(f"{settings.run.name}/rewards")
-    if waiting is not None and waiting.rewards is not None and waiting.rewards.from_version > now.version + 1:
-        out.print(f"This replaces the order for version {waiting.rewards.from_version}: {listed(waiting.rewards.terms)}.", markup=False)
-    give_order(bus, settings.run.name, now.order(f"{settings.run.name}/rewards"), rewards=RewardControl(from_version=starts, terms=terms))
+    if (pending := now.pending) is not None:
+        out.print(f"This replaces the order for version {pending.from_version}: {listed(pending.terms)}.", markup=False)
+    give_order(bus, settings.run.name, now.weights, rewards=RewardControl(from_version=starts, terms=terms))
     (term,) = (term for term in terms if term.name == name)
     begun = "" if starts > now.version + 1 else " (from the next, if that step has begun)"
     out.print(f"From version {starts} on{begun} the run is trained on {listed(terms)}; for {name} {policy_of(term)}.", markup=False)
 
 
-def detach(config: Path | None, asked: str, *, force: bool) -> None:
-    """End the application of an attached reward, take it out of what is trained on, and wait until it has ended.
+def detach(
+    name: Annotated[str, typer.Argument(help="The reward's name, or its application's.")],
+    config: Config = None,
+    force: Annotated[bool, typer.Option("--force", help="Also while the run is trained on it.")] = False,
+) -> None:
+    """End the application of an attached reward, remove the reward from the terms, and wait until the application has ended.
 
-    Raises UserError for one that still has weight.
+    Raises UserError for a reward that still has weight, and for an application that does not end.
     """
     settings = read_settings(config)
     bus = reach_bus(settings)
@@ -136,7 +160,7 @@ def detach(config: Path | None, asked: str, *, force: bool) -> None:
     with closing(ScorerWatch(bus)) as watch:
         watch.listen(_MOST_HEARD)
         lines = watch.lines(now.terms, now.orders, now.version)
-    line = _line_of(asked, [line for line in lines if line.application != OWN_APPLICATION and line.state is not ScorerState.DETACHED])
+    line = _line_of(name, [line for line in lines if line.application != OWN_APPLICATION and line.state is not ScorerState.DETACHED])
     ended = [each for each in lines if each.application == line.application]
     weighted = [each for each in ended if not each.is_shadow]
     if weighted and not force:
@@ -144,32 +168,30 @@ def detach(config: Path | None, asked: str, *, force: bool) -> None:
             f"{weighted[0].name!r} is trained on with weight {weighted[0].weight:g}: without its application {weighted[0].policy}.",
             hint=f"Take its weight first: `echoswarm reward weight {weighted[0].name}=0`.",
         )
-    order = RewardAttachment(
-        application=line.application, is_attached=False, rewards=tuple(each.name for each in ended), share=line.share
-    )  # fmt: skip
-    give_order(bus, settings.run.name, now.order(attachment_key(settings.run.name, line.application)), attachment=order)
-    left = tuple(term for term in now.terms if term.weight or term.name not in {each.name for each in ended})
+    names = tuple(each.name for each in ended)
+    attach_order(settings, bus, now, RewardAttachment(application=line.application, is_attached=False, rewards=names, share=line.share))
+    left = tuple(term for term in now.terms if term.weight or term.name not in names)
     if left != now.terms and not force:
-        key = f"{settings.run.name}/rewards"
-        give_order(bus, settings.run.name, now.order(key), rewards=RewardControl(from_version=now.version + 1, terms=left))
+        give_order(bus, settings.run.name, now.weights, rewards=RewardControl(from_version=now.version + 1, terms=left))
     group, deadline = bus.namespace.group("reward", line.application), Deadline.after(_END_S)
     while has_members(bus.cluster, group):
         if deadline.expired():
             raise UserError(
-                f"The application {line.application!r} has been told to end and has not within {_END_S:g} s.",
-                hint="It stays ordered. Does its process answer? Its log says so.",
+                f"The application {line.application!r} was ordered to end and has not ended within {_END_S:g} s.",
+                hint="The order stays. See its log: does the process answer?",
             )
         time.sleep(_LOOK_S)
     out.print(f"{line.name} is detached: its application {line.application} has ended; what it wrote stays in the log.", markup=False)
 
 
 def attach_order(settings: Settings, bus: Bus, now: RunNow, attachment: RewardAttachment) -> None:
-    """Order that an application is attached."""
-    give_order(bus, settings.run.name, now.order(attachment_key(settings.run.name, attachment.application)), attachment=attachment)
+    """Order that an application begins or ends."""
+    key = attachment_key(settings.run.name, attachment.application)
+    give_order(bus, settings.run.name, now.orders.get(key), attachment=attachment)
 
 
 def run_now(settings: Settings, bus: Bus) -> RunNow:
-    """Where the run is. Raises TransportError."""
+    """The state of the run. Raises TransportError."""
     run_id = settings.run.name
     tip = read_tip(bus, run_id)
     progress = bus.newest(PROGRESS, Progress).get(run_id)
@@ -178,30 +200,31 @@ def run_now(settings: Settings, bus: Bus) -> RunNow:
         orders = view.items()
     order = orders.get(f"{run_id}/rewards")
     reported = reward_terms(settings) if tip.report is None else tip.report.reward_terms
-    return RunNow(version=version, terms=terms_in_force(reported, None if order is None else order.rewards, version), orders=orders)
+    terms = terms_in_force(reported, None if order is None else order.rewards, version)
+    return RunNow(version=version, terms=terms, orders=orders, weights=order)
 
 
 def refuse_unscored(name: str, heard: Mapping[tuple[str, str], Heard]) -> None:
-    """Raise UserError unless `name` got a value lately: groups would wait for what does not come."""
+    """Raise UserError unless `name` got a value lately: without one every group would wait for it."""
     newest_ms = max((each.scored_ms for each in heard.values()), default=0)
     said = [each for (_, by), each in heard.items() if by == name]
     if any(each.scored_ms and newest_ms - each.scored_ms <= _RECENT_MS for each in said):
         return
     why = next((f" It says: {each.error}" for each in said if each.error), "")
     raise UserError(
-        f"Nobody gives {name!r} a value now, and groups would wait for it.{why}",
-        hint="See `echoswarm reward list`; attach it, or mend it, first. --force gives it the weight all the same.",
+        f"No application gives {name!r} a value now, and groups would wait for it.{why}",
+        hint="See `echoswarm reward list`; attach it, or mend it, first. --force sets the weight all the same.",
     )
 
 
 def refuse_sampled(name: str, now: RunNow, policy: Missing | None) -> None:
-    """Raise UserError where groups would wait for a reward that is attached to a share of them."""
+    """Raise UserError if the reward is attached to a share of the groups, and the other groups would wait for it."""
     given = [order.attachment for order in now.orders.values() if order.attachment is not None and name in order.attachment.rewards]
     partial = [each for each in given if each.is_attached and each.share < 1.0]
     if partial and (policy is None or (policy.required and policy.default is None)):
         raise UserError(
             f"{name!r} is attached to {partial[0].share:.0%} of the groups only: the others would wait for it in vain.",
-            hint="Detach it and attach it without --sample; or say what the others do: --missing without, or --missing 0.",
+            hint="Detach it and attach it without --sample; or let the others go on: --missing without, or --missing 0.",
         )
 
 
@@ -220,7 +243,7 @@ def _line_of(asked: str, lines: Sequence[ScorerLine]) -> ScorerLine:
 
 
 def show_trial(path: str, trial: Trial) -> None:
-    """What a function said: moments, groups, the slowest, and the failing by what they say."""
+    """Print the values of a trial: moments, groups, the slowest calls, and the failed ones by error."""
     values, seconds = trial.values, sorted(each.seconds for each in trial.rewards)
     failed = Counter((each.outcome.value, each.error or "") for each in trial.failed)
     out.print(f"{path}: {len(values)} of {len(trial.rewards)} samples scored", markup=False)

@@ -7,10 +7,10 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from confluent_kafka import KafkaException
 
 from echo_bus.bus import Bus
@@ -18,6 +18,7 @@ from echo_bus.client.kafka import translate
 from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_ops.cli.context import read_settings
+from echo_ops.cli.options import Config
 from echo_ops.roles import ROLES, Flags, Role, arguments_of
 from echo_runtime.logs import LogFormat, set_up_logs
 from echo_runtime.ownership import START_VARIABLE, await_turn
@@ -31,42 +32,72 @@ from echo_settings.kinds import settings_of_kind
 
 logger = logging.getLogger(__name__)
 
-# A broker that is being started, its topics after it.
+# Time for a broker to start, and for its topics to be made.
 TOPICS_S = 120.0
 _ASK_S = 2.0
 _ASK_EVERY_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
-    """Where a role logs (None: to standard error), and how (None: as [logs] format says)."""
+def run_role(
+    role: Annotated[Role, typer.Argument(help="Which role this process is.")],
+    config: Config = None,
+    name: Annotated[str | None, typer.Option(help="Tells processes of one role apart in client ids and logs; a worker's id.")] = None,
+    announce: Annotated[Path | None, typer.Option(help="Write a JSON file with pid and metrics address once they are known.")] = None,
+    log_file: Annotated[Path | None, typer.Option("--log-file", help="Log there instead of to standard error.")] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option("--log-format", help="json: one object a line. By default as [logs] format says.")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="worker: which [[rollout.pool]] of the file it is.")] = "",
+    episodes: Annotated[Path | None, typer.Option(help="offline: the file of episodes, in place of [offline] episodes.")] = None,
+    takeover: Annotated[bool, typer.Option("--takeover", help="learner: take the run over from a process that does not answer.")] = False,
+    skip: Annotated[bool, typer.Option("--skip", help="learner: drop the seqs whose records the log has lost, and go on.")] = False,
+    application: Annotated[
+        str | None, typer.Option(help="reward: the name of an application beside the run's own; processes of one name share its work.")
+    ] = None,
+    rewards: Annotated[
+        list[str] | None,
+        typer.Option("--reward", help="reward, with --application: score with this one, not with all of the file. Repeatable."),
+    ] = None,
+    beginning: Annotated[
+        str, typer.Option("--from", help="reward, with --application: where its group begins, instead of at its committed offsets.")
+    ] = "",
+    share: Annotated[float, typer.Option("--sample", min=0.0, max=1.0, help="reward, with --application: share of the groups.")] = 1.0,
+    ends_with_run: Annotated[
+        bool, typer.Option("--ends-with-run", help="reward, with --application: end two minutes after the run has.")
+    ] = False,
+) -> None:
+    """Import what the role needs (the slow part), wait for its topics and its turn, run it. Blocks until it ends.
 
-    file: Path | None = None
-    form: LogFormat | None = None
-
-
-def run_role(role: Role, config: Path | None, *, name: str | None, announce: Path | None, logs: LogOptions, flags: Flags) -> None:
-    """Import what the role needs (the slow part), wait for its topics, see whose namespace it is, run it. Blocks until it ends.
-
-    Raises UserError for flags of another role, and where another run owns the namespace; NotAuthorized for rights that the role lacks.
+    Raises UserError for flags of another role, and if another run owns the namespace; NotAuthorized for rights that the role lacks.
     """
+    flags = Flags(
+        kind=kind,
+        episodes=episodes,
+        takeover=takeover,
+        skip=skip,
+        application=application,
+        names=tuple(rewards or ()),
+        beginning=beginning,
+        share=share,
+        ends_with_run=ends_with_run,
+    )
     arguments = arguments_of(role, flags)
-    settings = settings_of_kind(read_settings(config), flags.kind)
+    settings = settings_of_kind(read_settings(config), kind)
     process = f"{role.value}.{name}" if name else role.value
-    form = logs.form or settings.logs.format
-    set_up_logs(logs.file, form, run=settings.run.name, role=role.value, process=process)
+    form = log_format or settings.logs.format
+    set_up_logs(log_file, form, run=settings.run.name, role=role.value, process=process)
     try:
         _run_role(role, settings, name=name, announce=announce, arguments=arguments)
     except EchoError as exc:
         if form == "json":
-            # Standard error gets it as a sentence, too: whoever typed the command reads that.
+            # The command line prints it as a sentence on standard error, too.
             logger.error("%s", exc)  # noqa: TRY400  one sentence says all
         raise
 
 
 def _run_role(role: Role, settings: Settings, *, name: str | None, announce: Path | None, arguments: dict[str, Any]) -> None:
     entry = ROLES[role]
-    # Before the imports, which take seconds; after them, if no broker answered yet.
+    # Check before the imports, which take seconds; check again after them if no broker answered.
     may_work = check_rights(settings, role.value)
     started_s = time.monotonic()
     with without_collection():
@@ -77,7 +108,7 @@ def _run_role(role: Role, settings: Settings, *, name: str | None, announce: Pat
             return
         if not may_work:
             check_rights(settings, role.value)
-        # The learner decides whose the namespace is, by itself. A worker has an engine to start, and waits later.
+        # The learner decides by itself which run owns the namespace. A worker waits later: its engine starts meanwhile.
         waits = entry.allocates or (role is Role.REWARD and bool(process.start))
         if role is not Role.LEARNER and not await_turn(process, needs_learner=waits):
             return
@@ -90,7 +121,7 @@ def _run_role(role: Role, settings: Settings, *, name: str | None, announce: Pat
 
 
 def _leave() -> None:
-    """End a process that has drained. Everything is closed, and the interpreter's own way out takes seconds with an engine loaded."""
+    """End a drained process at once. Everything is closed, and the interpreter's own exit takes seconds with an engine loaded."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)
@@ -124,11 +155,11 @@ def wait_for_topics(bus: Bus, stop: StopSignal, deadline: Deadline) -> bool:
 
 
 def topics_of(role: str, namespace: Namespace) -> set[str]:
-    """What the role called `role` (or `role.name`) reads and writes: a cluster shows a login no topic beyond those."""
+    """The topics that `role` (or `role.name`) reads and writes. A cluster with access lists shows its login no others."""
     kind = role.partition(".")[0]
     return {f"{namespace.name}.{spec.name}" for spec in load_topic_specs() if kind in {*spec.producers, *spec.consumers}}
 
 
 def own_name() -> str:
-    """This host and process: tells workers of a pool apart that were given no name."""
+    """Host and process id: a unique name for a worker without --name."""
     return f"{socket.gethostname()}-{os.getpid()}"

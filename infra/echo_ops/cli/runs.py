@@ -1,17 +1,20 @@
-"""`echoswarm runs`: which there are, what is wanted of them, and how one is removed."""
+"""`echoswarm runs`: list runs, order them to pause, stop or go on, archive and remove them."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Annotated, Literal
 
+import typer
 from rich.table import Table
 
 from echo_bus.bus import Bus
 from echo_ops.cli.analysis import require_analysis
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.output import err, out, shown_time
+from echo_ops.cli.options import AsJson, Config, Yes
+from echo_ops.cli.output import out, remark, shown_time
 from echo_ops.cli.ranges import run_named
 from echo_ops.orders import give_order
 from echo_ops.runs.deletion import Remains, find_remains, remove
@@ -21,16 +24,18 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import RunControl, RunState
 from echo_settings import Settings
 
+RunId = Annotated[str, typer.Argument(help="The run, as `echoswarm runs list` names it.")]
+
 _MIB = 1 << 20
 _SAID = {
-    RunState.PAUSED: "No request is written and no step is trained until `echoswarm runs resume {name}`. What is in hand is kept.",
+    RunState.PAUSED: "No request is written and no step is trained until `echoswarm runs resume {name}`. Work in progress is kept.",
     RunState.STOPPING: "Its learner ends after its step; all is saved and published. `echoswarm runs resume {name}` lets it go on.",
     RunState.RUNNING: "It goes on.",
 }
 
 
-def list_runs(config: Path | None, *, as_json: bool) -> None:
-    """One line a run of the namespace, the oldest first."""
+def list_runs(config: Config = None, as_json: AsJson = False) -> None:
+    """Print one line for each run of the namespace, the oldest first."""
     _, bus = _reach(config)
     lines = read_runs(bus)
     if as_json:
@@ -41,7 +46,7 @@ def list_runs(config: Path | None, *, as_json: bool) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for title in ("run", "is", "version", "mode", "task", "began", "last heard"):
-        # What tells runs apart is never cut.
+        # Columns that tell runs apart are never cut.
         table.add_column(title, no_wrap=title in {"run", "is", "version"})
     now_ms = bus.clock.time_ms()
     for line in lines:
@@ -51,8 +56,8 @@ def list_runs(config: Path | None, *, as_json: bool) -> None:
     out.print(table)
 
 
-def show(config: Path | None, name: str) -> None:
-    """What a run is and how it stands."""
+def show(name: RunId, config: Config = None) -> None:
+    """Print the settings and the state of a run."""
     settings, bus = _reach(config)
     line = find_run(read_runs(bus), name, bus.namespace.name)
     run, progress = line.run, line.progress
@@ -78,59 +83,73 @@ def show(config: Path | None, name: str) -> None:
         out.print(f"  {'folder':<11}{settings.checkpoint.folder}", markup=False)
 
 
-def order(config: Path | None, name: str, state: RunState) -> None:
-    """Order that a run stands still, stops, or goes on."""
+def pause(name: RunId, config: Config = None) -> None:
+    _order(config, name, RunState.PAUSED)
+
+
+def resume(name: RunId, config: Config = None) -> None:
+    _order(config, name, RunState.RUNNING)
+
+
+def stop(name: RunId, config: Config = None) -> None:
+    _order(config, name, RunState.STOPPING)
+
+
+def _order(config: Path | None, name: str, state: RunState) -> None:
     _, bus = _reach(config)
     line = find_run(read_runs(bus), name, bus.namespace.name)
     now = RunState.RUNNING if line.order is None or line.order.run is None else line.order.run.state
     if now is state:
-        out.print(f"{name} was told so already: it is {line.standing.value}.", markup=False)
+        out.print(f"{name} has that order already: it is {line.standing.value}.", markup=False)
         return
     give_order(bus, name, line.order, run=RunControl(state=state))
-    hint = (
-        ""
-        if line.is_alive or state is not RunState.RUNNING
-        else " Nobody trains it now: start it with the command that it was started with."
-    )
+    is_down = state is RunState.RUNNING and not line.is_alive
+    hint = " No learner runs now: start the run with the command that it was started with." if is_down else ""
     out.print(f"{name}: ordered. {_SAID[state].format(name=name)}{hint}", markup=False)
 
 
-def archive(config: Path | None, name: str, to: Path, *, all_weights: bool) -> None:
-    """Everything of a run that has ended, in a folder. Raises UserError for one that is alive."""
+def archive(
+    name: RunId,
+    to: Annotated[Path, typer.Option(help="The folder; the archive is a folder of the run's name in it.")] = Path("archives"),
+    weights: Annotated[
+        Literal["newest", "all"], typer.Option(help="Keep the chunks of the newest version, or of all versions in the log.")
+    ] = "newest",
+    config: Config = None,
+) -> None:
+    """Copy everything of a run that has ended to a folder. Raises UserError for a run that is alive."""
     require_analysis("pyarrow")
     from echo_ops.runs.archive import archive_run
 
     settings, bus = _reach(config)
     line = find_run(read_runs(bus), run_named(name), bus.namespace.name)
     if line.is_alive:
-        raise UserError(f"{name} is {line.standing.value}: its archive would be a part.", hint=f"Stop it first: echoswarm runs stop {name}")
+        raise UserError(
+            f"{name} is {line.standing.value}: its archive would be incomplete.", hint=f"Stop it first: echoswarm runs stop {name}"
+        )
     home = to / name
-    done = archive_run(bus, line.run, home, store=settings.store.uri, all_weights=all_weights)
-    for sentence in done.missing:
-        err.print(f"missing: {sentence}", markup=False)
+    done = archive_run(bus, line.run, home, store=settings.store.uri, all_weights=weights == "all")
+    remark("missing", done.missing)
     records = sum(topic.records for topic in done.topics.values())
     rows = ", ".join(f"{count:,} {table}" for table, count in sorted(done.rows.items()))
-    weights = "no weights" if done.weights is None else f"the weights of version {done.weights}"
-    out.print(f"{name}: {records:,} records, {weights}; exported: {rows}. All of it was read back from {home}.", markup=False)
+    kept = "no weights" if done.weights is None else f"the weights of version {done.weights}"
+    out.print(f"{name}: {records:,} records, {kept}; exported: {rows}. All of it was read back from {home}.", markup=False)
     out.print(f"It may go from Kafka now: echoswarm runs delete {name} --yes", markup=False)
 
 
-def restore(config: Path | None, home: Path) -> None:
-    """An archived run, back in its topics."""
+def restore(folder: Annotated[Path, typer.Argument(help="An archive: DIR/NAME of `runs archive`.")], config: Config = None) -> None:
+    """Write an archived run to its topics."""
     require_analysis("pyarrow")
     from echo_ops.runs.restore import restore_run
 
     _, bus = _reach(config, ADMIN)
-    done = restore_run(bus, home)
+    done = restore_run(bus, folder)
     records = sum(topic.records for topic in done.topics.values())
-    out.print(f"{done.run_id}: {records:,} records are where they lay in {done.namespace}; all of them were read back.", markup=False)
-    out.print(
-        "Nothing of it is too old for its topics until `echoswarm topics apply` brings the limits of the topic files back.", markup=False
-    )
+    out.print(f"{done.run_id}: {records:,} records are at their old offsets in {done.namespace}; all of them were read back.", markup=False)
+    out.print("Its topics keep every record until `echoswarm topics apply` sets the limits of the topic files again.", markup=False)
 
 
-def delete(config: Path | None, name: str, *, is_meant: bool) -> None:
-    """Say what there is of a run, and with `is_meant` remove it. Raises UserError for one that is alive."""
+def delete(name: RunId, config: Config = None, yes: Yes = False) -> None:
+    """Print everything that belongs to a run, and with `yes` remove it. Raises UserError for a run that is alive."""
     settings, bus = _reach(config, ADMIN)
     lines = read_runs(bus)
     line = find_run(lines, name, bus.namespace.name)
@@ -144,7 +163,7 @@ def delete(config: Path | None, name: str, *, is_meant: bool) -> None:
     others = [other.run.run_id for other in lines if other is not line]
     remains = find_remains(bus, name, Path(settings.checkpoint.folder), is_alone=not others)
     _say_remains(settings, bus, remains, others)
-    if not is_meant:
+    if not yes:
         out.print("Nothing was removed. Add --yes.")
         return
     remove(bus, remains)

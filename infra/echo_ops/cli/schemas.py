@@ -6,8 +6,12 @@ import json
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from echo_ops.cli.context import read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import ExitCode, fail, out
 from echo_schemas.compatibility import check_all
 from echo_schemas.naming import Namespace
@@ -16,7 +20,9 @@ from echo_schemas.schemas import all_schemas
 from echo_schemas.topic_files import load_topic_specs
 
 
-def check(*, update_lock: bool) -> None:
+def check(
+    update_lock: Annotated[bool, typer.Option("--update-lock", help="Give new schema files their ids in registry.lock.json.")] = False,
+) -> None:
     found = check_all()
     for problem in found:
         out.print(f"[red]![/] {problem.reader} cannot read {problem.writer}: {problem.why}")
@@ -32,7 +38,10 @@ def check(*, update_lock: bool) -> None:
     out.print(f"[green]{len(all_schemas())} schemas: every version reads every other, and each has its id.[/]")
 
 
-def register(config: Path | None, *, is_check: bool = False) -> None:
+def register(
+    config: Config = None,
+    only_check: Annotated[bool, typer.Option("--check", help="Only say what is not registered, and end with 3 then: for CI.")] = False,
+) -> None:
     settings = read_settings(config)
     if not settings.registry.url:
         fail(
@@ -43,7 +52,7 @@ def register(config: Path | None, *, is_check: bool = False) -> None:
     namespace = Namespace(settings.kafka.namespace)
     subjects = subjects_of(namespace.topic)
     registry = HttpRegistry(settings.registry.url, subjects, settings.registry.client_properties())
-    if is_check:
+    if only_check:
         _check_registered(registry)
         return
     levels = {record: spec.compatibility for spec in load_topic_specs() for record in spec.records}
@@ -54,7 +63,7 @@ def register(config: Path | None, *, is_check: bool = False) -> None:
 
 
 def _check_registered(registry: HttpRegistry) -> None:
-    """Say what `register` would do; nothing is changed. Ends with 3 where it would do something."""
+    """Print what is not registered; changes nothing. Exits 3 if there is something."""
     missing = [(schema, subject, fits) for schema in all_schemas() for subject, fits in registry.missing(schema).items()]
     for schema, subject, fits in missing:
         says = "is not registered" if fits else "would be refused: it is not compatible with what is registered"

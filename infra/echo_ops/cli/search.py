@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import typer
 from rich.text import Text
 
 from echo_bus.clock import SystemClock
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.harmless import harmless
-from echo_ops.cli.options import RangeOptions
-from echo_ops.cli.output import err, out
+from echo_ops.cli.options import AsJson, Config, Exported, Follow, RangeOptions, RunName, in_range
+from echo_ops.cli.output import err, out, remark
 from echo_ops.cli.ranges import going_on, history_of, past_of, selection_of
 from echo_replay.history import Told
 from echo_replay.origin import became
@@ -22,37 +22,37 @@ from echo_replay.sinks import spoken
 from echo_schemas.errors import UserError
 from echo_schemas.records import Trajectory
 
-Within = Literal["prompt", "answer", "both"]
 _FIELDS = {"prompt": ("prompt",), "answer": ("completion",), "both": ("prompt", "completion")}
-# Characters and tokens that are shown before and after what was found.
+# Characters and tokens that are shown before and after a hit.
 _AROUND, _TOKENS_AROUND = 40, 4
-# Where there are no colours, these stand around what was found.
+# Without colours these stand around a hit.
 _MARKS = ("«", "»")
 
 
+@in_range
 def search(
-    config: Path | None,
-    pattern: str | None,
-    options: RangeOptions,
+    pattern: Annotated[str | None, typer.Argument(help="A regular expression (Python's), in prompts and answers.")] = None,
+    config: Config = None,
+    run: RunName = "",
+    source: Exported = None,
+    tokens: Annotated[str, typer.Option(metavar="17,4,9", help="Token ids that follow one another, instead of a text.")] = "",
+    within: Annotated[Literal["prompt", "answer", "both"], typer.Option("--in", help="Where to look for a text.")] = "both",
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore the case of letters.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Stop after so many; 0: find all.")] = 100,
     *,
-    run: str,
-    export: Path | None,
-    tokens: str,
-    within: Within,
-    ignore_case: bool,
-    limit: int,
-    follow: bool,
-    as_json: bool,
+    options: RangeOptions,
+    follow: Follow = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print each hit as it is found, and at the end how many there are."""
+    """Print each hit at once, and at the end their number."""
     if (pattern is None) == (not tokens):
         raise UserError("Search for a text or for tokens.", hint="Write echoswarm search 'regex', or echoswarm search --tokens 17,4,9.")
     matcher = (
         TextMatcher(pattern, ignore_case=ignore_case, within=_FIELDS[within]) if pattern is not None else TokenMatcher(parse_tokens(tokens))
     )
-    if follow and export is not None:
+    if follow and source is not None:
         raise UserError("An export does not go on, so nothing of it can be followed.", hint="Leave --follow or --from out.")
-    run_id, reach = past_of(read_settings(config), run, export)
+    run_id, reach = past_of(read_settings(config), run, source)
     selection = selection_of(options, run_id, SystemClock().time_ms())
     num_looked_at = num_found = 0
     with history_of(reach(), run_id) as history:
@@ -66,8 +66,7 @@ def search(
             _show(told, told.trajectory, hit, as_json=as_json)
             if num_found == limit:
                 break
-        for sentence in history.missing:
-            err.print(f"missing: {sentence}", markup=False)
+        remark("missing", history.missing)
     more = f"; stopped at --limit {limit}" if num_found == limit else ""
     err.print(f"{num_found:,} found in {num_looked_at:,} trajectories of {run_id}{more}", markup=False)
 
@@ -90,25 +89,13 @@ def _show(told: Told, trajectory: Trajectory, hit: Hit, *, as_json: bool) -> Non
 
 
 def _snippet(trajectory: Trajectory, hit: Hit) -> Text:
+    around = _TOKENS_AROUND if hit.where == "tokens" else _AROUND
+    bounds = ((max(0, hit.start - around), hit.start), (hit.start, hit.end), (hit.end, hit.end + around))
     if hit.where == "tokens":
         tokens = trajectory.tokens.tolist()
-        before, inside, after = (
-            " ".join(map(str, part))
-            for part in (
-                tokens[max(0, hit.start - _TOKENS_AROUND) : hit.start],
-                tokens[hit.start : hit.end],
-                tokens[hit.end : hit.end + _TOKENS_AROUND],
-            )
-        )
+        before, inside, after = (" ".join(map(str, tokens[start:end])) for start, end in bounds)
         return Text.assemble((f"tokens at {hit.start}: ", "dim"), f"{before} ", (_marked(inside), "bold reverse"), f" {after}")
-    before, inside, after = (
-        harmless(part)
-        for part in (
-            hit.text[max(0, hit.start - _AROUND) : hit.start],
-            hit.text[hit.start : hit.end],
-            hit.text[hit.end : hit.end + _AROUND],
-        )
-    )
+    before, inside, after = (harmless(hit.text[start:end]) for start, end in bounds)
     name = "prompt" if hit.where == "prompt" else "answer"
     return Text.assemble((f"{name}: ", "dim"), before, (_marked(inside), "bold reverse"), after)
 

@@ -8,5 +8,5 @@ from echo_ops.settings_page import settings_page
 
 
 def settings() -> None:
-    """Plain output, so that it can be piped into a file."""
+    """Write plain text, so that it can be piped into a file."""
     sys.stdout.write(settings_page())

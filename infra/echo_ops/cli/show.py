@@ -8,14 +8,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.text import Text
 
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.harmless import harmless
-from echo_ops.cli.lineage import show_step
-from echo_ops.cli.output import err, out
+from echo_ops.cli.lineage import show_line, show_step
+from echo_ops.cli.options import AsJson, Config, Exported, RunName
+from echo_ops.cli.output import out, remark
 from echo_ops.cli.painting import LEGENDS, Colour, Pieces, generated_places, paint, passages_of, tokenizer_of
 from echo_ops.cli.ranges import history_of, parse_group, past_of
 from echo_replay.history import History, Told
@@ -32,13 +34,13 @@ _REST = r"(?P<group>(?:eval-|probe-)?\d{1,18})(?:/(?P<attempt>[^/]+)(?:/(?P<inde
 _MEMBER = re.compile(_REST)
 _MEMBER_OF_RUN = re.compile(rf"(?P<run>[^/]+)/{_REST}")
 _FATE_STYLES = {Fate.TRAINED: "green", Fate.DROPPED: "yellow", Fate.DEAD: "red"}
-# Tokens that are named as the least likely ones.
+# How many of the least likely tokens are named.
 _UNLIKELY = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be shown: a version, coordinates, or a group of `run` and perhaps one attempt or member of it."""
+    """What to show: a version, coordinates, or a group of `run`, perhaps only one attempt or member of the group."""
 
     version: int | None = None
     coordinates: tuple[int, int] | None = None
@@ -49,12 +51,12 @@ class Target:
 
 
 def parse_target(text: str, run_id: str) -> Target:
-    """Raises UserError for what is none of them."""
+    """The target that `text` names. Raises UserError."""
     if (match := _VERSION.fullmatch(text)) is not None:
         return Target(version=int(match[1]))
     if (match := _COORDINATES.fullmatch(text)) is not None:
         return Target(coordinates=(int(match[1]), int(match[2])))
-    # A run may be called 17, too: then it is named by --run.
+    # A run may be called 17, too: for such a run --run is needed.
     if (match := _MEMBER.fullmatch(text) or _MEMBER_OF_RUN.fullmatch(text)) is not None:
         run = match.groupdict().get("run") or run_id
         group = parse_group(match["group"], run)
@@ -65,10 +67,17 @@ def parse_target(text: str, run_id: str) -> Target:
     )
 
 
-def show(config: Path | None, target: str, *, run: str, export: Path | None, colour: Colour, as_json: bool) -> None:
+def show(
+    target: Annotated[str, typer.Argument(help="A group (demo/17 or 17), a record (3:1234, partition and offset) or a step (v120).")],
+    config: Config = None,
+    run: RunName = "",
+    source: Exported = None,
+    colour: Annotated[Colour, typer.Option("--color", help="What the colour of a token says.")] = Colour.LOGPROB,
+    as_json: AsJson = False,
+) -> None:
     """Show what `target` names."""
     settings = read_settings(config)
-    name, reach = past_of(settings, run, export)
+    name, reach = past_of(settings, run, source)
     wanted = parse_target(target.strip(), name)
     run_id = run or wanted.run or name
     if wanted.run and wanted.run != run_id:
@@ -78,8 +87,7 @@ def show(config: Path | None, target: str, *, run: str, export: Path | None, col
             show_step(history, origin_of(history, wanted.version, with_samples=False), as_json=as_json)
             return
         found = list(history.read(_selection(wanted)))
-        for sentence in history.missing:
-            err.print(f"missing: {sentence}", markup=False)
+        remark("missing", history.missing)
         found = [each for each in found if _is_wanted(each, wanted)]
         if not found:
             raise _nothing(history, target, wanted)
@@ -101,7 +109,7 @@ def _selection(wanted: Target) -> Selection:
 def _is_wanted(told: Told, wanted: Target) -> bool:
     if told.trajectory is None:
         return not wanted.attempt
-    # `demo/17/3`, as a search prints it, is sample 3 of every attempt.
+    # `demo/17/3`, as `echoswarm search` prints it, is sample 3 of every attempt.
     is_sample = wanted.index is None and number_of(wanted.attempt) == told.trajectory.index
     is_attempt = not wanted.attempt or told.trajectory.attempt == wanted.attempt
     return is_sample or (is_attempt and wanted.index in (None, told.trajectory.index))
@@ -132,7 +140,7 @@ def _nothing(history: History, target: str, wanted: Target) -> UserError:
 def _show_all(history: History, found: Sequence[Told], pieces: Pieces | None, colour: Colour) -> None:
     groups = {each.trajectory.group_id for each in found if each.trajectory is not None}
     attempts = {each.trajectory.attempt for each in found if each.trajectory is not None}
-    what = ", ".join(sorted(groups)) or "a record that nobody can read"
+    what = ", ".join(sorted(groups)) or "a record that cannot be read"
     tries = "" if len(attempts) < 2 else f" of {len(attempts)} attempts"
     out.print(Text.assemble((harmless(what), "bold"), f": {len(found)} {'sample' if len(found) == 1 else 'samples'}{tries}"))
     if pieces is None:
@@ -141,8 +149,7 @@ def _show_all(history: History, found: Sequence[Told], pieces: Pieces | None, co
         out.print(LEGENDS[colour])
     for each in found:
         _show_one(each, pieces, colour)
-    for note in history.notes:
-        err.print(f"note: {note}", markup=False)
+    remark("note", history.notes)
 
 
 def _show_one(told: Told, pieces: Pieces | None, colour: Colour) -> None:
@@ -157,20 +164,20 @@ def _show_one(told: Told, pieces: Pieces | None, colour: Colour) -> None:
         return
     rewards = "  ".join(f"{harmless(reward)} {value:.4g}" for reward, value in sorted(told.rewards.items())) or "none"
     turn_rewards = f"   by turn {', '.join(f'{value:.4g}' for value in trajectory.turn_rewards)}" if trajectory.turn_rewards else ""
-    _line("rewards", f"{rewards}{turn_rewards}")
-    _line("versions", ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in trajectory.version_spans))
-    _line("sampled", f"{trajectory.worker_id}, {trajectory.engine}, ended by {trajectory.finish_reason.value}, written {time}")
-    _line("tokens", _tokens_line(trajectory, pieces))
+    show_line("rewards", f"{rewards}{turn_rewards}")
+    show_line("versions", ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in trajectory.version_spans))
+    show_line("sampled", f"{trajectory.worker_id}, {trajectory.engine}, ended by {trajectory.finish_reason.value}, written {time}")
+    show_line("tokens", _tokens_line(trajectory, pieces))
     said = ""
     for passage in passages_of(trajectory):
         title = "policy" if passage.is_generated else "given"
         painted = paint(told, trajectory, passage, pieces, colour)
         said += painted.plain
         out.print(Text.assemble((f"  {title:<9}", "dim"), (f"[{passage.start}, {passage.end})  ", "dim"), painted))
-    # The record's own words: where no tokenizer says them, and where they are others than those of its tokens.
+    # The texts in the record, if there is no tokenizer, or they differ from the text of the tokens.
     for title, text in (("prompt", trajectory.prompt), ("answer", trajectory.completion)):
         if pieces is None or harmless(text, keep_lines=True) not in said:
-            _line(title, text)
+            show_line(title, text)
 
 
 def _fate_line(told: Told) -> str:
@@ -195,7 +202,3 @@ def _tokens_line(trajectory: Trajectory, pieces: Pieces | None) -> str:
     return (
         f"{len(tokens)}, of them {len(places)} generated; mean log-probability {float(values.mean()):.3f}; least likely {', '.join(named)}"
     )
-
-
-def _line(title: str, text: str) -> None:
-    out.print(Text.assemble((f"  {title:<9}", "dim"), harmless(text)))

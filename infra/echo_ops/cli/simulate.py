@@ -1,4 +1,4 @@
-"""`echoswarm simulate`: a fleet in simulated time. Starts nothing, needs no Kafka."""
+"""`echoswarm simulate`: a fleet of workers in simulated time. Starts nothing, needs no Kafka."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from echo_core.simulation.fleet import simulate as simulated
 from echo_core.simulation.scenario import Scenario
+from echo_ops.cli.options import Page
 from echo_ops.cli.output import aligned, out, write_page
 from echo_ops.simulation.compare import COLUMNS, Compared, compare, compare_page, plain, rows
 from echo_ops.simulation.figures import as_plain, table
@@ -23,15 +26,29 @@ from echo_ops.simulation.paper_page import misses, paper_page
 from echo_schemas.errors import UserError
 
 
-def simulate(file: Path | None, *, steps: int | None, seed: int | None, compared: str | None, as_json: bool, page: Path | None) -> None:
-    """One scenario, or one under several policies or budgets; raises UserError if the learner came to a standstill."""
+def simulate(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The scenario, a TOML file (docs/simulate.md).")] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="ECHO-2's figures and table 2 instead of a scenario.")] = False,
+    compared: Annotated[
+        Compared | None,
+        typer.Option("--compare", help="The scenario under four policies for old samples, or under six budgets."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps that are counted, instead of the file's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers, instead of the file's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    page: Page = None,
+) -> None:
+    """Simulate one scenario, or compare policies or budgets, or repeat the paper. Raises UserError if the learner came to a standstill."""
+    if paper:
+        _simulate_paper(as_json=as_json, page=page)
+        return
     if file is None:
         raise UserError("No scenario was named.", hint="Give a TOML file (docs/simulate.md has one), or --paper.")
     scenario = read_scenario(file)
     changes: dict[str, Any] = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
     scenario = replace(scenario, **changes)
     if compared is not None:
-        _compare(file.stem, scenario, Compared(compared), as_json=as_json, page=page)
+        _compare(file.stem, scenario, compared, as_json=as_json, page=page)
         return
     with _no_collector():
         outcome = simulated(scenario)
@@ -59,8 +76,7 @@ def _compare(name: str, scenario: Scenario, compared: Compared, *, as_json: bool
         _print_rows([COLUMNS, *rows(found)])
 
 
-def simulate_paper(*, as_json: bool, page: Path | None) -> None:
-    """ECHO-2's figures and table."""
+def _simulate_paper(*, as_json: bool, page: Path | None) -> None:
     with _no_collector():
         found = reproduce(paper_scenario())
     if page is not None:
@@ -89,7 +105,7 @@ def _print_rows(lines: Sequence[Sequence[str]]) -> None:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """A simulation makes millions of objects and hardly a cycle; looking for cycles takes half of the time of a large one."""
+    """Python's cycle collector off: a simulation makes millions of objects and few cycles, and the search for them takes half the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

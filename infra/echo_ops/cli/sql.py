@@ -1,4 +1,4 @@
-"""`echoswarm sql`: a question in SQL, of an export or of the log itself."""
+"""`echoswarm sql`: a question in SQL to an export or to the log itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import typer
 from rich import box
 from rich.table import Table as Screen
 
@@ -16,30 +17,31 @@ from echo_bus.clock import SystemClock
 from echo_ops.cli.analysis import require_analysis
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.harmless import harmless
-from echo_ops.cli.options import RangeOptions
-from echo_ops.cli.output import err, out
+from echo_ops.cli.options import Config, Exported, RangeOptions, RunName, in_range
+from echo_ops.cli.output import err, out, remark
 from echo_ops.cli.ranges import history_of, run_named, selection_of
 from echo_schemas.errors import UserError
 
 if TYPE_CHECKING:
     from echo_replay.export.queries import Answer
 
-# With more columns than this, each row is shown as a list of its own.
+# With more columns than this, each row is shown as a list.
 _MOST_ABREAST = 10
 Format = Literal["table", "json", "csv"]
 
 
+@in_range
 def sql(
-    config: Path | None,
-    question: str,
-    options: RangeOptions,
+    question: Annotated[str, typer.Argument(help="One SELECT over trajectories, samples, groups, steps, rewards, drops, workers.")],
+    config: Config = None,
+    run: RunName = "",
+    source: Exported = None,
+    most: Annotated[int, typer.Option(min=1, help="Of the log: refuse a range of more trajectories than this.")] = 50_000,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds that an answer may take.")] = 60.0,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows that are shown; 0: all.")] = 100,
+    format_: Annotated[Format, typer.Option("--format", help="How the answer is written.")] = "table",
     *,
-    run: str,
-    source: Path | None,
-    most: int,
-    timeout_s: float,
-    limit: int,
-    format_: Format,
+    options: RangeOptions,
 ) -> None:
     """Print the answer."""
     require_analysis("pyarrow", "duckdb")
@@ -48,11 +50,11 @@ def sql(
 
     if source is not None:
         if options != RangeOptions():
-            raise UserError("A range belongs to a question of the log; --from names an export.", hint="Write the range as a WHERE instead.")
+            raise UserError("A range is for a question to the log; --from names an export.", hint="Write the range as a WHERE instead.")
         home, manifest = open_export(source, run and run_named(run))
-        _show(ask(home, manifest, question, timeout_s=timeout_s, limit=limit), format_)
+        _show(ask(home, manifest, question, timeout_s=timeout, limit=limit), format_)
         return
-    _show(_ask_the_log(config, question, options, run=run, most=most, timeout_s=timeout_s, limit=limit), format_)
+    _show(_ask_the_log(config, question, options, run=run, most=most, timeout_s=timeout, limit=limit), format_)
 
 
 def _ask_the_log(
@@ -68,12 +70,11 @@ def _ask_the_log(
         with TemporaryDirectory(prefix="echoswarm-sql-") as folder:
             with history_of(reach_bus(settings), run_id) as history:
                 manifest = load_part(history, history.read(selection), most, Path(folder))
-                for sentence in history.missing:
-                    err.print(f"missing: {sentence}", markup=False)
+                remark("missing", history.missing)
             return ask(Path(folder), manifest, question, timeout_s=timeout_s, limit=limit)
     except OSError as exc:
         raise UserError(
-            f"What was read cannot be kept in a temporary folder ({exc.strerror or exc}).", hint="Set TMPDIR to a disk with room."
+            f"The records cannot be written to a temporary folder ({exc.strerror or exc}).", hint="Set TMPDIR to a disk with room."
         ) from exc
 
 

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from confluent_kafka import TopicPartition
 from rich.markup import escape
 
@@ -21,6 +21,7 @@ from echo_bus.client.consumer_errors import END_OF_PARTITION, check_error
 from echo_bus.client.consumer_queries import num_partitions, watermarks
 from echo_bus.message import raw_headers
 from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import err, out
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.headers import run_of
@@ -43,7 +44,7 @@ class Filters:
     worker: str | None = None
 
     def admit(self, record: Record | None) -> bool:
-        """Whether to show `record`. What cannot be decoded is shown when nothing is asked for."""
+        """Whether to show `record`. One that cannot be decoded is shown only without filters."""
         if record is None:
             return self == Filters()
         wanted = {"group_id": self.group, "worker_id": self.worker}
@@ -53,8 +54,19 @@ class Filters:
         return self.version is None or version == self.version
 
 
-def tail(config: Path | None, topic: str, filters: Filters, *, follow: bool, last: int, all_runs: bool, as_json: bool) -> None:
-    """Show the newest records of a topic, and with `follow` those that come."""
+def tail(
+    topic: Annotated[str, typer.Argument(help="Logical topic, such as trajectories, or trajectories.dlq.")],
+    config: Config = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", help="How many of the newest records of each partition to begin with.")] = 10,
+    version: Annotated[int | None, typer.Option(help="Only records whose oldest version is this.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only this group id.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Only this worker.")] = None,
+    all_runs: Annotated[bool, typer.Option("--all-runs", help="Other runs' records too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+) -> None:
+    """Show the newest records of a topic, and with `follow` new ones."""
+    filters = Filters(version=version, group=group, worker=worker)
     logical = topic.removesuffix(DEAD_LETTER_SUFFIX)
     if logical not in BY_NAME:
         raise UserError(f"There is no topic {topic!r}.", hint=f"Known: {', '.join(BY_NAME)}, each also with {DEAD_LETTER_SUFFIX}.")
@@ -74,7 +86,7 @@ def tail(config: Path | None, topic: str, filters: Filters, *, follow: bool, las
             silent_s = 0.0
             if (problem := raw.error()) is not None:
                 if problem.code() == END_OF_PARTITION:
-                    # Only the broker knows: a partition may end in a marker, which nobody is handed, and silence may be slowness.
+                    # Only the broker knows the end: a partition may end in a marker that no consumer gets, and a slow broker is silent.
                     unread.discard(raw.partition())
                 else:
                     check_error(problem, raw)
@@ -85,7 +97,7 @@ def tail(config: Path | None, topic: str, filters: Filters, *, follow: bool, las
 
 
 def _position(consumer: RawConsumer, physical: str, last: int) -> set[int]:
-    """Stand `last` records before the end of every partition; the partitions."""
+    """Seek `last` records before the end of every partition; returns the partitions."""
     places = [(physical, number) for number in range(num_partitions(consumer, physical))]
     bounds = watermarks(consumer, places)
     consumer.assign([TopicPartition(*place, max(low, high - last)) for place, (low, high) in bounds.items()])

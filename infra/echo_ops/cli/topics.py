@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.markup import escape
 
 from echo_ops.cli.context import reach_cluster, read_settings
+from echo_ops.cli.options import ClusterName, Config
 from echo_ops.cli.output import ExitCode, out
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import Kind, Plan, Step, summarise
@@ -18,19 +21,24 @@ from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import load_topic_specs
 
+Force = Annotated[bool, typer.Option("--force", help="Let keyed topics grow.")]
 _MARKS = {Kind.CREATE: "[green]+[/]", Kind.GROW: "[green]>[/]", Kind.SETTING: "[yellow]~[/]", Kind.REFUSED: "[red]![/]"}
 
 
-def plan(config: Path | None, *, force: bool) -> None:
+def plan(config: Config = None, force: Force = False) -> None:
     made = _admin(config).plan(force=force)
     _show(made)
     if not made.is_empty:
         out.print("Do it with [bold]echoswarm topics apply[/].")
 
 
-def apply(config: Path | None, *, force: bool, reason: str) -> None:
+def apply(
+    config: Config = None,
+    force: Force = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="With --force: why durability may be lowered too.")] = "",
+) -> None:
     if reason and not force:
-        raise UserError("--reason says why durability is lowered, which is only done by force.", hint="Add --force.")
+        raise UserError("--reason says why durability is lowered, which needs --force.", hint="Add --force.")
     admin = _admin(config)
     made = admin.plan(force=force, lowers=bool(reason))
     _show(made)
@@ -43,19 +51,24 @@ def apply(config: Path | None, *, force: bool, reason: str) -> None:
         out.print("[green]Applied.[/]")
 
 
-def check(config: Path | None) -> None:
+def check(
+    config: Config = None,
+    target: Annotated[Target | None, typer.Option(help="Ask no cluster; name the settings that this service refuses.")] = None,
+) -> None:
+    if target is not None:
+        _check_target(target)
+        return
     admin = _admin(config)
     made = admin.plan()
     _show(made)
-    strangers = admin.strangers()
-    for name in strangers:
+    for name in admin.strangers():
         out.print(f"[yellow]?[/] {name}: below the namespace, and no file describes it")
     if not made.is_empty:
         sys.exit(ExitCode.DRIFT)
 
 
-def check_target(target: Target) -> None:
-    """Say which settings of the topic files a service does not take; asks nobody. Exits 3 if there are any."""
+def _check_target(target: Target) -> None:
+    """Print which settings of the topic files a service does not take. Exits 3 if there are any."""
     service = SERVICES[target]
     found = refusals(service, load_topic_specs())
     for each in found:
@@ -73,11 +86,17 @@ def check_target(target: Target) -> None:
     sys.exit(ExitCode.DRIFT)
 
 
-def render(config: Path | None, form: TopicFormat, cluster: str) -> None:
-    """Plain output, so that it can be piped into a file or a shell."""
+def render(
+    config: Config = None,
+    format_: Annotated[TopicFormat, typer.Option("--format", help="What to print.")] = TopicFormat.COMMANDS,
+    cluster: ClusterName = "",
+) -> None:
+    """Write plain text, so that it can be piped into a file or a shell."""
     kafka = read_settings(config).kafka
-    named = cluster or ("my-cluster" if form is TopicFormat.STRIMZI else "HOST:PORT" if kafka.bootstrap == "embedded" else kafka.bootstrap)
-    sys.stdout.write(render_topics(form, Namespace(kafka.namespace), cluster=named, replicas=kafka.replicas))
+    named = cluster or (
+        "my-cluster" if format_ is TopicFormat.STRIMZI else "HOST:PORT" if kafka.bootstrap == "embedded" else kafka.bootstrap
+    )
+    sys.stdout.write(render_topics(format_, Namespace(kafka.namespace), cluster=named, replicas=kafka.replicas))
 
 
 def _admin(config: Path | None) -> TopicAdmin:

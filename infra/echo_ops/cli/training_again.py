@@ -1,4 +1,4 @@
-"""What `echoswarm retrain` does, from the plan to the comparison; what the command line says is read before this is imported."""
+"""The work of `echoswarm retrain`, from the plan to the comparison. Its imports take seconds, so the options are read before."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ Terms = tuple[RewardTerm, ...]
 
 
 def train_again(settings: Settings, bus: Bus, wish: RetrainWish, wanted: range, terms: Terms) -> bool:
-    """Train the versions `wanted` again and say how each compares; False if one differs, and nothing else was asked for than what the run
-    did. Raises UserError, DeadlineExceeded, TransportError.
+    """Train the versions `wanted` again and print how each compares. Returns False if one differs under the run's own rewards.
+
+    Raises UserError, DeadlineExceeded, TransportError.
     """
     with open_history(bus, settings.run.name) as history, TemporaryDirectory(prefix="echoswarm-what-if-") as scratch:
         log = TrainingLog(history)
@@ -67,7 +68,7 @@ def train_again(settings: Settings, bus: Bus, wish: RetrainWish, wanted: range, 
             "checkpoint": None if plan.state is None else plan.state.id,
             "ranks": wish.ranks or settings.learner.ranks,
             "threads": torch.get_num_threads(),
-            "tolerance": _tolerance(wish),
+            "tolerance": wish.tolerance,
             "rewards": {term.name: term.weight for term in terms},
             "versions": [asdict(version) for version in found],
             "evaluation": [{"published": asdict(before), "other": asdict(after)} for before, after in measured],
@@ -93,7 +94,7 @@ def _compared(
     other: OtherRewards | None,
     kept: Path | None,
 ) -> list[RetrainedVersion]:
-    """Every version, as soon as it is trained again, on the screen. `kept`: where the last one's snapshot is put."""
+    """Train, and print every version as soon as it is done. `kept`: the folder for the last one's snapshot."""
     log, plan, store = past
     num_ranks = wish.ranks or settings.learner.ranks
     found = []
@@ -104,7 +105,7 @@ def _compared(
             trainer=trainer,
             task=load_task(settings.task.name, settings.task.options),
             distance=partial(weight_distance, bus),
-            tolerance=_tolerance(wish),
+            tolerance=wish.tolerance,
             cosine=None if other is None else partial(weight_cosine, bus),
             other=other,
             keep=kept,
@@ -115,10 +116,6 @@ def _compared(
     return found
 
 
-def _tolerance(wish: RetrainWish) -> float:
-    return 0.0 if wish.exact else wish.tolerance
-
-
 def _evaluated(
     settings: Settings,
     bus: Bus,
@@ -127,8 +124,8 @@ def _evaluated(
     terms: Terms,
     num_prompts: int,
 ) -> list[tuple[Measured, Measured]]:
-    """A published version and the one that was trained in its place, on held-out prompts: each reward of both. `folders`: where the other
-    one's files lie, and where the published ones may be put.
+    """Evaluate a published version and the one trained in its place on held-out prompts: each reward of both. `folders`: the files of the
+    retrained version, and the folder for those of the published one.
     """
     base = resolve_base(settings.policy.base)
     planned = next(iter(plan_evaluations(settings)), None) or plan_section(settings, EvalSettings(prompts=max(2, num_prompts)))

@@ -1,4 +1,4 @@
-"""`echoswarm up` and `echoswarm demo`: a whole run from one command."""
+"""`echoswarm up`: a whole run from one command. `echoswarm demo` runs the same way."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import os
 import secrets
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.markup import escape
 
 from echo_bus.bus import Bus
@@ -20,7 +23,9 @@ from echo_bus.errors import TransportError
 from echo_embedded.guard import Guard
 from echo_learner.commit.run_record import software
 from echo_ops.access import admit_if_secured
-from echo_ops.cli.context import DEFAULT_CONFIG
+from echo_ops.cli.check import check
+from echo_ops.cli.context import config_file
+from echo_ops.cli.options import Config
 from echo_ops.cli.output import out
 from echo_ops.preflight import refuse_unsound
 from echo_ops.report.charts import close_up_window
@@ -51,6 +56,15 @@ from echo_settings.public import public_config
 
 logger = logging.getLogger(__name__)
 
+Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a live screen; always so if the output is no terminal.")]
+SummaryFile = Annotated[
+    Path | None, typer.Option("--summary", metavar="FILE", help="Write the run's numbers there as JSON, not into the run's folder.")
+]
+ReportFile = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE.html", help="Write the report there, not into the run's folder.")
+]
+Steps = Annotated[int | None, typer.Option(min=0, help="Training steps instead of the file's; 0: until stopped.")]
+
 
 class Disagreement(EchoError):
     """Learner and workers do not compute the same log-probabilities."""
@@ -58,52 +72,60 @@ class Disagreement(EchoError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says besides the configuration. `overrides` are settings as environment variables; `agreement` is the largest
-    log-probability difference between learner and workers with which the command succeeds; `learner_flags` go to the learner. In
-    `kafka_folder` a Kafka of the run's own keeps its data.
+    """How to run. `agreement` is the largest log-probability difference between learner and workers with which the command succeeds;
+    `learner_flags` go to the learner. A Kafka that the run starts keeps its data in `kafka_folder`.
     """
 
     plain: bool
     summary: Path | None = None
     report: Path | None = None
+    steps: int | None = None
     keep_kafka: bool = False
     kafka_folder: Path | None = None
     agreement: float | None = None
-    overrides: dict[str, str] = field(default_factory=dict)
     learner_flags: tuple[str, ...] = ()
 
 
-def up(config: Path | None, *, steps: int | None, options: Options) -> None:
-    """Run what the file describes; report and summary lie in the checkpoint folder unless `options` says where. Exits 1 if a role died,
-    130 if interrupted.
-    """
-    if steps is not None:
-        options.overrides["ECHO_LEARNER__STEPS"] = str(steps)
-    execute(config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None), options)
+def up(
+    config: Config = None,
+    plain: Plain = False,
+    summary: SummaryFile = None,
+    report: ReportFile = None,
+    steps: Steps = None,
+    keep_kafka: Annotated[bool, typer.Option("--keep-kafka", help="Leave the embedded Kafka running, with the run's log in it.")] = False,
+    takeover: Annotated[bool, typer.Option("--takeover", help="Take the run over from a learner that does not answer.")] = False,
+    skip: Annotated[bool, typer.Option("--skip", help="Drop the seqs whose records the log has lost, and go on.")] = False,
+    only_check: Annotated[bool, typer.Option("--check", help="As `echoswarm check`: start nothing.")] = False,
+) -> None:
+    """Run the file's roles; report and summary lie in the checkpoint folder by default. Exits 1 if a role died, 130 if interrupted."""
+    if only_check:
+        check(config)
+        return
+    flags = tuple(flag for flag, is_given in (("--takeover", takeover), ("--skip", skip)) if is_given)
+    options = Options(plain=plain, summary=summary, report=report, steps=steps, keep_kafka=keep_kafka, learner_flags=flags)
+    execute(config_file(config), options)
 
 
 def execute(config: Path | None, options: Options) -> None:
-    """Supervise the run of `config`; exits as `up`. Raises UserError if it or another run is going on in its folder or namespace, and then
-    nothing was changed; Disagreement if learner and workers differ by more than allowed.
+    """Supervise the run of `config`; exits as `up`. Raises UserError, with nothing changed, if a run is going on in its folder or
+    namespace; Disagreement if learner and workers differ by more than `options.agreement`.
     """
-    settings = load_settings(config, {**os.environ, **options.overrides})
+    overrides = {} if options.steps is None else {"ECHO_LEARNER__STEPS": str(options.steps)}
+    settings = load_settings(config, {**os.environ, **overrides})
     admit_if_secured(settings)
     refuse_unsound(settings)
     with folder_lock(Path(settings.checkpoint.folder)):
-        _refuse_if_owned(settings, takeover="--takeover" in options.learner_flags)
-        _Run(config, options, settings).execute()
-
-
-def _refuse_if_owned(settings: Settings, *, takeover: bool) -> None:
-    """A Kafka that is started for this run is nobody else's."""
-    if given_bootstrap(settings.kafka.bootstrap) is not None:
-        refuse_if_owned(open_cluster(settings), open_bus(settings, "view"), settings.run.name, takeover=takeover)
+        # A Kafka that is started for this run has no other owner.
+        if given_bootstrap(settings.kafka.bootstrap) is not None:
+            takeover = "--takeover" in options.learner_flags
+            refuse_if_owned(open_cluster(settings), open_bus(settings, "view"), settings.run.name, takeover=takeover)
+        _Run(config, options, settings, overrides).execute()
 
 
 class _Run:
     """One supervised run, from settings to summary."""
 
-    def __init__(self, config: Path | None, options: Options, settings: Settings) -> None:
+    def __init__(self, config: Path | None, options: Options, settings: Settings, overrides: Mapping[str, str]) -> None:
         self._options = options
         self._clock = SystemClock()
         self._zero_s = self._clock.monotonic_s() - process_age_s()
@@ -119,7 +141,7 @@ class _Run:
             folder=options.kafka_folder,
             report=lambda line: self.say(line),
         )
-        overrides = {**options.overrides, "ECHO_KAFKA__BOOTSTRAP": self._broker.bootstrap, START_VARIABLE: secrets.token_hex(2)}
+        overrides = {**overrides, "ECHO_KAFKA__BOOTSTRAP": self._broker.bootstrap, START_VARIABLE: secrets.token_hex(2)}
         self._connected = load_settings(config, {**os.environ, **overrides})
         self._plans = plan_children(
             self._settings,
@@ -147,7 +169,7 @@ class _Run:
         self._has_told_rewards = False
 
     def execute(self) -> None:
-        """Run it; print, write and exit as it ends."""
+        """Run it, print and write the results, exit with its code."""
         set_up_logs(self._folder / "supervisor.log", self._settings.logs.format, run=self._settings.run.name, role="up", process="up")
         outcome: str = "died"
         try:
@@ -172,12 +194,12 @@ class _Run:
             raise Disagreement(
                 f"Learner and worker differ by {self._difference:.1e} in the log-probability of the same token under the same weights, "
                 f"more than {limit:.0e}: what is trained is not what was sampled.",
-                hint="Follow the metric probe_logprob_diff_max over the steps: high from the first on, the model codes differ; later, an "
-                "install did.",
+                hint="Follow the metric probe_logprob_diff_max over the steps: high from the first step on, the model codes differ; high "
+                "only later, an install of weights went wrong.",
             )
 
     def tick(self) -> None:
-        """Show what is new."""
+        """Show new events. The supervisor calls it ten times a second."""
         self._observer.look_for_announcements()
         if not self._has_told_rewards:
             with self._observer.view() as view:
@@ -199,7 +221,7 @@ class _Run:
             self.say(line)
 
     def say(self, line: str) -> None:
-        """One line, on the screen or below the last one."""
+        """Show one line, on the screen or below the last line."""
         logger.info("%s", line)
         if self._screen is not None:
             self._screen.say(line)
@@ -226,7 +248,7 @@ class _Run:
         self._observer.start(bus)
 
     def _conclude(self) -> None:
-        """What can only be read while Kafka answers."""
+        """Read everything that needs Kafka, before it stops."""
         self._observer.finish()
         if self._bus is None:
             return
@@ -241,7 +263,7 @@ class _Run:
             logger.warning("The report has no close-up: %s", exc)
 
     def _close(self, outcome: str) -> None:
-        """The last lines, and the files. A start that was refused leaves those of the run before it."""
+        """Print the last lines and write the files. A refused start keeps the files of the run before it."""
         if self._options.plain or not out.is_terminal:
             self.tick()
         with self._observer.view() as view:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from echo_bus.bus import Bus
 from echo_ops.cli.analysis import require_analysis
 from echo_ops.cli.context import read_settings
-from echo_ops.cli.output import err, out
+from echo_ops.cli.options import Config, RunName
+from echo_ops.cli.output import err, out, remark
 from echo_ops.cli.painting import Pieces
 from echo_ops.cli.ranges import history_of, past_of
 from echo_ops.viewer.drawings import Drawings
@@ -18,9 +21,16 @@ from echo_ops.viewer.source import Source, SourceOptions
 from echo_schemas.errors import UserError
 
 
-def view(config: Path | None, what: str, *, run: str, port: int, demo: bool, draw: Sequence[str]) -> None:
-    """Serve it and say where. `what`: a folder of an export, or a run; else `run`, or the configured one."""
-    drawings = Drawings.parse(draw)
+def view(
+    what: Annotated[str, typer.Argument(metavar="[RUN|FOLDER]", help="A run of the namespace, or a folder of an export.")] = "",
+    config: Config = None,
+    run: RunName = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")] = 0,
+    demo: Annotated[bool, typer.Option("--demo", help="Show small made-up runs: no Kafka, no run of your own is needed.")] = False,
+    draw: Annotated[list[str] | None, typer.Option(help="TASK=FILE.py:FUNCTION draws the episodes of a task; may be repeated.")] = None,
+) -> None:
+    """Serve the viewer and print its address. `what` is a folder of an export, or a run; empty: `run`, or the configured one."""
+    drawings = Drawings.parse(draw or ())
     export = Path(what) if what and Path(what).is_dir() else None
     if what and (demo or (run and export is None)):
         raise UserError(f"{what} and {'--demo' if demo else '--run'} contradict each other.", hint="Leave one of them out.")
@@ -33,19 +43,18 @@ def view(config: Path | None, what: str, *, run: str, port: int, demo: bool, dra
         name, reach = past_of(read_settings(config), run or (what if export is None else ""), export)
         bus = reach()
     history = history_of(bus, name)
-    for note in history.notes:
-        err.print(f"note: {note}", markup=False)
+    remark("note", history.notes)
     options = SourceOptions(drawings=drawings, export=export, pieces=pieces)
     with Source(history.bus, history, options) as source, ViewerServer(source, port) as server:
         if demo:
-            out.print("A made-up run: played by a script, in this process; nothing was trained, and nothing is kept.")
+            out.print("A made-up run: a script plays it in this process; nothing was trained, and nothing is kept.")
         out.print(f"{history.run_id} is shown at {server.url}")
         err.print("Only this machine can reach it. Ctrl-C ends.", style="dim")
         _until_ended()
 
 
 def _until_ended() -> None:
-    """Ctrl-C ends it."""
+    """Wait for Ctrl-C. Tests replace it."""
     threading.Event().wait()
 
 

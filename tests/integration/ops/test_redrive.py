@@ -82,7 +82,7 @@ def test_letters_are_listed_shown_mended_and_brought_back_once_though_the_comman
     assert "It begins with junk." in shown.stdout, shown
     refused = shell("dlq", "redrive", "trajectories", "--yes")
     assert refused.returncode == 1
-    assert "in front of the letter 0" in refused.stderr
+    assert "before the letter 0" in refused.stderr
     (shell.folder / "mends.py").write_text(MEND)
     planned = shell("dlq", "redrive", "trajectories", "--mend", "mends.py:mend")
     assert "write again" in planned.stdout, planned

@@ -98,7 +98,7 @@ def test_a_run_is_paused_stopped_and_let_go_on_by_orders_in_the_log(shell: Shell
         order = bus.newest(CONTROL, Control)["demo/run"]
         assert order.run is not None
         assert order.run.state is state
-        assert "told so already" in shell("runs", command, "demo").stdout
+        assert "has that order already" in shell("runs", command, "demo").stdout
     shown = shell("runs", "show", "demo").stdout
     assert "3 of 100" in shown
     assert "running, by" in shown

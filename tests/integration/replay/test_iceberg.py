@@ -120,7 +120,7 @@ def test_the_command_says_what_came_and_what_it_refuses(
     monkeypatch.setattr(command, "reach_bus", lambda _settings: pipeline.bus)
 
     def export(iceberg: str, to: Path = folder) -> str:
-        command.export(None, to, run="demo", follow=False, every_s=1.0, iceberg=iceberg)
+        command.export(to, run="demo", iceberg=iceberg)
         return capsys.readouterr().out.replace("\n", " ")
 
     with pytest.raises(UserError, match="names no namespace"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_ops.cli import up
+from echo_ops.cli.context import config_file
 from echo_ops.cli.output import user_errors
 from echo_ops.supervisor import plan
 from echo_ops.supervisor.plan import ChildPlan
@@ -25,9 +26,8 @@ def main(folder: Path, behaviour: str) -> None:
 
     vars(up)["plan_children"] = fake_children
     with user_errors():
-        up.up(
-            None, steps=12, options=up.Options(plain=True, summary=folder / "summary.json", report=folder / "report.html", agreement=1e-4)
-        )
+        options = up.Options(plain=True, steps=12, summary=folder / "summary.json", report=folder / "report.html", agreement=1e-4)
+        up.execute(config_file(None), options)
 
 
 if __name__ == "__main__":

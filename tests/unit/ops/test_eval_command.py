@@ -6,32 +6,33 @@ from typing import Any
 
 import pytest
 
-from echo_ops.cli.evaluate import EvaluationWish, choose_section, choose_versions
+from echo_ops.cli.evaluate import choose_section, choose_versions
 from echo_schemas.errors import UserError
 from echo_settings import Settings
+from echo_settings.evaluation import EvalSettings
 
 
 def settings(*sections: dict[str, Any]) -> Settings:
     return Settings.model_validate({"eval": list(sections)})
 
 
-def asked(**options: Any) -> EvaluationWish:
-    return EvaluationWish(versions=(), **options)
+def chosen(settings: Settings, name: str | None = None, **given: Any) -> EvalSettings:
+    return choose_section(settings, name, given)
 
 
 HELD_OUT: dict[str, Any] = {"name": "held-out", "prompts": 32, "samples": 4}
 
 
 def test_the_file_says_what_is_asked() -> None:
-    assert choose_section(settings(HELD_OUT), asked()).prompts == 32
-    assert choose_section(settings(HELD_OUT, {"name": "hard"}), asked(name="held-out")).samples == 4
+    assert chosen(settings(HELD_OUT)).prompts == 32
+    assert chosen(settings(HELD_OUT, {"name": "hard"}), name="held-out").samples == 4
 
 
 def test_without_a_section_the_options_make_one() -> None:
-    made = choose_section(settings(), asked(prompts=8, samples=2, pass_at=(1, 2), temperature=0.5))
+    made = chosen(settings(), prompts=8, samples=2, pass_at=(1, 2), temperature=0.5)
     assert (made.name, made.prompts, made.samples, made.pass_at, made.temperature) == ("by-hand", 8, 2, (1, 2), 0.5)
-    assert choose_section(settings(HELD_OUT), asked(name="other", prompts=8)).name == "other"
-    assert choose_section(settings(HELD_OUT), asked(prompts=8)).name == "by-hand"
+    assert chosen(settings(HELD_OUT), name="other", prompts=8).name == "other"
+    assert chosen(settings(HELD_OUT), prompts=8).name == "by-hand"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_without_a_section_the_options_make_one() -> None:
 )
 def test_what_cannot_be_asked_is_refused_with_what_to_write(options: dict[str, Any], sections: list[Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        choose_section(settings(*sections), asked(**options))
+        chosen(settings(*sections), **options)
 
 
 def test_the_newest_version_is_meant_unless_one_is_named() -> None:

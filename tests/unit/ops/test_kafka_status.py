@@ -39,4 +39,4 @@ def test_a_node_that_hangs_is_named_with_what_to_type(capsys: pytest.CaptureFixt
     lines = said(capsys, monkeypatch, Status(state=STATE, running=STATE.processes, answering=frozenset({1, 2}), registry_answers=False))
     assert lines[0] == f"2 of 3 brokers answer at {STATE.bootstrap}"
     assert "  Broker 3: runs and does not answer, at 127.0.0.1:3, pid 103" in lines
-    assert "If what does not answer stays so, end it: kill -9 103, and go on with the next line." in lines
+    assert "If these processes still do not answer, end them: kill -9 103, and go on with the next line." in lines

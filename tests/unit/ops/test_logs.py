@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from echo_ops.cli import run
-from echo_ops.roles import Flags, Role, RoleEntry
+from echo_ops.roles import Role, RoleEntry
 from echo_runtime.logs import JsonFormatter, logged_with, set_up_logs, set_up_logs_as_parent
 from echo_schemas.errors import UserError
 
@@ -125,8 +125,7 @@ def test_a_role_logs_as_it_is_told_and_why_it_ends(
         raise UserError("There is no cluster.", hint="Start one.")
 
     monkeypatch.setattr(RoleEntry, "load", refuse)
-    logs = run.LogOptions(form="json" if by == "option" else None)
     with pytest.raises(UserError):
-        run.run_role(Role.FEEDER, config, name="b", announce=None, logs=logs, flags=Flags())
+        run.run_role(Role.FEEDER, config, name="b", log_format="json" if by == "option" else None)
     said = json.loads(capsys.readouterr().err)
     assert (said["message"], said["run"], said["process"]) == ("There is no cluster. Start one.", "a", "feeder.b")

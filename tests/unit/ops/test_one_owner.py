@@ -91,7 +91,7 @@ def test_a_folder_holds_one_run_at_a_time(tmp_path: Path) -> None:
 def test_a_second_up_in_the_same_folder_changes_nothing(folder: Path, bus: Bus) -> None:
     before = contents(folder)
     with folder_lock(folder), pytest.raises(UserError, match="A run is going on in"):
-        up.up(None, steps=None, options=up.Options(plain=True))
+        up.up(plain=True)
     assert contents(folder) == before
 
 
@@ -100,7 +100,7 @@ def test_a_second_up_from_another_folder_starts_no_role(folder: Path, monkeypatc
     monkeypatch.setattr(up, "plan_children", lambda *_, **__: pytest.fail("it got as far as its roles"))
     before = contents(folder)
     with pytest.raises(UserError, match="A learner is alive in this namespace: run 'demo', process 7 on elsewhere, session first"):
-        up.up(None, steps=None, options=up.Options(plain=True))
+        up.up(plain=True)
     assert contents(folder) == before
 
 
@@ -109,4 +109,4 @@ def test_a_run_of_another_name_takes_nothing_over(folder: Path, monkeypatch: pyt
     monkeypatch.setenv("ECHO_RUN__NAME", "other")
     monkeypatch.setattr(up, "plan_children", lambda *_, **__: pytest.fail("it got as far as its roles"))
     with pytest.raises(UserError, match="A learner is alive in this namespace: run 'demo'"):
-        up.up(None, steps=None, options=up.Options(plain=True, learner_flags=("--takeover",)))
+        up.up(plain=True, takeover=True)

@@ -15,6 +15,5 @@ def test_a_backfill_names_seconds_and_money(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(attach_command, "as_time", lambda _bus, _begins: "2026-11-20T10:00")
     monkeypatch.setattr(attach_command, "offsets_of", lambda _bus, _begins: {})
     monkeypatch.setattr(attach_command, "num_between", lambda _bus, _offsets: 1_000)
-    asked = attach_command.Asked(path="judges.py:judge", beginning="version:3", share=0.5)
-    attach_command.say_beginning(None, "group", asked, trial)  # type: ignore[arg-type]  # the log is stood in for above
+    attach_command.say_beginning(None, "group", "version:3", 0.5, trial)  # type: ignore[arg-type]  # the log is replaced above
     assert capsys.readouterr().out == "From version:3: 500 trajectories (50% of 1,000), about 1,000 s of scoring and $5.00\n"

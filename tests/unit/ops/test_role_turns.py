@@ -59,7 +59,7 @@ def test_a_role_looks_whose_the_namespace_is(monkeypatch: pytest.MonkeyPatch, ro
     monkeypatch.setattr(run, "wait_for_topics", lambda *_: True)
     monkeypatch.setattr(RoleEntry, "load", lambda *_: lambda process, **_: begun.append(role))
     monkeypatch.setattr(run, "set_up_logs", lambda *_, **__: None)
-    run.run_role(Role(role), None, name=None, announce=None, logs=run.LogOptions(), flags=Flags())
+    run.run_role(Role(role))
     assert asked == ([] if waits is None else [waits])
     assert begun == ([role] if waits is None else []), "a role began although its turn had not come"
 

@@ -13,7 +13,7 @@ from confluent_kafka.admin import NewTopic
 import echo_ops.cli.tail as tail_module
 from echo_bus.bus import Bus
 from echo_memory import MemoryCluster
-from echo_ops.cli.tail import Filters, tail
+from echo_ops.cli.tail import tail
 from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import TRAJECTORIES
@@ -52,7 +52,7 @@ def test_a_silent_broker_is_not_the_end_of_the_log(monkeypatch: pytest.MonkeyPat
     publisher.close()
     monkeypatch.setattr(tail_module, "reach_bus", lambda *_args, **_options: replace(bus, run_id=None))
 
-    tail(None, "trajectories", Filters(), follow=False, last=10, all_runs=True, as_json=True)
+    tail("trajectories", all_runs=True, as_json=True)
 
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["record"]["group_id"] == written.group_id  # type: ignore[attr-defined]

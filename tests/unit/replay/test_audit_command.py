@@ -35,7 +35,7 @@ def run_audit(monkeypatch: pytest.MonkeyPatch) -> Command:
         monkeypatch.setattr(command, "reach_bus", lambda _settings: replace(pipeline.bus, role="operator"))
         codes: list[int] = []
         monkeypatch.setattr("sys.exit", codes.append)
-        command.audit(None, runs, json_file=json_file, allow_unproved=allow_unproved)
+        command.audit(None, list(runs), json_file=json_file, allow_unproved=allow_unproved)
         return codes[0] if codes else 0
 
     return begin

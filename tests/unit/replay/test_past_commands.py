@@ -24,8 +24,6 @@ import echo_ops.cli.lineage as lineage_command
 import echo_ops.cli.replay as replay_command
 import echo_ops.cli.search as search_command
 import echo_ops.cli.show as show_command
-from echo_ops.cli.options import RangeOptions
-from echo_ops.cli.painting import Colour
 from echo_replay.history import History, open_history
 from echo_replay.selection import Selection, Steps, Versions
 from echo_replay.sinks import REPLAYED_FROM
@@ -59,27 +57,15 @@ def used(use: Use, sound: SoundRun) -> Pipeline:
 
 
 def show(target: str, *, run: str = "", as_json: bool = False) -> None:
-    show_command.show(None, target, run=run, export=None, colour=Colour.LOGPROB, as_json=as_json)
+    show_command.show(target, run=run, as_json=as_json)
 
 
 def search(pattern: str | None = None, *, tokens: str = "", limit: int = 0, as_json: bool = True, **options: Any) -> None:
-    search_command.search(
-        None,
-        pattern,
-        RangeOptions(**options),
-        run="",
-        export=None,
-        tokens=tokens,
-        within="both",
-        ignore_case=False,
-        limit=limit,
-        follow=False,
-        as_json=as_json,
-    )
+    search_command.search(pattern=pattern, tokens=tokens, limit=limit, as_json=as_json, **options)
 
 
 def replay(into: str, *, rate: float | None = None, pace: replay_command.Pace = "full", follow: bool = False, **options: Any) -> None:
-    replay_command.replay(None, RangeOptions(**options), into, run="", rate=rate, pace=pace, follow=follow)
+    replay_command.replay(into=into, rate=rate, pace=pace, follow=follow, **options)
 
 
 def lines(printed: str) -> list[dict[str, Any]]:
@@ -131,7 +117,7 @@ def test_escape_codes_of_a_trajectory_do_nothing(use: Use, sound: SoundRun, tmp_
 
 
 def test_lineage_says_what_made_a_version_and_what_became_of_its_samples(used: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    lineage_command.lineage(None, "v2", run="", export=None, as_json=True)
+    lineage_command.lineage("v2", as_json=True)
     (found,) = lines(capsys.readouterr().out)
     assert found["parent"].startswith("v1-")
     assert found["checkpoint"].startswith("v2-")
@@ -141,7 +127,7 @@ def test_lineage_says_what_made_a_version_and_what_became_of_its_samples(used: P
     with open_history(used.bus, "demo") as history:
         samples = list(history.read(Selection(range=Versions(2, 2))))
     assert found["became"] == {f"trained in v{step}": count for step, count in sorted(Counter(each.step for each in samples).items())}
-    lineage_command.lineage(None, "0", run="", export=None, as_json=False)
+    lineage_command.lineage("0")
     assert "what the run began with; no step made it" in capsys.readouterr().out
 
 
@@ -225,7 +211,7 @@ def test_what_cannot_be_shown(used: Pipeline, target: str, says: str) -> None:
         ({"since": "yesterday"}, "--since 'yesterday' is no time"),
         ({"since": "1h", "until": "2h"}, "lies before --since"),
         ({"step": "1", "version": "1"}, "are two ranges"),
-        ({"groups": ["x"]}, "'x' is no group"),
+        ({"group": ["x"]}, "'x' is no group"),
         ({"worker": "nobody"}, "Nothing in the log is what was asked for"),
     ],
 )

@@ -17,7 +17,6 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 import echo_ops.cli.rescore as rescore_command
 from echo_bus.clock import Deadline
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
-from echo_ops.cli.options import RangeOptions
 from echo_ops.cli.reward import refuse_unscored
 from echo_ops.rewards.watch import ScorerWatch
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
@@ -84,8 +83,7 @@ def copy(sound: SoundRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pi
 
 
 def rescore(function: str = "third", **wish: Any) -> None:
-    options = {key: wish.pop(key) for key in ("version", "step", "groups") if key in wish}
-    rescore_command.rescore(None, RangeOptions(**options), rescore_command.Wish(path=f"{HERE}:{function}", **wish))
+    rescore_command.rescore(path=f"{HERE}:{function}", **wish)
 
 
 def written(pipeline: Pipeline, *applications: str) -> list[Reward]:
@@ -116,7 +114,7 @@ def test_a_range_is_scored_once_under_a_name_of_its_own_and_compared(copy: Pipel
     everything = written(copy)
     assert everything[: len(first)] == first or len(everything) > len(first)
     assert Counter(each.of for each in everything).most_common(1)[0][1] == 1
-    assert "nobody can read" in capsys.readouterr().out
+    assert "cannot be read" in capsys.readouterr().out
     assert not [each for each in everything if each.group_id.startswith("demo/probe-")]
 
 
@@ -185,7 +183,7 @@ def test_what_cannot_be_repeated_is_refused_or_marked(copy: Pipeline) -> None:
 
 def test_a_range_of_nothing_is_said(copy: Pipeline) -> None:
     with pytest.raises(UserError, match="Nothing in the log"):
-        rescore(groups=("999",))
+        rescore(group=["999"])
     with pytest.raises(UserError, match="never published"):
         rescore(version="77")
 
@@ -241,7 +239,7 @@ def test_a_rescored_name_is_nobodys_who_could_be_waited_for(copy: Pipeline) -> N
     with closing(ScorerWatch(replace(copy.bus, run_id="demo"))) as watch:
         watch.listen()
         assert f"{HERE}:third" not in {name for _, name in watch.heard}
-        with pytest.raises(UserError, match="Nobody gives"):
+        with pytest.raises(UserError, match="No application gives"):
             refuse_unscored(f"{HERE}:third", watch.heard)
 
 

@@ -221,7 +221,7 @@ def test_a_run_that_published_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "3..", "..3", "5..3", "-1", "1-3"])
 def test_versions_that_are_none(text: str) -> None:
-    with pytest.raises(UserError, match="names no versions"):
+    with pytest.raises(UserError, match="names no range"):
         parse_versions(text)
 
 
