@@ -21,7 +21,7 @@ from echo_tasks.base_models import RECIPE, resolve_base
 from echo_tasks.catalogue import load_task
 from echo_tasks.digits import ReverseDigits
 from echo_tasks.practice import KNIGHTS_KNAVES_OPTIONS, SOKOBAN_OPTIONS
-from tests.thorough import only_thorough
+from tests.thorough import IS_THOROUGH, only_thorough
 
 # Long enough for two makers on a busy machine.
 MAKING_S = 500.0
@@ -34,8 +34,10 @@ def checksums(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder in which two processes asked for the model at once."""
+    """A cache folder with the model: the user's, or, in a thorough run, one in which two processes asked for it at once."""
     pytest.importorskip("transformers", reason="the base model is made with torch and transformers: install the extra 'learner'")
+    if not IS_THOROUGH:
+        return resolve_base("demo:tiny-qwen3").parents[1]
     cache = tmp_path_factory.mktemp("cache")
     call = f"print(resolve_base('demo:tiny-qwen3', Path({str(cache)!r})))"
     code = f"from pathlib import Path; from echo_tasks.base_models import resolve_base; {call}"
@@ -60,6 +62,7 @@ def test_a_model_that_is_there_is_not_made_again(made: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
+@only_thorough
 def test_nothing_but_the_model_and_its_lock_stays_in_the_cache(made: Path) -> None:
     assert sorted(path.name for path in (made / "models").iterdir()) == [f".tiny-qwen3-{RECIPE}.lock", f"tiny-qwen3-{RECIPE}"]
 
@@ -126,6 +129,7 @@ def test_the_tasks_models_read_their_prompts_and_are_right_sometimes(demo: str) 
 
 
 @pytest.mark.slow
+@only_thorough
 def test_two_who_ask_at_once_get_one_model_and_it_is_the_same_to_the_byte_as_the_one_in_the_users_cache(made: Path) -> None:
     found = checksums(resolve_base("demo:tiny-qwen3", made))
     assert found == checksums(resolve_base("demo:tiny-qwen3"))
