@@ -1,8 +1,8 @@
-"""The front door: one object per process that opens everything on one cluster, under one namespace, with one codec."""
+"""One object per process that opens all readers and writers of one cluster, under one namespace, with one codec."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -30,12 +30,12 @@ _OPEN_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bus(Wire):
-    """Opens publishers, readers, views and the rest for one role. What is opened is closed by whoever opened it."""
+    """Opens publishers, readers, views and the rest for one role. The caller closes what it opened."""
 
     cluster: Cluster
 
     def publisher(self, profile: profiles.Properties = profiles.PRODUCER_THROUGHPUT) -> Publisher:
-        """A publisher; choose PRODUCER_LATENCY where somebody waits, PRODUCER_BLOBS for chunks."""
+        """A publisher. Choose PRODUCER_LATENCY for records that another role waits for, PRODUCER_BLOBS for chunks."""
         return Publisher(self.cluster.producer({**profile, "client.id": self.client_id}), self)
 
     def transactions(self, role: str | None = None, profile: profiles.Properties = profiles.TRANSACTIONAL) -> TransactionalWriter:
@@ -56,7 +56,7 @@ class Bus(Wire):
         is_prompt: bool = False,
         limits: LoopLimits | None = None,
     ) -> ConsumerLoop:
-        """A loop that reads `topics` as a member of `<namespace>.<group>`; what it cannot read goes out through `dead_letters`.
+        """A loop that reads `topics` as a member of `<namespace>.<group>`. `dead_letters` publishes the messages that it cannot read.
 
         `static_member`, `is_prompt`: see `group_properties`.
         """
@@ -70,7 +70,7 @@ class Bus(Wire):
         return ConsumerLoop(self.cluster, self, topics, handler, properties=properties, dead_letters=dead_letters, limits=limits)
 
     def dead_letters(self, publisher: Publisher) -> DeadLetters:
-        """Where a reader without a group sends what it cannot read; the client id stands for the group."""
+        """The dead letters of a reader without a group; the client id stands for the group."""
         return DeadLetters(publisher, self, self.client_id)
 
     def reader(
@@ -83,17 +83,13 @@ class Bus(Wire):
         limits: DeadLetterLimits | None = None,
         profile: profiles.Properties = profiles.READER,
     ) -> LogReader:
-        """A reader by position; `start` it where reading begins. `on_invalid` gets what cannot be read or what `check` refuses
-        (`DeadLetters.send` fits); `limits`: others than this process has.
-
-        Choose GATHERING_READER for a stream that nobody waits for.
-        """
+        """A reader by position; see `LogReader`. Choose GATHERING_READER for a stream whose records may come late."""
         return LogReader(
             self.cluster, self, topics, isolation=isolation, on_invalid=on_invalid, check=check, limits=limits, profile=profile
         )
 
     def look(self, topics: Sequence[Topic], *, isolation: Isolation = Isolation.COMMITTED) -> LogReader:
-        """A reader for whoever reads what is there and closes it: at the end nothing is waited for."""
+        """A reader for what a topic holds now. It does not wait at the end; close it then."""
         return self.reader(topics, isolation=isolation, profile=profiles.LOOK)
 
     def newest(self, topic: Topic, record: type[V], timeout_s: float = _OPEN_S, *, only: str | None = None) -> dict[str, V]:
@@ -106,30 +102,27 @@ class Bus(Wire):
             view.load(Deadline.after(timeout_s, self.clock))
             return view.items()
 
-    def view(self, topic: Topic, record: type[V], *, only: str | None = None) -> CompactedView[V]:
-        """A view of a compacted topic that carries `record`, or of its key `only`, read to its end."""
-        view = CompactedView(self.look([topic]), self, topic, record, only=only)
+    def view(
+        self, topic: Topic, record: type[V], *, only: str | None = None, is_outdated: Callable[[V, V], bool] = lambda known, new: False
+    ) -> CompactedView[V]:
+        """A view of a compacted topic that carries `record`, read to its end. `only`, `is_outdated`: see `CompactedView`."""
+        view = CompactedView(self.look([topic]), self, topic, record, only=only, is_outdated=is_outdated)
         view.open(Deadline.after(_OPEN_S, self.clock))
         return view
 
     def orders(self) -> CompactedView[Control]:
-        """The orders of `control` by key, read to the end: the one way to read them. Lower epochs are ignored; a tombstone takes back an
-        order, and its epoch with it.
+        """The orders of `control` by key, read to the end. Always read them through this: it ignores an order whose epoch is below the
+        known one. A tombstone removes an order together with its epoch.
         """
-        view = CompactedView(self.look([CONTROL]), self, CONTROL, Control, is_outdated=lambda known, new: new.epoch < known.epoch)
-        view.open(Deadline.after(_OPEN_S, self.clock))
-        return view
+        return self.view(CONTROL, Control, is_outdated=lambda known, new: new.epoch < known.epoch)
 
     def observer(self) -> WorkObserver:
-        """What the workers have done of `requests`, as their group has committed it."""
+        """Reads which `requests` the workers' group has committed."""
         group = self.namespace.group(WORKERS_GROUP)
         return WorkObserver(self.cluster, physical=self.namespace.topic(REQUESTS), group=group, client_id=self.client_id)
 
     def blob_writer(self, publisher: Publisher) -> BlobWriter:
-        """Writes blobs through `publisher`."""
         return BlobWriter(publisher, self)
 
     def blob_reader(self) -> BlobReader:
-        """Reads blobs."""
-        # Its own login lets a role look up nothing but names below its client id.
         return BlobReader(self.cluster, self)

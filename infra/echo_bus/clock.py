@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_CLOCK_ERROR_MS = 2 * 60 * 60 * 1000
-"""How far two clocks, or one before and after it was set, may differ where a time says from where on a log is read: twice the error that
-the chaos suite tries."""
+"""Allowed difference between two clocks when a time decides where reading a log starts: twice the error that the chaos suite tests."""
 
 
 class Clock(Protocol):
@@ -49,7 +48,6 @@ class ManualClock:
             return self._start_ms + int(self._elapsed_s * 1000)
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks forward."""
         with self._lock:
             self._elapsed_s += seconds
 
@@ -72,5 +70,4 @@ class Deadline:
         return max(0.0, self.at_s - self.clock.monotonic_s())
 
     def expired(self) -> bool:
-        """Whether no time is left."""
         return self.remaining_s() == 0.0

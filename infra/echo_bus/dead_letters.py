@@ -1,11 +1,11 @@
-"""Where messages go that nobody can read: the original bytes, key and headers, and headers that say what happened.
+"""Dead letters: copies of messages that a reader cannot use, with their bytes, key and headers, and headers that say what happened.
 
 The header names are those of Kafka Connect (`__connect.errors.*`) and of Spring (`kafka_dlt-*`), so that Kafka UIs and their redrive tools
-find them; all values are UTF-8 text, the numbers too. Whatever is too long for a record is cut, and a header says so: a copy that the
-cluster refuses would end its reader.
+find them; all values are UTF-8 text, also the numbers. Parts that are too long for a record are cut, and a header says so: if the cluster
+refused the copy, the reader would end.
 
-A reader goes on, however many messages it cannot read. `DeadLetterBudget` says how many a minute are copied with their bytes and logged one
-by one; of those above, the copy says where the message lies and what was wrong, and the log says how many there were.
+A reader goes on, however many messages it cannot read. `DeadLetterBudget` limits how many per minute are copied with their bytes and logged
+one by one. Above the limit the copy holds the message's position and the error only, and the log gives their number.
 
 Threads: the budget belongs to the one thread that judges messages. `DeadLetters.send` may be called from any thread; it blocks only while
 the publisher's buffer is full.
@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING
 from echo_bus.client.cluster import RawMessage
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.client.publisher import Publisher, Receipt
-from echo_bus.clock import Clock, SystemClock
+from echo_bus.clock import Clock
 from echo_bus.errors import TooManyDeadLetters
 from echo_bus.message import raw_headers
+from echo_bus.metrics import BusMetrics
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.headers import SOURCE, number_of
 from echo_schemas.topics import Topic
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRIES = "echo-retries"
-"""How often the message was dead-lettered before: a redrive keeps the header, so the next failure counts on."""
+"""How often the message was dead-lettered before. A redrive keeps the header, so the next failure adds one."""
 REASON = "echo-reason"
 TRUNCATED_FROM = "echo-truncated-from"
 """Present only where the original value was cut: its size in bytes. The whole value is at the original offset."""
@@ -51,7 +52,7 @@ _MOST_HEADER_BYTES = 32_768
 # What a header takes beside its name and value, at most.
 _HEADER_OVERHEAD_BYTES = 8
 _MINUTE_S = 60.0
-# A writer names itself, and may do so differently each time: what more of them send in a minute counts together.
+# A writer chooses its own name and may change it each time, so writers above this number in a minute share one count.
 _MOST_WRITERS = 64
 _MOST_NAME_LENGTH = 100
 _OTHERS = "other writers"
@@ -62,8 +63,8 @@ ORIGINAL_PARTITION, ORIGINAL_OFFSET = _CONNECT + "partition", _CONNECT + "offset
 READER = _CONNECT + "connector.name"
 """The consumer group, or the reader, that could not use the message."""
 MESSAGE = _CONNECT + "exception.message"
-"""What was wrong, in a sentence."""
-# Ours are replaced when a redriven message fails again; everything else is the original's and stays.
+"""The error, as a sentence."""
+# These are replaced when a redriven message fails again; the original's other headers stay.
 _OURS = (_CONNECT, _SPRING, RETRIES, REASON, TRUNCATED_FROM, KEY_TRUNCATED_FROM, HEADERS_LEFT_OUT)
 
 
@@ -71,8 +72,8 @@ _OURS = (_CONNECT, _SPRING, RETRIES, REASON, TRUNCATED_FROM, KEY_TRUNCATED_FROM,
 class DeadLetterLimits:
     """How many unreadable messages one reader copies whole and logs one by one; see [dead_letters].
 
-    `per_writer` and `per_minute`: in a minute, from one writer (as `ce_source` names it) and from all. `stop_after`: so many in a row end
-    the reader; 0: it goes on whatever comes.
+    `per_writer` and `per_minute`: most in a minute, from one writer (as `ce_source` names it) and from all writers. `stop_after`: so many
+    in a row end the reader; 0: never.
     """
 
     per_writer: int = 60
@@ -85,11 +86,10 @@ class DeadLetterLimits:
 
 
 class DeadLetterBudget:
-    """Counts what one reader cannot read against the limits, in constant memory, and says it in the log."""
+    """Counts the unreadable messages of one reader against the limits, in constant memory, in the log and in the metrics."""
 
-    def __init__(self, limits: DeadLetterLimits | None = None, clock: Clock | None = None) -> None:
-        self._limits = limits or DeadLetterLimits()
-        self._clock = clock or SystemClock()
+    def __init__(self, limits: DeadLetterLimits, clock: Clock, metrics: BusMetrics | None = None) -> None:
+        self._limits, self._clock, self._metrics = limits, clock, metrics or BusMetrics()
         self._in_a_row = 0
         self._ends_s = -math.inf
         self._num_whole = 0
@@ -104,10 +104,11 @@ class DeadLetterBudget:
             self._begin_minute()
 
     def count_invalid(self, raw: RawMessage, invalid: InvalidRecord) -> bool:
-        """One message was not. Whether it is within the limits, so that its copy may be whole.
+        """One message was not readable. Returns whether it is within the limits, so that its copy may be whole.
 
-        Raises TooManyDeadLetters after `stop_after` in a row: the message should then not be dead-lettered.
+        Raises TooManyDeadLetters after `stop_after` in a row; the caller must then not dead-letter the message.
         """
+        self._metrics.records_invalid.labels(raw.topic(), invalid.reason.value).inc()
         self._in_a_row += 1
         if 0 < self._limits.stop_after < self._in_a_row:
             raise TooManyDeadLetters(
@@ -125,6 +126,7 @@ class DeadLetterBudget:
             self._num_whole += 1
             logger.warning("%s[%s]@%s is invalid (%s): %s", raw.topic(), raw.partition(), raw.offset(), invalid.reason, invalid.message)
             return True
+        self._metrics.records_over_budget.labels(raw.topic()).inc()
         self._over[writer] += 1
         if self._over[writer] == 1:
             logger.error(
@@ -135,7 +137,7 @@ class DeadLetterBudget:
         return False
 
     def _begin_minute(self) -> None:
-        """If the minute is over, say what was above the limits, and count anew."""
+        """If the minute is over, log the number above the limits and start a new count."""
         now_s = self._clock.monotonic_s()
         if now_s < self._ends_s:
             return
@@ -149,7 +151,7 @@ class DeadLetterBudget:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What is written for a message that cannot be read."""
+    """The record that is written for a message that cannot be read."""
 
     key: bytes | None
     value: bytes | None
@@ -157,23 +159,21 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """Writes dead letters of one consumer."""
+    """Writes the dead letters of one consumer."""
 
     def __init__(self, publisher: Publisher, wire: Wire, group: str) -> None:
-        """`group` is the consumer group or the reader's name: it tells the operator who could not read the message."""
+        """`group`: the consumer group, or the reader's name; it tells the operator which reader could not use the message."""
         self._publisher, self._wire, self._group = publisher, wire, group
 
     def send(self, raw: RawMessage, topic: Topic, invalid: InvalidRecord, whole: bool = True) -> Receipt:
-        """Copy `raw` to the topic's dead letters, without its value unless `whole`. The receipt says when the original's offset may be
-        committed.
-        """
+        """Copy `raw` to the topic's dead letters, without its value unless `whole`. Commit the original's offset after the receipt."""
         letter = dead_letter_of(raw, invalid, group=self._group, whole=whole)
         self._wire.metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
         return self._publisher.publish_bytes(self._wire.namespace.dead_letters(topic), letter.value, key=letter.key, headers=letter.headers)
 
 
 def dead_letter_of(raw: RawMessage, invalid: InvalidRecord, *, group: str, whole: bool = True) -> DeadLetter:
-    """The copy of `raw`, cut to what every cluster accepts; without its value unless `whole`."""
+    """The copy of `raw`, cut to the size that every cluster accepts; without its value unless `whole`."""
     key, value, headers = raw.key(), raw.value(), dead_letter_headers(raw, invalid, group=group)
     most = MAX_RECORD_BYTES if whole else 0
     if value is not None and len(value) > most:
@@ -186,7 +186,7 @@ def dead_letter_of(raw: RawMessage, invalid: InvalidRecord, *, group: str, whole
 
 
 def dead_letter_headers(raw: RawMessage, invalid: InvalidRecord, *, group: str) -> list[tuple[str, bytes]]:
-    """The original's headers as far as there is room, then what happened, in Connect's and in Spring's words."""
+    """The original's headers as far as there is room, then the error in Connect's and in Spring's headers."""
     original = raw_headers(raw)
     topic, partition, offset = str(raw.topic()), str(raw.partition()), str(raw.offset())
     error_class = f"{type(invalid).__module__}.{type(invalid).__qualname__}"
@@ -217,12 +217,12 @@ def dead_letter_headers(raw: RawMessage, invalid: InvalidRecord, *, group: str) 
 
 
 def is_ours(name: str) -> bool:
-    """Whether a header was added by a dead letter, and is not the original's."""
+    """Whether a dead letter added this header."""
     return name.startswith(_OURS)
 
 
 def _fitting(headers: list[tuple[str, bytes]]) -> tuple[list[tuple[str, bytes]], int]:
-    """Those of `headers` for which there is room, in their order, and how many are left out."""
+    """The headers for which there is room, in their order, and how many are left out."""
     kept, left = [], _MOST_HEADER_BYTES
     for name, value in headers:
         num_bytes = len(name.encode(errors="replace")) + len(value or b"") + _HEADER_OVERHEAD_BYTES
@@ -233,7 +233,7 @@ def _fitting(headers: list[tuple[str, bytes]]) -> tuple[list[tuple[str, bytes]],
 
 
 def _writer_of(raw: RawMessage) -> str:
-    """Whoever wrote the message, by its own account."""
+    """The writer's name, as the message gives it."""
     for name, value in raw_headers(raw):
         if name == SOURCE and value:
             return value[:_MOST_NAME_LENGTH].decode(errors="replace")
@@ -241,11 +241,11 @@ def _writer_of(raw: RawMessage) -> str:
 
 
 def said_of(headers: Mapping[str, bytes]) -> str:
-    """Why a message is a dead letter, as its headers say it."""
+    """The reason and the error of a dead letter, from its headers."""
     reason, message = headers.get(REASON, b"unknown"), headers.get(MESSAGE, b"")
     return f"{reason.decode(errors='replace')}: {message.decode(errors='replace')}"
 
 
 def _retries(headers: list[tuple[str, bytes]]) -> int:
-    """0 for a first failure, else one more than the header says."""
+    """0 for a first failure, else the header's number plus one."""
     return next((number + 1 for name, value in headers if name == RETRIES and (number := number_of(value)) is not None), 0)

@@ -1,10 +1,10 @@
-"""The transport's errors. What is wrong with a *message* is not here: see `echo_schemas.errors.InvalidRecord`.
+"""The transport's errors. An invalid *message* is an `echo_schemas.errors.InvalidRecord`.
 
 EchoError
 └── TransportError              the cluster, the network or a client failed; nothing is wrong with the record
     ├── ClusterUnreachable      no broker answered in time
     ├── NotAuthorized           authentication or an ACL said no; retrying will not help
-    ├── TopicMissing            the topic or partition does not exist (topics are created by `echoswarm topics apply`, never by a client)
+    ├── TopicMissing            the topic or partition does not exist (only `echoswarm topics apply` creates topics)
     ├── DeliveryFailed          a record was not acknowledged; it may or may not be in the log
     ├── ProducerClosed          publish after close
     ├── RecordTooLarge          the encoded record is above the 900 KB that every cluster accepts
@@ -12,9 +12,9 @@ EchoError
     ├── DeadlineExceeded        a wait ended without its condition; the message names the condition
     ├── TransactionAborted      the transaction was rolled back; it may be tried again with the same producer
     ├── ProducerFenced          the transactional producer is dead; a successor *may* exist: read the newest session claim
-    ├── MemberReplaced          the group knows a later consumer by this one's name
+    ├── MemberReplaced          a later consumer joined the group under the same static name
     ├── BlobCorrupt             a chunk is missing, altered or out of place
-    └── TooManyDeadLetters      the limit on invalid messages was passed: a bad deployment, not a bad message
+    └── TooManyDeadLetters      more invalid messages in a row than the limit: the deployment is wrong, not one message
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from echo_schemas.rights import Resource
 
 
 class TransportError(EchoError):
-    """Something below the records failed."""
+    """The cluster, the network or a client failed."""
 
 
 class ClusterUnreachable(TransportError):
@@ -32,7 +32,7 @@ class ClusterUnreachable(TransportError):
 
 
 class NotAuthorized(TransportError):
-    """The cluster refused our credentials or an operation on a resource; `resource`: of which kind, where that is known."""
+    """The cluster refused the login, or an operation on a resource; `resource`: the kind of resource, if it is known."""
 
     def __init__(self, message: str, *, hint: str = "", resource: Resource | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -48,7 +48,7 @@ class DeliveryFailed(TransportError):
 
 
 class ProducerClosed(TransportError):
-    """Something was published through a closed publisher."""
+    """A record was published through a closed publisher."""
 
 
 class RecordTooLarge(TransportError):
@@ -56,11 +56,11 @@ class RecordTooLarge(TransportError):
 
 
 class OffsetLost(TransportError):
-    """A position lies outside what the partition still holds."""
+    """A position lies outside the offsets that the partition holds."""
 
 
 class DeadlineExceeded(TransportError):
-    """A bounded wait ended before its condition became true."""
+    """A wait ended before its condition became true."""
 
 
 class TransactionAborted(TransportError):
@@ -72,7 +72,7 @@ class ProducerFenced(TransportError):
 
 
 class MemberReplaced(TransportError):
-    """A static member is not the one of its name any more."""
+    """Another consumer has joined the group under this static member's name."""
 
 
 class BlobCorrupt(TransportError):
@@ -80,4 +80,4 @@ class BlobCorrupt(TransportError):
 
 
 class TooManyDeadLetters(TransportError):
-    """More messages were invalid than the policy allows; the consumer stops instead of draining the topic."""
+    """More messages were invalid than the policy allows; the consumer stops instead of moving the whole topic to the dead letters."""

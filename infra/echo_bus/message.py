@@ -1,9 +1,8 @@
-"""A message as handlers see it, and the three things a handler may say about it.
+"""A message as handlers see it, and the three outcomes that a handler may return.
 
-Accepted            done, or in the handler's hands: the offset becomes committable, at once or when `completion` is set, which may also
-                    say that it has failed: as Invalid
-Invalid(reason)     can never be accepted: it goes to the dead letters, and the offset moves on
-Busy                not now: the partition is paused and the message is offered again
+Accepted            The offset becomes committable: at once, or when `completion` is done, which may also report a failure as Invalid.
+Invalid(reason)     The message can never be accepted: it goes to the dead letters, and the offset moves on.
+Busy                Not now: the partition is paused, and the message is offered again.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from echo_schemas.topics import Topic
 
 
 def raw_headers(raw: RawMessage) -> list[tuple[str, bytes]]:
-    """A message's headers as the client gives them; none where it cannot, because a name is no UTF-8. The one way to ask for them.
+    """A message's headers as the client gives them; an empty list if a header's name is not UTF-8. Always read headers through this.
 
-    confluent-kafka (2.16) makes a pair without a name then, which ends the process as soon as anybody looks at it, and raises SystemError;
-    not even that when garbage is collected meanwhile. So names and values are counted without looking at them, and what is not whole is
-    taken away.
+    For such a name confluent-kafka (2.16) makes a pair without a name and raises SystemError, or nothing if the garbage collector runs at
+    that moment. Reading the pair crashes the process. So this counts names and values without reading them, and drops incomplete headers.
     """
     try:
         pairs = raw.headers() or ()
@@ -42,7 +40,7 @@ def raw_headers(raw: RawMessage) -> list[tuple[str, bytes]]:
 
 
 class LazyHeaders(Mapping[str, bytes]):
-    """A message's headers, turned into a dictionary when somebody looks: on the hot path nobody does. The last of equal names counts."""
+    """A message's headers, parsed at the first access: the hot path never needs them. The last of several equal names counts."""
 
     __slots__ = ("_parsed", "_raw")
 
@@ -58,9 +56,6 @@ class LazyHeaders(Mapping[str, bytes]):
 
     def __len__(self) -> int:
         return len(self._dictionary())
-
-    def __repr__(self) -> str:
-        return f"LazyHeaders({self._dictionary()!r})"
 
     def _dictionary(self) -> dict[str, bytes]:
         if self._parsed is None:
@@ -87,20 +82,19 @@ class Message:
 
     @property
     def coordinates(self) -> Coordinates:
-        """(partition, offset)."""
         return Coordinates(partition=self.partition, offset=self.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """The handler can never take the message."""
+    """The handler can never accept the message."""
 
     reason: InvalidReason
     detail: str = ""
 
 
 class Completion:
-    """Says later that an accepted message is done. `done` may be called from any thread, once or more; the first call counts."""
+    """Reports later that an accepted message is done. Any thread may call `done`, also several times; the first call counts."""
 
     __slots__ = ("_callback", "_done", "_lock", "_refused")
 
@@ -111,8 +105,8 @@ class Completion:
         self._callback: Callable[[Invalid | None], None] | None = None
 
     def done(self, refused: Invalid | None = None) -> None:
-        """The message's work is durable; its offset may be committed. `refused`: the work has failed for good, and the message goes to the
-        dead letters first. Blocks only for those, while the publisher's buffer is full.
+        """The message's work is durable, so its offset may be committed. `refused`: the work has failed for good, so the message
+        goes to the dead letters first, and the call blocks while the publisher's buffer is full.
         """
         with self._lock:
             if self._done:
@@ -123,7 +117,7 @@ class Completion:
             callback(refused)
 
     def on_done(self, callback: Callable[[Invalid | None], None]) -> None:
-        """Called by the consumer loop, once: `callback` runs at `done`, or now if that was before, with what `done` was told."""
+        """Run `callback` with the argument of `done`, at `done` or now if `done` was called before. The consumer loop calls this once."""
         with self._lock:
             if not self._done:
                 self._callback = callback
@@ -133,14 +127,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The handler took the message. With a completion, its offset waits for `completion.done()`."""
+    """The handler accepted the message. With a completion, its offset waits for `completion.done()`."""
 
     completion: Completion | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The handler cannot take the message now."""
+    """The handler cannot accept the message now."""
 
 
 Outcome = Accepted | Invalid | Busy
@@ -149,7 +143,7 @@ BUSY = Busy()
 
 
 class Handler(Protocol):
-    """What a consumer loop calls, from its one worker thread, in offset order within a partition."""
+    """Called by a consumer loop, from its one worker thread, in offset order within a partition."""
 
     def __call__(self, message: Message) -> Outcome:
-        """Say what became of the message. May block. An exception stops the loop and is raised from `run`."""
+        """The outcome of the message. May block. An exception stops the loop; `run` raises it."""

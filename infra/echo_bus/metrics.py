@@ -1,4 +1,4 @@
-"""Every metric of the bus: name, labels, and one line that says what it is. The operator's page is generated from this file."""
+"""Every metric of the bus: name, labels, and one line of meaning. The operator's page is generated from this file."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 # Seconds from under a millisecond (a warm local broker) to a minute (a fail-over).
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
 # Values of one label; Prometheus keeps a series for each of them until the process ends.
 _MOST_VALUES = 200
 _MOST_CHARACTERS = 100
 
 
 class BoundedLabel:
-    """A label whose values others choose, such as a worker's name: the first 200 are shown, cut to 100 characters, all later ones together.
-
-    Thread-safe.
-    """
+    """A label with values from outside, such as workers' names: the first 200, cut to 100 characters; others share one. Thread-safe."""
 
     def __init__(self, most: int = _MOST_VALUES) -> None:
         self._most = most
@@ -27,7 +22,7 @@ class BoundedLabel:
         self._lock = threading.Lock()
 
     def of(self, text: str) -> str:
-        """The value to use for `text`."""
+        """The label's value for `text`."""
         value = text[:_MOST_CHARACTERS]
         with self._lock:
             if value in self._known or len(self._known) < self._most:
@@ -37,7 +32,7 @@ class BoundedLabel:
 
 
 class BusMetrics:
-    """The collectors, made against the registry that is given: one per process, or one per test."""
+    """The collectors, made against `registry`: one per process, or one per test."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry = CollectorRegistry() if registry is None else registry

@@ -1,14 +1,14 @@
-"""Who wrote a record: Ed25519 signatures (RFC 8032), made where records are published and checked where they are read, before decoding.
+"""Signatures of records (Ed25519, RFC 8032): made when a record is published, checked when it is read, before decoding.
 
     records ─▶ a digest each ─▶ at most 16 digests, one signature ─▶ the same header on each of these records
 
-    header   1;<key id>;<signature>;<digests>      base64, so that it is text like all our headers
-    digest   the first 16 bytes of SHA-256 over physical topic, key and value, so that a record counts nowhere else
+    header   1;<key id>;<signature>;<digests>      base64, because all our headers are text
+    digest   the first 16 bytes of SHA-256 over physical topic, key and value, so a copy on another topic or key is not valid
 
-Checking a signature takes a hundred microseconds, a digest five: what was found good of one record is remembered for those that follow.
-docs/decisions/0028-signatures.md says what is promised and what is not.
+Checking a signature takes a hundred microseconds, a digest five. So the verifier remembers each valid header for the other records that it
+covers. docs/decisions/0028-signatures.md says what is promised and what is not.
 
-Threads: both may be used from any.
+Threads: any thread may use both.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import Topic
 
 MOST_TOGETHER = 16
-"""Records under one signature: their digests stand in each one's header."""
+"""Most records under one signature; each record's header holds the digests of all of them."""
 _DIGEST_BYTES = 16
 _VERSION = b"1"
-# Says what is signed, so that no signature made for anything else fits.
+# Part of the signed bytes, so that no signature made for another purpose is valid here.
 _CONTEXT = b"echoswarm record signatures 1\n"
-# Signatures that were found good: those of some ten thousand records that arrive in any order.
+# Valid headers that are remembered: enough for ten thousand records that arrive in any order.
 _MOST_REMEMBERED = 1_024
 _KEY_ID_DIGITS = 16
 
@@ -50,7 +50,7 @@ def key_id_of(public: Ed25519PublicKey) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustedKey:
-    """Whose signature counts for what. `names`: workers or rewards it may speak for, with `*` for any; [`since_ms`, `until_ms`): when."""
+    """A key and what it may sign. `names`: its workers or rewards, `*` matches any letters; valid in [`since_ms`, `until_ms`)."""
 
     id: str
     public: Ed25519PublicKey
@@ -60,7 +60,7 @@ class TrustedKey:
     until_ms: int | None = None
 
     def require_author(self, topic: Topic, author: str) -> None:
-        """Raises InvalidRecord if the key may not speak for `author`, or its role does not write to `topic`."""
+        """Raises InvalidRecord if the key may not sign for `author`, or its role does not write to `topic`."""
         if not any(fnmatchcase(author, pattern) for pattern in self.names):
             raise _bad(f"The key {self.id} of {self.role} {', '.join(self.names)} has signed for {author!r}.")
         if self.role not in _writers_of(topic.name):
@@ -68,11 +68,11 @@ class TrustedKey:
 
 
 TrustedKeys = Callable[[], Mapping[str, TrustedKey]]
-"""The keys that count now, by id: another mapping when they have changed."""
+"""The valid keys by id. Returns a new mapping object when they have changed."""
 
 
 class Signer:
-    """Signs what one process publishes."""
+    """Signs the records of one process."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -91,7 +91,7 @@ class Signer:
 
 
 class Verifier:
-    """Says whose key has signed a message."""
+    """Finds the trusted key that signed a message."""
 
     def __init__(self, keys: TrustedKeys) -> None:
         self._keys = keys
@@ -99,7 +99,7 @@ class Verifier:
         self._remembered: OrderedDict[bytes, tuple[TrustedKey, frozenset[bytes]]] = OrderedDict()
 
     def signer_of(self, raw: RawMessage) -> TrustedKey:
-        """The key that has signed exactly this message. Raises InvalidRecord if none has, or none that counts at the message's time."""
+        """The key that signed this message. Raises InvalidRecord without a valid signature, or if the key was not valid at that time."""
         found = [value for name, value in raw_headers(raw) if name == SIGNATURE and value]
         if len(found) != 1:
             raise _bad("The record has several signatures." if found else "The record is not signed.")
@@ -123,7 +123,7 @@ class Verifier:
 
 
 def _opened(header: bytes, keys: Mapping[str, TrustedKey]) -> tuple[TrustedKey, frozenset[bytes]]:
-    """The key and the digests of a header, its signature known to be good."""
+    """The key and the digests of a header. Raises InvalidRecord unless its signature is valid."""
     try:
         version, key_id, signature, content = header.split(b";")
         signed = b64decode(signature, validate=True), b64decode(content, validate=True)
@@ -143,7 +143,7 @@ def _opened(header: bytes, keys: Mapping[str, TrustedKey]) -> tuple[TrustedKey, 
 
 
 def _digest(physical: str, key: str | bytes | None, value: bytes) -> bytes:
-    """Lengths stand before the parts, so that no part can be taken for another."""
+    """Each part follows its length, so that no two different (topic, key) give the same bytes."""
     topic, name = physical.encode(), key.encode() if isinstance(key, str) else key or b""
     found = hashlib.sha256(b"%d:%b%d:%b" % (len(topic), topic, len(name), name))
     found.update(value)

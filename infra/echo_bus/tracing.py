@@ -1,4 +1,4 @@
-"""What the bus and the roles say to a tracer; `echo_runtime.tracing` has the one there is. Without a tracer nothing is asked."""
+"""The protocol between the bus, the roles and a tracer; `echo_runtime.tracing` implements it. Tracing is optional."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from echo_schemas.headers import Header
 from echo_schemas.records import Record, Reward
 
 Written = Callable[[], None]
-"""To be called when the record is acknowledged."""
+"""Called when the record is acknowledged."""
 
 
 class Tracer(Protocol):
-    """Follows a share of the groups. May be called from any thread, and blocks for nothing."""
+    """Follows a share of the groups. Any thread may call it; it never blocks."""
 
     def writes(self, record: Record) -> tuple[Header, Written] | None:
-        """`record` is being published: the header that it gets, and what to call at its acknowledgement; None if it is not followed."""
+        """Called while `record` is published. Returns its header and a callback for its acknowledgement; None if it is not followed."""
 
     def scored(self, rewards: Sequence[Reward], started_ms: int) -> list[list[Header]]:
-        """`rewards` were made since `started_ms`: the headers that each gets."""
+        """`rewards` were computed since `started_ms`. Returns the headers of each."""
 
     def trained(self, groups: Sequence[ChosenGroup], version: int, started_ms: int) -> None:
-        """`groups` were trained into `version` since `started_ms`."""
+        """The step that made `version` started at `started_ms` and trained `groups`."""

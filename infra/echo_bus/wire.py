@@ -1,4 +1,4 @@
-"""What every reader and writer of the log needs to know: names, schemas, measures, time, who we are, and whose signatures count."""
+"""What every reader and writer of the log needs: names, schemas, metrics, clock, its own role, and the trusted keys."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """One role's words with the log.
+    """The context of one role's readers and writers.
 
-    `run_id` None reads every run. `signer` signs what this role publishes on topics whose records have an author; `verifier` refuses there
-    what no trusted key has signed; `tracer` follows some groups.
+    `run_id` None reads every run. On topics whose records have an author, `signer` signs the records that this role publishes, and
+    `verifier` refuses records that no trusted key has signed. `tracer` follows some groups.
     """
 
     namespace: Namespace
@@ -37,5 +37,5 @@ class Wire:
 
     @property
     def client_id(self) -> str:
-        """`<namespace>.<role>`: what quotas, broker logs and record headers show."""
+        """`<namespace>.<role>`: the name in quotas, broker logs and record headers."""
         return self.namespace.client_id(self.role)

@@ -1,6 +1,6 @@
 """An in-memory Kafka with confluent-kafka's clients: the same calls, errors and semantics, no process and no network.
 
-For unit tests and model checks. `tests/contract` runs one suite over this and a real broker; where they differ, one of the two is wrong.
+For unit tests and model checks. `tests/contract` runs one suite over this and a real broker; a difference is a bug in one of the two.
 """
 
 from echo_memory.cluster import MemoryCluster

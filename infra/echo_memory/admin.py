@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from confluent_kafka import (
-    OFFSET_INVALID,
-    ConsumerGroupState,
-    ConsumerGroupTopicPartitions,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConsumerGroupListing,
+    ListConsumerGroupsResult,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
 )
-from confluent_kafka.admin import AlterConfigOpType, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
 
 from echo_memory.broker import Broker, TopicState
 from echo_memory.log import PartitionLog
@@ -27,50 +28,16 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class ListedOffset:
-    """What list_offsets answers for one partition."""
-
-    offset: int
-    timestamp: int = -1
-    leader_epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class DescribedTopic:
-    """What describe_topics answers for one topic."""
+    """describe_topics' answer for one topic."""
 
     name: str
     topic_id: str
     partitions: list[PartitionMetadata]
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedSetting:
-    """One entry of describe_configs."""
-
-    name: str
-    value: str
-    is_default: bool = False
-    source: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ListedGroup:
-    """One group of list_consumer_groups."""
-
-    group_id: str
-    state: ConsumerGroupState
-
-
-@dataclass(frozen=True, slots=True)
-class ListedGroups:
-    """What list_consumer_groups answers."""
-
-    valid: list[ListedGroup]
-
-
 class MemoryAdmin:
-    """See confluent-kafka's AdminClient."""
+    """See confluent-kafka's `AdminClient`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -80,8 +47,7 @@ class MemoryAdmin:
 
     def create_topics(self, topics: list[NewTopic], **_: Any) -> dict[str, Future[None]]:
         def create(topic: NewTopic) -> None:
-            replicas = max(1, int(topic.replication_factor))
-            self._broker.create_topic(topic.topic, topic.num_partitions, dict(topic.config or {}), replicas)
+            self._broker.create_topic(topic.topic, topic.num_partitions, dict(topic.config or {}))
 
         return {topic.topic: self._answer(partial(create, topic)) for topic in topics}
 
@@ -111,9 +77,9 @@ class MemoryAdmin:
 
         return {name: self._answer(partial(describe, name)) for name in topics.topic_names}
 
-    def describe_configs(self, resources: list[ConfigResource], **_: Any) -> dict[ConfigResource, Future[dict[str, DescribedSetting]]]:
-        def describe(resource: ConfigResource) -> dict[str, DescribedSetting]:
-            return {name: DescribedSetting(name, value) for name, value in self._topic(resource.name).config.items()}
+    def describe_configs(self, resources: list[ConfigResource], **_: Any) -> dict[ConfigResource, Future[dict[str, ConfigEntry]]]:
+        def describe(resource: ConfigResource) -> dict[str, ConfigEntry]:
+            return {name: ConfigEntry(name, value) for name, value in self._topic(resource.name).config.items()}
 
         return {resource: self._answer(partial(describe, resource)) for resource in resources}
 
@@ -130,42 +96,16 @@ class MemoryAdmin:
 
         return {resource: self._answer(partial(alter, resource)) for resource in resources}
 
-    def list_offsets(self, wanted: dict[TopicPartition, OffsetSpec], **_: Any) -> dict[TopicPartition, Future[ListedOffset]]:
-        def offset_of(partition: TopicPartition, spec: OffsetSpec) -> ListedOffset:
-            log = self._log(partition)
-            # The kinds of a spec are private classes; only the one for a time carries a number.
-            timestamp_ms = getattr(spec, "timestamp", None)
-            if timestamp_ms is not None:
-                found = log.offset_at(int(timestamp_ms))
-                return ListedOffset(-1 if found is None else found)
-            return ListedOffset(log.start if type(spec).__name__ == "EarliestSpec" else log.end)
-
-        return {place: self._answer(partial(offset_of, place, spec)) for place, spec in wanted.items()}
-
-    def list_consumer_groups(self, **_: Any) -> Future[ListedGroups]:
-        def listed() -> ListedGroups:
+    def list_consumer_groups(self, **_: Any) -> Future[ListConsumerGroupsResult]:
+        def listed() -> ListConsumerGroupsResult:
             known = [
-                ListedGroup(name, ConsumerGroupState.STABLE if group.members else ConsumerGroupState.EMPTY)
+                ConsumerGroupListing(name, False, ConsumerGroupState.STABLE if group.members else ConsumerGroupState.EMPTY)
                 for name, group in sorted(self._broker.groups.items())
                 if group.members or group.committed
             ]
-            return ListedGroups(known)
+            return ListConsumerGroupsResult(known)
 
         return self._answer(listed)
-
-    def list_consumer_group_offsets(
-        self, wanted: list[ConsumerGroupTopicPartitions], **_: Any
-    ) -> dict[str, Future[ConsumerGroupTopicPartitions]]:
-        def offsets_of(request: ConsumerGroupTopicPartitions) -> ConsumerGroupTopicPartitions:
-            committed = self._broker.group(request.group_id).committed
-            places = request.topic_partitions or [TopicPartition(topic, number) for topic, number in sorted(committed)]
-            found = [
-                TopicPartition(place.topic, place.partition, committed.get((place.topic, place.partition), (OFFSET_INVALID, ""))[0])
-                for place in places
-            ]
-            return ConsumerGroupTopicPartitions(request.group_id, found)
-
-        return {request.group_id: self._answer(partial(offsets_of, request)) for request in wanted}
 
     def delete_records(self, partitions: list[TopicPartition], **_: Any) -> dict[TopicPartition, Future[None]]:
         def delete(partition: TopicPartition) -> None:

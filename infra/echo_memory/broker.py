@@ -16,16 +16,15 @@ from echo_memory.log import PartitionLog, Stored, Transaction, TransactionState
 
 @dataclass(slots=True)
 class TopicState:
-    """One topic. `topic_id` changes when a topic is deleted and made again, as Kafka's does."""
+    """One topic. A topic that is deleted and created again has another `topic_id`, as in Kafka."""
 
     name: str
     partitions: list[PartitionLog]
     config: dict[str, str]
-    replication_factor: int = 1
     topic_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def copy(self) -> TopicState:
-        """The same topic, whose records from now on are its own."""
+        """A copy that shares no later records."""
         return replace(self, partitions=[log.copy() for log in self.partitions], config=dict(self.config))
 
 
@@ -38,7 +37,7 @@ class TransactionalId:
 
 
 class Faults:
-    """What a test may break. `before` is called with the name of every client operation and may raise to simulate a crash there."""
+    """Faults for tests. `before` is called with the name of each client operation and may raise to simulate a crash there."""
 
     def __init__(self) -> None:
         self.before: Callable[[str], None] | None = None
@@ -47,7 +46,7 @@ class Faults:
         self._unproven: list[str] = []
 
     def hold(self, topic: str) -> None:
-        """Records for `topic` stay in their producers until `release`: a partition without a leader."""
+        """Keep records for `topic` in their producers until `release`, as for a partition without a leader."""
         self.held_topics.add(topic)
 
     def release(self, topic: str) -> None:
@@ -55,30 +54,30 @@ class Faults:
         self.held_topics.discard(topic)
 
     def fail_next_produce(self, topic: str, code: int = KafkaError._MSG_TIMED_OUT) -> None:  # noqa: SLF001  public in librdkafka
-        """The next record for `topic` is refused with `code`."""
+        """Refuse the next record for `topic` with `code`."""
         self._produce_errors.setdefault(topic, []).append(KafkaError(code))
 
     def lose_next_produce(self, topic: str) -> None:
-        """The next record for `topic` is not appended and yet reported as delivered, without an offset: librdkafka does so for a batch that
-        was refused, if one behind it was taken.
+        """Report the next record for `topic` as delivered without appending it, and without an offset. librdkafka does so for a refused
+        batch if the next one was accepted.
         """
         self._unproven.append(topic)
 
     def take_lost(self, topic: str) -> bool:
-        """Whether `lose_next_produce` means this record for `topic`, once."""
+        """Whether `lose_next_produce` applies to this record for `topic`; once per call of it."""
         if topic not in self._unproven:
             return False
         self._unproven.remove(topic)
         return True
 
     def take_produce_error(self, topic: str) -> KafkaError | None:
-        """The error queued for `topic`, once."""
+        """Remove and return the error queued for `topic`."""
         queued = self._produce_errors.get(topic)
         return queued.pop(0) if queued else None
 
 
 class Broker:
-    """Everything behind the clients. Every method expects `lock` to be held by the caller, except where it says otherwise."""
+    """The cluster's state. The caller of a method must hold `lock`, unless the method says otherwise."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -92,16 +91,16 @@ class Broker:
         self.cluster_id = uuid.uuid4().hex
 
     def enter(self, operation: str) -> None:
-        """Called first by every client operation, without the lock."""
+        """Every client operation calls this first, without the lock."""
         if self.faults.before is not None:
             self.faults.before(operation)
 
-    def create_topic(self, name: str, num_partitions: int, config: dict[str, str], replication_factor: int) -> None:
+    def create_topic(self, name: str, num_partitions: int, config: dict[str, str]) -> None:
         if name in self.topics:
             raise KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."))
         if num_partitions < 1:
             raise KafkaException(KafkaError(KafkaError.INVALID_PARTITIONS, "Number of partitions must be larger than 0."))
-        self.topics[name] = TopicState(name, [PartitionLog() for _ in range(num_partitions)], config, replication_factor)
+        self.topics[name] = TopicState(name, [PartitionLog() for _ in range(num_partitions)], config)
         self.changed.notify_all()
 
     def partition(self, topic: str, partition: int) -> PartitionLog | None:
@@ -125,7 +124,7 @@ class Broker:
         return offset
 
     def take_over(self, transactional_id: str) -> int:
-        """A new producer holds the id: its epoch. The predecessor is fenced and its open transaction rolled back."""
+        """Give the id to a new producer and return its epoch. Fences the predecessor and rolls its open transaction back."""
         holder = self.transactional.setdefault(transactional_id, TransactionalId())
         if holder.transaction is not None:
             self.end_transaction(holder, TransactionState.ABORTED)

@@ -14,18 +14,17 @@ from echo_memory.producer import MemoryProducer
 
 
 class MemoryCluster:
-    """Implements `cluster.Cluster`. Topics are created by the admin client, as on a real cluster; nothing is created by accident."""
+    """Implements `echo_bus.client.cluster.Cluster`. Only the admin client creates topics."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._broker = Broker(clock or SystemClock())
 
     @property
     def faults(self) -> Faults:
-        """What a test may break."""
         return self._broker.faults
 
     def copy(self) -> MemoryCluster:
-        """The same topics, records and offsets, in a cluster of its own: without groups, open transactions, clients and faults."""
+        """A new cluster with the same topics, records and offsets, but without groups, open transactions, clients and faults."""
         twin = MemoryCluster(self._broker.clock)
         with self._broker.lock:
             twin._broker.cluster_id = self._broker.cluster_id
@@ -42,12 +41,12 @@ class MemoryCluster:
         return MemoryAdmin(self._broker)
 
     def mount(self, topic: str, partitions: Sequence[PartitionLog]) -> None:
-        """A topic of logs that somebody else fills. No client's call."""
+        """Add a topic of logs that the caller fills. No client's call."""
         with self._broker.lock:
             self._broker.topics[topic] = TopicState(topic, list(partitions), {})
 
     def committed(self, topic: str) -> list[tuple[int, int, bytes | None]]:
-        """What a reader of committed records finds in `topic`: partition, offset and value, partition after partition. No client's call."""
+        """Partition, offset and value of every committed record in `topic`, partition after partition. No client's call."""
         with self._broker.lock:
             return [
                 (number, record.offset, record.value)
@@ -56,12 +55,11 @@ class MemoryCluster:
             ]
 
     def compact(self, topic: str) -> None:
-        """Run the log cleaner over `topic` now."""
         with self._broker.lock:
             for log in self._broker.topics[topic].partitions:
                 log.compact()
 
     def fence(self, transactional_id: str) -> None:
-        """A newer producer has taken the id over."""
+        """Fence the producer of this id, as a newer producer would."""
         with self._broker.lock:
             self._broker.take_over(transactional_id)

@@ -132,7 +132,6 @@ class MemoryConsumer:
         return None if asynchronous else list(offsets)
 
     def consumer_group_metadata(self) -> Any:
-        """The group's name stands for it."""
         return self._group_id
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
@@ -188,7 +187,7 @@ class MemoryConsumer:
         self.unsubscribe()
 
     def expire_session(self) -> None:
-        """For tests: the group coordinator has not heard of this member for too long."""
+        """For tests: end this member's session, as after missing heartbeats."""
         with self._broker.lock:
             if self._member is not None:
                 self._broker.group(self._group_id).expel(self._member)
@@ -197,10 +196,9 @@ class MemoryConsumer:
     # Inside
 
     def _take(self, most: int, timeout: float) -> list[RawMessage]:
-        """Up to `most` messages; like librdkafka's consume, waits out the timeout unless it has them all."""
+        """Up to `most` messages; like librdkafka's `consume`, waits for the whole timeout unless it has them all."""
         if self._closed:
-            message = "Consumer closed"
-            raise RuntimeError(message)
+            raise RuntimeError("Consumer closed")
         self._broker.enter("poll")
         until_s = None if timeout < 0 else time.monotonic() + timeout
         taken: list[RawMessage] = []
@@ -220,7 +218,7 @@ class MemoryConsumer:
     def _read(self, most: int) -> list[RawMessage]:
         taken: list[RawMessage] = []
         places = sorted(self._positions)
-        # Each poll starts at another partition, so that none starves.
+        # Each poll starts at another partition, so that all partitions get their turn.
         self._turn += 1
         for place in places[self._turn % len(places) :] + places[: self._turn % len(places)] if places else []:
             if len(taken) >= most:
@@ -254,7 +252,7 @@ class MemoryConsumer:
         return taken
 
     def _check_range(self, place: Place, log: PartitionLog) -> MemoryMessage | None:
-        """Apply auto.offset.reset to a position that the log does not hold."""
+        """Apply auto.offset.reset to a position outside the log."""
         if log.start <= self._positions[place] <= log.end:
             return None
         if self._reset == "error":
@@ -265,7 +263,7 @@ class MemoryConsumer:
         return None
 
     def _resolve(self, partition: TopicPartition) -> int:
-        """A logical offset (beginning, end, stored) as a number; -1 where only auto.offset.reset can tell, and it says error."""
+        """A logical offset (beginning, end, stored) as a number; -1 without a stored offset if auto.offset.reset is error."""
         log = self._broker.partition(partition.topic, partition.partition)
         start, end = (log.start, log.end) if log is not None else (0, 0)
         if partition.offset >= 0:
@@ -289,7 +287,7 @@ class MemoryConsumer:
         return log
 
     def _follow_group(self) -> None:
-        """Give up and take partitions as the group wants; callbacks run here, in the polling thread, without the lock."""
+        """Give up and take partitions as the group assigns them. Runs the callbacks on the polling thread, without the lock."""
         member = self._member
         if member is None:
             return

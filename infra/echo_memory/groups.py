@@ -1,7 +1,7 @@
-"""Consumer groups: who owns which partition, moved without two owners at any moment.
+"""Consumer groups: which member owns which partition. A partition never has two owners.
 
-A member learns of a change at its next poll. Cooperative members give up only what moves; eager ones give up everything first. A partition
-goes to its new owner only when the old one has let it go or was expelled.
+A member learns of a change at its next poll. Cooperative members give up only the partitions that move; eager members first give up all of
+them. A new owner gets a partition only when the old owner has given it up or was expelled.
 """
 
 from __future__ import annotations
@@ -35,26 +35,25 @@ class Group:
         self._target: dict[int, set[Place]] = {}
 
     def join(self, member: Member) -> None:
-        """Take part from now on."""
         self.members.append(member)
         self.rebalance()
 
     def leave(self, member: Member) -> None:
-        """Take no part any more; what it owned is free."""
+        """Remove the member and free its partitions."""
         if member in self.members:
             self.members.remove(member)
             member.owned.clear()
             self.rebalance()
 
     def expel(self, member: Member) -> None:
-        """The session timed out: its partitions go to others at once, and it learns of it at its next poll."""
+        """The session timed out: other members get its partitions at once, and it learns of this at its next poll."""
         member.expelled = True
         if member in self.members:
             self.members.remove(member)
         self.rebalance()
 
     def rebalance(self) -> None:
-        """Compute who should own what: as even as possible, moving as little as possible."""
+        """Compute the target assignment: as even as possible, with as few moves as possible."""
         self.generation += 1
         wanted = {id(member): set[Place]() for member in self.members}
         free = []
@@ -72,7 +71,7 @@ class Group:
         self._target = wanted
 
     def to_revoke(self, member: Member) -> set[Place]:
-        """What `member` must give up now."""
+        """The partitions that `member` must give up now."""
         if member.expelled:
             return set(member.owned)
         if member.cooperative:
@@ -80,10 +79,10 @@ class Group:
         return set(member.owned) if member.generation != self.generation else set()
 
     def to_assign(self, member: Member) -> set[Place]:
-        """What `member` may take now: its target, less what others still hold."""
+        """The partitions that `member` may take now: its target, without those that others still hold."""
         held = {place for other in self.members if other is not member for place in other.owned}
         if not member.cooperative and any(other.owned and other.generation != self.generation for other in self.members):
-            # Eager: nobody starts before everybody has stopped.
+            # Eager: no member takes partitions before all members have given theirs up.
             return set()
         return self._target[id(member)] - member.owned - held
 

@@ -7,12 +7,11 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from echo_bus.client.cluster import RawMessage
 from echo_memory.message import MemoryMessage
 
 
 class TransactionState(enum.Enum):
-    """Where a transaction is."""
+    """The state of a transaction."""
 
     OPEN = "open"
     COMMITTED = "committed"
@@ -21,7 +20,7 @@ class TransactionState(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Transaction:
-    """One transaction, the partitions it wrote to, and where groups stand once it is committed: group → place → offset, note."""
+    """One transaction, its partitions, and the groups' positions after its commit: group → place → (offset, note)."""
 
     state: TransactionState = TransactionState.OPEN
     partitions: set[tuple[str, int]] = field(default_factory=set)
@@ -30,7 +29,7 @@ class Transaction:
 
 @dataclass(eq=False, slots=True)
 class Stored:
-    """One record as the log keeps it. A control record (transaction marker) takes an offset and is never handed out."""
+    """One record in the log. A control record (transaction marker) takes an offset, but readers never get it."""
 
     offset: int
     key: bytes | None
@@ -40,8 +39,8 @@ class Stored:
     transaction: Transaction | None = None
     control: bool = False
 
-    def message(self, topic: str, partition: int) -> RawMessage:
-        """What a reader gets of it."""
+    def message(self, topic: str, partition: int) -> MemoryMessage:
+        """The message for a reader."""
         return MemoryMessage(topic, partition, self.offset, self.key, self.value, self.headers, self.timestamp_ms)
 
 
@@ -54,7 +53,7 @@ class PartitionLog:
         self.end = 0
 
     def copy(self) -> PartitionLog:
-        """The same records, in a log that goes on by itself."""
+        """A log with the same records that shares no later ones."""
         twin = PartitionLog()
         twin._records, twin.start, twin.end = list(self._records), self.start, self.end
         return twin
@@ -79,7 +78,7 @@ class PartitionLog:
         return self.end
 
     def read(self, offset: int, *, committed: bool) -> Iterator[Stored]:
-        """Records from `offset` on that a reader of this isolation sees."""
+        """Records from `offset` on that a reader with this isolation sees."""
         limit = self.last_stable if committed else self.end
         for record in self._records[self._index(offset) :]:
             if record.offset >= limit:
@@ -89,7 +88,7 @@ class PartitionLog:
                 yield record
 
     def next_readable(self, offset: int, *, committed: bool) -> int:
-        """Where a reader that found nothing more stands: past trailing markers, gaps and aborted records."""
+        """The position of a reader at the end: past trailing markers, gaps and aborted records."""
         return max(offset, self.last_stable if committed else self.end)
 
     def offset_at(self, timestamp_ms: int) -> int | None:
@@ -97,12 +96,12 @@ class PartitionLog:
         return next((record.offset for record in self._records if not record.control and record.timestamp_ms >= timestamp_ms), None)
 
     def delete_before(self, offset: int) -> None:
-        """Retention: everything below `offset` is gone."""
+        """Delete the records below `offset`, as retention does."""
         self.start = max(self.start, min(offset, self.end))
         del self._records[: self._index(self.start)]
 
     def compact(self) -> None:
-        """Keep the newest record of each key; a tombstone goes too. Records of open transactions stay. Offsets do not change."""
+        """Keep the newest record of each key and delete tombstones. Records of open transactions stay. Offsets do not change."""
         stable = self.last_stable
         newest = {
             record.key: record.offset

@@ -9,7 +9,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError
 
 @dataclass(frozen=True, slots=True)
 class MemoryMessage:
-    """What `poll` returns and delivery callbacks get. Methods as confluent-kafka's."""
+    """A message for `poll` and for delivery callbacks, with confluent-kafka's methods."""
 
     _topic: str
     _partition: int
@@ -43,9 +43,6 @@ class MemoryMessage:
 
     def error(self) -> KafkaError | None:
         return self._error
-
-    def latency(self) -> float | None:
-        return 0.0
 
     def __len__(self) -> int:
         return 0 if self._value is None else len(self._value)

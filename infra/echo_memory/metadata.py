@@ -1,4 +1,4 @@
-"""What `list_topics` returns: objects with the attributes of confluent-kafka's ClusterMetadata."""
+"""The answer of `list_topics`: objects with the attributes of confluent-kafka's ClusterMetadata."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from echo_memory.broker import Broker
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """One partition, on the one broker there is."""
+    """One partition, on the only broker."""
 
     id: int
     leader: int = 1
@@ -45,7 +45,6 @@ class ClusterMetadata:
     cluster_id: str
     topics: dict[str, TopicMetadata]
     brokers: dict[int, BrokerMetadata] = field(default_factory=lambda: {1: BrokerMetadata()})
-    controller_id: int = 1
 
 
 def cluster_metadata(broker: Broker, topic: str | None) -> ClusterMetadata:

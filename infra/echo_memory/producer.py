@@ -6,7 +6,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -14,7 +14,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from echo_bus.client.cluster import DeliveryCallback, Headers
 from echo_memory.broker import Broker, TransactionalId
 from echo_memory.log import Stored, Transaction, TransactionState
-from echo_memory.message import MemoryMessage
 from echo_memory.metadata import cluster_metadata
 from echo_schemas.partitioning import murmur2
 
@@ -146,7 +145,7 @@ class MemoryProducer:
             return len(self._queue)
 
     def _place(self, pending: _Pending) -> KafkaError | None:
-        """Choose the partition as murmur2_random does; an error if there is no such topic or partition."""
+        """Choose the partition as murmur2_random does. Returns an error if the topic or partition does not exist."""
         state = self._broker.topics.get(pending.topic)
         if state is None:
             return KafkaError(KafkaError._UNKNOWN_TOPIC, "Local: Unknown topic")  # noqa: SLF001  public in librdkafka
@@ -159,7 +158,7 @@ class MemoryProducer:
         return None
 
     def _send(self) -> None:
-        """Append what can be appended, in order within a topic."""
+        """Append the records that are not held, in order."""
         for pending in self._queue:
             if not pending.sent and pending.error is None and pending.topic not in self._broker.faults.held_topics:
                 if pending.topic not in self._broker.topics:
@@ -189,21 +188,9 @@ class MemoryProducer:
             for pending in settled:
                 reported += 1
                 if pending.callback is not None:
-                    offset = pending.record.offset if pending.error is None and not pending.lost else None
-                    record = pending.record
-                    pending.callback(
-                        pending.error,
-                        MemoryMessage(
-                            pending.topic,
-                            pending.partition,
-                            offset,
-                            record.key,
-                            record.value,
-                            record.headers,
-                            record.timestamp_ms,
-                            pending.error,
-                        ),
-                    )
+                    message = pending.record.message(pending.topic, pending.partition)
+                    offset = message.offset() if pending.error is None and not pending.lost else None
+                    pending.callback(pending.error, replace(message, _offset=offset, _error=pending.error))
             if finished:
                 return reported
 

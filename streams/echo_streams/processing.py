@@ -58,7 +58,7 @@ class Processor:
         self._learner_version = learner_version
         self._metrics = metrics
         self._group = group
-        self._budget = DeadLetterBudget(wire.dead_letter_limits, wire.clock)
+        self._budget = DeadLetterBudget(wire.dead_letter_limits, wire.clock, wire.metrics)
         self._decoder = Decoder(wire, [TRAJECTORIES])
         self._rewards = wire.namespace.topic(REWARDS)
         self._dead_letters = wire.namespace.dead_letters(TRAJECTORIES)
@@ -158,10 +158,7 @@ class Processor:
 
     def _dead_letter(self, raw: RawMessage, invalid: InvalidRecord) -> Outgoing:
         """Raises TooManyDeadLetters."""
-        self._wire.metrics.records_invalid.labels(raw.topic(), invalid.reason.value).inc()
         is_within_budget = self._budget.count_invalid(raw, invalid)
-        if not is_within_budget:
-            self._wire.metrics.records_over_budget.labels(raw.topic()).inc()
         letter = dead_letter_of(raw, invalid, group=self._group, whole=is_within_budget)
         self._wire.metrics.dead_letters.labels(raw.topic(), invalid.reason.value).inc()
         return Outgoing(self._dead_letters, None, letter.key, letter.value, letter.headers)

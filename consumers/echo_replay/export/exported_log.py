@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from echo_bus.bus import Bus
-from echo_bus.client.cluster import RawMessage
 from echo_memory import MemoryCluster
 from echo_memory.log import PartitionLog, Stored
 from echo_memory.message import MemoryMessage
@@ -219,7 +218,7 @@ class _ExportedRecord(Stored):
         super().__init__(offset, None, None, None, time_ms)
         self._row, self._value_of = row, value_of
 
-    def message(self, topic: str, partition: int) -> RawMessage:
+    def message(self, topic: str, partition: int) -> MemoryMessage:
         return _ExportedMessage(topic, partition, self.offset, self.timestamp_ms, self._row, self._value_of)
 
 

@@ -1,1 +1,1 @@
-"""Blobs: bytes larger than a record, in chunks, verified on the way."""
+"""Blobs: bytes too large for one record, in chunks, with checksums."""

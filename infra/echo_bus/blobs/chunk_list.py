@@ -1,4 +1,4 @@
-"""The checksums of a snapshot's chunks, where its manifest has no room for them: four bytes of chunk size, then 32 for each chunk."""
+"""The checksums of a snapshot's chunks, if its manifest has no room for them: four bytes of chunk size, then 32 bytes per chunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIGEST_BYTES = 32
 
 
 def list_chunks(pieces: Iterable[bytes | memoryview]) -> bytes:
-    """The list of what `pieces`, in order, are cut into."""
+    """The list of the chunks into which `pieces` are cut, in order."""
     return _SIZE.pack(CHUNK_BYTES) + b"".join(hashlib.sha256(chunk).digest() for chunk in cut(pieces, CHUNK_BYTES))
 
 

@@ -1,4 +1,4 @@
-"""Where a reader of blobs stands in the log: one client on its way through one partition."""
+"""A blob reader's position in the log: one client that reads through one partition."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from echo_schemas.records import BlobRef
 
 _FETCH_BATCH = 20
 _FETCH_WAIT_S = 0.2
-# How long the log may end before the blob does: a broker that has just become leader may not show its last records at once.
+# Wait this long if the log ends before the blob: a broker that has just become leader may not show its last records at once.
 _MISSING_S = 1.0
-# Messages that are rather passed over than jumped: less than what is fetched at once.
+# Up to this distance, read and skip messages instead of seeking.
 _NEAR = 50
 
 
 class BlobCursor:
-    """A client, and what it has fetched beyond where it was asked to stop. One thread uses it; whoever made the client closes it."""
+    """A client, and the messages that it has fetched ahead. One thread uses it; the caller closes the client."""
 
     def __init__(self, consumer: RawConsumer) -> None:
         self.consumer = consumer
@@ -31,7 +31,7 @@ class BlobCursor:
         self._ahead: deque[RawMessage] = deque()
 
     def go_to(self, physical: str, ref: BlobRef) -> None:
-        """To the blob's first offset: onwards if it is not far, else anew."""
+        """Go to the blob's first offset; seek unless it is near."""
         place = (physical, ref.partition)
         if place != self._place or not 0 <= ref.first_offset - self._offset <= _NEAR:
             self.consumer.assign([TopicPartition(*place, ref.first_offset)])
@@ -39,9 +39,9 @@ class BlobCursor:
             self._ahead.clear()
 
     def messages(self, ref: BlobRef, stall_s: float, clock: Clock) -> Iterator[RawMessage]:
-        """From the blob's first to its last offset; fewer where the log ends before that and stays so.
+        """The messages from the blob's first to its last offset; fewer if the log ends before that.
 
-        Raises OffsetLost (retention took it), DeadlineExceeded (nothing more came for `stall_s`), TransportError.
+        Raises OffsetLost (retention deleted it), DeadlineExceeded (nothing came for `stall_s`), TransportError.
         """
         missing: Deadline | None = None
         stalled = Deadline.after(stall_s, clock)
@@ -68,7 +68,7 @@ class BlobCursor:
                 elif not error.retriable():
                     raise TransportError(f"The blob {ref.blob} could not be read: {error.str()}.")
             if self._offset > before:
-                # From here on: what the caller did with the messages is no time of the network's.
+                # Start now: the time that the caller spent on the messages does not count.
                 stalled = Deadline.after(stall_s, clock)
             elif stalled.expired():
                 raise DeadlineExceeded(
@@ -76,7 +76,7 @@ class BlobCursor:
                 )
 
     def _fetch(self, deadline: Deadline) -> None:
-        """Have something ahead: what is there, or the first that comes within a moment; `consume` alone would wait for a full batch."""
+        """Fetch available messages, or wait a moment for the first; `consume` alone would wait for a full batch."""
         if not self._ahead and (first := self.consumer.poll(min(_FETCH_WAIT_S, deadline.remaining_s()))) is not None:
             self._ahead.extend((first, *self.consumer.consume(_FETCH_BATCH - 1, 0)))
 

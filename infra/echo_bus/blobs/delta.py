@@ -1,12 +1,13 @@
-"""What of a snapshot's bytes changed since another one of the same layout: the new values and where they stand, compressed.
+"""The difference between two snapshots of the same layout: the new values and their positions, compressed.
 
-Bytes are compared in words of two, because bfloat16 has two: of such weights a step at the learning rates of reinforcement learning leaves
-nearly all as they were (PULSE, arXiv 2602.03839: 99 %). Values are sent, not differences, so that nothing is ever added up and rounded.
+Bytes are compared in words of two, because bfloat16 has two bytes: at the learning rates of reinforcement learning a step changes few of
+such weights (PULSE, arXiv 2602.03839: 1 %). A delta holds new values, not differences, so that no rounding errors add up.
 
     for each block of both snapshots    length, zstd(number of changes | gaps between them | new words)
 
-Gaps and words lie in planes: all first bytes, then all second ones, which compresses better. Deltas of versions that follow one another are
-folded by applying one to what the other yields. Whoever applies one verifies the result: a delta proves nothing. Imports cramjam when used.
+Gaps and words are stored as planes: all first bytes, then all second bytes, which compresses better. Deltas of successive versions are
+combined by applying one to the result of the other. The caller must verify the result, because a delta has no checksum. Imports cramjam
+when used.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LEVEL = 3
 
 
 def diff(old: Iterable[bytes], new: Iterable[bytes], *, most_bytes: int) -> bytes | None:
-    """The delta from `old` to `new`, both in pieces of any size; None if it has more than `most_bytes`, or the two are not of one size."""
+    """The delta from `old` to `new`, both in pieces of any size; None above `most_bytes`, or if their sizes differ."""
     import cramjam
 
     parts: list[bytes] = []
@@ -78,7 +79,7 @@ def blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _words(block: bytes) -> Words:
-    """An odd last byte is half a word."""
+    """An odd last byte is padded with zero."""
     return np.frombuffer(block + b"\0" * (len(block) % 2), _WORD)
 
 

@@ -1,4 +1,4 @@
-"""SHA-256 beside the transfer: hashing lets go of the interpreter's lock, so it costs time of its own only where it is the slowest part."""
+"""SHA-256 on a thread beside the transfer: hashing releases the interpreter's lock, so it runs at the same time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import queue
 import threading
 
-# What may wait to be hashed. With chunks of 900 KB some ten megabytes: enough to ride out a pause, little beside the blob.
+# Pieces that may wait to be hashed: with chunks of 900 KB some fourteen megabytes, enough for a pause of the thread.
 _AHEAD = 16
 
 
@@ -21,26 +21,26 @@ class StreamDigest:
         self._thread.start()
 
     def update(self, data: bytes | memoryview) -> None:
-        """Add `data`, which must not change afterwards. Empty data is none."""
+        """Add `data`, which must not change afterwards. Empty data adds nothing."""
         if len(data):
             self._queue.put(data)
 
     def note(self) -> None:
-        """Note the digest of everything so far: `noted` has it after `finish`."""
+        """Note the digest of all data so far; `noted` has it after `finish`."""
         self._queue.put(b"")
 
     def finish(self) -> str:
-        """The digest of everything, in hexadecimal. Blocks until it is known."""
+        """The digest of all data, in hexadecimal. Blocks until it is known."""
         self.close()
         return self._digest.hexdigest()
 
     @property
     def noted(self) -> list[str]:
-        """One digest for each call of `note`; whole after `finish`."""
+        """One digest for each call of `note`; complete after `finish`."""
         return list(self._noted)
 
     def close(self) -> None:
-        """End the thread once it has hashed what it got. Idempotent."""
+        """Wait until all data is hashed, and end the thread. Idempotent."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -54,5 +54,5 @@ class StreamDigest:
 
 
 def sha256_of(data: bytes | memoryview) -> str:
-    """In hexadecimal."""
+    """The SHA-256 of `data` in hexadecimal."""
     return hashlib.sha256(data).hexdigest()

@@ -1,10 +1,10 @@
-"""The files of a snapshot while they arrive: verified, in any order, whole or absent under their own name.
+"""The files of a snapshot while they arrive: verified, and under their final name only when all are complete.
 
-    pieces in order, or chunks in any ─▶ <parent>/.<name>.partial/ ─ all checksums right ─▶ rename ─▶ <parent>/<name>/
+    pieces in order, or chunks in any order ─▶ <parent>/.<name>.partial/ ─ all checksums right ─▶ rename ─▶ <parent>/<name>/
 
-Files are hashed beside the transfer, as far as everything before has arrived. A transfer that the network ended leaves the partial folder
-and a note of what it holds; the next attempt goes on there. What is there is hashed again, so that nothing is believed of an earlier
-attempt. One thread uses it.
+Files are hashed during the transfer, up to the first missing byte. After a transport error the partial folder stays, with a note of its
+content, and the next attempt goes on there. It hashes the folder's bytes again, so it trusts nothing of the earlier attempt. One thread
+uses it.
 """
 
 from __future__ import annotations
@@ -27,23 +27,21 @@ _READ_AT_ONCE = 8 << 20
 
 
 def partial_of(folder: Path) -> Path:
-    """Where the files of `folder` are while they arrive, or after a transfer that was interrupted."""
+    """The folder of the files of `folder` while they arrive, or after an interrupted transfer."""
     return folder.parent / f".{folder.name}.partial"
 
 
 class ArrivingFiles:
     """Fills the new folder `folder`. Use it in a `with` block and call `complete` at its end.
 
-    Bytes come by `add`, in order, or as the chunks that were named, by `put`, in any order; not by both.
+    Give it the bytes either with `add`, in order, or as the named chunks with `put`, in any order.
 
-    A block that ends with a TransportError keeps what has arrived; after BlobCorrupt, OffsetLost and anything else nothing stays. Nothing
-    is forced onto the disk: the folder survives the end of the process, not of the machine.
+    If the block ends with a TransportError, the arrived bytes stay; after BlobCorrupt, OffsetLost and any other error they are deleted.
+    There is no fsync: the folder survives the end of the process, but not a crash of the machine.
     """
 
     def __init__(self, folder: Path, files: Sequence[WeightFile], sha256: str, chunks: Sequence[ChunkRef] = ()) -> None:
-        """`sha256`: of all files, one after another. `chunks`: all that the same bytes are cut into. Raises FileExistsError if `folder`
-        exists.
-        """
+        """`sha256`: of all files joined. `chunks`: all chunks of the same bytes. Raises FileExistsError if `folder` exists."""
         if folder.exists():
             raise FileExistsError(folder)
         self._folder = folder
@@ -57,11 +55,11 @@ class ArrivingFiles:
 
     def _begin(self) -> None:
         self.num_bytes = 0
-        """Bytes from the first on that are there without a gap, those of an earlier attempt included."""
+        """Bytes from the start without a gap, including those of an earlier attempt."""
         self.num_pieces = 0
-        """Calls of `add` that they came in."""
+        """Number of `add` calls for these bytes."""
         self.arrived: set[int] = set()
-        """Indices of the chunks that are there, each verified."""
+        """Indices of the chunks that have arrived, each verified."""
         self._next = 0
         self._number = -1
         self._whole = StreamDigest()
@@ -72,7 +70,7 @@ class ArrivingFiles:
         try:
             self._take_over()
         except (OSError, ValueError, KeyError, TypeError, BlobCorrupt):
-            # Nothing there, or nothing that this can go on from.
+            # There is no usable partial folder.
             self._close()
             shutil.rmtree(self._staging, ignore_errors=True)
             self._staging.mkdir()
@@ -97,20 +95,20 @@ class ArrivingFiles:
             try:
                 (self._staging / _NOTE).write_text(json.dumps(note), encoding="utf-8")
             except OSError:
-                # No room for the note; `error` says more.
+                # No room for the note; `error` is more important.
                 pass
             else:
                 return
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def add(self, piece: bytes | memoryview) -> None:
-        """The next bytes, which must not change afterwards. Raises BlobCorrupt for more than the files hold."""
+        """The next bytes, which must not change afterwards. Raises BlobCorrupt for more bytes than the files have."""
         self._write(self.num_bytes, piece)
         self._hash(memoryview(piece))
         self.num_pieces += 1
 
     def put(self, index: int, data: bytes) -> None:
-        """The chunk of this index; one that is there already changes nothing. Raises BlobCorrupt if it is not the one that was named."""
+        """The chunk of this index; a repeated one changes nothing. Raises BlobCorrupt for a wrong checksum or index."""
         if index in self.arrived:
             return
         if not 0 <= index < len(self._chunks) or not _is_chunk(data, self._chunks[index]):
@@ -120,11 +118,11 @@ class ArrivingFiles:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes together have the promised checksum. Blocks until they are hashed; nothing can be added afterwards."""
+        """Whether all bytes joined have the promised checksum. Blocks until they are hashed; no bytes can be added afterwards."""
         return self._whole.finish() == self._sha256
 
     def complete(self) -> Path:
-        """Verify every file and give the folder its name. Raises BlobCorrupt."""
+        """Verify every file and rename the folder. Raises BlobCorrupt."""
         if self.num_bytes < self._ends[-1]:
             raise BlobCorrupt(f"The blob ends before {self._files[self._file_at(self.num_bytes)].name} does.")
         self._reach(len(self._files) - 1)
@@ -140,7 +138,7 @@ class ArrivingFiles:
         return self._folder
 
     def _take_over(self) -> None:
-        """Hash what an earlier attempt left, and stand behind it. Raises OSError, ValueError, KeyError or TypeError if that is not fit."""
+        """Hash the bytes of an earlier attempt. Raises OSError, ValueError, KeyError or TypeError if they cannot be used."""
         note = json.loads((self._staging / _NOTE).read_text(encoding="utf-8"))
         (self._staging / _NOTE).unlink()
         left = int(note["num_bytes"])
@@ -163,7 +161,7 @@ class ArrivingFiles:
         self.num_pieces = int(note["num_pieces"])
 
     def _note_arrived(self, index: int, data: bytes) -> None:
-        """Hash the chunk if everything before it is hashed, and those behind it that waited for it."""
+        """Hash the chunk if all chunks before it are hashed, then the later ones that waited for it."""
         self.arrived.add(index)
         while self._next in self.arrived:
             chunk = self._chunks[self._next]
@@ -172,7 +170,7 @@ class ArrivingFiles:
             self._next += 1
 
     def _write(self, start: int, data: bytes | memoryview) -> None:
-        """`data` at `start` of all bytes. Raises BlobCorrupt for more than the files hold."""
+        """Write `data` at `start` of all bytes. Raises BlobCorrupt for more bytes than the files have."""
         rest = memoryview(data)
         if start + len(rest) > self._ends[-1]:
             raise BlobCorrupt("The blob holds more bytes than its files.")
@@ -184,7 +182,7 @@ class ArrivingFiles:
                     part = part[out.write(part) or 0 :]
 
     def _hash(self, rest: memoryview) -> None:
-        """The next bytes in order, which are written."""
+        """Hash the next bytes in order; they are already written."""
         while len(rest):
             number = self._file_at(self.num_bytes)
             self._reach(number)
@@ -194,11 +192,11 @@ class ArrivingFiles:
                 self._others[number - 1].update(part)
             self.num_bytes += len(part)
             if not number and self.num_bytes == self._ends[0]:
-                # The first file's checksum is that of the whole up to its end.
+                # The first file's checksum is the whole's digest up to its end.
                 self._whole.note()
 
     def _reach(self, number: int) -> None:
-        """Open the digests of the files up to this one."""
+        """Start the digests of the files up to this one."""
         while self._number < number:
             self._number += 1
             if self._number:
@@ -216,12 +214,12 @@ class ArrivingFiles:
 
 
 def starts_of(chunks: Sequence[ChunkRef]) -> tuple[int, ...]:
-    """Where each chunk begins among all bytes."""
+    """The start of each chunk among all bytes."""
     return tuple(accumulate((chunk.num_bytes for chunk in chunks), initial=0))[:-1]
 
 
 def read_span(folder: Path, files: Sequence[WeightFile], start: int, num_bytes: int) -> bytes:
-    """`num_bytes` bytes from `start` on of all files of `folder`, one after another; fewer where they end before. Raises OSError."""
+    """`num_bytes` bytes from `start` on of all files of `folder` joined; fewer if the files end before. Raises OSError."""
     parts = []
     for path, offset, size in _spans(folder, files, start, num_bytes):
         with path.open("rb", buffering=0) as file:

@@ -1,16 +1,16 @@
-"""Bytes too large for one record: written to a topic in chunks, read back verified or not at all.
+"""Blobs: bytes too large for one record, written to a topic in chunks and verified when they are read.
 
-The chunks of a blob lie on one partition in order. Whoever writes the blob publishes its `BlobRef` afterwards, so that a reference never
-names chunks that are not there. A reader checks the whole and every file, and leaves nothing behind when it fails.
+The chunks of a blob lie on one partition in order. The writer publishes the blob's `BlobRef` after the chunks, so a reference never names
+missing chunks. A reader checks the whole and every file, and deletes everything if a check fails.
 
-    write   digests of chunks (two threads) ──▶ encoded and published by the caller, in order ──▶ all acknowledged
-    read    fetched, decoded and written to files by the caller ──▶ digests of the whole and of files, on threads beside it
+    write   digests of chunks (two threads) ──▶ encoded and published on the caller's thread, in order ──▶ all acknowledged
+    read    fetched, decoded and written to files on the caller's thread ──▶ digests of the whole and of files, on other threads
 
-The bytes are hashed once for each digest that does not follow from another: the first file's is that of the whole up to its end, and a
-blob whose whole is right has no wrong chunk. Chunks are hashed by a reader only to name the one that is wrong.
+No byte is hashed twice without need: the first file's digest is the whole's digest up to its end, and if the whole is right, so is every
+chunk. A reader hashes chunks only to name a wrong one.
 
-Blobs may be of any size: neither side holds more than some chunks of one in memory (`read` and `read_each` do, whose callers want the
-bytes), and what ends a transfer is that nothing more comes, never how long all of it takes.
+Blobs may have any size: both sides hold only some chunks in memory, except `read` and `read_each`, which return the bytes. The
+duration of a transfer is not limited, only the time without progress.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from echo_schemas.partitioning import partition_of
 from echo_schemas.records import BlobRef, Chunk, ChunkRef, Coordinates, WeightFile
 from echo_schemas.topics import BY_NAME, Topic
 
-# What is left of a record's limit after the chunk's own fields.
+# The limit of a record less the chunk's own fields.
 CHUNK_BYTES = profiles.MAX_RECORD_BYTES - 1_000
-# A longer list is left out of the reference: above some 10,000 it alone would exceed a record. What it says stands in the chunks too, and
-# the whole has a checksum.
+# A longer list is left out of the reference: above some 10,000 entries it would exceed a record. The chunks repeat their checksums, and the
+# whole has one too.
 MAX_INLINE_CHUNKS = 1_000
 STALL_S = 60.0
-"""Without a chunk in so many seconds a transfer has failed. However slow the network is, one chunk is less than a MiB."""
+"""Seconds without a chunk after which a transfer has failed. A chunk is less than a MiB."""
 _HASHING_THREADS = 2
-# Chunks on their way at once. The client gives up what is not acknowledged two minutes after it was handed over, so this times the chunks'
-# size is what two minutes must suffice for: 1 Mbit/s.
+# Chunks on their way at once. The client gives up a chunk that is not acknowledged within two minutes, so all of these must fit into two
+# minutes: 1 Mbit/s suffices.
 _MOST_UNACKNOWLEDGED = 16
 _FETCH_BYTES = 8 << 20
 _READING = {
     "enable.partition.eof": True,
-    # A fetch that waits at the end of one partition holds up the next blob, on another: a client that is kept must not wait there long.
+    # Short, because a fetch that waits at the end of one partition delays the next blob on another partition.
     "fetch.wait.max.ms": 5,
-    # A fetch is handed on when all of it is there. In pieces, the next one travels while this one is hashed, and its memory is used again.
+    # The client returns a fetch when it is complete. With small fetches the next one travels while this one is hashed.
     "fetch.max.bytes": _FETCH_BYTES,
     "max.partition.fetch.bytes": _FETCH_BYTES,
-    # An answer must be there whole within this time, and the same one is asked for again if it is not: 2 Mbit/s.
+    # A fetch that takes longer is requested again: 2 Mbit/s suffices.
     "socket.timeout.ms": 30_000,
 }
 
@@ -69,7 +69,7 @@ class BlobWriter:
         self._publisher = publisher
         self._metrics, self._clock = wire.metrics, wire.clock
         self._known: set[tuple[str, int]] = set()
-        """(topic, partition) whose leader knows the producer."""
+        """(topic, partition)s whose leader knows the producer."""
 
     def write(
         self,
@@ -84,11 +84,10 @@ class BlobWriter:
     ) -> BlobRef:
         """Publish `data` in chunks of at most CHUNK_BYTES and wait until all are acknowledged.
 
-        `data` may come in pieces of any size, which are taken as they are sent; then `num_bytes` says how many bytes they are together.
-        `blob` is the name within the run, part of every chunk's key; name it by content (`v/12/<sha12>`), so that writing it again is
-        harmless. `sha256`: that of `data`, from a caller that knows it; readers compare it. Raises DeliveryFailed, DeadlineExceeded if no
-        chunk is acknowledged for `stall_s`, and BlobCorrupt if `data` is not of the size that was said; the chunks already written are then
-        garbage that retention removes.
+        `data` may be an iterable of pieces of any size, consumed while they are sent; then `num_bytes` is their total size. `blob` is the
+        name within the run, part of every chunk's key; name it by content (`v/12/<sha12>`), so that a second write is harmless. `sha256`:
+        of `data`, if the caller knows it; readers compare it. Raises DeliveryFailed, DeadlineExceeded if no chunk is acknowledged for
+        `stall_s`, and BlobCorrupt if `data` has not `num_bytes`; retention later removes the chunks already written.
         """
         started_s = self._clock.monotonic_s()
         if isinstance(data, bytes | memoryview):
@@ -96,7 +95,7 @@ class BlobWriter:
         assert num_bytes is not None, "pieces come with their size"
         num_chunks = max(1, -(-num_bytes // CHUNK_BYTES))
         partition = partition_of(f"{run_id}/{blob}", self._publisher.num_partitions(topic))
-        # Several at once are safe only behind one that the leader has taken: see `profiles`.
+        # Several at once are safe only after the leader has accepted one: see `profiles`.
         most = _MOST_UNACKNOWLEDGED if (topic.name, partition) in self._known else 1
         written: list[tuple[Coordinates, int, str]] = []
         on_their_way: deque[tuple[Receipt, int, str]] = deque()
@@ -149,7 +148,7 @@ class BlobWriter:
 
 
 class BlobReader:
-    """Reads blobs, from any thread. Each read opens a client of its own, unless `warm` opened one to keep; then `close` the reader."""
+    """Reads blobs, from any thread. Each read opens its own client, unless `warm` opened one to keep; then `close` the reader."""
 
     def __init__(self, cluster: Cluster, wire: Wire) -> None:
         self._cluster = cluster
@@ -169,7 +168,7 @@ class BlobReader:
             self._keeps = True
 
     def close(self) -> None:
-        """Close the client that is kept. Idempotent; later reads work, each with a client of its own."""
+        """Close the kept client. Idempotent; later reads open their own clients."""
         with self._lock:
             self._keeps = False
             consumer, self._idle = self._idle, None
@@ -177,7 +176,7 @@ class BlobReader:
             consumer.close()
 
     def read(self, ref: BlobRef, run_id: str, *, stall_s: float = STALL_S) -> bytes:
-        """The blob's bytes. Raises BlobCorrupt, OffsetLost (retention took it) or DeadlineExceeded (nothing more came for `stall_s`)."""
+        """The blob's bytes. Raises BlobCorrupt, OffsetLost (retention deleted it) or DeadlineExceeded (nothing came for `stall_s`)."""
         with self._counted(ref), closing(StreamDigest()) as whole, closing(self._chunks(ref, run_id, stall_s)) as chunks:
             read = []
             for chunk in chunks:
@@ -188,9 +187,9 @@ class BlobReader:
             return b"".join(read)
 
     def read_each(self, refs: Sequence[BlobRef], run_id: str, *, stall_s: float = STALL_S) -> Iterator[tuple[int, bytes | TransportError]]:
-        """Many blobs by their number in `refs`: the bytes of each, or what `read` would have raised. In the order of the log.
+        """Many blobs, in the order of the log: each one's index in `refs` and its bytes, or the error that `read` would raise.
 
-        One fetch holds many small blobs; reading them one by one would fetch the same megabytes again for each. `stall_s`: as in `read`.
+        One fetch holds many small blobs; reading them one by one would repeat that fetch for each. `stall_s`: as in `read`.
         """
         lows = self._lows(refs)
         cursor: BlobCursor | None = None
@@ -214,9 +213,9 @@ class BlobReader:
                 self._give_back(cursor.consumer)
 
     def read_files(self, ref: BlobRef, run_id: str, files: Sequence[WeightFile], folder: Path, *, stall_s: float = STALL_S) -> Path:
-        """Split the blob into `files` inside the new folder `folder`, every file verified. Atomic: `folder` is whole or absent.
+        """Split the blob into `files` inside the new folder `folder`, every file verified. `folder` is complete or absent.
 
-        What had arrived when the network failed stays beside it, and the next call for the same folder goes on there (`blob_files`).
+        After a transport error the arrived bytes stay beside it, and the next call for the same folder goes on there (`ArrivingFiles`).
         Raises as `read` does; FileExistsError if `folder` exists.
         """
         with self._counted(ref), ArrivingFiles(folder, files, ref.sha256) as arriving:
@@ -228,7 +227,7 @@ class BlobReader:
             return arriving.complete()
 
     def read_chunks(self, ref: BlobRef, run_id: str, first: int, end: int, *, stall_s: float = STALL_S) -> Generator[bytes, None, None]:
-        """The chunks from index `first` to before `end`, not verified: the caller knows their checksums. Raises as `read` does."""
+        """The chunks of index `first` to `end` - 1, not verified: the caller knows their checksums. Raises as `read` does."""
         with closing(self._chunks(ref, run_id, stall_s, first=first, end=end)) as chunks:
             for chunk in chunks:
                 self._metrics.blob_bytes.labels("read").inc(len(chunk.data))
@@ -246,7 +245,7 @@ class BlobReader:
         self._metrics.blob_seconds.labels("read").observe(self._clock.monotonic_s() - started_s)
 
     def _refuse(self, ref: BlobRef, run_id: str, stall_s: float) -> NoReturn:
-        """Raise BlobCorrupt for bytes that are together not the promised ones. Reads once more to say which chunk is not."""
+        """Raise BlobCorrupt; reads the blob once more to name the wrong chunk."""
         with closing(self._chunks(ref, run_id, stall_s)) as chunks:
             _refuse_altered(chunks, ref)
 
@@ -258,7 +257,7 @@ class BlobReader:
         return data
 
     def _lows(self, refs: Sequence[BlobRef]) -> dict[tuple[str, int], int]:
-        """The first offset that each partition holds, of those that `refs` name and that exist."""
+        """The first offset of each partition in `refs` whose topic is known."""
         places = sorted({(ref.topic, ref.partition) for ref in refs if ref.topic in BY_NAME})
         physical = {place: (self._wire.namespace.topic(BY_NAME[place[0]]), place[1]) for place in places}
         if not places:
@@ -268,14 +267,14 @@ class BlobReader:
         return {place: found[physical[place]][0] for place in places}
 
     def _chunks(self, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0, end: int | None = None) -> Generator[Chunk, None, None]:
-        """The blob's chunks, by a client that is given back if it has read them all."""
+        """The blob's chunks, read with a borrowed client."""
         with self._client() as consumer:
             yield from self._chunks_at(BlobCursor(consumer), ref, run_id, stall_s, first=first, end=end)
 
     def _chunks_at(
         self, cursor: BlobCursor, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0, end: int | None = None
     ) -> Generator[Chunk, None, None]:
-        """The blob's chunks from `first` on by index to before `end`, not verified; repeated and foreign ones are passed over."""
+        """The blob's chunks of index `first` to `end` - 1, not verified; skips repeated chunks and those of other blobs."""
         topic = BY_NAME.get(ref.topic)
         if topic is None:
             raise BlobCorrupt(f"The blob {ref.blob} names the topic {ref.topic!r}, which is not one of ours.")
@@ -283,7 +282,7 @@ class BlobReader:
         end = ref.num_chunks if end is None else end
         if wanted == end:
             return
-        # Each chunk takes an offset at least, so that none of those wanted lies below this one.
+        # Each chunk takes at least one offset, so the wanted chunks begin here or later.
         rest = replace(ref, first_offset=min(ref.first_offset + first, ref.last_offset))
         cursor.go_to(self._wire.namespace.topic(topic), rest)
         for message in cursor.messages(rest, stall_s, self._clock):
@@ -302,11 +301,11 @@ class BlobReader:
 
     @contextmanager
     def _client(self) -> Iterator[RawConsumer]:
-        """A client, given back if the block ends well. Otherwise closed: nobody knows where it stands."""
+        """A client; closed if the block raises, because its position is then unknown, else given back."""
         consumer = self._borrow()
         try:
             yield consumer
-        except BaseException:  # whatever ends the block, an interrupt or an abandoned generator included
+        except BaseException:  # also an interrupt or an abandoned generator
             consumer.close()
             raise
         self._give_back(consumer)
@@ -336,7 +335,7 @@ class BlobReader:
 
 
 def _refuse_altered(chunks: Iterable[Chunk], ref: BlobRef) -> NoReturn:
-    """Raise BlobCorrupt for a blob whose bytes are not the promised ones, with the chunk that is not, if one of them tells."""
+    """Raise BlobCorrupt for an altered blob; names the first chunk with a wrong checksum."""
     for chunk in chunks:
         if sha256_of(chunk.data) != chunk.sha256:
             raise BlobCorrupt(f"Chunk {chunk.index} of {ref.blob} does not have the promised checksum.")
@@ -344,7 +343,7 @@ def _refuse_altered(chunks: Iterable[Chunk], ref: BlobRef) -> NoReturn:
 
 
 def cut(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes | memoryview]:
-    """The same bytes in pieces of `size`, the last one shorter; one empty piece of none. Copies only where two pieces meet."""
+    """The same bytes in pieces of `size`, the last one shorter; no bytes give one empty piece. Copies only where two pieces meet."""
     begun: list[bytes | memoryview] = []
     missing, is_empty = size, True
     for piece in pieces:
@@ -362,7 +361,7 @@ def cut(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes | mem
 
 
 def _with_digests(pieces: Iterable[bytes | memoryview], pool: ThreadPoolExecutor) -> Iterator[tuple[bytes | memoryview, str]]:
-    """Each piece with its SHA-256, which the pool makes of the next ones meanwhile."""
+    """Each piece with its SHA-256; the pool hashes the next pieces meanwhile."""
     ahead: deque[tuple[bytes | memoryview, Future[str]]] = deque()
     for piece in pieces:
         ahead.append((piece, pool.submit(sha256_of, piece)))

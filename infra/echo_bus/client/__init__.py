@@ -1,1 +1,1 @@
-"""Clients of a cluster: confluent-kafka's and what is configured for them, publishing, transactions, questions to the cluster."""
+"""Clients of a cluster: confluent-kafka's with their properties, publishing, transactions, requests to the cluster."""

@@ -1,4 +1,4 @@
-"""What an error that a consumer returns means: go on, or stop with an error a person can act on."""
+"""What an error event of a consumer means: go on, or stop with an error that says what to do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REPLACED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INST
 def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
     """Return if the client recovers by itself, else raise NotAuthorized, TopicMissing, OffsetLost, MemberReplaced or TransportError.
 
-    `group`: that of a member. Without, the reader joins none and needs no right on any, although the client asks after one by itself.
+    `group`: the member's group. A reader joins none and needs no right on one, so without `group` a refusal for a group is ignored.
     """
     code, where = error.code(), f"{raw.topic()}[{raw.partition()}]" if raw.topic() else "the group"
     if code == END_OF_PARTITION:
@@ -48,7 +48,7 @@ def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
         raise TopicMissing(f"{where} does not exist: {error.str()}.", hint="Run `echoswarm topics apply`.")
     if code in _LOST:
         raise OffsetLost(f"The position asked for is not in {where} any more: {error.str()}.", hint="Choose where to go on reading.")
-    # A member that is fenced hears of a fatal error, which names its cause in its text alone.
+    # A fenced member gets a fatal error whose text alone names the cause.
     if code in _REPLACED or (code == _FATAL and _FENCED in error.str()):
         raise MemberReplaced(
             f"Another consumer has taken this one's place in the group: {error.str()}.",

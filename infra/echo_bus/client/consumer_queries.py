@@ -1,10 +1,10 @@
-"""What a consumer can ask of the cluster: how many partitions a topic has, where a partition begins and ends, what a group has done of it.
+"""Requests to the cluster: a topic's number of partitions, a partition's first and last offsets, a group's committed offsets.
 
-Nobody asks an admin client for a group's offsets or its members: where a coordinator moves, or the connection to it is lost, librdkafka
-(2.16) ends the whole process then (librdkafka#5040, librdkafka#5397), be it a minute after the answer was given up.
+Never ask an admin client for a group's offsets or members: if the coordinator moves or its connection is lost, librdkafka (2.16) ends the
+whole process (librdkafka#5040, librdkafka#5397), even a minute after the request has timed out.
 
-Leaders and coordinators move, and are unknown for a moment after a topic or a group was made: such answers are asked for again until the
-time is up.
+Leaders and coordinators move, and are unknown for a moment after a topic or a group was created: such requests are repeated until the
+time-out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
-from echo_bus.client.cluster import Cluster, RawConsumer
+from echo_bus.client.cluster import Cluster, RawConsumer, RawProducer
 from echo_bus.client.kafka import translate
 from echo_bus.client.profiles import GROUP_CONSUMER
 from echo_bus.client.refusals import refused
@@ -24,7 +24,7 @@ from echo_schemas.rights import Resource
 
 QUERY_S = 30.0
 _AGAIN_S = 0.05
-# How long an asker waits before it looks for a refusal the first time, then twice as long: a slow answer must not come too late each time.
+# The asker waits this long before it looks for a refusal, then twice as long each time, so that a slow answer still arrives.
 _FIRST_WAIT_S = 0.25
 _NO_ANSWER = KafkaError._TIMED_OUT  # noqa: SLF001  public in librdkafka, underscored in Python
 _CONNECTION_LOST = KafkaError._TRANSPORT  # noqa: SLF001  see above
@@ -51,20 +51,20 @@ _COORDINATOR_MOVES = frozenset(
 
 
 def open_asker(cluster: Cluster, group: str, client_id: str) -> RawConsumer:
-    """A client that may ask what `group` has committed. It joins nothing, and assigns nothing; close it."""
+    """A client for reading the committed offsets of `group`. It never joins the group; close it."""
     properties = {name: value for name, value in GROUP_CONSUMER.items() if name != "partition.assignment.strategy"}
     return cluster.consumer({**properties, "group.id": group, "client.id": client_id})
 
 
-def num_partitions(consumer: RawConsumer, physical: str, timeout_s: float = QUERY_S) -> int:
+def num_partitions(client: RawConsumer | RawProducer, physical: str, timeout_s: float = QUERY_S) -> int:
     """How many partitions a topic has. Raises TopicMissing, ClusterUnreachable, NotAuthorized."""
     deadline = Deadline.after(timeout_s)
     while True:
         try:
-            found = consumer.list_topics(physical, timeout=max(_AGAIN_S, deadline.remaining_s())).topics.get(physical)
+            found = client.list_topics(physical, timeout=max(_AGAIN_S, deadline.remaining_s())).topics.get(physical)
             break
         except KafkaException as exc:
-            # A connection that is not set up in time is dropped, and what was asked on it with it; the client makes another.
+            # The client drops a connection that is not set up in time, together with its requests, and opens another.
             if exc.args[0].code() != _CONNECTION_LOST or deadline.expired():
                 raise translate(exc, physical) from exc
             time.sleep(_AGAIN_S)
@@ -78,10 +78,10 @@ def num_partitions(consumer: RawConsumer, physical: str, timeout_s: float = QUER
 def watermarks(
     consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """The first offset that each (topic, partition) holds, and the one after its last; two requests per leader, however many partitions.
+    """The first offset of each (topic, partition), and the offset after its last record; two requests per leader.
 
-    Not one request per partition: brokers answer a connection in order, so each would wait behind a fetch that waits for records, half a
-    second long. Raises ClusterUnreachable, NotAuthorized, TopicMissing.
+    Not one request per partition: a broker answers a connection's requests in order, so each would wait up to half a second behind a fetch.
+    Raises ClusterUnreachable, NotAuthorized, TopicMissing.
     """
     deadline = Deadline.after(timeout_s)
     lows = _offsets(consumer, places, OFFSET_BEGINNING, deadline)
@@ -90,21 +90,21 @@ def watermarks(
 
 
 def end_offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S) -> dict[tuple[str, int], int]:
-    """The offset after the last one of each (topic, partition); as `watermarks`."""
+    """The offset after the last record of each (topic, partition); as `watermarks`."""
     return _offsets(consumer, places, OFFSET_END, Deadline.after(timeout_s))
 
 
 def offsets_at(
     consumer: RawConsumer, places: Sequence[tuple[str, int]], time_ms: int, timeout_s: float = QUERY_S
 ) -> dict[tuple[str, int], int]:
-    """The first offset of each (topic, partition) whose record is not older than `time_ms`, -1 if all are; as `watermarks`."""
+    """The first offset of each (topic, partition) whose record is not older than `time_ms`, -1 if all are older; as `watermarks`."""
     return _offsets(consumer, places, time_ms, Deadline.after(timeout_s))
 
 
 def committed_offsets(
     asker: RawConsumer, group: str, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S
 ) -> dict[tuple[str, int], int]:
-    """What `group` has committed, without the places in which it committed nothing. `asker`: of `open_asker`. Raises as `committed`."""
+    """The committed offsets of `group`; places without one are left out. `asker`: from `open_asker`. Raises as `committed`."""
     found = committed(asker, places, timeout_s, asks_for=group)
     return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
 
@@ -112,10 +112,10 @@ def committed_offsets(
 def committed(
     consumer: RawConsumer, places: Sequence[tuple[str, int]], timeout_s: float = QUERY_S, *, asks_for: str = ""
 ) -> list[TopicPartition]:
-    """What the consumer's group has committed, with what is noted beside it. One request to the group's coordinator.
+    """The offsets that the consumer's group has committed, with their notes. One request to the group's coordinator.
 
-    `asks_for`: the group, if `consumer` is one of `open_asker`, which reads nothing. A refusal comes to it as a message, and
-    the question is then never answered. Raises ClusterUnreachable, also where no coordinator was found in time, and NotAuthorized.
+    `asks_for`: the group, if `consumer` is from `open_asker`. Such a client gets a refusal as a message, and no answer to the request.
+    Raises NotAuthorized, and ClusterUnreachable, also if no coordinator was found in time.
     """
     deadline = Deadline.after(timeout_s)
     wait_s = _FIRST_WAIT_S if asks_for else timeout_s
@@ -144,14 +144,14 @@ def committed(
 
 
 def _hears_refusal(asker: RawConsumer) -> bool:
-    """Whether the cluster has told the client that its group is closed to it."""
+    """Whether the cluster has refused the client its group."""
     message = asker.poll(0)
     error = None if message is None else message.error()
     return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 def _offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], which: int, deadline: Deadline) -> dict[tuple[str, int], int]:
-    """`which` is a time (Unix, ms), or one of the two that the protocol knows for ends: that of the beginning and that of the end."""
+    """`which`: a time (Unix, ms), OFFSET_BEGINNING or OFFSET_END."""
     asked = [TopicPartition(physical, partition, which) for physical, partition in places]
     while True:
         try:

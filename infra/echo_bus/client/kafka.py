@@ -1,4 +1,4 @@
-"""A real Kafka behind the `Cluster` seam: confluent-kafka's clients with the cluster's address and security added."""
+"""`Cluster` on a real Kafka: confluent-kafka's clients with the cluster's address and security."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from echo_bus.errors import ClusterUnreachable, NotAuthorized, TransportError
 logger = logging.getLogger(__name__)
 
 CLIENT_LOG = f"{__name__}.librdkafka"
-"""The logger of the clients' own lines, most of them about connections. A process that logs keeps them in its log; a command that does not
-log says its error alone."""
+"""The logger of the clients' own lines, most of them about connections. Commands without a log do not show them."""
 _client_logger = logging.getLogger(CLIENT_LOG)
 _client_logger.addHandler(logging.NullHandler())
 
@@ -36,9 +35,9 @@ _AUTHORIZATION = frozenset(
 
 
 class KafkaCluster:
-    """Opens clients on one cluster. Thread-safe. `client_properties` are any librdkafka properties; they win over everything else.
+    """Opens clients on one cluster. Thread-safe. `client_properties`: any librdkafka properties; they win over all others.
 
-    `on_throttle` hears which kind of client (`producer`, `consumer`, `admin`) a quota held back, and for how many seconds; any thread.
+    `on_throttle(kind, seconds)`: called on any thread when a quota delays a `producer`, `consumer` or `admin`.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class KafkaCluster:
     def consumer(self, config: Mapping[str, Any]) -> RawConsumer:
         merged = dict(config)
         if "group.id" not in merged:
-            # librdkafka wants a group even from a reader that never joins one; nothing is ever committed under this name.
+            # librdkafka requires a group also for a reader; nothing is ever committed under this name.
             merged["group.id"] = f"{merged.get('client.id', 'echoswarm')}.reader"
         return cast("RawConsumer", self._open(Consumer, merged))
 
@@ -71,11 +70,11 @@ class KafkaCluster:
             raise self.explain(exc) from exc
 
     def explain(self, error: KafkaException) -> TransportError:
-        """The error a person can act on. A refused login shows up at the call only as a time-out: the client's own report says more."""
+        """The error to show. The call reports a refused login only as a time-out; the client's error callback says more."""
         return self._refused_login() or translate(error, self.bootstrap)
 
     def check_login(self) -> None:
-        """Raise NotAuthorized if one of the clients has reported a refused login. Blocks for nothing."""
+        """Raise NotAuthorized if a client has reported a refused login. Never blocks."""
         if (refused := self._refused_login()) is not None:
             raise refused
 
@@ -97,12 +96,12 @@ class KafkaCluster:
             ) from exc
 
     def _throttled(self, kind: str, event: Any) -> None:
-        """Called by librdkafka from whichever thread polls, also once with 0 when it is over."""
+        """Called by librdkafka on a polling thread; once with 0 when the delay is over."""
         if self._on_throttle is not None and event.throttle_time > 0:
             self._on_throttle(kind, event.throttle_time)
 
     def _on_error(self, error: KafkaError) -> None:
-        """Called by librdkafka from whichever thread polls. Errors here are informational: the client retries by itself."""
+        """Called by librdkafka on a polling thread. These errors are informational: the client retries by itself."""
         with self._lock:
             if self._last_error is None or error.code() in _AUTHENTICATION:
                 self._last_error = error
@@ -110,7 +109,7 @@ class KafkaCluster:
 
 
 def translate(error: KafkaException, where: str) -> TransportError:
-    """The errors of `errors.py` for what confluent-kafka raises."""
+    """The error of `errors.py` for an exception of confluent-kafka."""
     cause: KafkaError = error.args[0]
     if cause.code() in _AUTHENTICATION or cause.code() in _AUTHORIZATION:
         return NotAuthorized(f"The cluster at {where} does not allow this: {cause.str()}", hint="Compare with `echoswarm acls render`.")

@@ -1,6 +1,6 @@
 """librdkafka properties by purpose. Layers: base, then purpose, then the user's `[kafka.client]`, which wins.
 
-Numbers whose source is not named are from librdkafka's CONFIGURATION.md or were measured on a real cluster: see docs/kafka.md.
+Numbers without a named source are from librdkafka's CONFIGURATION.md or were measured on a real cluster: see docs/kafka.md.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import Any
 
 Properties = Mapping[str, Any]
 
-# Below every broker's default limit (1,048,588 bytes with the batch's own overhead), so no cluster setting needs raising.
+# Below every broker's default limit (1,048,588 bytes including the batch's overhead), so no cluster needs another setting.
 MAX_RECORD_BYTES = 900_000
 
 
-def _frozen(**properties: Any) -> Properties:
-    return MappingProxyType({name.replace("_", "."): value for name, value in properties.items()})
+def _frozen(*layers: Properties, **properties: Any) -> Properties:
+    """The `layers`, each over the one before, and `properties` over all."""
+    merged = {name: value for layer in layers for name, value in layer.items()}
+    return MappingProxyType(merged | {name.replace("_", "."): value for name, value in properties.items()})
 
 
-# Shared by every client. A frozen broker is noticed in seconds rather than a minute, and a moved leader found at once.
+# For every client. It notices a frozen broker in seconds instead of a minute, and finds a moved leader at once.
 FAILOVER = _frozen(
     socket_timeout_ms=6_000,
     socket_connection_setup_timeout_ms=3_000,
@@ -31,8 +33,8 @@ FAILOVER = _frozen(
     retry_backoff_max_ms=500,
 )
 
-# The brokers' side of it, in server.properties of three or more: a dead broker is fenced after two seconds, not nine. Until then it stays
-# in sync by name, and acks=all waits for it in every partition that it follows. The embedded cluster of three has them.
+# For server.properties of three or more brokers: a dead broker is fenced after two seconds, not nine. Until then it counts as in sync, and
+# acks=all waits for it in every partition that it follows. The embedded cluster of three has these.
 BROKER_FAILOVER: Mapping[str, str] = MappingProxyType(
     {
         "broker.session.timeout.ms": "2000",
@@ -45,59 +47,50 @@ BROKER_FAILOVER: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# As many as an idempotent producer may have.
-_MOST_IN_FLIGHT = 5
-
 _PRODUCER_BASE = _frozen(
     enable_idempotence=True,
     acks="all",
-    # Idempotence alone loses records: a leader that does not know the producer yet may refuse its first batch ("not leader") and take its
-    # second, and librdkafka then calls the first one delivered (confluent-kafka-go#921). Nothing is sent behind what is not acknowledged.
+    # Idempotence alone can lose records: a leader that does not know the producer yet may refuse its first batch ("not leader") and accept
+    # its second; librdkafka then reports the first as delivered (confluent-kafka-go#921). So one batch at a time.
     max_in_flight_requests_per_connection=1,
     # librdkafka's own default is CRC32; Java and Faust use murmur2, and co-partitioning needs one rule.
     partitioner="murmur2_random",
     request_timeout_ms=4_000,
-    # Well above any fail-over: an acknowledgement that comes late is better than a duplicate or a loss.
+    # Well above any fail-over: a late acknowledgement is better than a duplicate or a loss.
     delivery_timeout_ms=120_000,
     message_max_bytes=1_000_000,
-    # How long a missing topic may be a topic that was only just created; the default holds a mistake back for 30 s.
+    # How long a missing topic may be one that was just created; with the default a wrong name is reported after 30 s.
     topic_metadata_propagation_max_ms=5_000,
     allow_auto_create_topics=False,
 )
 
-# Many records: fill batches, and let a full buffer hold the caller back. With 20 ms instead of 5 the broker handles a third fewer requests;
-# whatever lies between versions is not in that hurry.
-PRODUCER_THROUGHPUT: Properties = MappingProxyType(
-    {
-        **FAILOVER,
-        **_PRODUCER_BASE,
-        **_frozen(linger_ms=20, batch_size=1_000_000, compression_codec="lz4", queue_buffering_max_kbytes=65_536),
-    }
+# Many records: fill batches, and block the caller while the buffer is full. With 20 ms instead of 5 the broker handles a third fewer
+# requests, and these records are not urgent.
+PRODUCER_THROUGHPUT = _frozen(
+    FAILOVER, _PRODUCER_BASE, linger_ms=20, batch_size=1_000_000, compression_codec="lz4", queue_buffering_max_kbytes=65_536
 )
-# Many records the last of which somebody waits for: batches still fill while they come in a burst.
-PRODUCER_AWAITED: Properties = MappingProxyType({**PRODUCER_THROUGHPUT, **_frozen(linger_ms=2)})
-# For what its sender keeps until it is acknowledged, and could not make again: the client never gives up (0 is librdkafka's "for ever").
-FOR_EVER: Properties = _frozen(delivery_timeout_ms=0)
-# Few records that somebody waits for.
-PRODUCER_LATENCY: Properties = MappingProxyType({**FAILOVER, **_PRODUCER_BASE, **_frozen(linger_ms=0, queue_buffering_max_kbytes=65_536)})
-# Large records that do not compress, several on their way. Whoever writes them waits for the first one on a partition: see `BlobWriter`.
-PRODUCER_BLOBS: Properties = MappingProxyType(
-    {
-        **FAILOVER,
-        **_PRODUCER_BASE,
-        **_frozen(
-            linger_ms=0, batch_size=1_000_000, queue_buffering_max_kbytes=131_072, max_in_flight_requests_per_connection=_MOST_IN_FLIGHT
-        ),
-    }
+# Many records whose last one another role waits for: a burst still fills batches.
+PRODUCER_AWAITED = _frozen(PRODUCER_THROUGHPUT, linger_ms=2)
+# For records that the sender cannot make again and keeps until the acknowledgement: the client never gives up (0: no time-out).
+FOR_EVER = _frozen(delivery_timeout_ms=0)
+# Few records that another role waits for.
+PRODUCER_LATENCY = _frozen(FAILOVER, _PRODUCER_BASE, linger_ms=0, queue_buffering_max_kbytes=65_536)
+# Large incompressible records, several at once. The writer waits for the first one on a partition: see `BlobWriter`.
+PRODUCER_BLOBS = _frozen(
+    FAILOVER,
+    _PRODUCER_BASE,
+    linger_ms=0,
+    batch_size=1_000_000,
+    queue_buffering_max_kbytes=131_072,
+    # The most for an idempotent producer.
+    max_in_flight_requests_per_connection=5,
 )
-# A transaction that outlives the longest fail-over, and a delivery that ends before it: librdkafka refuses any other order. Longer would
-# only keep the readers behind an abandoned transaction waiting longer.
-TRANSACTIONAL: Properties = MappingProxyType({**PRODUCER_LATENCY, **_frozen(transaction_timeout_ms=60_000, delivery_timeout_ms=45_000)})
-# For whoever writes much beside a run: batches fill until the commit, and what it leaves open when it is killed holds the readers back no
+# The transaction's time-out is above the longest fail-over, and the delivery's below it, as librdkafka requires. A longer one would delay
+# readers behind an abandoned transaction.
+TRANSACTIONAL = _frozen(PRODUCER_LATENCY, transaction_timeout_ms=60_000, delivery_timeout_ms=45_000)
+# For commands that write much beside a run: batches fill until the commit. If the command is killed, its open transaction delays readers no
 # longer than this.
-BRIEF_TRANSACTIONS: Properties = MappingProxyType(
-    {**PRODUCER_THROUGHPUT, **_frozen(transaction_timeout_ms=15_000, delivery_timeout_ms=12_000)}
-)
+BRIEF_TRANSACTIONS = _frozen(PRODUCER_THROUGHPUT, transaction_timeout_ms=15_000, delivery_timeout_ms=12_000)
 
 _CONSUMER_BASE = _frozen(
     enable_auto_commit=False,
@@ -106,53 +99,45 @@ _CONSUMER_BASE = _frozen(
     allow_auto_create_topics=False,
     fetch_min_bytes=1,
     fetch_wait_max_ms=500,
-    # The default of one second makes a full client queue stall three times longer than the reader needs.
+    # With the default of one second a full client queue stalls three times longer than the reader needs.
     fetch_queue_backoff_ms=10,
     fetch_error_backoff_ms=50,
-    # Memory of a stalled reader: what librdkafka holds before it stops fetching.
+    # Most memory of a stalled reader: librdkafka stops fetching at this size.
     queued_max_messages_kbytes=32_768,
     isolation_level="read_committed",
 )
 
-GROUP_CONSUMER: Properties = MappingProxyType(
-    {
-        **FAILOVER,
-        **_CONSUMER_BASE,
-        **_frozen(
-            partition_assignment_strategy="cooperative-sticky",
-            auto_offset_reset="earliest",
-            session_timeout_ms=10_000,
-            # Members learn of a rebalance with a heartbeat; at the default of 3 s moved partitions stall that long.
-            heartbeat_interval_ms=1_000,
-            # Nothing blocks the poll thread, so a long interval only guards against a process that hangs.
-            max_poll_interval_ms=300_000,
-        ),
-    }
+GROUP_CONSUMER = _frozen(
+    FAILOVER,
+    _CONSUMER_BASE,
+    partition_assignment_strategy="cooperative-sticky",
+    auto_offset_reset="earliest",
+    session_timeout_ms=10_000,
+    # Members learn of a rebalance at a heartbeat; with the default of 3 s moved partitions stall that long.
+    heartbeat_interval_ms=1_000,
+    # Nothing blocks the poll thread, so a long interval only guards against a process that hangs.
+    max_poll_interval_ms=300_000,
 )
-# For groups whose members come and go on an order: who is called back waits for two heartbeats of the others.
-PROMPT_HEARTBEAT: Properties = _frozen(heartbeat_interval_ms=300)
-# KIP-848: session and heartbeat are the broker's, and the assignor is too.
-NEXT_GENERATION_GROUP: Properties = MappingProxyType(
-    {**FAILOVER, **_CONSUMER_BASE, **_frozen(group_protocol="consumer", auto_offset_reset="earliest", max_poll_interval_ms=300_000)}
+# For groups whose members leave and return on orders: a returning member waits for two heartbeats of the others.
+PROMPT_HEARTBEAT = _frozen(heartbeat_interval_ms=300)
+# KIP-848: the broker sets session, heartbeat and assignor.
+NEXT_GENERATION_GROUP = _frozen(
+    FAILOVER, _CONSUMER_BASE, group_protocol="consumer", auto_offset_reset="earliest", max_poll_interval_ms=300_000
 )
-# No group: positions are the caller's, and one that the log no longer holds is an error, never a silent jump.
-READER: Properties = MappingProxyType({**FAILOVER, **_CONSUMER_BASE, **_frozen(auto_offset_reset="error")})
-# A reader of what is there, which is then closed. An empty fetch tells the end behind a transaction's marker, and whatever is asked of a
-# broker meanwhile waits behind the fetch: half a second each time, if it is held back as long as for readers that stay.
-LOOK: Properties = MappingProxyType({**READER, **_frozen(fetch_wait_max_ms=10)})
-# A reader of a few records out of the middle of a long log. What a client fetches ahead of them, a megabyte of each partition, costs more
-# than they do: 250 records of each of eight partitions of a log of 40,000 took 0.4 s with it and 0.03 s without.
-GLIMPSE: Properties = MappingProxyType({**LOOK, **_frozen(max_partition_fetch_bytes=65_536, queued_min_messages=100)})
-# A reader that has come to the end of a topic on which little is said, and stays there, asking its broker for nothing else. What comes is
-# delivered at once; a process of some views asks a few times a second less. No longer: the time-out of a socket must be above it.
-WATCHER: Properties = MappingProxyType({**READER, **_frozen(fetch_wait_max_ms=2_500)})
-# A reader of a stream that always flows and is waited for by nobody: fetches come back full, or after a moment, instead of once for every
-# few records; each is a request that the broker and both clients pay for.
+# No group: the caller keeps positions, and a position that the log no longer holds is an error.
+READER = _frozen(FAILOVER, _CONSUMER_BASE, auto_offset_reset="error")
+# For a reader that is closed at the end of the log. The end behind a transaction's marker shows in an empty fetch, and other requests wait
+# behind that fetch; with the wait of a following reader each would take half a second.
+LOOK = _frozen(READER, fetch_wait_max_ms=10)
+# For a few records from the middle of a long log. Fetching a megabyte of each partition ahead costs more than the records themselves: 250
+# records of each of eight partitions of a log of 40,000 took 0.4 s with it and 0.03 s without.
+GLIMPSE = _frozen(LOOK, max_partition_fetch_bytes=65_536, queued_min_messages=100)
+# For a reader that stays at the end of a quiet topic and makes no other requests. New records still come at once, and the broker gets a few
+# requests a second less. The wait must stay below the socket's time-out.
+WATCHER = _frozen(READER, fetch_wait_max_ms=2_500)
+# For a steady stream that is not urgent: a fetch returns when it is full or after a moment, not for every few records, because each request
+# costs the broker and the clients.
 GATHERING_MIN_BYTES, GATHERING_WAIT_MS = 1_000_000, 100
-GATHERING_READER: Properties = MappingProxyType(
-    {**READER, **_frozen(fetch_min_bytes=GATHERING_MIN_BYTES, fetch_wait_max_ms=GATHERING_WAIT_MS)}
-)
-# A reader of blobs: one large sequential fetch after another.
-BLOB_READER: Properties = MappingProxyType(
-    {**READER, **_frozen(fetch_max_bytes=67_108_864, max_partition_fetch_bytes=67_108_864, queued_max_messages_kbytes=131_072)}
-)
+GATHERING_READER = _frozen(READER, fetch_min_bytes=GATHERING_MIN_BYTES, fetch_wait_max_ms=GATHERING_WAIT_MS)
+# For blobs: large sequential fetches.
+BLOB_READER = _frozen(READER, fetch_max_bytes=67_108_864, max_partition_fetch_bytes=67_108_864, queued_max_messages_kbytes=131_072)

@@ -1,7 +1,7 @@
-"""Records onto topics: encoded, keyed, bounded, acknowledged or failed loudly.
+"""Publishes records: encodes them, sets key and headers, and reports each acknowledgement or failure.
 
-Threads: any number of callers publish; one thread of the publisher's own polls the client, where acknowledgements arrive. `publish`
-blocks only while the client's buffer is full; the poll thread unblocks it. Callbacks run on the poll thread and must be short.
+Threads: any number of callers publish; the publisher's own thread polls the client, which delivers acknowledgements. `publish` blocks only
+while the client's buffer is full; the poll thread unblocks it. Callbacks run on the poll thread and must be short.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 
 from echo_bus.client.cluster import RawMessage, RawProducer
-from echo_bus.client.kafka import translate
+from echo_bus.client.consumer_queries import num_partitions
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.client.refusals import refused
-from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed, ProducerClosed, RecordTooLarge, TopicMissing, TransportError
 from echo_bus.metrics import BusMetrics
 from echo_schemas.headers import Header, headers_of
@@ -35,12 +34,12 @@ ReceiptCallback = Callable[["Receipt"], None]
 _POLL_S = 0.1
 _FULL_BUFFER_WAIT_S = 0.02
 _ANY_PARTITION = -1
-# One acknowledgement in so many is timed: enough for any quantile, and a histogram costs as much as encoding a small record.
+# One acknowledgement in so many is timed, because a histogram costs as much as encoding a small record.
 _TIMED_EVERY = 16
 
 
 class Receipt:
-    """The fate of one record: its coordinates, or the error. Light, because there is one per record: it makes no lock of its own."""
+    """The result of publishing one record: its coordinates, or the error. All receipts of a publisher share one lock."""
 
     __slots__ = ("_callbacks", "_condition", "_waiters", "error", "where")
 
@@ -57,7 +56,7 @@ class Receipt:
         return self.where is not None or self.error is not None
 
     def wait(self, timeout_s: float) -> Coordinates:
-        """The record's partition and offset. Raises DeliveryFailed (or its kin) if it failed, DeadlineExceeded if nothing is known yet."""
+        """The record's partition and offset. Raises the record's error if it failed, DeadlineExceeded if it is not settled in time."""
         with self._condition:
             self._waiters += 1
             self._condition.wait_for(lambda: self.done, timeout_s)
@@ -69,17 +68,17 @@ class Receipt:
         return self.where
 
     def on_done(self, callback: ReceiptCallback) -> None:
-        """Call `callback(receipt)` once, on the poll thread, or now if the fate is known."""
+        """Call `callback(receipt)` once, on the poll thread, or now if the receipt is settled."""
         with self._condition:
-            # Noted before looking: `settle` does it the other way round, so one of the two sees the other.
+            # Add first, then look; `settle` does the reverse, so one of the two runs the callback.
             self._callbacks += (callback,)
         if self.done:
             self._run_callbacks()
 
     def settle(self, where: Coordinates | None, error: TransportError | None) -> None:
-        """Set the fate; called once, by the publisher."""
+        """Set the result; called once, by the publisher."""
         self.where, self.error = where, error
-        # Nearly every receipt has nobody waiting, and then no lock is taken.
+        # Almost no receipt has a waiting thread, and then no lock is taken.
         if self._waiters:
             with self._condition:
                 self._condition.notify_all()
@@ -100,7 +99,7 @@ class Publisher:
         """`poll=False`: the caller polls (transactions do)."""
         self._producer = producer
         self._wire = wire
-        # What each record asks for, looked up once.
+        # Looked up once, not per record.
         self._encode, self._physical, self._source = wire.codec.encode, wire.namespace.topic, wire.client_id
         self._condition = threading.Condition()
         self._failure: TransportError | None = None
@@ -122,8 +121,8 @@ class Publisher:
     ) -> Receipt:
         """Hand over `record`. The key is the topic's own unless given; the partition follows from the key unless given.
 
-        Raises InvalidRecord if the record contradicts itself, RecordTooLarge, ProducerClosed, and once the error of an earlier failed
-        delivery, so that no loss goes unseen; that of a client that has failed for good each time.
+        Raises InvalidRecord if the record contradicts itself, RecordTooLarge, ProducerClosed, the error of an earlier failed delivery once,
+        and the error of a client that has failed for good each time.
         """
         value = self._encode(record)
         all_headers = headers_of(record, source=self._source, time_ms=self._wire.clock.time_ms())
@@ -135,8 +134,7 @@ class Publisher:
         return self._produce_traced(record, physical, value, key, partition, all_headers)
 
     def publish_together(self, topic: Topic, records: Sequence[Record]) -> list[Receipt]:
-        """As `publish`, of several records at once: one signature is made for many. Raises before the first one is handed over, or as
-        `publish` does in their order."""
+        """As `publish`, for several records, with one signature for many. An invalid record raises before any is handed over."""
         physical, time_ms = self._physical(topic), self._wire.clock.time_ms()
         encoded = [(topic.key_of(record), self._encode(record)) for record in records]
         signatures = self._wire.signer.sign(physical, encoded) if self._wire.signer is not None and topic.author is not None else None
@@ -149,75 +147,24 @@ class Publisher:
         return receipts
 
     def publish_tombstone(self, topic: Topic, key: str) -> Receipt:
-        """Say that `key` of a compacted topic is gone."""
-        return self._produce(self._physical(topic), None, key, None, ())
+        """Delete `key` of a compacted topic."""
+        return self.publish_bytes(self._physical(topic), None, key=key)
 
     def publish_bytes(
         self,
         physical: str,
         value: bytes | None,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
         partition: int | None = None,
         time_ms: int = 0,
     ) -> Receipt:
-        """Hand over bytes as they are (dead letters keep what they got). `time_ms`: the record's; 0: now."""
-        return self._produce(physical, value, key, partition, headers, time_ms)
-
-    def flush(self, timeout_s: float) -> None:
-        """Wait until everything handed over is acknowledged. Raises DeadlineExceeded, or the error of a failed delivery."""
-        left = self._producer.flush(timeout_s)
-        self._raise_failure()
-        if left:
-            raise DeadlineExceeded(f"{left} records were not acknowledged within {timeout_s:g} s; they may still be.")
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Flush and stop. Idempotent. Raises as `flush` does, but is closed all the same."""
-        if self._closed:
-            return
-        try:
-            self.flush(timeout_s)
-        finally:
-            self._closed = True
-            if self._thread is not None:
-                self._thread.join(timeout_s)
-
-    def num_partitions(self, topic: Topic, timeout_s: float = 10.0) -> int:
-        """How many partitions a topic has. Raises TopicMissing, ClusterUnreachable, NotAuthorized."""
-        physical = self._physical(topic)
-        try:
-            found = self._producer.list_topics(physical, timeout=timeout_s).topics.get(physical)
-        except KafkaException as exc:
-            raise translate(exc, physical) from exc
-        if found is None or not found.partitions:
-            raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
-        return len(found.partitions)
-
-    def _produce_traced(
-        self, record: Record, physical: str, value: bytes, key: str | None, partition: int | None, headers: list[Header]
-    ) -> Receipt:
-        followed = None if self._wire.tracer is None else self._wire.tracer.writes(record)
-        if followed is None:
-            return self._produce(physical, value, key, partition, headers)
-        header, written = followed
-        receipt = self._produce(physical, value, key, partition, [*headers, header])
-        receipt.on_done(lambda done: None if done.where is None else written())
-        return receipt
-
-    def _produce(
-        self,
-        physical: str,
-        value: bytes | None,
-        key: str | bytes | None,
-        partition: int | None,
-        headers: Sequence[tuple[str, bytes]],
-        time_ms: int = 0,
-    ) -> Receipt:
+        """Hand over bytes unchanged, for dead letters. `time_ms`: the record's time; 0: now."""
         if self._closed:
             raise ProducerClosed(f"Something was published to {physical} after the publisher was closed.")
         if self._ended is not None:
-            # Nobody polls any more, so no acknowledgement would ever be heard.
+            # The poll thread has ended, so no acknowledgement would arrive.
             raise self._ended
         if self._failure is not None:
             self._raise_failure()
@@ -247,8 +194,41 @@ class Publisher:
         topic_metrics.num_bytes.inc(num_bytes)
         return receipt
 
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all records are acknowledged. Raises DeadlineExceeded, or the error of a failed delivery."""
+        left = self._producer.flush(timeout_s)
+        self._raise_failure()
+        if left:
+            raise DeadlineExceeded(f"{left} records were not acknowledged within {timeout_s:g} s; they may still be.")
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Flush and stop. Idempotent. Raises as `flush`, but closes the publisher in any case."""
+        if self._closed:
+            return
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._closed = True
+            if self._thread is not None:
+                self._thread.join(timeout_s)
+
+    def num_partitions(self, topic: Topic, timeout_s: float = 10.0) -> int:
+        """How many partitions a topic has. Raises TopicMissing, ClusterUnreachable, NotAuthorized."""
+        return num_partitions(self._producer, self._physical(topic), timeout_s)
+
+    def _produce_traced(
+        self, record: Record, physical: str, value: bytes, key: str | None, partition: int | None, headers: list[Header]
+    ) -> Receipt:
+        followed = None if self._wire.tracer is None else self._wire.tracer.writes(record)
+        if followed is None:
+            return self.publish_bytes(physical, value, key=key, partition=partition, headers=headers)
+        header, written = followed
+        receipt = self.publish_bytes(physical, value, key=key, partition=partition, headers=[*headers, header])
+        receipt.on_done(lambda done: None if done.where is None else written())
+        return receipt
+
     def _wait_for_room(self, topic_metrics: _TopicMetrics) -> None:
-        """The client's buffer is full: hold the caller back while acknowledgements free it."""
+        """Block the caller while the client's buffer is full; acknowledgements free it."""
         started_s = time.monotonic()
         self._producer.poll(_FULL_BUFFER_WAIT_S)
         topic_metrics.blocked.inc(time.monotonic() - started_s)
@@ -264,28 +244,27 @@ class Publisher:
                 topic_metrics.seconds.observe(time.monotonic() - started_s)
             self._settle(receipt, topic_metrics, Coordinates(partition=message.partition() or 0, offset=offset), None)
             return
-        # The client takes such a record for delivered because a later one was; no broker has said so.
-        failure = _unproven(topic_metrics.physical) if error is None else _failed(topic_metrics.physical, error)
+        failure = _failed(topic_metrics.physical, error)
         self._wire.metrics.publish_failures.labels(topic_metrics.physical, "no offset" if error is None else error.name()).inc()
         logger.error("%s", failure)
         self._failure = failure
         self._settle(receipt, topic_metrics, None, failure)
 
     def _settle(self, receipt: Receipt, topic_metrics: _TopicMetrics, where: Coordinates | None, error: TransportError | None) -> None:
-        """Settle a receipt. What its callbacks raise is raised to the next caller: the thread goes on, for others wait for theirs."""
+        """Settle a receipt. The next caller gets an exception of its callbacks; the thread goes on, because others wait for receipts."""
         try:
             receipt.settle(where, error)
-        except Exception as exc:  # callbacks are the callers' own and may raise anything
+        except Exception as exc:  # callbacks of callers may raise anything
             logger.exception("What follows an acknowledgement from %s has failed", topic_metrics.physical)
             self._failure = TransportError(f"What follows an acknowledgement from {topic_metrics.physical} has failed: {exc!r}.")
             self._failure.__cause__ = exc
 
     def forget_failure(self) -> None:
-        """Let a failed delivery go unraised: the records of a transaction that is rolled back were never promised to anybody."""
+        """Do not raise the failed delivery: the records of a transaction that is rolled back need not arrive."""
         self._failure = None
 
     def _raise_failure(self) -> None:
-        """Raise the oldest unseen failure once; the caller that goes on after it does so knowingly."""
+        """Raise the newest failure that was not raised yet, once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -308,7 +287,7 @@ class Publisher:
 
 
 class _TopicMetrics:
-    """The labelled collectors of one topic: looked up once, not per record."""
+    """The labelled collectors of one topic, so that they are looked up once, not per record."""
 
     __slots__ = ("blocked", "num_bytes", "physical", "published", "seconds")
 
@@ -321,22 +300,16 @@ class _TopicMetrics:
 
 
 def _failed(physical: str, error: Any) -> TransportError:
-    """The error for a record that was not acknowledged."""
+    """The error for a record that was not acknowledged, or (None) acknowledged without an offset."""
+    if error is None:
+        # The client assumed the delivery, because a later record was delivered; no broker has confirmed it.
+        return DeliveryFailed(
+            f"A record for {physical} was acknowledged without an offset, so it may be missing from the log.",
+            hint="Publish it again: readers count a repeated record once.",
+        )
     code = error.code()
     if code in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001  public in librdkafka
         return TopicMissing(f"The topic {physical}, or the partition asked for, does not exist.", hint="Run `echoswarm topics apply`.")
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return refused("Write", Resource.TOPIC, physical)
     return DeliveryFailed(f"A record for {physical} was not acknowledged: {error.str()}.")
-
-
-def _unproven(physical: str) -> DeliveryFailed:
-    return DeliveryFailed(
-        f"A record for {physical} was acknowledged without an offset, so nobody knows whether it is in the log.",
-        hint="Publish it again: readers take a record that comes twice for one.",
-    )
-
-
-def wait_all(receipts: Sequence[Receipt], deadline: Deadline) -> list[Coordinates]:
-    """The coordinates of all receipts, in order. Raises as `Receipt.wait` does."""
-    return [receipt.wait(deadline.remaining_s()) for receipt in receipts]

@@ -1,7 +1,7 @@
-"""Transactions: several records, and positions of consumer groups, that others see together or not at all.
+"""Transactions: several records, and positions of consumer groups, that readers see together or not at all.
 
-One thread uses a writer. A fatal error means this producer is dead and *may* mean that a successor exists (KIP-98 fencing, but also a
-transaction time-out): `ProducerFenced` says so, and the caller decides by reading the newest session claim.
+One thread uses a writer. After a fatal error the producer is dead; a successor *may* exist (KIP-98 fencing), but a transaction time-out has
+the same effect. So `ProducerFenced` is raised, and the caller reads the newest session claim to find out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# A commit or init asks the coordinator again until this is over; longer than any fail-over.
+# A commit or init asks the coordinator again until this time-out; longer than any fail-over.
 DEFAULT_TIMEOUT_S = 60.0
 
 
@@ -39,23 +39,23 @@ class TransactionalWriter:
         """`producer` was configured with this `transactional.id` (see `profiles.TRANSACTIONAL`)."""
         self._producer = producer
         self._transactional_id = transactional_id
-        # One that everybody with a transactional id may see; without a name the answer describes every topic of the cluster.
+        # A topic that every role with a transactional id may describe; without a name the answer would hold every topic.
         self._topic = wire.namespace.topic(PROGRESS)
         self._metrics, self._clock = wire.metrics, wire.clock
         self._publisher = Publisher(producer, wire, poll=False)
         self._open = False
 
     def start(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Take over the transactional id: an unfinished transaction of a predecessor is rolled back and the predecessor fenced."""
+        """Take over the transactional id: fences a predecessor and rolls back its open transaction."""
         deadline = Deadline.after(timeout_s, self._clock)
         self._connect(deadline)
         self._call(self._producer.init_transactions, deadline, "taking over the transactional id")
 
     @contextmanager
     def transaction(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[TransactionalWriter]:
-        """Everything published inside commits when the block ends, and is rolled back when it raises.
+        """Commits the records published inside when the block ends; rolls them back if it raises.
 
-        Raises TransactionAborted when the cluster refused and the same writer may try again, ProducerFenced when the writer is dead.
+        Raises TransactionAborted if the cluster refused and the same writer may try again, ProducerFenced if the writer is dead.
         """
         deadline = Deadline.after(timeout_s, self._clock)
         started_s = self._clock.monotonic_s()
@@ -67,7 +67,7 @@ class TransactionalWriter:
         except ProducerFenced:
             self._metrics.transactions.labels("fenced").inc()
             raise
-        except BaseException:  # whatever ended the block, an interrupt included: nothing of it may be seen
+        except BaseException:  # also an interrupt: readers must see nothing of the block
             self._abort(deadline)
             raise
         finally:
@@ -76,12 +76,12 @@ class TransactionalWriter:
         self._metrics.transaction_seconds.observe(self._clock.monotonic_s() - started_s)
 
     def publish(self, topic: Topic, record: Record, *, key: str | None = None, partition: int | None = None) -> Receipt:
-        """Hand over a record of the open transaction. Its receipt settles at the latest when the transaction commits."""
+        """Hand over a record of the open transaction. Its receipt is settled at the latest when the transaction commits."""
         self._require_open()
         return self._publisher.publish(topic, record, key=key, partition=partition)
 
     def publish_tombstone(self, topic: Topic, key: str) -> Receipt:
-        """Say, within the open transaction, that `key` is gone."""
+        """Delete `key`, within the open transaction."""
         self._require_open()
         return self._publisher.publish_tombstone(topic, key)
 
@@ -94,12 +94,12 @@ class TransactionalWriter:
         headers: Sequence[tuple[str, bytes]] = (),
         partition: int | None = None,
     ) -> Receipt:
-        """Hand over bytes as they are, within the open transaction."""
+        """Hand over bytes unchanged, within the open transaction."""
         self._require_open()
         return self._publisher.publish_bytes(physical, value, key=key, headers=headers, partition=partition)
 
     def move(self, member: RawConsumer, positions: list[TopicPartition], timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Let the group of `member`, a client that has joined nothing, stand at `positions` once the open transaction is committed."""
+        """Set the positions of `member`'s group when the open transaction commits. `member` must not have joined the group."""
         self._require_open()
         deadline = Deadline.after(timeout_s, self._clock)
         group = member.consumer_group_metadata()
@@ -108,13 +108,13 @@ class TransactionalWriter:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Forget the writer. An open transaction is left to the coordinator, which rolls it back."""
+        """Drop the records that are not sent. The coordinator rolls an open transaction back."""
         self._producer.purge()
 
     def _connect(self, deadline: Deadline) -> None:
-        """Have a connection: a client without one finds nobody to ask for its coordinator, and asks again half a second later."""
+        """Open a connection first: without one the client finds no broker to ask for its coordinator, and retries after half a second."""
         try:
-            # The first answer comes over a connection to the configured address, which the client gives up once it knows its brokers.
+            # Twice, because the client closes the connection to the configured address once it knows its brokers.
             for _ in range(2):
                 self._producer.list_topics(self._topic, timeout=deadline.remaining_s())
         except KafkaException as exc:
@@ -125,12 +125,12 @@ class TransactionalWriter:
             raise TransportError("A transactional writer publishes only inside `with writer.transaction():`.")
 
     def _commit(self, deadline: Deadline) -> None:
-        # Flushing first makes the commit itself several times quicker, and a record that failed is named here, not as an abort.
+        # Flushing first makes the commit several times faster, and reports a failed record as such instead of as an abort.
         self._call(lambda timeout_s: self._publisher.flush(timeout_s), deadline, "delivering the transaction's records")
         self._call(self._producer.commit_transaction, deadline, "committing")
 
     def _abort(self, deadline: Deadline) -> None:
-        """Roll back; an error here must not hide the one that led here, unless the producer is dead."""
+        """Roll back. An error here must not hide the block's own error, unless the producer is dead."""
         try:
             self._call(self._producer.abort_transaction, deadline, "rolling back")
         except ProducerFenced:
@@ -138,12 +138,12 @@ class TransactionalWriter:
             raise
         except TransportError as exc:
             logger.warning("The transaction could not be rolled back and will time out: %s", exc)
-        # Rolling back purges what was not sent yet, which reports it as failed.
+        # Rolling back purges unsent records, which reports them as failed.
         self._publisher.forget_failure()
         self._metrics.transactions.labels("aborted").inc()
 
     def _call(self, step: Callable[[float], object], deadline: Deadline, doing: str) -> None:
-        """Run one step of the protocol, again while the cluster asks for patience, and translate what it raises."""
+        """Run one step of the protocol, repeat it after retriable errors, and translate other errors."""
         while True:
             try:
                 step(deadline.remaining_s())

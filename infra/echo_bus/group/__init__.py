@@ -1,1 +1,1 @@
-"""Reading as a member of a group: the loop that polls, the thread that works, and which offsets are done."""
+"""Reading as a member of a group: the loop that polls, the worker thread, and the offsets that are done."""

@@ -1,12 +1,12 @@
-"""The consumer loop: a group's messages to a handler, at least once, with bounded memory, and a poll thread that never waits for work.
+"""The consumer loop: delivers a group's messages to a handler, at least once, with bounded memory; the poll thread never waits for work.
 
     run()    the caller's thread polls: fetches, hands over, pauses, commits, answers rebalances
-    worker   one thread of the loop's own decodes and calls the handler (consumer_worker.py)
+    worker   the loop's own thread decodes and calls the handler (worker.py)
     stop()   any thread, or a signal handler: drains, commits, leaves the group
 
-Back-pressure: with the hand-over full the poll thread first waits a moment for room, because pausing makes the client throw away what it
-has fetched; if the worker is slower than that, everything is paused, and polling goes on so that the group keeps the member.
-Offsets are committed explicitly, never by the client: the first offset of each partition whose work is not done.
+Back-pressure: while the hand-over is full the poll thread waits a moment for room, because the client drops what it has fetched when it is
+paused. If the worker needs longer, the poll thread pauses all partitions and goes on polling, so that the group keeps the member.
+The loop commits explicitly, for each partition the first offset whose work is not done.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from echo_bus.client.cluster import Cluster, RawConsumer, RawMessage
 from echo_bus.client.consumer_errors import check_error
-from echo_bus.client.kafka import translate
+from echo_bus.client.consumer_queries import num_partitions
 from echo_bus.client.profiles import GROUP_CONSUMER, NEXT_GENERATION_GROUP, PROMPT_HEARTBEAT
 from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Deadline
 from echo_bus.dead_letters import DeadLetters
-from echo_bus.errors import DeadlineExceeded, MemberReplaced, TopicMissing
+from echo_bus.errors import DeadlineExceeded, MemberReplaced, TransportError
 from echo_bus.group.notes import NoteKeeper, Notes
-from echo_bus.group.state import FetchedBatch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, Room, TopicCounters
-from echo_bus.group.worker import Action, LoopWorker
+from echo_bus.group.state import FetchedBatch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, Signal, TopicCounters
+from echo_bus.group.worker import LoopWorker
 from echo_bus.message import Handler
 from echo_bus.reading.decoding import Decoder
 from echo_bus.wire import Wire
@@ -37,16 +37,16 @@ from echo_schemas.topics import Topic
 
 logger = logging.getLogger(__name__)
 
-# A poll returns at once when something is there; this is how long requests of the worker and `stop` may wait for it.
+# A poll returns at once if a message is there; requests of the worker and `stop` wait this long at most.
 _POLL_S = 0.1
-# How long a full hand-over is waited for before the partitions are paused, which costs a fetch of everything queued in the client.
+# Wait for room in the hand-over before the partitions are paused: after a pause the client must fetch its queue again.
 _ROOM_S = 0.2
 _METADATA_S = 10.0
 _LAG_INTERVAL_S = 5.0
-# The goodbye of a static member; who does not hear it waits for the end of the session instead.
+# For telling the group that a static member leaves; without it the partitions wait for the end of the session.
 _LEAVE_S = 2.0
-# Two under one name take it from one another with every heartbeat, so this many times in a minute is a rival. Fewer is a broker that
-# answers so late that the client asks again: an overloaded one did it twice within 40 s.
+# Two processes under one name replace one another at every heartbeat, so this many replacements in a minute mean a second process. Fewer
+# mean a slow broker, whose client asks again: an overloaded broker caused two within 40 s.
 _MOST_REPLACED, _RIVAL_S = 5, 60.0
 # A commit for every message would cost the broker more than the message.
 _SOON_S = 0.05
@@ -57,10 +57,10 @@ def group_properties(
 ) -> dict[str, Any]:
     """The client's properties for a member of `group`: cooperative-sticky, or KIP-848 with `next_generation`.
 
-    `static_member` is a name that survives restarts: a process that was killed and comes back has its partitions at once, and not when the
-    session of the dead one ends (KIP-345). Of two that live under one name the later one stays. With KIP-848 the broker refuses a restarted
-    member until the session of its predecessor ends, so there every member is another one. `is_prompt`: members hear of one another in a
-    third of the time, for three times the heartbeats; with KIP-848 they are the broker's.
+    `static_member` is a name that survives restarts: a process that was killed and restarted has its partitions at once, not only when its
+    old session ends (KIP-345). Of two processes under one name the later one stays. With KIP-848 the broker refuses a restarted member
+    until its old session ends, so the name is not used there. `is_prompt`: three times as many heartbeats, so that members learn of
+    changes in a third of the time; with KIP-848 the broker sets the heartbeats.
     """
     properties = {**(NEXT_GENERATION_GROUP if next_generation else GROUP_CONSUMER), "group.id": group, "client.id": client_id}
     if static_member is not None and not next_generation:
@@ -109,7 +109,6 @@ class ConsumerLoop:
 
     @property
     def num_queued(self) -> int:
-        """Messages fetched and not yet worked through."""
         return self._handover.num_messages
 
     @property
@@ -118,27 +117,26 @@ class ConsumerLoop:
         return self._worker.in_flight.count
 
     def on_assignment(self, listener: Callable[[frozenset[PartitionKey]], None]) -> None:
-        """Call `listener` with the physical topics and partitions of this member whenever they change, on the poll thread: keep it short.
+        """Call `listener` with this member's (physical topic, partition)s at each change, on the poll thread: it must be short.
 
-        To be said before `run`; the last listener counts.
+        Call this before `run`; the last listener counts.
         """
         self._on_assignment = listener
 
     def keep_notes(self, notes: Notes) -> None:
-        """Commit what `notes` says beside each offset. For a loop of one topic; to be said before `run`."""
+        """Commit the notes of `notes` beside the offsets. For a loop of one topic; call this before `run`."""
         self._keeper.notes = notes
 
     def commit_soon(self) -> None:
-        """Commit with the next poll rather than at the next interval, if the last commit is not quite new. Any thread."""
+        """Commit at the next poll, but not sooner than 0.05 s after the last commit. Any thread."""
         self._next_commit_s = min(self._next_commit_s, self._committed_s + _SOON_S)
 
     def offer_again(self) -> None:
-        """The handler has room: offer it at once what it was busy for. Any thread."""
-        self._handover.give(Room())
+        """The handler has room: offer it the postponed messages at once. Any thread."""
+        self._handover.give(Signal.ROOM)
 
     def wait_assigned(self, timeout_s: float) -> None:
-        """Wait until the group has given this member its first assignment. Raises DeadlineExceeded: a group that never assigns is
-        usually one that this client may not join."""
+        """Wait for this member's first assignment. Raises DeadlineExceeded; its usual cause is a missing right to join the group."""
         if not self._assigned.wait(timeout_s):
             raise DeadlineExceeded(
                 f"The group {self._group} assigned nothing within {timeout_s:g} s.",
@@ -146,18 +144,18 @@ class ConsumerLoop:
             )
 
     def stop(self) -> None:
-        """Begin to drain: offer nothing more, finish what is in flight, commit, leave. Returns at once; `run` returns when it is done."""
+        """Begin to drain: offer nothing more, finish what is in flight, commit, leave. Returns at once; `run` returns at the end."""
         self._stopped.set()
 
     def hand_back(self) -> None:
-        """While draining: what is still in flight will not be done here, so nothing waits for it; it is delivered again. Any thread."""
+        """While draining: do not wait for messages in flight; they are delivered again. Any thread."""
         self._handed_back.set()
 
     def run(self) -> None:
         """Consume until `stop`. Blocks.
 
         Raises what the handler raised, TooManyDeadLetters, DeliveryFailed for a dead letter, TopicMissing, NotAuthorized,
-        ClusterUnreachable, OffsetLost, MemberReplaced or another TransportError. Work that is done is committed in every case.
+        ClusterUnreachable, OffsetLost, MemberReplaced or another TransportError. Finished work is committed in every case.
         """
         consumer = self._new_consumer()
         try:
@@ -188,11 +186,11 @@ class ConsumerLoop:
         consumer.subscribe(list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
 
     def _give_way(self, consumer: RawConsumer, why: MemberReplaced) -> None:
-        """Let go of everything, to join anew; raises `why` if the name was taken too often lately.
+        """Give up all partitions, to join again. Raises `why` if this member was replaced too often lately.
 
-        The group makes another member of each request to join that carries a name (KIP-345). A client whose request waits longer than its
-        timeout asks again, and is then told that it was replaced: by itself. Of two processes under one name the earlier one, which was
-        replaced first, is the first to be replaced too often.
+        The group makes a new member for each request to join under a static name (KIP-345). If a request takes longer than its timeout, the
+        client asks again and so replaces itself. Of two processes under one name the earlier one reaches the limit first, because it was
+        replaced first.
         """
         self._replaced_s.append(self._clock.monotonic_s())
         if len(self._replaced_s) == _MOST_REPLACED and self._replaced_s[-1] - self._replaced_s[0] < _RIVAL_S:
@@ -236,7 +234,7 @@ class ConsumerLoop:
         return total
 
     def _balance(self, consumer: RawConsumer) -> None:
-        """Pause everything when the worker is far behind, go on when it has caught up."""
+        """Pause all partitions while the worker is far behind."""
         if not self._all_paused:
             if self._handover.room() == 0 and not self._handover.wait_for_room(_ROOM_S):
                 self._all_paused = True
@@ -245,11 +243,11 @@ class ConsumerLoop:
             self._all_paused = False
             consumer.resume([_partition_of(state) for state in self._assignment.values() if not state.paused])
         if self._all_paused:
-            # Again each round: partitions assigned meanwhile come unpaused.
+            # In each round, because newly assigned partitions are not paused.
             consumer.pause([_partition_of(state) for state in self._assignment.values()])
 
     def _answer_requests(self, consumer: RawConsumer) -> None:
-        """Pause partitions whose handler is busy; let those go on whose message was taken."""
+        """Pause partitions whose message was postponed; resume those whose message was accepted."""
         requests = self._worker.requests
         while requests:
             request = requests.popleft()
@@ -257,7 +255,7 @@ class ConsumerLoop:
             if self._assignment.get(state.key) is not state:
                 continue
             try:
-                if request.action is Action.PAUSE:
+                if request.seek_to is None:
                     if not state.paused:
                         consumer.pause([_partition_of(state)])
                         state.paused = True
@@ -268,8 +266,8 @@ class ConsumerLoop:
                 if not self._all_paused:
                     consumer.resume([_partition_of(state)])
             except KafkaException as exc:
-                # A partition whose fetcher is not up yet cannot be sought; the next round asks again.
-                logger.debug("%s: %s of %s has to wait: %s", self._group, request.action.value, state.key, exc)
+                # The client cannot seek before its fetcher runs; the next round tries again.
+                logger.debug("%s: a pause or resume of %s has to wait: %s", self._group, state.key, exc)
                 requests.appendleft(request)
                 return
             state.paused = False
@@ -286,13 +284,13 @@ class ConsumerLoop:
             self._report(consumer)
 
     def _commit(self, consumer: RawConsumer, states: Any, *, wait: bool, leaving: bool = False) -> None:
-        """Commit what moved. A failed commit is tried again with the next one: it only costs repeated work after a restart."""
+        """Commit offsets that have changed. The next commit repeats a failed one; until then a restart would only repeat work."""
         moved: list[tuple[PartitionState, int, str]] = []
         for state in states:
             offset = state.tracker.committable()
             if offset is None:
                 continue
-            note = self._keeper.notes.write(state.key[1], offset, leaving=leaving)
+            note = self._keeper.write(state.key[1], offset, leaving=leaving)
             if (offset, note) != state.requested:
                 moved.append((state, offset, note))
         if not moved:
@@ -313,7 +311,7 @@ class ConsumerLoop:
             self._keeper.sent(noted)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """The fate of an asynchronous commit; called inside poll."""
+        """The result of an asynchronous commit; called inside poll."""
         accepted = error is None and all(partition.error is None for partition in partitions)
         self._keeper.answered(accepted=accepted)
         if accepted:
@@ -327,7 +325,7 @@ class ConsumerLoop:
                 state.requested = None
 
     def _on_assign(self, consumer: RawConsumer, partitions: list[TopicPartition]) -> None:
-        """Called inside poll; the client completes the assignment itself, in the way of its protocol."""
+        """Called inside poll; the client completes the assignment itself."""
         self._metrics.rebalances.labels(self._group, "assigned").inc()
         self._learn_partition_counts(consumer, must_exist=False)
         self._keeper.read(consumer, partitions)
@@ -343,18 +341,18 @@ class ConsumerLoop:
         logger.info("%s: assigned %s", self._group, [f"{p.topic}[{p.partition}]" for p in partitions])
 
     def _on_revoke(self, consumer: RawConsumer, partitions: list[TopicPartition]) -> None:
-        """Called inside poll: what is done is committed before the next owner starts."""
+        """Called inside poll: finished work is committed before the next owner starts."""
         self._metrics.rebalances.labels(self._group, "revoked").inc()
         self._take_away(partitions, consumer)
 
     def _on_lost(self, consumer: RawConsumer, partitions: list[TopicPartition]) -> None:
-        """Called inside poll: they have another owner already, so there is nothing to commit."""
+        """Called inside poll: the partitions have another owner already, so there is nothing to commit."""
         del consumer
         self._metrics.rebalances.labels(self._group, "lost").inc()
         self._take_away(partitions, None)
 
     def _take_away(self, partitions: list[TopicPartition], consumer: RawConsumer | None) -> None:
-        """Close the partitions' states; commits first where there is a consumer to do it."""
+        """Close the partitions' states; commits first if there is a `consumer`."""
         assignment = dict(self._assignment)
         keys = [(partition.topic, partition.partition) for partition in partitions]
         states = [assignment.pop(key) for key in keys if key in assignment]
@@ -375,25 +373,20 @@ class ConsumerLoop:
         logger.info("%s: gave up %s, %d messages unfinished", self._group, [f"{topic}[{n}]" for topic, n in keys], num_handed_back)
 
     def _learn_partition_counts(self, consumer: RawConsumer, *, must_exist: bool) -> None:
-        """Tell the decoder how many partitions keyed topics have. With `must_exist`, raise TopicMissing for any topic that is not there."""
-        wanted = list(self._topics) if must_exist else self._decoder.topics_with_placement
+        """Tell the decoder how many partitions keyed topics have. With `must_exist`, raises as `num_partitions` for any topic."""
         counts = {}
-        for physical in wanted:
+        for physical in self._topics if must_exist else self._decoder.topics_with_placement:
             try:
-                found = consumer.list_topics(physical, timeout=_METADATA_S).topics.get(physical)
-            except KafkaException as exc:
+                counts[physical] = num_partitions(consumer, physical, _METADATA_S)
+            except TransportError as exc:
                 if must_exist:
-                    raise translate(exc, self._group) from exc
-                logger.warning("%s: the partitions of %s are not known: %s", self._group, physical, exc.args[0].str())
+                    raise
+                logger.warning("%s: the partitions of %s are not known: %s", self._group, physical, exc.message)
                 return
-            if found is not None and found.partitions:
-                counts[physical] = len(found.partitions)
-            elif must_exist:
-                raise TopicMissing(f"The topic {physical} does not exist.", hint="Run `echoswarm topics apply`.")
         self._decoder.set_num_partitions(counts)
 
     def _report(self, consumer: RawConsumer) -> None:
-        """Lag by the end offsets that the client saw last; messages in flight."""
+        """Set the gauges: lag by the end offsets that the client knows, and messages in flight."""
         held = dict.fromkeys(self._topics, 0)
         for (physical, partition), state in self._assignment.items():
             held[physical] += state.tracker.num_held
@@ -405,7 +398,7 @@ class ConsumerLoop:
             self._counters[physical].in_flight.set(num_held)
 
     def _drain(self, consumer: RawConsumer) -> None:
-        """Finish or hand back, commit. Goes on polling, so that a rebalance meanwhile is answered."""
+        """Finish or hand back, then commit. Goes on polling, to answer a rebalance."""
         self._worker.stop()
         deadline = Deadline.after(self._limits.drain_s)
         while not self._is_drained() and not deadline.expired():
@@ -418,7 +411,7 @@ class ConsumerLoop:
         logger.info("%s: left with %d fetched messages handed back", self._group, self._handover.num_messages)
 
     def _leave(self, consumer: RawConsumer) -> None:
-        """Say goodbye to the group. Closing is not enough for a static member: its partitions would wait for it until its session ends."""
+        """Leave the group. For a static member closing is not enough: its partitions would wait until its session ends."""
         if "group.instance.id" not in self._properties:
             return
         try:
@@ -427,10 +420,10 @@ class ConsumerLoop:
             while self._assignment and not deadline.expired():
                 consumer.poll(_POLL_S)
         except KafkaException as exc:
-            logger.info("%s: left without a word: %s", self._group, exc.args[0].str())
+            logger.info("%s: could not tell the group that it leaves: %s", self._group, exc.args[0].str())
 
     def _is_drained(self) -> bool:
-        """Whether nothing more will be done. After a failure nothing is waited for: its cause may keep the rest from finishing."""
+        """Whether the drain is over. After a failure it does not wait: the cause may prevent the other messages from finishing."""
         if not self._worker.join(0):
             return False
         return self._worker.error is not None or self._handed_back.is_set() or self._worker.in_flight.count == 0

@@ -1,7 +1,7 @@
-"""What a member of a group writes beside its committed offsets, for whoever has the partition next.
+"""Notes that a member of a group commits beside its offsets, for the next owner of the partition.
 
-Kafka keeps a short text with each committed offset (`metadata`, 4,096 bytes by default). It moves with the partition: the next owner reads
-it before its first message, whatever became of the one before, and a member that the group has given up cannot write it any more.
+Kafka keeps a short text with each committed offset (`metadata`, 4,096 bytes by default). The next owner reads it before its first message,
+also if the last owner has crashed. A member that the group has removed cannot write it.
 """
 
 from __future__ import annotations
@@ -29,39 +29,25 @@ class Notes(Protocol):
     """The notes of a loop that reads one topic. All calls come from its poll thread."""
 
     def found(self, partition: int, note: str, end: int) -> None:
-        """`partition` is ours from now on; `note` is what its last owner left, or empty. No earlier owner has got what lies at `end` or
-        above.
-        """
+        """`partition` is assigned; `note` is its last owner's, or empty. No earlier owner has received the messages from `end` on."""
 
     def write(self, partition: int, offset: int, *, leaving: bool) -> str:
-        """What to leave beside `offset`; `leaving`: the partition is handed over in good order."""
+        """The note to commit with `offset`. `leaving`: this member gives the partition up in an orderly way."""
 
     def written(self, partition: int, note: str) -> None:
-        """The group has `note`."""
-
-
-class _Nothing:
-    """No notes."""
-
-    def found(self, partition: int, note: str, end: int) -> None: ...
-
-    def write(self, partition: int, offset: int, *, leaving: bool) -> str:
-        del partition, offset, leaving
-        return ""
-
-    def written(self, partition: int, note: str) -> None: ...
+        """The group has stored `note`."""
 
 
 class NoteKeeper:
-    """The loop's side: reads notes when partitions come, and tells which commits carried them. Used from the poll thread alone."""
+    """The loop's side: reads notes when partitions are assigned, and reports which notes were committed. Poll thread only."""
 
     def __init__(self) -> None:
-        self.notes: Notes = _Nothing()
+        self.notes: Notes | None = None
         self._unconfirmed: deque[list[tuple[int, str]]] = deque()
 
     def read(self, consumer: RawConsumer, partitions: Sequence[TopicPartition]) -> None:
-        """Read what the last owners left, for two round trips. A cluster that does not answer leaves the notes empty."""
-        if isinstance(self.notes, _Nothing) or not partitions:
+        """Read the last owners' notes, in two round trips. If the cluster does not answer, the notes count as empty."""
+        if self.notes is None or not partitions:
             return
         places = [(place.topic, place.partition) for place in partitions]
         ends = dict.fromkeys(places, sys.maxsize)
@@ -74,16 +60,22 @@ class NoteKeeper:
         for place in found:
             self.notes.found(place.partition, getattr(place, "metadata", None) or "", ends[place.topic, place.partition])
 
+    def write(self, partition: int, offset: int, *, leaving: bool) -> str:
+        """See `Notes.write`; empty without notes."""
+        return "" if self.notes is None else self.notes.write(partition, offset, leaving=leaving)
+
     def sent(self, noted: list[tuple[int, str]]) -> None:
         """A commit with these notes is on its way."""
         self._unconfirmed.append(noted)
 
     def answered(self, *, accepted: bool) -> None:
-        """The oldest commit on its way has an answer; commits are answered in order."""
-        if self._unconfirmed:
-            self.confirm(self._unconfirmed.popleft() if accepted else self._unconfirmed.popleft()[:0])
+        """The oldest commit on its way has its answer; answers come in order."""
+        noted = self._unconfirmed.popleft() if self._unconfirmed else []
+        if accepted:
+            self.confirm(noted)
 
     def confirm(self, noted: list[tuple[int, str]]) -> None:
-        """The group has these notes."""
-        for partition, note in noted:
-            self.notes.written(partition, note)
+        """The group has stored these notes."""
+        if self.notes is not None:
+            for partition, note in noted:
+                self.notes.written(partition, note)

@@ -1,7 +1,7 @@
 """Which offset of a partition may be committed: the first one whose work is not done.
 
-One tracker per assigned partition. The loop's worker thread calls `advance` and `hold`, in offset order; `release` comes from whatever
-thread finished the work; the poll thread reads `committable` and calls `close`. Nothing blocks for longer than a few instructions.
+One tracker per assigned partition. The loop's worker thread calls `advance` and `hold`, in offset order. The thread that finished the work
+calls `release`. The poll thread calls `committable` and `close`. No call blocks for longer than a few instructions.
 
     offsets   3   4   5   6   7   8          9 = position (next to be offered)
     state     ✓   ✓   …   ✓   …   ✓          … = held
@@ -18,8 +18,8 @@ from collections.abc import Callable
 class OffsetTracker:
     """The contiguous watermark of one partition.
 
-    Offsets may have gaps (compaction, transaction markers): what counts is the order in which they were offered. Memory is one integer per
-    offset held since the oldest that is not done, which the loop's limit on messages in flight bounds.
+    Offsets may have gaps (compaction, transaction markers). Memory is one integer per offset held since the oldest one that is not done;
+    the loop's limit on messages in flight bounds it.
     """
 
     __slots__ = ("_lock", "_on_release", "_open", "_order", "position")
@@ -33,7 +33,7 @@ class OffsetTracker:
         self._on_release = on_release
 
     def advance(self, offset: int) -> None:
-        """`offset` was offered and is done already. The lock-free path: an int is stored, and `committable` looks at held offsets first."""
+        """`offset` was offered and is done. Takes no lock: it stores one int, and `committable` reads the held offsets first."""
         self.position = offset + 1
 
     def hold(self, offset: int) -> None:

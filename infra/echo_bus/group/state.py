@@ -1,10 +1,10 @@
-"""What the poll thread and the worker thread of a consumer loop share: partitions, batches handed over, work in flight.
+"""State that the poll thread and the worker thread of a consumer loop share: partitions, batches handed over, work in flight.
 
     poll thread ──FetchedBatch, Reopened──▶ Handover ──▶ worker thread ──handler──▶ in flight ──Completion.done──▶ tracker
          ▲──────────────Pause, Resume requests────────────┘                              ▲ any thread
 
-Who writes what: the poll thread creates and closes partitions and counts what it handed over; the worker counts what it took and decides
-about pauses. Each counter has one writer, so the hot path takes no lock.
+The poll thread creates and closes partitions and counts the messages that it hands over. The worker counts the messages that it takes and
+decides about pauses. Each counter has one writer, so the hot path takes no lock.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.group.offsets import OffsetTracker
@@ -30,10 +31,10 @@ class LoopLimits:
     max_queued_messages: int = 1_000
     max_queued_bytes: int = 32_000_000
     max_in_flight: int = 1_000
-    # Larger batches and longer queues are slower: what waits in them falls out of the processor's cache.
+    # Larger batches and longer queues are slower: waiting messages fall out of the processor's cache.
     batch_size: int = 100
     busy_retry_s: float = 0.05
-    # Short, because on `requests` lag is read as outstanding work.
+    # Short, because the lag of `requests` counts as outstanding work.
     commit_interval_s: float = 0.2
     drain_s: float = 30.0
 
@@ -51,16 +52,14 @@ class InFlight:
 
     @property
     def count(self) -> int:
-        """How many."""
         return self._count
 
     def add(self) -> None:
-        """One more."""
         with self._condition:
             self._count += 1
 
     def subtract(self, num_done: int = 1) -> None:
-        """Some fewer; wakes who waits."""
+        """`num_done` fewer; wakes `wait_below`."""
         with self._condition:
             self._count -= num_done
             self._condition.notify_all()
@@ -72,9 +71,9 @@ class InFlight:
 
 
 class TopicCounters:
-    """The labelled collectors of one topic, looked up once."""
+    """The labelled collectors of one topic, so that the hot path need not look them up."""
 
-    __slots__ = ("accepted", "assigned", "busy", "bytes", "ignored", "in_flight", "paused", "read")
+    __slots__ = ("accepted", "assigned", "busy", "bytes", "in_flight", "paused", "read")
 
     def __init__(self, metrics: BusMetrics, physical: str) -> None:
         self.read = metrics.records_read.labels(physical)
@@ -87,7 +86,7 @@ class TopicCounters:
 
 
 class PartitionState:
-    """One assigned partition, from assignment to revocation. A partition that comes back gets a new state."""
+    """One assigned partition, from assignment to revocation. A partition that is assigned again gets a new state."""
 
     __slots__ = ("busy", "closed", "counters", "key", "paused", "requested", "retry_at_s", "skipping", "topic", "tracker")
 
@@ -97,16 +96,16 @@ class PartitionState:
         self.counters = counters
         self.tracker = OffsetTracker(on_release=in_flight.subtract)
         self.closed = False
-        """Taken away: its messages are somebody else's. Set by the poll thread."""
+        """The group gave the partition to another member. Set by the poll thread."""
         self.busy: RawMessage | None = None
-        """The message that the handler was too busy for. The worker's."""
+        """The message for which the handler was busy. Set by the worker."""
         self.retry_at_s = 0.0
         self.skipping = False
-        """Messages already handed over are passed by: they will be fetched again after the busy one. The worker's."""
+        """Skip messages already handed over: they are fetched again after the busy one. Set by the worker."""
         self.paused = False
-        """Paused for its busy message. The poll thread's."""
+        """Paused for its busy message. Set by the poll thread."""
         self.requested: tuple[int, str] | None = None
-        """The offset last sent to be committed, and the note beside it. The poll thread's."""
+        """The last offset sent to be committed, and its note. Set by the poll thread."""
 
 
 Assignment = Mapping[PartitionKey, PartitionState]
@@ -114,7 +113,7 @@ Assignment = Mapping[PartitionKey, PartitionState]
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatch:
-    """Messages as the client returned them, with the assignment under which it did."""
+    """Messages as the client returned them, with the assignment at that moment."""
 
     assignment: Assignment
     messages: list[RawMessage]
@@ -123,26 +122,28 @@ class FetchedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
-    """A partition was sought to the message after its busy one: what follows in the queue is new."""
+    """The client was moved to the message after the busy one; later messages in the queue are new."""
 
     state: PartitionState
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """A message that was in flight is done, so the handler may take one for which it was too busy."""
+class Signal(Enum):
+    """Items of the hand-over without content."""
+
+    ROOM = "room"
+    """A message in flight is done, so the handler may accept one for which it was busy."""
+    STOP = "stop"
+    """The last item."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Nothing follows."""
+Item = FetchedBatch | Reopened | Signal
 
 
 class Handover:
     """The queue between the threads, bounded by messages and bytes: the poll thread asks `room` before it fetches."""
 
     def __init__(self, *, max_messages: int, max_bytes: int) -> None:
-        self._queue: queue.SimpleQueue[FetchedBatch | Reopened | Room | Stop] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._given = self._given_bytes = 0
@@ -152,12 +153,11 @@ class Handover:
 
     @property
     def num_messages(self) -> int:
-        """Messages handed over and not worked through."""
+        """Messages handed over and not yet processed."""
         return self._given - self._taken
 
     @property
     def num_bytes(self) -> int:
-        """Their bytes."""
         return self._given_bytes - self._taken_bytes
 
     def room(self) -> int:
@@ -165,7 +165,7 @@ class Handover:
         return max(0, self._max_messages - self.num_messages) if self.num_bytes < self._max_bytes else 0
 
     def is_half_empty(self) -> bool:
-        """Whether so much was worked through that fetching again pays."""
+        """Whether enough messages are processed to fetch again."""
         return self.num_messages * 2 <= self._max_messages and self.num_bytes * 2 <= self._max_bytes
 
     def wait_for_room(self, timeout_s: float) -> bool:
@@ -177,14 +177,14 @@ class Handover:
             finally:
                 self._waiting = False
 
-    def give(self, item: FetchedBatch | Reopened | Room | Stop) -> None:
-        """Poll thread: hand over; `Room` comes from any. Never blocks."""
+    def give(self, item: Item) -> None:
+        """Poll thread, or any thread for a `Signal`: hand over. Never blocks."""
         if isinstance(item, FetchedBatch):
             self._given += len(item.messages)
             self._given_bytes += item.num_bytes
         self._queue.put(item)
 
-    def take(self, timeout_s: float | None) -> FetchedBatch | Reopened | Room | Stop | None:
+    def take(self, timeout_s: float | None) -> Item | None:
         """Worker: the next item; None at the time-out. `finished` must follow for a batch."""
         try:
             return self._queue.get(timeout=timeout_s)
@@ -192,7 +192,7 @@ class Handover:
             return None
 
     def finished(self, batch: FetchedBatch) -> None:
-        """Worker: every message of the batch was worked through or passed by."""
+        """Worker: every message of the batch was processed or skipped."""
         self._taken += len(batch.messages)
         self._taken_bytes += batch.num_bytes
         if self._waiting:

@@ -1,11 +1,10 @@
-"""The worker thread of a consumer loop: takes batches, decodes, calls the handler, keeps the offsets.
+"""The worker thread of a consumer loop: takes batches, decodes, calls the handler, tracks the offsets.
 
-It may block for as long as the handler does: the poll thread goes on without it. It never touches the client; when a partition must pause
-or go on, it asks the poll thread by appending to `requests`.
+It may block for as long as the handler does; the poll thread does not wait for it. It never calls the client: to pause or resume a
+partition it appends to `requests`, which the poll thread reads.
 
-A busy message is kept and offered again as soon as a message in flight is done, and after `busy_retry_s` in any case. Messages of its
-partition that lie behind it in the queue are passed by, and fetched again when the handler has taken it: memory stays bounded however many
-partitions are busy, and no other partition waits.
+A message for which the handler is busy is kept, and offered again when a message in flight is done and after `busy_retry_s`. Later messages
+of its partition are skipped, and fetched again when the handler has accepted it. So memory stays bounded, and no other partition waits.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.client.publisher import Receipt
 from echo_bus.dead_letters import DeadLetterBudget, DeadLetters
-from echo_bus.group.state import Assignment, FetchedBatch, Handover, InFlight, LoopLimits, PartitionState, Reopened, Room, Stop
+from echo_bus.group.state import Assignment, FetchedBatch, Handover, InFlight, LoopLimits, PartitionState, Reopened, Signal
 from echo_bus.message import ACCEPTED, Accepted, Busy, Handler, Invalid, Outcome
 from echo_bus.reading.decoding import Decoder, IgnoredReason
 from echo_bus.wire import Wire
@@ -28,30 +26,21 @@ from echo_schemas.errors import EchoError, InvalidRecord, RegistryError
 
 logger = logging.getLogger(__name__)
 
-# How long waits last before the thread looks whether it should stop.
+# The thread checks this often whether it should stop.
 _LOOK_S = 0.2
-_ROOM = Room()
 _ALONE_RETRY_S = 0.05
-
-
-class Action(Enum):
-    """What the worker asks of the poll thread."""
-
-    PAUSE = "pause"
-    RESUME = "resume"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Pause a partition, or let it go on at `seek_to`."""
+    """A request of the worker to the poll thread: resume a partition at `seek_to`, or pause it (None)."""
 
-    action: Action
     state: PartitionState
-    seek_to: int = -1
+    seek_to: int | None
 
 
 class LoopWorker:
-    """Runs on its own thread between `start` and `stop`; `error` says why it ended early."""
+    """Runs on its own thread between `start` and `stop`; `error`: the exception that ended it."""
 
     def __init__(
         self, wire: Wire, handler: Handler, decoder: Decoder, dead_letters: DeadLetters, *, handover: Handover, limits: LoopLimits
@@ -62,7 +51,7 @@ class LoopWorker:
         self._handler = handler
         self._decoder = decoder
         self._dead_letters = dead_letters
-        self._budget = DeadLetterBudget(wire.dead_letter_limits, wire.clock)
+        self._budget = DeadLetterBudget(wire.dead_letter_limits, wire.clock, wire.metrics)
         self._handover = handover
         self._metrics, self._clock = wire.metrics, wire.clock
         self._max_in_flight, self._busy_retry_s = limits.max_in_flight, limits.busy_retry_s
@@ -71,13 +60,12 @@ class LoopWorker:
         self._thread = threading.Thread(target=self._run, name="consumer worker", daemon=True)
 
     def start(self) -> None:
-        """Begin to take batches."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Offer nothing more; the message in the handler's hands may finish."""
+        """Offer nothing more; the handler finishes its present message."""
         self._stopping = True
-        self._handover.give(Stop())
+        self._handover.give(Signal.STOP)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end; False if the handler did not return in time."""
@@ -98,7 +86,7 @@ class LoopWorker:
                     self._handover.finished(item)
                 elif isinstance(item, Reopened):
                     item.state.skipping = False
-                elif isinstance(item, Room):
+                elif item is Signal.ROOM:
                     self._offer_again(list(self._busy), until_busy=True)
                 if self._busy:
                     now_s = self._clock.monotonic_s()
@@ -107,12 +95,12 @@ class LoopWorker:
             self.error = exc
 
     def _wait_s(self) -> float:
-        """Until the next busy message is due, or a look at the stop flag."""
+        """Seconds until the next busy message is due, or until the stop flag is checked."""
         now_s = self._clock.monotonic_s()
         return min([_LOOK_S, *(max(0.0, state.retry_at_s - now_s) for state in self._busy)])
 
     def _work(self, assignment: Assignment, messages: list[RawMessage]) -> None:
-        """The hot path: everything that most messages do not need is in the methods below."""
+        """The hot path; rare cases are in the methods below."""
         decode, handler = self._decoder.decode, self._handler
         state: PartitionState | None = None
         physical, partition = None, None
@@ -137,7 +125,7 @@ class LoopWorker:
             except InvalidRecord as invalid:
                 self._budget.count_valid(num_valid)
                 num_valid = 0
-                self._reject(state, raw, invalid, whole=self._is_within_budget(state, raw, invalid))
+                self._reject(state, raw, invalid, whole=self._budget.count_invalid(raw, invalid))
                 continue
             except RegistryError as error:
                 self._postpone(state, raw, error)
@@ -157,15 +145,15 @@ class LoopWorker:
         self._budget.count_valid(num_valid)
 
     def _settle(self, state: PartitionState, raw: RawMessage, outcome: Outcome) -> bool:
-        """What follows from any outcome but the plainest. Returns whether the message was accepted."""
+        """Handle every outcome but a plain ACCEPTED. Returns whether the message was accepted."""
         offset: int = raw.offset()  # type: ignore[assignment]  # a message without error has one
         if isinstance(outcome, Busy):
             self._postpone(state, raw, None)
             return False
         if isinstance(outcome, Invalid):
             invalid = InvalidRecord(outcome.reason, outcome.detail or f"The handler refused the message: {outcome.reason}.")
-            self._is_within_budget(state, raw, invalid)
-            # Whole in any case: it is a record of ours, and whoever reads the dead letters may close what it asked for.
+            self._budget.count_invalid(raw, invalid)
+            # Always whole: it is a valid record, and a reader of the dead letters may need it to close its request.
             self._reject(state, raw, invalid, whole=True)
             return False
         if not isinstance(outcome, Accepted):
@@ -184,32 +172,24 @@ class LoopWorker:
         tracker = state.tracker
         tracker.hold(offset)
         if state.closed:
-            # Revoked while the handler ran: `close` may have come before `hold`, and nobody else would count this one out.
+            # Revoked while the handler ran: if `close` came before `hold`, this message is still counted.
             self.in_flight.subtract(tracker.close())
 
         def release() -> None:
             tracker.release(offset)
             if self._busy:
-                self._handover.give(_ROOM)
+                self._handover.give(Signal.ROOM)
 
         return release
 
     def _wait_for_completions(self) -> None:
-        """Bounded memory: with enough in flight nothing more is offered until some are done."""
+        """Wait while `max_in_flight` messages are in flight, to bound the memory."""
         while self.in_flight.count >= self._max_in_flight and not self._stopping:
             self.in_flight.wait_below(self._max_in_flight, _LOOK_S)
 
     def _ignore(self, state: PartitionState, offset: int) -> None:
         self._metrics.records_ignored.labels(state.key[0], IgnoredReason.OTHER_RUN.value).inc()
         state.tracker.advance(offset)
-
-    def _is_within_budget(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord) -> bool:
-        """Count a message that is invalid. Raises TooManyDeadLetters."""
-        self._metrics.records_invalid.labels(state.key[0], invalid.reason.value).inc()
-        if self._budget.count_invalid(raw, invalid):
-            return True
-        self._metrics.records_over_budget.labels(state.key[0]).inc()
-        return False
 
     def _reject(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord, *, whole: bool) -> None:
         """Dead-letter a message; its offset is done when the copy is acknowledged."""
@@ -218,15 +198,15 @@ class LoopWorker:
         self._wait_for_completions()
 
     def _refuse(self, state: PartitionState, raw: RawMessage, refused: Invalid, release: Callable[[], None]) -> None:
-        """What a message led to has failed for good, after it was accepted. It was readable, so no budget counts it. From any thread."""
+        """Dead-letter an accepted message whose work has failed for good. It was readable, so no budget counts it. Any thread."""
         self._metrics.records_invalid.labels(state.key[0], refused.reason.value).inc()
-        self._bury(state, raw, InvalidRecord(refused.reason, refused.detail or "What it led to has failed."), release, whole=True)
+        self._bury(state, raw, InvalidRecord(refused.reason, refused.detail or "Its work has failed."), release, whole=True)
 
     def _bury(self, state: PartitionState, raw: RawMessage, invalid: InvalidRecord, release: Callable[[], None], *, whole: bool) -> None:
-        """Dead-letter a message that is in flight, and release it when the copy is acknowledged. From any thread."""
+        """Dead-letter a message in flight, and release it when the copy is acknowledged. Any thread."""
 
         def written(receipt: Receipt) -> None:
-            # A failed delivery keeps the offset open: the message is read again after the restart that the failure causes.
+            # After a failed delivery the offset stays open, and the loop ends: the message is read again after the restart.
             if receipt.error is None:
                 release()
             else:
@@ -235,27 +215,28 @@ class LoopWorker:
         self._dead_letters.send(raw, state.topic, invalid, whole).on_done(written)
 
     def _fail(self, error: BaseException) -> None:
-        """Called from the publisher's poll thread: stop with this error."""
+        """Stop with this error; called from the publisher's poll thread."""
         if self.error is None:
             self.error = error
         self._stopping = True
 
     def _postpone(self, state: PartitionState, raw: RawMessage, error: EchoError | None) -> None:
-        """Keep a busy message, and have its partition paused."""
+        """Keep the message and ask for its partition to be paused."""
         if error is not None:
             logger.warning("%s[%s]@%s waits: %s", *state.key, raw.offset(), error)
         state.counters.busy.inc()
         state.busy, state.skipping = raw, True
         self._busy.append(state)
-        # With nothing in flight, nothing will say that there is room. Noted first, then asked: `release` does it the other way round.
+        # With nothing in flight no `release` reports room, so retry soon. First note the message, then read the count: `release` does the
+        # reverse.
         wait_s = self._busy_retry_s if self.in_flight.count else min(self._busy_retry_s, _ALONE_RETRY_S)
         state.retry_at_s = self._clock.monotonic_s() + wait_s
-        self.requests.append(Request(Action.PAUSE, state))
+        self.requests.append(Request(state, None))
 
     def _offer_again(self, states: list[PartitionState], *, until_busy: bool = False) -> None:
-        """Offer these busy messages, the longest waiting first; partitions whose message was taken go on behind it.
+        """Offer these busy messages, the longest waiting first; a partition is resumed when its message is accepted.
 
-        `until_busy`: a handler that is busy again has used up the room that there was, and the others need not ask.
+        `until_busy`: stop at the first message for which the handler is busy again.
         """
         for state in states:
             if self._stopping:
@@ -268,6 +249,6 @@ class LoopWorker:
             self._work({state.key: state}, [raw])
             if state not in self._busy:
                 state.skipping = True
-                self.requests.append(Request(Action.RESUME, state, raw.offset() + 1))  # type: ignore[operator]  # it has one
+                self.requests.append(Request(state, raw.offset() + 1))  # type: ignore[operator]  # it has one
             elif until_busy:
                 return

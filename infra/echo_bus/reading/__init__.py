@@ -1,1 +1,1 @@
-"""Reading by position: raw and decoded, to the end or on and on, and compacted topics as dictionaries."""
+"""Reading by position, up to the end or without end, and compacted topics as dictionaries."""

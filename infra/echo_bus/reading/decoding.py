@@ -1,6 +1,6 @@
-"""From what the client returns to what handlers see. Shared by the consumer loop, the log reader and, through it, the views.
+"""Turns the client's raw messages into `Message`s. Used by the consumer loop, the log reader and, through it, the views.
 
-A message ends here as one of three: a `Message`, None (passed over on purpose: another run's), or InvalidRecord with its reason.
+Each message becomes one of three: a `Message`, None (ignored: it belongs to another run), or InvalidRecord with its reason.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 
 class IgnoredReason(StrEnum):
-    """Why a sound message is passed over. Used as a metric label."""
+    """Why a valid message is ignored. A metric label."""
 
     OTHER_RUN = "other_run"
 
 
 class Decoder:
-    """Decodes and checks the messages of some topics. Not thread-safe, except that partition counts may be set from another thread."""
+    """Decodes and checks the messages of some topics. Not thread-safe, but another thread may set partition counts."""
 
     def __init__(self, wire: Wire, topics: Sequence[Topic]) -> None:
         self._decode = wire.codec.decode
         self._routes = {wire.namespace.topic(topic): _Route(topic, wire.verifier if topic.author is not None else None) for topic in topics}
         self._run_id = run_id = wire.run_id
-        # A key that begins with the run is *probably* ours, which spares parsing the headers; the body decides.
+        # A key that begins with the run's name is *probably* of this run, so its headers are not parsed; the body decides.
         self._run_prefix = None if run_id is None else f"{run_id}/".encode()
 
     @property
     def topics_with_placement(self) -> tuple[str, ...]:
-        """Physical names of the topics whose keys decide the partition: those that need `set_num_partitions`."""
+        """Physical names of the topics whose keys decide the partition; they need `set_num_partitions`."""
         return tuple(physical for physical, route in self._routes.items() if route.checks_key)
 
     def set_num_partitions(self, counts: Mapping[str, int]) -> None:
-        """How many partitions the topics have, by physical name. Until it is known, key and partition are not compared."""
+        """Set the topics' numbers of partitions, by physical name. Without the number, key and partition are not compared."""
         for physical, count in counts.items():
             route = self._routes.get(physical)
             if route is not None:
@@ -52,20 +52,19 @@ class Decoder:
                 route.forget()
 
     def topic_of(self, raw: RawMessage) -> Topic:
-        """The logical topic of a message of one of our topics."""
+        """The logical topic of a message."""
         return self._routes[raw.topic() or ""].topic
 
     def decode(self, raw: RawMessage) -> Message | None:
         """The message, or None if it belongs to another run.
 
-        Raises InvalidRecord if it can never be accepted, whatever looking at it raised, and RegistryError if the registry could not be
-        asked about its schema.
+        Raises InvalidRecord if it can never be accepted, also after an unexpected exception; RegistryError if the registry did not answer.
         """
         try:
             return self._judge(raw)
         except (InvalidRecord, RegistryError):
             raise
-        except Exception as exc:  # one message must never stop its reader, and only the message differs from the one before
+        except Exception as exc:  # one message must never stop its reader
             raise InvalidRecord(InvalidReason.MALFORMED, f"Looking at the message raised {type(exc).__name__}: {exc}") from exc
 
     def _judge(self, raw: RawMessage) -> Message | None:
@@ -79,7 +78,7 @@ class Decoder:
         value = raw.value()
         record: Record | None = None
         if value is not None:
-            # First: the bytes of a stranger are not decoded.
+            # Check the signature first: bytes of an unknown writer are not decoded.
             signer = None if route.verifier is None else route.verifier.signer_of(raw)
             record = self._decode(value)
             if type(record) not in route.records:
@@ -95,7 +94,7 @@ class Decoder:
                 InvalidReason.NULL_VALUE, f"The value is null; {route.topic.name!r} is not compacted and has no tombstones."
             )
         partition: int = raw.partition()  # type: ignore[assignment]  # see above
-        # The members of a group follow one another: their key was looked at already.
+        # The members of a group follow one another, so the same key was just checked.
         if key is not None and key == route.checked_key and partition == route.checked_partition:
             text: str | None = route.checked_text
             if record is not None and route.checks_key and text != route.key_of(record):  # type: ignore[misc]  # set with checks_key
@@ -105,7 +104,7 @@ class Decoder:
             if route.wants_key:
                 route.check(text, partition, record)
             route.checked_key, route.checked_partition, route.checked_text = key, partition, text
-        # By position: one is made per message, and names cost.
+        # Positional arguments: they are faster, and this runs once per message.
         return Message(
             route.topic,
             partition,
@@ -119,7 +118,7 @@ class Decoder:
 
 
 class _Route:
-    """What is known of one topic."""
+    """One topic: its checks, and the last key that was checked."""
 
     __slots__ = (
         "checked_key",
@@ -145,13 +144,13 @@ class _Route:
         self.forget()
 
     def forget(self) -> None:
-        """Look at the next key whatever it is."""
+        """Check the next key again."""
         self.checked_key: bytes | None = None
         self.checked_partition = -1
         self.checked_text: str | None = None
 
     def check(self, key: str | None, partition: int, record: Record | None) -> None:
-        """Raise InvalidRecord if the key is not the record's, or the partition not the key's."""
+        """Raise InvalidRecord if the key does not match the record, or the partition the key."""
         if key is None:
             raise InvalidRecord(InvalidReason.KEY_MISMATCH, f"The message has no key; every record of {self.topic.name!r} has one.")
         if not self.checks_key or self.key_of is None:

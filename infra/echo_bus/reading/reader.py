@@ -1,10 +1,10 @@
 """Reading a log without a group: every partition of some topics, from positions that the caller keeps.
 
-The caller's thread does everything: `read` fetches, decodes and returns; nothing runs behind its back, nothing is committed. Use one reader
-from one thread.
+The caller's thread does everything: `read` fetches, decodes and returns. There is no background thread, and nothing is committed. Use one
+reader from one thread.
 
-Positions are next offsets to read, by (logical topic, partition). They also move past what no reader ever gets (transaction markers,
-aborted records), so that a reader can tell that it has come to the end.
+A position is the next offset to read, by (logical topic, partition). It also moves past offsets that no reader gets (transaction markers,
+aborted records), so that a reader knows when it is at the end.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ T = TypeVar("T")
 Place = tuple[str, int]
 """(logical topic, partition)."""
 OnInvalid = Callable[[RawMessage, Topic, InvalidRecord, bool], Receipt | None]
-"""Gets a message that cannot be read, and whether it is within the budget; `read` waits for the receipt, if there is one."""
+"""Gets a message that cannot be read, and whether it is within the budget. `read` waits for the receipt, if it returns one."""
 Check = Callable[[Message], object]
-"""A reader's own look at a decoded message: raises InvalidRecord for one that is as bad as one that cannot be read."""
+"""A reader's own check of a decoded message; raises InvalidRecord, which counts like an unreadable message."""
 
-# Small: decoded records that live until the end of a large batch fall out of the processor's cache, which costs a fifth of the speed.
+# Small: in a large batch the decoded records fall out of the processor's cache, which costs a fifth of the speed.
 _BATCH = 100
 _STEP_S = 0.5
-# As long as any producer's own delivery time-out.
+# The producers' delivery time-out.
 _ACKNOWLEDGED_S = 120.0
 
 
@@ -58,7 +58,7 @@ class From(Enum):
 
 
 class Isolation(Enum):
-    """Whether records of transactions that did not commit are seen."""
+    """Whether the reader sees records of transactions that did not commit."""
 
     COMMITTED = "read_committed"
     UNCOMMITTED = "read_uncommitted"
@@ -79,8 +79,8 @@ class LogReader:
         limits: DeadLetterLimits | None = None,
         profile: Properties = READER,
     ) -> None:
-        """`on_invalid` gets every message that cannot be read, or that `check` refuses (`DeadLetters.send` fits); in any case they are
-        counted and logged. `limits`: others than this process has.
+        """`on_invalid` gets every message that cannot be read or that `check` refuses; `DeadLetters.send` fits. These messages are always
+        counted and logged. `limits` replaces the limits of this process.
 
         Raises TopicMissing, NotAuthorized or ClusterUnreachable.
         """
@@ -89,7 +89,7 @@ class LogReader:
         self._metrics = wire.metrics
         self._on_invalid = on_invalid
         self._check = check
-        self._budget = DeadLetterBudget(limits or wire.dead_letter_limits, wire.clock)
+        self._budget = DeadLetterBudget(limits or wire.dead_letter_limits, wire.clock, wire.metrics)
         self._decoder = Decoder(wire, topics)
         self._positions: dict[Place, int] = {}
         self._ends_at_start: dict[Place, int] | None = None
@@ -106,7 +106,7 @@ class LogReader:
         self._consumer = cluster.consumer({**profile, **self._properties})
         try:
             self._num_partitions = {topic.name: num_partitions(self._consumer, physical) for physical, topic in self._topics.items()}
-        except Exception:  # whatever it is, the client must not outlive a reader that was never made
+        except Exception:  # close the client, because the caller gets no reader to close
             self._consumer.close()
             raise
         self._decoder.set_num_partitions({physical: self._num_partitions[topic.name] for physical, topic in self._topics.items()})
@@ -122,15 +122,15 @@ class LogReader:
         return dict(self._positions)
 
     def take_ends(self, then_look: Iterable[Place] = ()) -> frozenset[Place]:
-        """Partitions whose end was reached since the last call: whatever they held at that moment was returned.
+        """Partitions whose end was reached since the last call: `read` has returned all that they held at that moment.
 
-        The cluster says it once, and not again while nothing comes. So the partitions of `then_look` are asked anew: the answer comes with
-        a later `read`, and none comes from a partition that is paused, or from a broker that does not answer. Raises TransportError.
+        The cluster reports an end once, and not again until a record comes. So this asks again for the partitions of `then_look`; a later
+        `read` gets the answer. A paused partition, or one whose broker does not answer, reports no end. Raises TransportError.
         """
         found = frozenset(self._ends_seen)
         self._ends_seen.clear()
         try:
-            # Asked a second time, the cluster would begin its answer anew.
+            # A second request would make the cluster start its answer again.
             for name, partition in (set(then_look) & self._at_end) - self._ends_asked:
                 self._consumer.seek(TopicPartition(self._physical[name], partition, self._positions[name, partition]))
                 self._ends_asked.add((name, partition))
@@ -139,15 +139,14 @@ class LogReader:
         return found
 
     def bounds(self) -> dict[Place, tuple[int, int]]:
-        """The first offset that every partition holds, and the one after its last; nothing is fetched for it."""
+        """The first offset of every partition, and the offset after its last record; fetches no records."""
         return self._named(watermarks(self._consumer, self._physical_places))
 
     def start(self, positions: Mapping[Place, int] | None = None, *, otherwise: From = From.BEGINNING) -> dict[Place, int]:
-        """Read from `positions`, and in partitions without one from `otherwise`. May be called again to go elsewhere.
+        """Read from `positions`, and in partitions without a position from `otherwise`. May be called again, to read from elsewhere.
 
-        Returns where every partition ends at this moment.
-
-        Raises OffsetLost if a position lies outside what its partition holds: retention deleted records, or the topic was made anew.
+        Returns the end offset of every partition at this moment. Raises OffsetLost for a position that its partition does not hold:
+        retention deleted the records, or the topic was deleted and created again.
         """
         wanted = positions or {}
         for place in wanted:
@@ -172,9 +171,9 @@ class LogReader:
         return dict(ends)
 
     def read(self, max_messages: int = _BATCH, timeout_s: float = 1.0) -> list[Message]:
-        """The next messages, in offset order within each partition; empty if none came in time. Blocks for `timeout_s` at most.
+        """The next messages, in offset order within each partition; empty if none came in time. Blocks for at most `timeout_s`.
 
-        What cannot be read is a dead letter, acknowledged, when this returns: the caller keeps positions behind it.
+        Dead letters of unreadable messages are acknowledged when this returns, so the caller may store the positions.
 
         Raises OffsetLost, TopicMissing, NotAuthorized, TransportError, TooManyDeadLetters, RegistryError; DeliveryFailed or
         DeadlineExceeded for a dead letter.
@@ -190,24 +189,24 @@ class LogReader:
         return self._decode(fetched)
 
     def end_offsets(self) -> dict[Place, int]:
-        """Where every partition ends now. While records are fetched the answer may take half a second: it waits behind the fetch."""
+        """The end offset of every partition now. Takes up to half a second, because the request waits behind a fetch."""
         return self._named(end_offsets(self._consumer, self._physical_places))
 
     def offsets_at(self, time_ms: int) -> dict[Place, int]:
-        """The first offset of every partition whose record is not older than `time_ms` (its end if all are)."""
+        """For every partition, the first offset whose record is not older than `time_ms`; its end if all are older."""
         offsets = self._named(offsets_at(self._consumer, self._physical_places, time_ms))
         ends = self.end_offsets() if OFFSET_END in offsets.values() else {}
         return {place: ends[place] if offset == OFFSET_END else offset for place, offset in offsets.items()}
 
     def has_reached(self, ends: Mapping[Place, int]) -> bool:
-        """Whether everything below `ends` was returned, as far as this isolation can see it: an open transaction is not waited for."""
+        """Whether `read` has returned everything below `ends` that this isolation can see; it does not wait for an open transaction."""
         return all(self._positions[place] >= end or place in self._at_end for place, end in ends.items())
 
     def read_to_end(self, patience: Deadline, ends: Mapping[Place, int] | None = None) -> Iterator[list[Message]]:
-        """Batches up to `ends`, possibly with some later messages. Without `ends`: up to where the log ended at `start`, or, if anything
-        was read since, to where it ends now. What takes longer than two seconds says in the log how far it is.
+        """Batches up to `ends`, possibly with some later messages. Without `ends`: up to the ends at `start`, or, if `read` was called
+        since, up to the ends now. After two seconds the log reports the progress.
 
-        `patience` limits the time without progress, not the whole: it begins anew whenever a position moves. Raises DeadlineExceeded.
+        `patience` limits the time without progress: it starts again whenever a position moves. Raises DeadlineExceeded.
         """
         goal = ends if ends is not None else self._ends_at_start or self.end_offsets()
         most_s = patience.remaining_s()
@@ -226,8 +225,8 @@ class LogReader:
         note.done()
 
     def stay(self) -> None:
-        """Whoever has read to the end stays there with a client that watches: what comes is returned at once, and the cluster is asked
-        seldom (`profiles.WATCHER`). Afterwards `read` and `close` only: any other question waits behind a fetch.
+        """Call at the end of the log: replaces the client by one that gets new records at once but asks the cluster seldom
+        (`profiles.WATCHER`). Afterwards call `read` and `close` only: any other request would wait behind a fetch.
         """
         watcher = self._cluster.consumer({**WATCHER, **self._properties})
         looked, self._consumer = self._consumer, watcher
@@ -240,7 +239,7 @@ class LogReader:
         return sum(max(0, end - self._positions[place]) for place, end in ends.items())
 
     def pause(self, topics: Iterable[Topic]) -> None:
-        """Fetch nothing from these topics until `resume`; nobody knows meanwhile where they end."""
+        """Fetch nothing from these topics until `resume`; meanwhile their ends are unknown."""
         paused = self._partitions_of(topics)
         self._consumer.pause(paused)
         places = {(self._topics[each.topic].name, each.partition) for each in paused}
@@ -249,15 +248,14 @@ class LogReader:
         self._ends_asked -= places
 
     def resume(self, topics: Iterable[Topic]) -> None:
-        """Fetch again, from where `read` was."""
+        """Fetch again, from the positions."""
         self._consumer.resume(self._partitions_of(topics))
 
     def close(self) -> None:
-        """Close the client."""
         self._consumer.close()
 
     def _decode(self, fetched: Sequence[RawMessage]) -> list[Message]:
-        """The hot path. Positions are kept per run of messages of one partition, which is how a client returns them."""
+        """The hot path. Updates the position once per sequence of messages of one partition, because the client returns them so."""
         messages: list[Message] = []
         append, decode, check = messages.append, self._decoder.decode, self._check
         physical, partition = fetched[0].topic(), fetched[0].partition()
@@ -315,7 +313,7 @@ class LogReader:
             self._metrics.records_ignored.labels(physical, IgnoredReason.OTHER_RUN.value).inc(num_ignored)
 
     def _note(self, error: KafkaError, raw: RawMessage) -> None:
-        """An event in the place of a message: the end of a partition, or an error."""
+        """Handle an event that the client returns as a message: the end of a partition, or an error."""
         if error.code() != END_OF_PARTITION:
             check_error(error, raw)
             return
@@ -333,10 +331,7 @@ class LogReader:
         topic = self._decoder.topic_of(raw)
         if topic.dead_letters:
             return None
-        self._metrics.records_invalid.labels(raw.topic(), invalid.reason.value).inc()
         is_within_budget = self._budget.count_invalid(raw, invalid)
-        if not is_within_budget:
-            self._metrics.records_over_budget.labels(raw.topic()).inc()
         return None if self._on_invalid is None else self._on_invalid(raw, topic, invalid, is_within_budget)
 
     @property

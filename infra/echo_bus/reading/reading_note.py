@@ -1,4 +1,4 @@
-"""Lines in the log for whoever waits while much is read: how far it is, and how long it will take."""
+"""Progress of a long read, as lines in the log: how much is read, and how long the rest will take."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from echo_bus.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-# What is over sooner needs no word.
+# A shorter read logs nothing.
 _SILENT_S = 2.0
 _EVERY_S = 5.0
 
 
 class ReadingNote:
-    """Told how much is left, it says so after two seconds and then every five. One thread uses it."""
+    """Logs the progress after two seconds, and then every five. One thread uses it."""
 
     def __init__(self, what: str, num_records: int, clock: Clock) -> None:
-        """`num_records` to read of the topics `what`, counted in offsets."""
+        """`num_records`: how many offsets of the topics `what` are to be read."""
         self._what, self._all, self._clock = what, num_records, clock
         self._started_s = clock.monotonic_s()
         self._next_s = self._started_s + _SILENT_S
         self._said = False
 
     def left(self, num_records: int) -> None:
-        """So many are still to be read."""
+        """`num_records` are still to be read."""
         now_s = self._clock.monotonic_s()
         if now_s < self._next_s or not self._all:
             return

@@ -1,7 +1,7 @@
 """A compacted topic as a dictionary that follows the log.
 
-Threads: one thread of the view's own reads; callers read the dictionary or wait on it. `open` blocks until the dictionary is as new as the
-topic was at that moment. If reading fails, the view does not go stale in silence: every later call raises the cause.
+Threads: the view's own thread reads; callers read the dictionary or wait on it. `open` blocks until the dictionary holds all that the topic
+held when it was called. If reading fails, every later call raises the cause.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class CompactedView(Generic[V]):
         only: str | None = None,
         is_outdated: Callable[[V, V], bool] = lambda known, new: False,
     ) -> None:
-        """`reader` reads `topic` alone. In a run, other runs' tombstones are passed by too (their records already are).
+        """`reader` reads `topic` alone and ignores other runs' records; the view also ignores other runs' tombstones.
 
-        `only`: the one key that is kept and listened to, on a topic that grows with the run. `is_outdated(known, new)`: the key keeps what
-        is `known`, although `new` was written later.
+        `only`: keep this one key, on a topic that grows with the run. If `is_outdated(known, new)`, the key keeps `known`, although `new`
+        was written later.
         """
         if not topic.compacted:
             raise UserError(f"{topic.name!r} is not compacted, so a view of it would not be whole.", hint="Read it with LogReader.")
@@ -63,13 +63,13 @@ class CompactedView(Generic[V]):
         self._thread = threading.Thread(target=self._follow, name=f"view of {topic.name}", daemon=True)
 
     def open(self, deadline: Deadline) -> None:
-        """Read to the end offsets seen now, then follow. Raises DeadlineExceeded, or as `LogReader.read`."""
+        """Read to the present end, then follow. Raises DeadlineExceeded, or as `LogReader.read`."""
         self.load(deadline)
         self._reader.stay()
         self._thread.start()
 
     def load(self, deadline: Deadline) -> None:
-        """Read to the end offsets seen now, and no further. Raises as `open`."""
+        """Read to the present end only. Raises as `open`."""
         self._reader.start()
         for messages in self._reader.read_to_end(deadline):
             self._apply(messages)
@@ -87,7 +87,7 @@ class CompactedView(Generic[V]):
             return dict(self._entries)
 
     def wait_for(self, key: str, predicate: Callable[[V], bool], deadline: Deadline, *, what: str = "") -> V:
-        """Wait until the record of `key` satisfies `predicate`; returns it. `what` says it in the error.
+        """Wait until the record of `key` satisfies `predicate`, and return it. `what` names the state in the error.
 
         Raises DeadlineExceeded, or the cause if the view has failed.
         """
@@ -105,7 +105,7 @@ class CompactedView(Generic[V]):
             return found
 
     def on_change(self, listener: OnChange[V]) -> None:
-        """Call `listener(key, record or None)` for each change from now on, on the view's thread: keep it short, and do not wait there.
+        """Call `listener(key, record or None)` for each change from now on, on the view's thread; it must be short and must not block.
 
         An exception from it fails the view.
         """
@@ -127,14 +127,14 @@ class CompactedView(Generic[V]):
                 messages = self._reader.read(timeout_s=_READ_S)
                 if messages:
                     self._apply(messages)
-        except BaseException as exc:  # the edge of the thread: every caller gets it
+        except BaseException as exc:  # the edge of the thread: every later call raises it
             logger.exception("A view has failed")
             with self._changed:
                 self._error = exc
                 self._changed.notify_all()
 
     def _apply(self, messages: list[Message]) -> None:
-        """Take a batch over, then tell who waits or listens."""
+        """Apply a batch, then wake the waiting threads and call the listeners."""
         changes: list[tuple[str, V | None]] = []
         with self._changed:
             for message in messages:

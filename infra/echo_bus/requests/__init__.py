@@ -1,1 +1,1 @@
-"""Requests: who works on them, where the next one goes, which still matter, and replies."""
+"""Requests: their workers, the partition of the next one, those that still matter, and replies."""

@@ -1,7 +1,7 @@
-"""T_bcast: from snapshot ready to enough workers' acknowledgements, on the clock of whoever measures it (ECHO-2 §4.1).
+"""T_bcast: seconds from a ready snapshot until enough workers have acknowledged it, on the measuring process's clock (ECHO-2 §4.1).
 
-Enough is ⌈active / gamma⌉ of the workers that were alive when the snapshot became ready; those on standby do not count. Threads: one says
-`ready`; a view's thread brings the acknowledgements.
+Enough is ⌈active / gamma⌉ of the workers that were alive when the snapshot became ready; workers on standby do not count. Threads: one
+calls `ready`; a view's thread calls `on_worker`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORKING = (WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING)
 
 
 class BroadcastTimer:
-    """Measures the newest snapshot's way to the workers."""
+    """Measures T_bcast of the newest snapshot."""
 
     def __init__(self, roster: Roster, clock: Clock, on_measured: Callable[[float], object], *, gamma: float = GAMMA) -> None:
         """`on_measured` gets each T_bcast in seconds, on the view's thread."""
@@ -32,7 +32,7 @@ class BroadcastTimer:
 
     @property
     def last_s(self) -> float | None:
-        """T_bcast of the newest snapshot that has enough acknowledgements; None before the first."""
+        """T_bcast in seconds of the newest snapshot with enough acknowledgements; None before the first."""
         with self._lock:
             return self._last_s
 
@@ -43,7 +43,7 @@ class BroadcastTimer:
             self._watch.ready(version, active, self._clock.monotonic_s())
 
     def on_worker(self, key: str, status: WorkerStatus | None) -> None:
-        """A worker's status has changed (a view's listener)."""
+        """A view's listener: a worker's status has changed."""
         if status is None or status.installed_version is None or status.state is WorkerState.STANDBY:
             return
         with self._lock:

@@ -1,11 +1,11 @@
-"""Which partition the next request goes to: the one with the least outstanding work, none while all have enough.
+"""Chooses the partition of the next request: the one with the least outstanding work, or none while all have enough.
 
 Workers share one consumer group on `requests` and commit a request when all its trajectories are acknowledged, so a partition's lag *is*
-its outstanding work. A fast worker's partitions empty sooner and are chosen more often; a slow one's are left alone. Where it is known
-whose partitions are whose, and what each worker does per second, the lag of a worker's partitions together is bounded by its speed
-(`echo_core.work_shares`), and those that nobody works on get nothing.
+its outstanding work. A fast worker's partitions empty sooner and are chosen more often than a slow worker's. If the partitions and the
+speed of each worker are known, the lag of all its partitions together is bounded by its speed (`echo_core.work_shares`), and partitions
+without a worker get nothing.
 
-    LeastLagChooser   pure: what was seen and what is on its way → a partition, or None
+    LeastLagChooser   pure: observed offsets and requests on their way → a partition, or None
     WorkObserver      asks the cluster for committed and end offsets
 
 Threads: `choose` and `observe` belong to the requester's thread; `acknowledged` and `failed` may come from the publisher's poll thread.
@@ -25,27 +25,26 @@ from echo_bus.client.publisher import Receipt
 from echo_core.work_shares import OpenWorkers, WorkerLoad
 from echo_schemas.errors import UserError
 
-# Records in a row for the same partition of a worker: every partition that a transaction touches costs the broker two requests, and to the
-# worker, which reads all of its partitions at once, it is the same.
+# Records in a row for the same partition of a worker: every partition in a transaction costs the broker two requests, and the worker reads
+# all of its partitions anyway.
 _IN_A_ROW = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionWork:
-    """What the cluster says of one partition: the first offset not done, and the end."""
+    """The offsets of one partition: the first one not done, and the end."""
 
     first_open: int
     end: int
 
     @property
     def outstanding(self) -> int:
-        """Records that nobody has finished."""
         return max(0, self.end - self.first_open)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOwner:
-    """A worker with the partitions that it has; see `WorkerLoad` for the numbers."""
+    """A worker with its partitions; see `WorkerLoad` for the numbers."""
 
     partitions: frozenset[int]
     groups_per_s: float
@@ -53,12 +52,12 @@ class PartitionOwner:
 
 
 class LeastLagChooser:
-    """Chooses partitions so that none holds more than `depth` requests that nobody has finished; with `share`, so that no worker has more
-    than its speed is worth. Thread-safe.
+    """Chooses partitions so that none holds more than `depth` unfinished requests; after `share`, so that no worker has more than fits its
+    speed. Thread-safe.
     """
 
     def __init__(self, num_partitions: int, *, depth: int) -> None:
-        """`depth` times the partitions is the window: what lies between the requester and the workers at most."""
+        """`depth` times the partitions is the window: the most requests between the requester and the workers."""
         if num_partitions < 1 or depth < 1:
             raise UserError(
                 f"{num_partitions} partitions with {depth} requests each leave no room for work.", hint="Both must be at least 1."
@@ -72,14 +71,14 @@ class LeastLagChooser:
         self._owners: Sequence[PartitionOwner] = ()
         self._horizon_s = 0.0
         self._alone = False
-        # Who is next, as long as nothing but our own choices has changed; made again when it is asked for.
+        # The order of the workers; None when it must be computed again because something else than our choices has changed.
         self._open: OpenWorkers | None = None
         self._rows: dict[frozenset[int], tuple[int, int]] = {}
 
     def share(self, owners: Sequence[PartitionOwner], *, horizon_s: float = 0.0, alone: bool = False) -> None:
-        """From now on work goes to `owners` alone, by what each does; to all partitions alike if there are none. See `allowances`.
+        """From now on give work to `owners` alone, by their speed; without owners to all partitions alike. See `OpenWorkers`.
 
-        Where two claim a partition, the later one has it.
+        If two owners claim a partition, the later one has it.
         """
         claims = {partition: owner for owner in owners for partition in owner.partitions if 0 <= partition < len(self._end)}
         with self._lock:
@@ -92,7 +91,7 @@ class LeastLagChooser:
             self._rows = {owner.partitions: self._rows[owner.partitions] for owner in self._owners if owner.partitions in self._rows}
 
     def observe(self, work: Mapping[int, PartitionWork]) -> None:
-        """What the cluster says now. Offsets never go back: an answer older than what an acknowledgement told is not believed."""
+        """Take over observed offsets. Offsets only grow, so an answer older than an acknowledgement changes nothing."""
         with self._lock:
             self._open = None
             for partition, seen in work.items():
@@ -102,7 +101,7 @@ class LeastLagChooser:
     def choose(self) -> int | None:
         """The partition for the next request, counted as on its way until `acknowledged` or `failed`; None while all are full.
 
-        Among equals it goes round, so that idle workers all get work. A known worker gets several records in a row in one partition.
+        Equal partitions take turns, so that all idle workers get work. A known worker gets several records in a row in one partition.
         """
         with self._lock:
             num_partitions = len(self._end)
@@ -123,19 +122,17 @@ class LeastLagChooser:
             return chosen
 
     def acknowledged(self, partition: int, offset: int) -> None:
-        """The chosen request is in the log."""
         with self._lock:
             self._in_flight[partition] -= 1
             self._end[partition] = max(self._end[partition], offset + 1)
 
     def failed(self, partition: int) -> None:
-        """The chosen request was not written."""
         with self._lock:
             self._open = None
             self._in_flight[partition] -= 1
 
     def follow(self, partition: int, receipt: Receipt) -> None:
-        """Settle a chosen partition when its receipt is settled."""
+        """Call `acknowledged` or `failed` when the receipt is settled."""
 
         def settled(done: Receipt) -> None:
             if done.where is None:
@@ -147,7 +144,7 @@ class LeastLagChooser:
 
     @property
     def outstanding(self) -> int:
-        """Requests that nobody has finished, those on their way included."""
+        """Unfinished requests, including those on their way."""
         with self._lock:
             return sum(self._lag(partition) for partition in range(len(self._end)))
 
@@ -166,7 +163,7 @@ class LeastLagChooser:
         return None if chosen is None else self._owners[chosen]
 
     def _turn(self, partition: int) -> tuple[int, int]:
-        """The least lag first; among equals the one that comes round next."""
+        """Sort key: the least lag first, then the next partition in turn."""
         return self._lag(partition), (partition - self._next) % len(self._end)
 
     def _lag(self, partition: int) -> int:
@@ -181,7 +178,7 @@ class WorkObserver:
     """Reads committed and end offsets of one group on one topic. Not thread-safe; `close` it."""
 
     def __init__(self, cluster: Cluster, *, physical: str, group: str, client_id: str) -> None:
-        """`group` is the *workers'* group; nothing here joins it, commits or assigns."""
+        """`group`: the *workers'* group; the observer never joins it."""
         self._physical = physical
         self._group = group
         self._consumer = open_asker(cluster, group, client_id)
@@ -191,7 +188,7 @@ class WorkObserver:
         return num_partitions(self._consumer, self._physical, timeout_s)
 
     def observe(self, count: int, timeout_s: float = 10.0) -> dict[int, PartitionWork]:
-        """The work of partitions 0 to `count`. One of which nothing was ever committed counts from its beginning, where workers will start.
+        """The work of partitions 0 to `count` - 1. Without a committed offset a partition counts from its beginning, where workers start.
 
         Blocks for one request to the group's coordinator and two per leader. Raises ClusterUnreachable, NotAuthorized.
         """
@@ -203,7 +200,7 @@ class WorkObserver:
         }
 
     def committed(self, count: int, timeout_s: float = 10.0) -> dict[int, int]:
-        """The offsets that the group committed in partitions 0 to `count`, without those in which it committed nothing.
+        """The offsets that the group committed in partitions 0 to `count` - 1; partitions without one are left out.
 
         One request to the group's coordinator. Raises ClusterUnreachable, NotAuthorized.
         """
@@ -211,5 +208,4 @@ class WorkObserver:
         return {partition: offset for (_, partition), offset in committed_offsets(self._consumer, self._group, places, timeout_s).items()}
 
     def close(self) -> None:
-        """Close the client."""
         self._consumer.close()

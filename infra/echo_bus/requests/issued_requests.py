@@ -1,8 +1,8 @@
-"""The requests of a run that can still matter, read from the end of `requests` backwards: not the day that the topic holds.
+"""The requests of a run that still matter, read from the end of `requests` backwards, because the topic holds a whole day.
 
-What matters is what no worker has committed, and every seq from the floor on. Within a partition seqs are first issued in ascending order,
-so a partition is read back to a first issue of a seq below the floor, or to where it begins. Where one partition shows such an issue, or
-the run's first manifest says when it began, the others need nothing from before that time either.
+A request matters if no worker has committed it, or if its seq is not below the floor. Within a partition seqs are first issued in ascending
+order, so reading back stops at the first issue of a seq below the floor, or at the beginning. If one partition has such an issue, or the
+run's first manifest says when the run began, the other partitions need nothing from before that time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from echo_bus.clock import MAX_CLOCK_ERROR_MS, Deadline
 from echo_bus.reading.reader import LogReader, Place
 from echo_schemas.records import Purpose, RolloutRequest
 
-# Offsets of a partition that are read first; four times as many each time that they do not reach far enough.
+# Offsets of a partition that are read first; four times as many each time that this is not enough.
 _TAIL = 256
 _WIDER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedRequest:
-    """What is kept of a request."""
+    """The fields of a request that are kept."""
 
     partition: int
     offset: int
@@ -34,7 +34,7 @@ class IssuedRequest:
 
 
 class _Backwards:
-    """Partitions with what was found in them, and how far back each was read."""
+    """Reads partitions backwards; `found`: their requests by (partition, offset)."""
 
     def __init__(self, reader: LogReader, floor: int, committed: Mapping[int, int], since_ms: int | None) -> None:
         self._reader = reader
@@ -44,7 +44,7 @@ class _Backwards:
         self._lows = {place: low for place, (low, _) in bounds.items()}
         if since_ms is not None:
             self._nothing_before(since_ms)
-        # What nobody has finished counts, however old it is.
+        # Unfinished requests count, however old they are.
         self._most = {place: max(self._lows[place], min(end, committed.get(place[1], 0))) for place, end in self.ends.items()}
         self.found: dict[tuple[int, int], IssuedRequest] = {}
         self._first_ms: int | None = None
@@ -67,8 +67,8 @@ class _Backwards:
         return {place: max(self._lows[place], min(self._most[place], end - window)) for place, end in self.ends.items()}
 
     def _read(self, starts: Mapping[Place, int], ends: Mapping[Place, int], patience: Deadline) -> None:
-        """From `starts` up to `ends`; other partitions are left alone."""
-        # Retention may have taken something since.
+        """Read from `starts` up to `ends`, in these partitions only."""
+        # Retention may have deleted records since.
         lows = {place: low for place, (low, _) in self._reader.bounds().items()}
         self._reader.start({place: max(lows[place], offset) for place, offset in {**self.ends, **starts}.items()})
         for messages in self._reader.read_to_end(Deadline.after(patience.remaining_s(), patience.clock), ends):
@@ -98,10 +98,10 @@ class _Backwards:
 def read_issued(
     reader: LogReader, *, floor: int, committed: Mapping[int, int], since_ms: int | None, patience: Deadline
 ) -> list[IssuedRequest]:
-    """The run's requests that matter, in the order of each partition; what is older may be missing. `reader` reads `requests` alone.
+    """The run's requests that matter, in the order of each partition; older ones may be missing. `reader` reads `requests` alone.
 
-    `floor`: every seq below it is decided. `committed`: what the workers have committed. `since_ms`: before this the run wrote no request;
-    None if that is not known. Raises DeadlineExceeded where nothing comes for `patience`, or as `LogReader.read`.
+    `floor`: every seq below it is decided. `committed`: the workers' committed offsets by partition. `since_ms`: the run wrote no request
+    before this time; None if unknown. Raises DeadlineExceeded if nothing comes for `patience`, or as `LogReader.read`.
     """
     backwards = _Backwards(reader, floor, committed, since_ms)
     backwards.read(patience)

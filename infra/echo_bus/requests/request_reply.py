@@ -1,14 +1,14 @@
-"""Asking and being answered over topics, with Spring's header names so that other stacks can take part; and the answering half.
+"""Requests and replies over topics, with Spring's header names so that other stacks can take part; and the server's side of it.
 
-    who asks                                                         ReplyServer (in a worker)
+    requester                                                        ReplyServer (in a worker)
     reply partition read from before the first request
     request ── kafka_correlationId, kafka_replyTopic, kafka_replyPartition ──▶ begin: new | running | answered | expired
             ◀── reply to that partition, kafka_correlationId ───────────────── answer
 
-Delivery is at least once, so a request may come again: while it is being worked on it is passed by, afterwards it is answered from the
-cache. The cache is bounded by number; what fell out is worked on again, and whoever asked passes the second answer over.
+Delivery is at least once, so a request may come again. While the server works on it, the repetition is ignored; afterwards the server sends
+the cached answer. The cache is bounded: a request whose answer was dropped is worked on again, and the requester ignores the second answer.
 
-Threads: any. Nothing blocks but the publisher's full buffer.
+Threads: any. Only the publisher's full buffer blocks.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ CORRELATION_ID = "kafka_correlationId"
 REPLY_TOPIC = "kafka_replyTopic"
 REPLY_PARTITION = "kafka_replyPartition"
 DEADLINE_MS = "echo-deadline-ms"
-"""When whoever asked stops waiting, in milliseconds since the epoch, so that a server drops what nobody waits for."""
+"""When the requester stops waiting, in milliseconds since the epoch; the server drops the request after that."""
 PARTITION_STRUCT = struct.Struct(">i")
 """Spring's own form: four bytes, big-endian."""
 
 # Spring's is 16 bytes, ours 32. It is repeated in the reply's key, header and body.
 _MOST_CORRELATION_BYTES = 1_024
-# Partitions may be added while we run; whoever names one that is not there makes us ask no more often than this.
+# Partitions may be added while this runs; a request with an unknown partition causes a look-up at most this often.
 _ASK_AGAIN_S = 30.0
 
 
 def reply_headers(correlation: str, *, topic: str, partition: int, deadline_ms: int | None) -> tuple[tuple[str, bytes], ...]:
-    """The headers of a request that wants its reply on `partition` of `topic` (a physical name) before `deadline_ms` (None: some time)."""
+    """The headers of a request for a reply on `partition` of `topic` (a physical name) before `deadline_ms` (None: no limit)."""
     headers = (
         (CORRELATION_ID, correlation.encode()),
         (REPLY_TOPIC, topic.encode()),
@@ -54,7 +54,7 @@ def reply_headers(correlation: str, *, topic: str, partition: int, deadline_ms: 
 
 @dataclass(frozen=True, slots=True)
 class ReplyAddress:
-    """Where a reply goes, and until when anybody waits for it (None: for ever). `correlation` is any bytes, and comes back as it is."""
+    """Where a reply goes, and until when the requester waits for it (None: for ever). `correlation`: any bytes, returned unchanged."""
 
     correlation: bytes
     partition: int
@@ -62,7 +62,7 @@ class ReplyAddress:
 
     @property
     def correlation_text(self) -> str:
-        """The correlation id for a record and its key: itself where it is text, else in hexadecimal digits."""
+        """The correlation id for a record and its key: as it is if it is UTF-8, else in hexadecimal digits."""
         try:
             return self.correlation.decode()
         except UnicodeDecodeError:
@@ -75,43 +75,15 @@ class Begin(Enum):
     NEW = "new"
     """Work on it, then `answer` or `abandon`."""
     RUNNING = "running"
-    """It is being worked on; do nothing."""
+    """The server works on it; do nothing."""
     ANSWERED = "answered"
     """The answer was sent again; do nothing."""
     EXPIRED = "expired"
-    """Nobody waits any more; do nothing, or answer so."""
-
-
-def address_of(message: Message, *, reply_topic: str) -> ReplyAddress | None:
-    """Where the sender of `message` wants its reply; None if it wants none. `reply_topic` is the physical name that we may write to.
-
-    Raises InvalidRecord if the headers contradict themselves.
-    """
-    headers = message.headers
-    correlation = headers.get(CORRELATION_ID)
-    if correlation is None:
-        return None
-    if not 0 < len(correlation) <= _MOST_CORRELATION_BYTES:
-        raise InvalidRecord(
-            InvalidReason.LENGTH_MISMATCH, f"{CORRELATION_ID} has {len(correlation)} bytes; it has 1 to {_MOST_CORRELATION_BYTES}."
-        )
-    if headers.get(REPLY_TOPIC, b"").decode(errors="replace") != reply_topic:
-        raise InvalidRecord(
-            InvalidReason.INCONSISTENT, f"{REPLY_TOPIC} is {headers.get(REPLY_TOPIC)!r}; replies go to {reply_topic!r} and nowhere else."
-        )
-    packed, deadline, deadline_ms = headers.get(REPLY_PARTITION, b""), headers.get(DEADLINE_MS), number_of(headers.get(DEADLINE_MS))
-    if len(packed) != PARTITION_STRUCT.size:
-        raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, f"{REPLY_PARTITION} has {len(packed)} bytes; Spring's form has four.")
-    (partition,) = PARTITION_STRUCT.unpack(packed)
-    if partition < 0:
-        raise InvalidRecord(InvalidReason.NEGATIVE_NUMBER, f"{REPLY_PARTITION} is {partition}.")
-    if deadline is not None and deadline_ms is None:
-        raise InvalidRecord(InvalidReason.INCONSISTENT, f"{DEADLINE_MS} is not a number of milliseconds: {deadline!r}.")
-    return ReplyAddress(correlation, partition, deadline_ms)
+    """The requester has stopped waiting; do nothing, or answer that it expired."""
 
 
 class ReplyServer:
-    """Remembers what it was asked and what it answered."""
+    """Tracks running requests and caches answers."""
 
     def __init__(self, publisher: Publisher, reply_topic: Topic, wire: Wire, *, max_cached: int = 10_000) -> None:
         self._publisher = publisher
@@ -126,27 +98,48 @@ class ReplyServer:
         self._asked_s = -math.inf
 
     def address_of(self, message: Message) -> ReplyAddress | None:
-        """See `address_of`. Raises InvalidRecord also for a partition that the reply topic does not have.
+        """Where the sender of `message` wants its reply; None if it wants none.
 
-        May block for a look at the cluster, twice a minute at most. Raises ClusterUnreachable, TopicMissing, NotAuthorized.
+        Raises InvalidRecord if the headers contradict themselves or name another topic or an unknown partition. May ask the cluster and
+        block, twice a minute at most. Raises ClusterUnreachable, TopicMissing, NotAuthorized.
         """
-        address = address_of(message, reply_topic=self._physical)
-        if address is not None and address.partition >= self._partitions_for(address.partition):
+        headers = message.headers
+        correlation = headers.get(CORRELATION_ID)
+        if correlation is None:
+            return None
+        if not 0 < len(correlation) <= _MOST_CORRELATION_BYTES:
+            raise InvalidRecord(
+                InvalidReason.LENGTH_MISMATCH, f"{CORRELATION_ID} has {len(correlation)} bytes; it has 1 to {_MOST_CORRELATION_BYTES}."
+            )
+        if headers.get(REPLY_TOPIC, b"").decode(errors="replace") != self._physical:
             raise InvalidRecord(
                 InvalidReason.INCONSISTENT,
-                f"{REPLY_PARTITION} is {address.partition}; {self._physical} has the partitions 0 to {self._num_partitions - 1}.",
+                f"{REPLY_TOPIC} is {headers.get(REPLY_TOPIC)!r}; replies go to {self._physical!r} and nowhere else.",
             )
-        return address
+        packed, deadline, deadline_ms = headers.get(REPLY_PARTITION, b""), headers.get(DEADLINE_MS), number_of(headers.get(DEADLINE_MS))
+        if len(packed) != PARTITION_STRUCT.size:
+            raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, f"{REPLY_PARTITION} has {len(packed)} bytes; Spring's form has four.")
+        (partition,) = PARTITION_STRUCT.unpack(packed)
+        if partition < 0:
+            raise InvalidRecord(InvalidReason.NEGATIVE_NUMBER, f"{REPLY_PARTITION} is {partition}.")
+        if deadline is not None and deadline_ms is None:
+            raise InvalidRecord(InvalidReason.INCONSISTENT, f"{DEADLINE_MS} is not a number of milliseconds: {deadline!r}.")
+        if partition >= self._partitions_for(partition):
+            raise InvalidRecord(
+                InvalidReason.INCONSISTENT,
+                f"{REPLY_PARTITION} is {partition}; {self._physical} has the partitions 0 to {self._num_partitions - 1}.",
+            )
+        return ReplyAddress(correlation, partition, deadline_ms)
 
     def _partitions_for(self, partition: int) -> int:
-        """How many partitions the reply topic has; asked for when `partition` is not among those that we know."""
+        """The reply topic's number of partitions; asks the cluster if `partition` is not among the known ones."""
         now_s = self._clock.monotonic_s()
         if partition >= self._num_partitions and now_s - self._asked_s >= _ASK_AGAIN_S:
             self._num_partitions, self._asked_s = self._publisher.num_partitions(self._topic), now_s
         return self._num_partitions
 
     def begin(self, address: ReplyAddress) -> Begin:
-        """Ask before the work starts. A repeated request whose answer is known is answered here, to the place it asks for now."""
+        """Call before the work starts. Sends a cached answer at once, to the address of the repeated request."""
         with self._lock:
             if address.correlation in self._running:
                 return Begin.RUNNING
@@ -161,13 +154,13 @@ class ReplyServer:
         return Begin.ANSWERED
 
     def answer(self, address: ReplyAddress, reply: RolloutReply) -> Receipt:
-        """Send the answer and remember it. The receipt says when the request's offset may be committed.
+        """Send and cache the answer. Commit the request's offset after the receipt.
 
         Raises InvalidRecord, RecordTooLarge or TransportError; the request may then be begun again.
         """
         try:
             receipt = self._send(address, reply)
-        except Exception:  # whatever it is, nothing was sent
+        except Exception:  # after any error nothing was sent
             self.abandon(address)
             raise
         with self._lock:
@@ -179,7 +172,7 @@ class ReplyServer:
         return receipt
 
     def abandon(self, address: ReplyAddress) -> None:
-        """The work was given up without an answer; the request may be begun again."""
+        """The work ended without an answer; the request may be begun again."""
         with self._lock:
             self._running.discard(address.correlation)
 

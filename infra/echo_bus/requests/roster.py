@@ -1,9 +1,9 @@
-"""Who works on a run and how fast, by the workers' own words and by when they came: the one notion of which workers are alive.
+"""Which workers of a run are alive and how fast they are, from their heartbeats. The only place that decides whether a worker is alive.
 
-Workers' clocks are never compared with ours, but at a start: nobody here has seen how old the words are that lie on the log already, so
-their own times are taken for it, until each worker is heard or missed.
+A heartbeat's age is the time since it arrived. Only at the start, for heartbeats that lie on the log already, is it computed from the
+worker's own clock, until the next heartbeat of that worker.
 
-Threads: any; `follow` hears on the view's.
+Threads: any; after `follow`, the view's thread calls `heard`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from echo_schemas.records import WorkerState, WorkerStatus
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Who gets work: `owners` with their partitions; `alone` if there is nobody else, not even one that is starting. Those on standby, who
-    take nothing, are nobody.
-    """
+    """The workers that get requests: `owners` with their partitions. `alone`: there is one living worker, apart from those on standby."""
 
     owners: tuple[PartitionOwner, ...]
     alone: bool
 
 
 class Roster:
-    """The workers that were heard of lately."""
+    """The workers with a recent heartbeat."""
 
     def __init__(self, *, heartbeat_s: float, group_size: int) -> None:
-        """Workers say how many samples they make; work is counted in groups of `group_size`."""
+        """`group_size` converts the samples in heartbeats into groups."""
         self._patience_s = heartbeat_patience_s(heartbeat_s)
         self._group_size = group_size
         self._lock = threading.Lock()
@@ -41,7 +39,7 @@ class Roster:
         self._active_s: dict[str, float] = {}
 
     def follow(self, workers: CompactedView[WorkerStatus], clock: Clock, on_news: Callable[[], None] = lambda: None) -> None:
-        """Hear what `workers` knows and will know. `on_news`, on the view's thread: it is news of who may be given work."""
+        """Take the heartbeats of `workers` from now on. Calls `on_news`, on the view's thread, when the shares of work may change."""
 
         def hear(worker_id: str, status: WorkerStatus | None) -> None:
             if status is None:
@@ -54,13 +52,10 @@ class Roster:
         self.found(workers.items(), clock.monotonic_s(), clock.time_ms())
 
     def heard(self, status: WorkerStatus, now_s: float) -> bool:
-        """A worker's newest word came at `now_s`, on our monotonic clock.
-
-        Returns whether it says anything new of who may be given work; a thousand workers say every second that they still work.
-        """
+        """A worker's heartbeat came at `now_s`, on our monotonic clock. Returns whether the shares of work may change by it."""
         with self._lock:
             _, known = self._heard.get(status.worker_id, (now_s, None))
-            # One that is not ready yet, or has just got a partition, has had no time to finish anything of it.
+            # A worker that is not ready, or has a new partition, cannot have finished a request of it yet.
             is_idle = status.state is WorkerState.READY and known is not None and known.partitions == status.partitions
             if not is_idle or known is None or status.rollouts != known.rollouts:
                 self._active_s[status.worker_id] = now_s
@@ -68,23 +63,22 @@ class Roster:
         return known is None or _place_of(known) != _place_of(status)
 
     def forget(self, worker_id: str) -> None:
-        """`workers` does not know the worker any more."""
         with self._lock:
             self._heard.pop(worker_id, None)
 
     def found(self, statuses: Mapping[str, WorkerStatus], now_s: float, now_ms: int) -> None:
-        """What the log held before anything was heard. A word that is old by the wall clock is that of a worker long gone."""
+        """Take heartbeats that the log already held; their age is computed from the worker's wall clock."""
         for status in statuses.values():
             self.heard(status, now_s - max(0.0, (now_ms - status.time_ms) / 1000))
 
     def holders(self, partition: int, now_s: float) -> frozenset[str]:
-        """Who says to read the partition. A name may be false: who may write `workers` is the cluster's to say."""
+        """The living workers that claim the partition. Names are not verified: the cluster's ACLs decide who may write `workers`."""
         return frozenset(status.worker_id for status in self.living(now_s) if partition in status.partitions)
 
     def shares(self, now_s: float) -> Shares:
-        """Workers that take requests, the longest unheard first, so that of two that claim a partition the last one has it.
+        """Workers that take requests, the oldest heartbeat first: if two claim a partition, the last one has it.
 
-        While none has weights yet, those that wait for them count, so that their first requests are there when the weights are.
+        While no worker has weights, starting workers count, so that they find requests when they have weights.
         """
         live = self.living(now_s)
         ready = [status for status in live if status.state is WorkerState.READY]
@@ -103,13 +97,13 @@ class Roster:
         )
 
     def active_s(self, now_s: float) -> dict[int, float]:
-        """The partitions that living workers hold, each with the moment when its worker last finished something, or could have begun to."""
+        """For each partition of a living worker, when the worker last finished a request or could have begun one."""
         live = self.living(now_s)
         with self._lock:
             return {partition: self._active_s[status.worker_id] for status in live for partition in status.partitions}
 
     def living(self, now_s: float) -> list[WorkerStatus]:
-        """Those heard lately, the longest unheard first."""
+        """Workers with a recent heartbeat, the oldest heartbeat first."""
         with self._lock:
             heard = sorted(self._heard.values(), key=lambda item: item[0])
         return [status for when_s, status in heard if status.state is not WorkerState.GONE and now_s - when_s <= self._patience_s]

@@ -10,7 +10,6 @@ import pytest
 from echo_bus.blobs.transfer import CHUNK_BYTES
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.publisher import wait_all
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Deadline
 from echo_bus.errors import BlobCorrupt, OffsetLost, ProducerClosed, ProducerFenced, RecordTooLarge, TopicMissing, TransportError
@@ -52,7 +51,7 @@ def read_back(bus: Bus, topic: object = PROGRESS, isolation: Isolation = Isolati
 def test_receipts_name_the_coordinates_in_order(bus: Bus) -> None:
     publisher = bus.publisher()
     receipts = [publisher.publish(PROGRESS, progress(version), partition=0) for version in range(5)]
-    places = wait_all(receipts, Deadline.after(WAIT_S))
+    places = [receipt.wait(WAIT_S) for receipt in receipts]
     assert [place.offset for place in places] == [0, 1, 2, 3, 4]
     publisher.close()
     assert read_back(bus) == [progress(version) for version in range(5)]

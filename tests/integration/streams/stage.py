@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.publisher import wait_all
 from echo_bus.clock import Deadline
 from echo_bus.requests.dispatch import WorkObserver
 from echo_runtime.announcement import read_announcement
@@ -130,7 +129,8 @@ class Stage:
         changes = {name.replace("_", "."): value for name, value in properties.items()}
         publisher = self.bus.publisher({**profiles.PRODUCER_THROUGHPUT, **changes})
         try:
-            return wait_all([publisher.publish(TRAJECTORIES, record) for record in records], Deadline.after(WAIT_S))
+            receipts = [publisher.publish(TRAJECTORIES, record) for record in records]
+            return [receipt.wait(WAIT_S) for receipt in receipts]
         finally:
             publisher.close()
 

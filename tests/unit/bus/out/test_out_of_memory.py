@@ -29,7 +29,7 @@ def watch(machine: Path) -> OutOfMemoryWatch:
         ("b/c/memory.events", "Its memory limit (control group) was reached"),
         ("memory/a/memory.oom_control", "Its memory limit (control group) was reached"),
         ("vmstat", "The machine ran out of memory"),
-        (None, "Somebody sent it"),
+        (None, "Another process sent it"),
     ],
 )
 def test_only_a_counter_that_rises_is_evidence(machine: Path, file: str | None, said: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from echo_bus.metrics import BusMetrics
-from echo_runtime.server import MetricsServer
+from echo_runtime.server import Check, MetricsServer
 from echo_schemas.errors import UserError
 
 problems: dict[str, str | None] = {}
@@ -57,6 +57,15 @@ def test_health_and_readiness_name_what_is_wrong(server: MetricsServer) -> None:
     assert (status, json.loads(body)["problems"]) == (503, {"weights": "No version is installed yet."})
     problems["kafka"] = "No broker answers."
     assert get(server, "/healthz")[0] == 503
+    assert json.loads(get(server, "/readyz")[1])["problems"].keys() == {"kafka", "weights"}
+
+
+def test_a_check_that_is_added_later_is_asked_too() -> None:
+    healthy: dict[str, Check] = {}
+    with MetricsServer(BusMetrics().registry, healthy=healthy) as server:
+        assert get(server, "/readyz")[0] == 200
+        healthy["loop"] = lambda: "It hangs."
+        assert get(server, "/healthz")[0] == get(server, "/readyz")[0] == 503
 
 
 def test_other_paths_say_what_is_served(server: MetricsServer) -> None:
