@@ -1,4 +1,4 @@
-"""Files from Maven repositories by coordinate, verified against the SHA-256 that is locked in this package."""
+"""Files from Maven repositories, verified against the SHA-256 values in this package's lock files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from echo_embedded.folders import cache_folder, exclusive, staged
 from echo_schemas.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ _TIMEOUT_S = 30
 _TRIES = 5
 _PAUSE_S = 1.0
 _OFFLINE_HINT = (
-    "The first start needs the network, later ones do not. A mirror can be named in jgo's settings. To do without, "
-    "point ECHO_KAFKA__BOOTSTRAP at a cluster you have."
+    "The first start needs the network, later ones do not. You can name a mirror in jgo's settings, or use another cluster: set "
+    "ECHO_KAFKA__BOOTSTRAP."
 )
 
 
@@ -46,7 +47,6 @@ class Artifact:
 
     @property
     def file_name(self) -> str:
-        """The file's name in a repository."""
         classifier = f"-{self.classifier}" if self.classifier else ""
         return f"{self.name}-{self.version}{classifier}.{self.packaging}"
 
@@ -69,11 +69,30 @@ def lock_digest(artifacts: Sequence[Artifact]) -> str:
     return hashlib.sha256("".join(sorted(artifact.sha256 for artifact in artifacts)).encode()).hexdigest()[:8]
 
 
-def download(artifacts: Sequence[Artifact], folder: Path) -> None:
-    """Put every artifact into `folder` under its file name. Blocks until all are there and verified.
+def install(name: str, lock: str, title: str, fill: Callable[[Path, Sequence[Artifact]], None], *, report: Callable[[str], None]) -> Path:
+    """The folder `<name>-<digest of the lock file>` in the user's cache; if it is missing, `fill` makes it from the locked artifacts.
 
-    Files that the user's local Maven repository already has are copied from there. Raises UserError if one cannot be
-    had: no network, no disk space, `jgo` missing, or bytes that are not the locked ones.
+    Blocks; processes that install at the same time wait for one another. The folder appears by one rename, so an interrupted installation
+    leaves no incomplete folder. Raises UserError.
+    """
+    artifacts = read_lock(lock)
+    final = cache_folder() / f"{name}-{lock_digest(artifacts)}"
+    if final.is_dir():
+        return final
+    with exclusive(final.with_name(f"{final.name}.lock")):
+        if not final.is_dir():
+            num_megabytes = sum(artifact.num_bytes for artifact in artifacts) // 1_000_000
+            report(f"Downloading {title} ({num_megabytes} MB, once) into {final.parent}")
+            with staged(final) as scratch:
+                fill(scratch, artifacts)
+    return final
+
+
+def download(artifacts: Sequence[Artifact], folder: Path) -> None:
+    """Put every artifact into `folder` under its file name. Blocks until all are downloaded and verified.
+
+    Copies files from the user's local Maven repository if it has them. Raises UserError without network, disk space or `jgo`, and for bytes
+    that are not the locked ones.
     """
     try:
         import requests
@@ -115,7 +134,7 @@ def _fetch(artifact: Artifact, context: MavenContext, folder: Path) -> None:
 
 
 def _resolve(artifact: Artifact, context: MavenContext) -> Path:
-    """Where the file lies now. One that does not come is asked for again: repositories drop a connection now and then."""
+    """The local path of the file. Retries, because repositories sometimes drop a connection."""
     component = context.project(artifact.group, artifact.name).at_version(artifact.version)
     wanted = component.artifact(classifier=artifact.classifier, packaging=artifact.packaging)
     for number in range(1, _TRIES):
@@ -124,7 +143,7 @@ def _resolve(artifact: Artifact, context: MavenContext) -> Path:
         except (OSError, RuntimeError) as exc:
             _log.info("%s did not come (%s); trying again", artifact.file_name, _reason(exc))
         if wanted.cached_path is not None:
-            # Half a file would be taken for the whole one.
+            # Otherwise the next try would use an incomplete file.
             wanted.cached_path.unlink(missing_ok=True)
         time.sleep(_PAUSE_S * number)
     return wanted.resolve()
@@ -136,7 +155,7 @@ def _sha256(path: Path) -> str:
 
 
 def _reason(exc: Exception) -> str:
-    """The innermost cause in one line, without the addresses that the HTTP client repeats."""
+    """The innermost cause in one line; the outer errors repeat the addresses."""
     while exc.__context__ is not None and isinstance(exc.__context__, Exception):
         exc = exc.__context__
     return (str(exc).splitlines() or [type(exc).__name__])[0].rstrip(".") or type(exc).__name__

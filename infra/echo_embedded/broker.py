@@ -1,7 +1,7 @@
 """A real Apache Kafka as child processes: one broker or three, on loopback, from Python packages alone.
 
-`start` blocks until every broker answers, `stop` until every process has ended. Not thread-safe: one thread owns an
-EmbeddedKafka and its nodes. The processes die with this one, even if it is killed, unless they were started detached.
+`start` blocks until every broker answers, `stop` until every process has ended. Not thread-safe: one thread owns an EmbeddedKafka and its
+nodes. The brokers end with this process, even if it is killed, unless they were started detached.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _log = logging.getLogger(__name__)
 CLUSTER_SIZES = (1, 3)
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
-# Writing the class cache takes a JVM about ten seconds as it ends.
+# A JVM writes the class cache as it ends, in about ten seconds.
 _TRAIN_STOP_TIMEOUT_S = 120.0
 _NUM_PORT_CHOICES = 3
 
 
 class Node:
-    """One broker of an embedded cluster, for tests that hurt it. Made by EmbeddedKafka."""
+    """One broker of an embedded cluster, for tests that kill or freeze it. Made by EmbeddedKafka."""
 
     def __init__(self, node_id: int, ports: NodePorts, process: JavaProcess, launch: Callable[[Node, float], None]) -> None:
         self.node_id = node_id
@@ -55,15 +55,14 @@ class Node:
         self._launch = launch
 
     def kill(self) -> None:
-        """kill -9; returns when the process is gone. Its data stays."""
+        """Kill it (SIGKILL) and wait for its end. Its data stays."""
         self.process.kill()
 
     def suspend(self) -> None:
-        """Freeze it: connections stay open, nothing answers."""
+        """Freeze it: its connections stay open, and it does not answer."""
         self.process.suspend()
 
     def resume(self) -> None:
-        """Let a suspended broker go on."""
         self.process.resume()
 
     def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -73,7 +72,7 @@ class Node:
             self.process.kill()
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start it again on its data and ports; returns when it answers and knows every broker of the cluster."""
+        """Start it again on its data and ports; returns when it answers and knows all brokers of the cluster."""
         if self.process.is_running():
             raise TransportError(f"{self.process.name} is running.", hint="Kill or terminate it first.")
         self._launch(self, timeout_s)
@@ -82,11 +81,11 @@ class Node:
 class EmbeddedKafka:
     """An Apache Kafka of one or three brokers, with a schema registry if asked for.
 
-    `secure` turns on TLS, SCRAM users and ACLs (see `security`); then connect with `client_properties`, too.
+    `secure` turns on TLS, SCRAM users and ACLs (see `security`); then clients also need `client_properties`.
 
-    `folder` keeps the data between runs; without one it lives in a temporary folder and goes with `stop`. `ports` are
-    the clients' ports, one a broker; chosen if empty. `properties` are added to every server.properties and win over
-    ours. The first start of a user downloads Kafka (see `installation`) and says so through `report`.
+    `folder` keeps the data between runs; without one the data lies in a temporary folder that `stop` deletes. `ports`: the clients' ports,
+    one per broker; chosen if empty. `properties` are added to every server.properties and win over ours. A user's first start downloads
+    Kafka (see `installation`) and reports it through `report`.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class EmbeddedKafka:
         if brokers not in CLUSTER_SIZES:
             raise UserError(f"An embedded cluster has 1 or 3 brokers, not {brokers}.", hint="Three make a quorum.")
         if ports and len(ports) != brokers:
-            raise UserError(f"{brokers} broker(s) need as many ports, and {len(ports)} were named.")
+            raise UserError(f"{brokers} broker(s) need {brokers} port(s); {len(ports)} were named.")
         self.nodes: list[Node] = []
         self._num_brokers = brokers
         self._wants_registry = registry
@@ -129,7 +128,7 @@ class EmbeddedKafka:
 
     @property
     def client_properties(self) -> dict[str, str]:
-        """What the administrator's clients need besides `bootstrap`: nothing, unless the cluster is secured."""
+        """Further properties of the administrator's clients; empty unless the cluster is secured."""
         return {} if self._security is None else self._security.client_properties()
 
     def add_user(self, name: str, password: str) -> dict[str, str]:
@@ -142,7 +141,7 @@ class EmbeddedKafka:
 
     @property
     def registry_url(self) -> str:
-        """Where the registry answers Confluent's API. Raises TransportError unless started with `registry=True`."""
+        """The address of the registry's Confluent API. Raises TransportError unless started with `registry=True`."""
         if self._registry is None:
             raise TransportError("The embedded Kafka was not started with a schema registry.")
         return self._registry.url
@@ -155,12 +154,12 @@ class EmbeddedKafka:
 
     @property
     def marker(self) -> str:
-        """The command-line argument that all JVMs of this cluster carry and no other does."""
+        """A command-line argument that only the JVMs of this cluster have."""
         return f"-Decho.folder={self.folder}"
 
     @property
     def folder(self) -> Path:
-        """Where data and logs are. Raises TransportError unless started."""
+        """The folder of data and logs. Raises TransportError unless started."""
         if self._folder is None:
             raise TransportError("The embedded Kafka is not started.")
         return self._folder
@@ -168,8 +167,8 @@ class EmbeddedKafka:
     def start(self, *, detached: bool = False, timeout_s: float = START_TIMEOUT_S) -> Self:
         """Start every broker and wait until the cluster answers.
 
-        Raises UserError (no Java, no network for the first download, port taken, foreign folder, no memory), ProcessDied with the
-        log's last lines if a JVM dies, or ClusterUnreachable; whatever was started by then is stopped.
+        Raises UserError (no Java, no network for the first download, port taken, folder of other data, too little memory), ProcessDied with
+        the log's last lines if a JVM ends, or ClusterUnreachable; the processes already started are stopped.
         """
         if self._folder is not None:
             raise TransportError("The embedded Kafka is started already.")
@@ -198,7 +197,7 @@ class EmbeddedKafka:
         return self
 
     def stop(self) -> None:
-        """Stop every broker; idempotent. Brokers of a temporary folder are not given time to flush: it is deleted."""
+        """Stop every broker; idempotent. Kills brokers of a temporary folder at once, because the folder is deleted."""
         temporary = self._wanted_folder is None
         self._stop_processes(self.processes, 0.0 if temporary else STOP_TIMEOUT_S)
         self.nodes, self._registry, self._security = [], None, None
@@ -246,7 +245,7 @@ class EmbeddedKafka:
         self._registry.start(self._guard)
 
     def _launch_all(self, command: Sequence[str], lock: TextIO, deadline: Deadline) -> None:
-        """Start all nodes and wait; ports that we chose and lost to somebody else are chosen again."""
+        """Start all nodes and wait; choose other ports if another process took a chosen one."""
         for attempt in range(1, _NUM_PORT_CHOICES + 1):
             self._make_nodes(command, lock)
             try:
@@ -288,7 +287,7 @@ class EmbeddedKafka:
         if self._guard is None:
             raise TransportError("A node of a detached cluster cannot be restarted.", hint="Stop the cluster and start it.")
         node.process.start(self._guard)
-        # Asked is the node itself: until it is fenced, the others still name a node that died a moment ago.
+        # Ask the node itself: until it is fenced, the other nodes still name a node that has just died.
         self._wait([node], Deadline.after(timeout_s))
 
     def _wait(self, asked: Sequence[Node], deadline: Deadline) -> None:
@@ -311,7 +310,7 @@ class EmbeddedKafka:
 
     def _train(self, output: Path) -> None:
         """Run a broker that writes its class cache to `output` as it stops."""
-        # With the first compiler only: a cache that holds profiles for the second makes a start slower, not faster.
+        # With the first compiler only, because a cache with profiles for the second one makes a start slower.
         jvm = Jvm(jit=Jit.QUICK, class_cache=False, extra_flags=(f"-XX:AOTCacheOutput={output}",))
         with EmbeddedKafka(jvm=jvm) as kafka:
             exercise(kafka.bootstrap)

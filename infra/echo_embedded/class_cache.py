@@ -1,7 +1,7 @@
 """A cache of Kafka's parsed and linked classes (JEP 483, 514): with it a broker starts in half the time.
 
-Built once per user, Kafka version and Java runtime by running a broker for a moment; takes about fifteen seconds. It is
-valid for one class path and one runtime; the JVM checks that itself, and goes on without it where it does not fit.
+Built once per user, Kafka version and Java runtime by running a broker for a moment, in about fifteen seconds. It is valid for one class
+path and one runtime; the JVM checks this and ignores a cache that does not fit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from echo_schemas.errors import EchoError
 
 _log = logging.getLogger(__name__)
 
-# One-step creation of the cache came with Java 25.
+# Since Java 25 the cache is created in one step.
 _OLDEST_JAVA = 25
 _NUM_RECORDS = 500
 _EXERCISE_TIMEOUT_S = 60.0
@@ -32,10 +32,10 @@ _EXERCISE_TIMEOUT_S = 60.0
 def ready_class_cache(
     java: Java, installation: Installation, train: Callable[[Path], None], *, report: Callable[[str], None]
 ) -> Path | None:
-    """The cache for this runtime, built first with `train` if there is none; None if this Java cannot have one.
+    """The cache for this runtime, built first with `train` if there is none; None if this Java has no such cache.
 
-    `train(path)` runs a broker that writes its cache to `path` as it stops. A failure is logged, remembered and not
-    tried again: the cache saves time and is needed for nothing.
+    `train(path)` runs a broker that writes its cache to `path` as it stops. A failure is logged, remembered and not repeated: the cache
+    only saves time.
     """
     if java.major < _OLDEST_JAVA:
         return None
@@ -44,8 +44,10 @@ def ready_class_cache(
     if cache.is_file():
         return cache
     with exclusive(cache.with_suffix(".lock")):
-        if cache.is_file() or failed.exists():
-            return cache if cache.is_file() else None
+        if cache.is_file():
+            return cache
+        if failed.exists():
+            return None
         report("Preparing a fast start of the embedded broker (once, about 15 s)")
         scratch = cache.with_suffix(".tmp")
         try:
@@ -59,12 +61,12 @@ def ready_class_cache(
 
 
 def flags_for(cache: Path | None) -> list[str]:
-    """The launcher's options that use the cache, silent about parts of it that fit this start less well."""
+    """The launcher's options for the cache; the JVM logs only errors about it."""
     return [] if cache is None else [f"-XX:AOTCache={cache}", "-Xlog:aot*=error"]
 
 
 def exercise(bootstrap: str) -> None:
-    """Do what clients do, so that its classes are in the cache: make a topic, write in a transaction, read in a group.
+    """Use the broker as clients do, to load the classes for the cache: create a topic, write in a transaction, read in a group.
 
     Raises DeadlineExceeded or confluent-kafka's KafkaException.
     """

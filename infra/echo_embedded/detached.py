@@ -1,6 +1,6 @@
-"""An embedded Kafka that outlives the command that started it: what `echoswarm kafka up`, `down` and `status` do.
+"""An embedded Kafka that outlives the command that started it: the work of `echoswarm kafka up`, `down` and `status`.
 
-Commands that start or stop at the same time wait for one another on a lock file in the state folder.
+Concurrent commands wait for one another on a lock file in the state folder.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +35,7 @@ _DYING_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a detached Kafka is: its state, the processes that run, which brokers (by node id) and whether the registry answer."""
+    """A detached Kafka: its state, its running processes, which brokers answer (by node id) and whether the registry answers."""
 
     state: EmbeddedState
     running: tuple[RecordedProcess, ...]
@@ -44,11 +44,9 @@ class Status:
 
     @property
     def num_answering(self) -> int:
-        """Brokers that run and that the cluster knows."""
         return sum(self.answers(process) for process in self.running if self.state.address_of(process.name) is not None)
 
     def answers(self, process: RecordedProcess) -> bool:
-        """Whether a process runs and answers."""
         if process not in self.running:
             return False
         if self.state.address_of(process.name) is None:
@@ -59,11 +57,7 @@ class Status:
     def healthy(self) -> bool:
         """Whether everything that was started runs and answers."""
         registry_fine = self.state.registry_url is None or self.registry_answers
-        return len(self.running) == len(self.state.processes) and self._all_answer and registry_fine
-
-    @property
-    def _all_answer(self) -> bool:
-        return self.num_answering == self.state.num_brokers
+        return len(self.running) == len(self.state.processes) and self.num_answering == self.state.num_brokers and registry_fine
 
 
 def up(
@@ -77,12 +71,12 @@ def up(
     jvm: Jvm = DEFAULT_JVM,
     report: Callable[[str], None] = _log.info,
 ) -> EmbeddedState:
-    """Start a Kafka that stays, and write the state file; blocks until it answers.
+    """Start a Kafka that outlives this command, and write the state file; blocks until it answers.
 
-    One of the same shape that runs already is kept; what is missing of it is started again on its old ports, beside what runs. Where
-    nothing of it runs any more, it starts on its old ports if they are free. `brokers`: as many as there are, else one. `secure`: TLS,
-    SCRAM users and ACLs. Its data stays in `folder` (by default in the state folder, one for each shape) between `down` and `up`. Raises
-    UserError if one of another shape runs, what `mend` raises, and what `EmbeddedKafka.start` raises.
+    If a Kafka of the same shape runs, it is kept, and its missing processes are started again on their old ports. If none of its processes
+    runs, it starts on its old ports if they are free. `brokers` None: as before, else one. `secure`: TLS, SCRAM users and ACLs. The data
+    stays in `folder` (by default in the state folder, one for each shape) between `down` and `up`. Raises UserError if a Kafka of another
+    shape runs; also raises as `mend` and `EmbeddedKafka.start`.
     """
     with _locked():
         state = read_state()
@@ -127,7 +121,7 @@ def up(
 
 
 def down(*, delete_data: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> EmbeddedState | None:
-    """Stop the detached Kafka, orderly within `timeout_s`, then by force; returns what it was, None if there was none."""
+    """Stop the detached Kafka, orderly within `timeout_s`, then by force; returns its state, None if there was none."""
     with _locked():
         state = read_state()
         if state is None:
@@ -140,7 +134,7 @@ def down(*, delete_data: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> Emb
 
 
 def status() -> Status | None:
-    """How the detached Kafka is; None if none was started. Takes some seconds if its brokers do not answer."""
+    """The detached Kafka's status; None if none was started. Takes some seconds if its brokers do not answer."""
     state = read_state()
     if state is None:
         return None
@@ -155,11 +149,11 @@ def status() -> Status | None:
 
 
 def _old_ports(state: EmbeddedState, brokers: int) -> Sequence[int]:
-    """Those of a cluster that runs no more, so that clients that know them find it again; none if one of them is taken."""
+    """The ports of the stopped cluster, so that its clients find it again; none if one of them is taken."""
     ports = [int(address.rpartition(":")[2]) for address in state.bootstrap.split(",")]
     if len(ports) != brokers:
         return ()
-    # A process that was killed a moment ago has lost its command line first and its sockets last.
+    # A killed process loses its command line first and its sockets last.
     deadline = Deadline.after(_DYING_S)
     while not all(map(is_free, ports)):
         if deadline.expired():
@@ -202,7 +196,5 @@ def _signal(processes: Sequence[RecordedProcess], number: signal.Signals) -> Non
                 os.kill(process.pid, number)
 
 
-@contextmanager
-def _locked() -> Iterator[None]:
-    with exclusive(state_file().with_suffix(".lock")):
-        yield
+def _locked() -> AbstractContextManager[None]:
+    return exclusive(state_file().with_suffix(".lock"))

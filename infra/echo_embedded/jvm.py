@@ -1,4 +1,4 @@
-"""What a broker's JVM may use, as options of the `java` launcher."""
+"""Memory and compiler settings of a broker's JVM, as options of the `java` launcher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from echo_embedded.java import Java
 
-# Since Java 24 a JVM says on every start that native libraries and Unsafe are used, unless it is told that we know.
+# Since Java 24 a JVM warns at every start about native libraries and Unsafe, unless options allow them.
 _WARNS_OF_NATIVE_CODE = 24
 _INITIAL_HEAP_MB = 64
 
@@ -23,7 +23,7 @@ class Jit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Jvm:
-    """What each JVM may use. With `class_cache` it starts from a cache of parsed classes (see `class_cache`)."""
+    """Settings of each JVM. With `class_cache` it starts from a cache of parsed classes (see `class_cache`)."""
 
     heap_mb: int = 384
     jit: Jit = Jit.FULL
@@ -38,7 +38,7 @@ class Jvm:
             "-XX:+UseSerialGC",
             "-XX:-UsePerfData",
             "-XX:+ExitOnOutOfMemoryError",
-            # Socket buffers are kept per thread up to this size; without it each thread keeps its largest ever.
+            # Each thread keeps socket buffers up to this size; by default it keeps the largest one.
             "-Djdk.nio.maxCachedBufferSize=262144",
             "-Djava.awt.headless=true",
         ]

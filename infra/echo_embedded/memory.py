@@ -1,4 +1,4 @@
-"""How much memory this machine, or this container, can still give."""
+"""The available memory of this machine or container."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from echo_schemas.errors import UserError
 
-# Resident sizes after a load test; a heap that is never filled is never resident.
+# Resident sizes after a load test; unused heap is not resident.
 BROKER_MB = 250
 REGISTRY_MB = 200
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
@@ -16,9 +16,9 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def available_mb(memory_info: Path = _MEMORY_INFO, control_group: Path = _CONTROL_GROUP) -> int | None:
-    """Megabytes that new processes may take: what the kernel calls available, or what the container's limit leaves if that is less.
+    """Megabytes for new processes: the kernel's available memory, or the rest of the container's limit if that is less.
 
-    None where neither can be read (macOS).
+    None if neither can be read (macOS).
     """
     found = []
     if memory_info.is_file() and (match := _AVAILABLE.search(memory_info.read_text())):
@@ -30,7 +30,7 @@ def available_mb(memory_info: Path = _MEMORY_INFO, control_group: Path = _CONTRO
 
 
 def check_memory(num_brokers: int, *, registry: bool, available: int | None) -> None:
-    """Raises UserError if `available` megabytes are too few for this cluster; before the kernel ends a process to say so."""
+    """Raises UserError if `available` megabytes are too few for this cluster."""
     needed = num_brokers * BROKER_MB + (REGISTRY_MB if registry else 0)
     if available is not None and available < needed:
         raise UserError(

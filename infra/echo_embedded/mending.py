@@ -1,7 +1,6 @@
-"""Starts what is missing of a detached Kafka again, on its old ports and data, and leaves alone what runs: a living run notices a broker
-that comes back, not a restart.
+"""Restarts the missing processes of a detached Kafka on their old ports and data; the other processes run on.
 
-A process that is started again does not hold the folder's lock, which those that run have inherited; Kafka's own lock on its data holds.
+A restarted process does not hold the folder's lock, which the running ones have inherited; Kafka's own lock protects the data.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from echo_schemas.errors import UserError
 def mend(state: EmbeddedState, *, report: Callable[[str], None], timeout_s: float) -> EmbeddedState:
     """Start the recorded processes that do not run, and wait until they answer. Returns the state with their new process ids.
 
-    Raises UserError if an older version recorded them, ProcessDied, ClusterUnreachable or DeadlineExceeded; what was started by then is
-    ended.
+    Raises UserError if an older version recorded them, ProcessDied, ClusterUnreachable or DeadlineExceeded; it then ends the processes
+    that it has started.
     """
     missing = [process for process in state.processes if not process.is_running()]
     if any(not process.command for process in missing):
@@ -40,7 +39,7 @@ def mend(state: EmbeddedState, *, report: Callable[[str], None], timeout_s: floa
                 started[each.name].start(None)
             for name, process in started.items():
                 _wait(state, name, process, deadline)
-        except BaseException:  # Ctrl-C while waiting must not leave half of them behind
+        except BaseException:  # Ctrl-C while waiting must not leave some of them running
             for process in started.values():
                 process.kill()
             raise
@@ -53,7 +52,7 @@ def mend(state: EmbeddedState, *, report: Callable[[str], None], timeout_s: floa
 def _wait(state: EmbeddedState, name: str, process: JavaProcess, deadline: Deadline) -> None:
     address = state.address_of(name)
     if address is not None:
-        # Asked is the broker itself: until it is fenced, the others still name one that died a moment ago.
+        # Ask the broker itself: until it is fenced, the other brokers still name a broker that has just died.
         wait_for_brokers(
             {"bootstrap.servers": address, **state.client_properties}, state.num_brokers, deadline, check_alive=process.check_alive
         )

@@ -1,4 +1,4 @@
-"""Whether the kernel has ended processes for want of memory: its counters, before and after. A SIGKILL does not say who sent it."""
+"""Whether the kernel has killed processes because memory ran out, from its counters. A SIGKILL itself does not name its sender."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MACHINE = Path("/proc/vmstat")
 
 
 class OutOfMemoryWatch:
-    """Remembers the counters when it is made."""
+    """Remembers the counters at its creation."""
 
     def __init__(self, control_groups: Path = _CONTROL_GROUPS, own_groups: Path = _OWN_GROUPS, machine: Path = _MACHINE) -> None:
         self._group_files = _group_files(control_groups, own_groups)
@@ -20,15 +20,15 @@ class OutOfMemoryWatch:
         self._group_before, self._machine_before = self._counts()
 
     def verdict(self) -> str:
-        """A sentence for whoever asks who sent a SIGKILL."""
+        """A sentence about the sender of a SIGKILL."""
         group, machine = self._counts()
         if _has_risen(self._group_before, group):
-            return "Its memory limit (control group) was reached: the kernel has ended a process for it since this run began."
+            return "Its memory limit (control group) was reached: the kernel has killed a process for it since this run began."
         if _has_risen(self._machine_before, machine):
-            return "The machine ran out of memory: the kernel has ended a process for it since this run began."
+            return "The machine ran out of memory: the kernel has killed a process for it since this run began."
         if group is None and machine is None:
-            return "Who sent it is not known here; `dmesg` says if it was the kernel, for want of memory."
-        return "Somebody sent it: the kernel has ended no process for want of memory since this run began."
+            return "The sender is not known here; `dmesg` shows whether the kernel killed it because memory ran out."
+        return "Another process sent it: the kernel has killed no process for lack of memory since this run began."
 
     def _counts(self) -> tuple[int | None, int | None]:
         found = [count for file in self._group_files if (count := _count(file)) is not None]
@@ -36,7 +36,7 @@ class OutOfMemoryWatch:
 
 
 def _group_files(control_groups: Path, own_groups: Path) -> list[Path]:
-    """Where the control groups of this process, and of the container around it, count (versions 2 and 1)."""
+    """The counter files of this process's control groups and of its container's (versions 2 and 1)."""
     try:
         lines = own_groups.read_text(encoding="utf-8").splitlines()
     except OSError:

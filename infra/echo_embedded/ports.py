@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from echo_embedded.properties import HOST
 from echo_schemas.errors import UserError
 
-# Below the range from which kernels take the ports of outgoing connections: no client snatches one before we bind it.
+# Below the kernels' range for outgoing connections, so that no client takes a port before we bind it.
 _LOWEST, _HIGHEST = 20_000, 32_000
 _MAX_TRIES = 500
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` distinct ports that nobody listens on now. All are held until the last is found."""
+    """`count` distinct free ports. All are bound until the last is found."""
     with ExitStack() as held:
         ports: list[int] = []
         for port in random.sample(range(_LOWEST, _HIGHEST), _MAX_TRIES):
@@ -27,7 +27,7 @@ def free_ports(count: int) -> list[int]:
     if len(ports) < count:
         raise UserError(
             f"No {count} free ports were found on {HOST} between {_LOWEST} and {_HIGHEST}.",
-            hint="Stop what holds them.",
+            hint="Stop the processes that use them.",
         )
     return ports
 
@@ -39,7 +39,7 @@ def is_free(port: int) -> bool:
 
 
 def _binds(probe: socket.socket, port: int) -> bool:
-    # As Java's servers do: a port whose last connections linger in TIME_WAIT is free.
+    # As Java's servers do: a port with connections in TIME_WAIT counts as free.
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         probe.bind((HOST, port))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import TextIO
 
@@ -18,9 +18,9 @@ from echo_embedded.guard import Guard
 from echo_embedded.out_of_memory import OutOfMemoryWatch
 
 _NUM_SHOWN_LINES = 12
-# A stack trace can be long; its cause is said above it.
+# A stack trace can be long, and its cause stands above it.
 _NUM_SEARCHED_LINES = 400
-# Popen warns when it is forgotten while its process runs; these are meant to run on.
+# Popen warns when it is deleted while its process runs; these processes outlive us on purpose.
 _outliving: list[subprocess.Popen[bytes]] = []
 
 
@@ -30,61 +30,47 @@ def _leave_running() -> None:
         popen.returncode = popen.poll() or 0
 
 
-class DeathCause(StrEnum):
-    """Why a JVM ended, as far as its log says it. The value completes "It ended: …"."""
+class DeathCause(Enum):
+    """Why a JVM ended: the text that completes "It ended: …", a hint, and the messages of the JVM or of Kafka that show this cause."""
 
-    PORT_TAKEN = "its port is taken"
-    FOLDER_IN_USE = "another broker runs on its data folder"
-    FOREIGN_DATA = "its data folder belongs to another cluster"
-    DISK_FULL = "the disk is full"
-    OLD_JAVA = "the Java runtime is too old for it"
-    NO_MEMORY = "the machine has not enough memory"
-    SMALL_HEAP = "its heap is too small"
-    KILLED = "it was killed"
-    UNKNOWN = "the reason is in its log"
+    PORT_TAKEN = "its port is taken", "Stop what listens there, or let the ports be chosen.", "Address already in use"
+    FOLDER_IN_USE = "another broker runs on its data folder", "Stop that broker, or name another folder.", "Failed to acquire lock on file"
+    FOREIGN_DATA = "its data folder belongs to another cluster", "Name another folder.", "Invalid cluster.id"
+    DISK_FULL = "the disk is full", "Free some space, or name a folder on another disk.", "No space left on device"
+    OLD_JAVA = (
+        "the Java runtime is too old for it",
+        "Install a new runtime with: pip install 'echoswarm[embedded]'.",
+        "UnsupportedClassVersionError",
+    )
+    NO_MEMORY = (
+        "the machine has not enough memory",
+        "Close something, or ask for a smaller heap.",
+        *("Could not reserve enough space", "insufficient memory for the Java Runtime", "unable to create native thread"),
+    )
+    SMALL_HEAP = "its heap is too small", "Ask for a larger heap.", "OutOfMemoryError"
+    KILLED = "it was killed", ""
+    UNKNOWN = "the reason is in its log", ""
 
-
-_HINTS = {
-    DeathCause.PORT_TAKEN: "Stop what listens there, or let the ports be chosen.",
-    DeathCause.FOLDER_IN_USE: "Stop that broker, or name another folder.",
-    DeathCause.FOREIGN_DATA: "Name another folder.",
-    DeathCause.DISK_FULL: "Free some space, or name a folder on another disk.",
-    DeathCause.OLD_JAVA: "Install a new runtime with: pip install 'echoswarm[embedded]'.",
-    DeathCause.NO_MEMORY: "Close something, or ask for a smaller heap.",
-    DeathCause.SMALL_HEAP: "Ask for a larger heap.",
-    DeathCause.KILLED: "",
-    DeathCause.UNKNOWN: "",
-}
-# In the words of the JVM and of Kafka; the first that occurs explains the death.
-_SAID = (
-    ("Address already in use", DeathCause.PORT_TAKEN),
-    ("Failed to acquire lock on file", DeathCause.FOLDER_IN_USE),
-    ("Invalid cluster.id", DeathCause.FOREIGN_DATA),
-    ("No space left on device", DeathCause.DISK_FULL),
-    ("UnsupportedClassVersionError", DeathCause.OLD_JAVA),
-    ("Could not reserve enough space", DeathCause.NO_MEMORY),
-    ("insufficient memory for the Java Runtime", DeathCause.NO_MEMORY),
-    ("unable to create native thread", DeathCause.NO_MEMORY),
-    ("OutOfMemoryError", DeathCause.SMALL_HEAP),
-)
+    def __init__(self, text: str, hint: str, *messages: str) -> None:
+        self.text, self.hint, self.messages = text, hint, messages
 
 
 class ProcessDied(TransportError):
-    """A JVM of the embedded cluster ended by itself; its last log lines end the message. `killed_by`: who sent a SIGKILL."""
+    """A JVM of the embedded cluster has ended; the message ends with its last log lines. `killed_by`: a sentence on who sent a SIGKILL."""
 
     def __init__(self, name: str, return_code: int, lines: Sequence[str], killed_by: str = "") -> None:
         self.cause = cause_of_death(return_code, lines)
-        message = f"{name} ended with exit code {return_code}: {self.cause}."
+        message = f"{name} ended with exit code {return_code}: {self.cause.text}."
         shown = [line for line in lines if not line.startswith("\tat ")][-_NUM_SHOWN_LINES:]
         if shown:
             message += " Its last log lines:\n" + "\n".join(f"  {line}" for line in shown) + "\n"
-        super().__init__(message, hint=killed_by if self.cause is DeathCause.KILLED else _HINTS[self.cause])
+        super().__init__(message, hint=killed_by if self.cause is DeathCause.KILLED else self.cause.hint)
 
 
 class JavaProcess:
     """A JVM that writes to a log file. One owner thread; not thread-safe.
 
-    `name` is how messages call it, `folder` where it runs. It inherits the open file `lock`, and so holds that lock as long as it lives.
+    `name`: its name in messages; `folder`: its working folder. It inherits the open file `lock` and so holds that lock while it runs.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: Path, *, lock: TextIO, folder: Path | None = None) -> None:
@@ -104,9 +90,9 @@ class JavaProcess:
         return self._started().pid
 
     def start(self, guard: Guard | None) -> None:
-        """Start it; returns before it is ready. With a `guard` it dies with this process, else it outlives it."""
+        """Start it; returns before it is ready. With a `guard` it ends with this process, else it outlives this process."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        # glibc's default of eight arenas a core costs a JVM tens of MB of resident memory.
+        # glibc's default of eight arenas per core costs a JVM tens of MB of resident memory.
         environ = {**os.environ, "MALLOC_ARENA_MAX": "2"}
         with self.log.open("ab") as log:
             self._log_start = log.tell()
@@ -117,7 +103,7 @@ class JavaProcess:
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
                 env=environ,
-                # Ctrl-C in a terminal reaches the whole foreground group; its owner decides when a broker stops.
+                # Ctrl-C must not reach the broker: its owner decides when it stops.
                 start_new_session=True,
                 pass_fds=[self._lock.fileno()],
             )
@@ -132,18 +118,18 @@ class JavaProcess:
         return self._popen is not None and self._popen.poll() is None
 
     def terminate(self) -> None:
-        """Ask it to stop; returns at once. A process that has ended is left alone."""
+        """Ask it to stop (SIGTERM); returns at once. Does nothing if it has ended."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it without a chance to clean up (kill -9), and reap it."""
+        """Kill it (SIGKILL), and reap it."""
         self._send(signal.SIGKILL)
         if self._popen is not None:
             self._popen.wait()
             self._release()
 
     def suspend(self) -> None:
-        """Freeze it (SIGSTOP): its sockets stay open and nothing answers."""
+        """Freeze it (SIGSTOP): its sockets stay open, and it does not answer."""
         self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -190,8 +176,8 @@ def last_lines(log: Path, start: int = 0, count: int = _NUM_SEARCHED_LINES) -> l
 
 
 def cause_of_death(return_code: int, lines: Sequence[str]) -> DeathCause:
-    """What a JVM's exit code and last log lines say about its end."""
-    for words, cause in _SAID:
-        if any(words in line for line in lines):
+    """The cause of a JVM's end, from its exit code and last log lines."""
+    for cause in DeathCause:
+        if any(message in line for line in lines for message in cause.messages):
             return cause
     return DeathCause.KILLED if return_code == -signal.SIGKILL else DeathCause.UNKNOWN

@@ -1,4 +1,4 @@
-"""The broker's server.properties, for one node or three: small, loopback only, quick to fail over."""
+"""The broker's server.properties, for one node or three: small, on loopback only, with a fast fail-over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class NodePorts:
-    """The two ports of a node: clients and other brokers; the controllers' quorum."""
+    """A node's ports: `broker` for clients and other brokers, `controller` for the controllers' quorum."""
 
     broker: int
     controller: int
@@ -32,7 +32,7 @@ _SMALL = MappingProxyType(
         "share.coordinator.state.topic.num.partitions": "3",
     }
 )
-# Prompt: compaction within a second, consumer groups that form at once and whose members may ask for short sessions.
+# Prompt: compaction within a second, consumer groups without a start delay, short sessions allowed.
 _PROMPT = MappingProxyType(
     {
         "auto.create.topics.enable": "false",
@@ -47,8 +47,8 @@ _PROMPT = MappingProxyType(
         "log.retention.check.interval.ms": "1000",
     }
 )
-# Alone, nobody takes over, and a pause of the machine should not fence the only broker; but one that was killed can start
-# again only when its former session has ended.
+# A single broker has no successor, so a pause of the machine should not fence it; but after a kill it can start again only when its old
+# session has ended.
 _ALONE = MappingProxyType({"broker.session.timeout.ms": "4000", "broker.heartbeat.interval.ms": "500"})
 
 
@@ -57,8 +57,8 @@ def node_properties(
 ) -> dict[str, str]:
     """All properties of node `node_id` (from 1), given every node's ports.
 
-    `security` replaces the open listener; `extra` wins over all. Voters are static, so that ports may change from one
-    start to the next without touching the stored quorum.
+    `security` replaces the open listener; `extra` wins over all. Voters are static, so that ports may change between starts without a
+    change of the stored quorum.
     """
     num_brokers = len(ports)
     replicas, min_in_sync = (3, 2) if num_brokers >= 3 else (1, 1)
@@ -85,5 +85,5 @@ def node_properties(
 
 
 def render(properties: Mapping[str, str]) -> str:
-    """The text of a Java properties file: backslashes doubled, the rest of our values needs no escape."""
+    """The text of a Java properties file. Only backslashes in our values need an escape."""
     return "".join(f"{key}={value.replace(chr(92), chr(92) * 2)}\n" for key, value in sorted(properties.items()))

@@ -15,13 +15,13 @@ from confluent_kafka.admin import AdminClient
 from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, DeadlineExceeded
 
-# librdkafka's own lines about brokers that are not there yet would be noise while we wait for them.
+# While we wait, librdkafka would log that the brokers are not reachable yet.
 SILENT = logging.getLogger(f"{__name__}.librdkafka")
 SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
 
 _ASK_EVERY_S = 0.2
-# One answer may take so long; a broker that comes up is heard at once.
+# Time-out of one request; a broker that starts is noticed at once.
 _ANSWER_S = 1.0
 _IMPATIENT: Mapping[str, str | int] = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_level": 0}
 
@@ -29,9 +29,9 @@ _IMPATIENT: Mapping[str, str | int] = {"reconnect.backoff.ms": 20, "reconnect.ba
 def wait_for_brokers(
     client: Mapping[str, str], num_brokers: int, deadline: Deadline, *, check_alive: Callable[[], None] = lambda: None
 ) -> None:
-    """Block until the metadata names `num_brokers` brokers; `client` are the librdkafka properties to ask with.
+    """Block until the metadata names `num_brokers` brokers. `client`: librdkafka properties.
 
-    Raises ClusterUnreachable at the deadline, and whatever `check_alive`, called once a second or more often, raises.
+    Calls `check_alive` at least once a second and raises its errors; raises ClusterUnreachable at the deadline.
     """
     admin = AdminClient({**_IMPATIENT, **client}, logger=SILENT)
     num_seen = 0
@@ -43,13 +43,8 @@ def wait_for_brokers(
     raise ClusterUnreachable(f"Only {num_seen} of {num_brokers} broker(s) answered at {client['bootstrap.servers']} in time.")
 
 
-def brokers_answering(client: Mapping[str, str], timeout_s: float) -> int:
-    """How many brokers the metadata names now; 0 if none answers within `timeout_s`."""
-    return len(brokers_named(client, timeout_s))
-
-
 def brokers_named(client: Mapping[str, str], timeout_s: float) -> frozenset[int]:
-    """The node ids that the metadata names now; none if nobody answers within `timeout_s`."""
+    """The node ids that the metadata names now; none if no broker answers within `timeout_s`."""
     admin = AdminClient({**_IMPATIENT, **client}, logger=SILENT)
     deadline = Deadline.after(timeout_s)
     seen: frozenset[int] = frozenset()
@@ -66,7 +61,7 @@ def _ask(admin: AdminClient) -> frozenset[int]:
 
 
 def wait_for_http(url: str, deadline: Deadline, *, check_alive: Callable[[], None] = lambda: None) -> None:
-    """Block until a GET of `url` succeeds. Raises DeadlineExceeded, and what `check_alive` raises."""
+    """Block until a GET of `url` succeeds. Raises DeadlineExceeded, and the errors of `check_alive`."""
     while not deadline.expired():
         check_alive()
         if answers_http(url):

@@ -1,16 +1,15 @@
-"""A schema registry beside the embedded broker: Apicurio Registry, which answers Confluent's API. On loopback only."""
+"""A schema registry beside the embedded broker: Apicurio Registry, which implements Confluent's API. On loopback only."""
 
 from __future__ import annotations
 
 import logging
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from echo_bus.clock import Deadline
-from echo_embedded.artifacts import download, lock_digest, read_lock
-from echo_embedded.folders import cache_folder, exclusive, staged
+from echo_embedded.artifacts import Artifact, download, install
 from echo_embedded.guard import Guard
 from echo_embedded.java import find_java
 from echo_embedded.ports import free_ports
@@ -22,7 +21,6 @@ from echo_schemas.errors import UserError
 _log = logging.getLogger(__name__)
 
 REGISTRY_VERSION = "3.3.3"
-_LOCK = "registry.lock"
 _API = "/apis/ccompat/v7"
 # Its classes are compiled for Java 21.
 _OLDEST_JAVA = 21
@@ -30,7 +28,7 @@ _HEAP_MB = 384
 
 
 class SchemaRegistry:
-    """One registry process. One owner thread. Its schemas last as long as `data`, a folder; in memory without one."""
+    """One registry process, with one owner thread. It keeps its schemas in the folder `data`, or without one in memory."""
 
     def __init__(self, installation: Path, log: Path, *, data: Path | None, marker: str, lock: TextIO) -> None:
         port, management_port = free_ports(2)
@@ -42,7 +40,7 @@ class SchemaRegistry:
             f"-Xmx{_HEAP_MB}m",
             "-XX:+UseSerialGC",
             "-XX:-UsePerfData",
-            # It answers a few requests a minute; the second compiler would take seconds of CPU from the broker.
+            # It gets a few requests a minute; the second compiler would cost the broker seconds of CPU.
             "-XX:TieredStopAtLevel=1",
             marker,
             f"-Dquarkus.http.host={HOST}",
@@ -70,25 +68,13 @@ class SchemaRegistry:
 
 
 def install_registry(*, report: Callable[[str], None] = _log.info) -> Path:
-    """The folder of the unpacked registry in the user's cache, downloaded first if it is not there. Raises UserError."""
-    artifacts = read_lock(_LOCK)
-    final = cache_folder() / f"registry-{REGISTRY_VERSION}-{lock_digest(artifacts)}"
-    if final.is_dir():
-        return final
-    with exclusive(final.with_name(f"{final.name}.lock")):
-        if final.is_dir():
-            return final
-        num_megabytes = sum(artifact.num_bytes for artifact in artifacts) // 1_000_000
-        report(f"Downloading the schema registry {REGISTRY_VERSION} ({num_megabytes} MB, once) into {final.parent}")
-        with staged(final) as scratch:
-            download(artifacts, scratch)
-            archive = scratch / artifacts[0].file_name
-            _unpack(archive, scratch)
-            archive.unlink()
-    return final
+    """The folder of the unpacked registry in the user's cache, downloaded first if it is missing. Blocks and raises as `install`."""
+    return install(f"registry-{REGISTRY_VERSION}", "registry.lock", f"the schema registry {REGISTRY_VERSION}", _unpack, report=report)
 
 
-def _unpack(archive: Path, folder: Path) -> None:
+def _unpack(folder: Path, artifacts: Sequence[Artifact]) -> None:
+    download(artifacts, folder)
+    archive = folder / artifacts[0].file_name
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")
@@ -96,3 +82,4 @@ def _unpack(archive: Path, folder: Path) -> None:
         raise UserError(
             f"The schema registry could not be unpacked into {folder}: {exc}.", hint="Check that the disk is not full."
         ) from exc
+    archive.unlink()

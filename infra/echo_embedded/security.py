@@ -1,7 +1,7 @@
 """A secured embedded cluster: TLS, SCRAM-SHA-512 users and an authorizer that refuses what no ACL allows. For testing ACLs.
 
-The certificates are made here, for 127.0.0.1, by an authority that exists for this cluster alone; the controllers know one
-another by them. The administrator's password is random. Both lie in the cluster's folder, readable by their owner only.
+The certificates, for 127.0.0.1, come from an authority of this cluster alone; the controllers authenticate with them. The administrator's
+password is random. Both lie in the cluster's folder, readable by their owner only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ADMIN = "admin"
 MECHANISM = "SCRAM-SHA-512"
-# The least that Kafka accepts (RFC 7677 names the same number): these users guard nothing.
+# The least that Kafka accepts, and RFC 7677's minimum: this cluster is for tests.
 SCRAM_ITERATIONS = 4096
 _ADD_USER_TIMEOUT_S = 30.0
 _NODE_NAME = "embedded-broker"
@@ -45,7 +45,7 @@ _VALID = datetime.timedelta(days=3650)
 
 
 class Security:
-    """The certificates and the administrator of one cluster, made at first use and kept in `folder`."""
+    """The certificates and the administrator of one cluster, created at first use and kept in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -59,7 +59,7 @@ class Security:
         self._password = password_file.read_text(encoding="utf-8")
 
     def client_properties(self, user: str = ADMIN, password: str | None = None) -> dict[str, str]:
-        """The librdkafka properties with which `user` connects; the administrator without arguments."""
+        """The librdkafka properties of `user`; by default the administrator's."""
         return {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": MECHANISM,
@@ -69,7 +69,7 @@ class Security:
         }
 
     def broker_properties(self) -> dict[str, str]:
-        """What server.properties needs besides the listeners' names."""
+        """The security properties of server.properties, without the listeners' names."""
         login = "org.apache.kafka.common.security.scram.ScramLoginModule"
         return {
             "listener.security.protocol.map": "CONTROLLER:SSL,SASL_SSL:SASL_SSL",
@@ -82,7 +82,7 @@ class Security:
             "ssl.keystore.location": str(self._certificate),
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.authority),
-            # Controllers know one another by certificate, so that no anonymous principal is a super user.
+            # Controllers authenticate by certificate, so that no anonymous principal is a super user.
             "listener.name.controller.ssl.client.auth": "required",
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": f"User:{ADMIN};User:CN={_NODE_NAME}",
@@ -90,7 +90,7 @@ class Security:
         }
 
     def scram_option(self) -> str:
-        """The storage tool's --add-scram value for the administrator: salted here, so that no password is on a command line."""
+        """The storage tool's --add-scram value for the administrator, already salted, so that the command line shows no password."""
         salt = secrets.token_bytes(16)
         salted = hashlib.pbkdf2_hmac("sha512", self._password.encode(), salt, SCRAM_ITERATIONS)
         fields = {
@@ -103,7 +103,7 @@ class Security:
 
 
 def add_scram_users(admin: AdminClient, passwords: Mapping[str, str]) -> None:
-    """Add users, or change their passwords, by name. `admin`: an administrator's. Raises TransportError."""
+    """Add users by name, or change their passwords. `admin`: an administrator's client. Raises TransportError."""
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, SCRAM_ITERATIONS)
     wanted: list[UserScramCredentialAlteration] = [
         UserScramCredentialUpsertion(name, info, password.encode()) for name, password in passwords.items()
@@ -116,7 +116,7 @@ def add_scram_users(admin: AdminClient, passwords: Mapping[str, str]) -> None:
 
 
 def _make_certificates(authority: Path, certificate: Path) -> None:
-    """Write the authority's certificate, and the node's key, certificate and chain in one PEM file as Kafka reads it."""
+    """Write the authority's certificate, and for Kafka the node's key, certificate and chain in one PEM file."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization

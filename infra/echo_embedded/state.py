@@ -1,7 +1,7 @@
 """The state file of an embedded Kafka that runs detached: how every command finds it.
 
-One per state folder. Written by `detached.up` when the brokers answer, removed by `detached.down`. A process counts as ours
-only while its command line still carries our marker, so a stale file never makes us talk to, or end, a stranger.
+One per state folder. `detached.up` writes it when the brokers answer, `detached.down` removes it. A process is ours only if its command
+line contains our marker, so a stale file never makes us use or end another process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UP_HINT = "Run `echoswarm kafka up`, or name a cluster in ECHO_KAFKA__BOOTSTRAP
 
 @dataclass(frozen=True, slots=True)
 class RecordedProcess:
-    """A process as the state file remembers it. `marker` is one of its command-line arguments; the rest starts it again (`mending`)."""
+    """A process in the state file. `marker`: one of its command-line arguments. The other fields are for restarting it (`mending`)."""
 
     name: str
     pid: int
@@ -32,13 +32,13 @@ class RecordedProcess:
     cwd: str | None = None
 
     def is_running(self) -> bool:
-        """Whether it still runs, and is not another process under the same id."""
+        """Whether it runs; another process with the same id does not count."""
         return f" {self.marker} " in f" {_command_line(self.pid)} "
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedState:
-    """What is needed to use and to end a detached embedded Kafka. `started_ms` is in milliseconds since the epoch."""
+    """The data for using and ending a detached embedded Kafka. `started_ms`: milliseconds since the epoch."""
 
     bootstrap: str
     registry_url: str | None
@@ -50,29 +50,27 @@ class EmbeddedState:
 
     @property
     def client_properties(self) -> dict[str, str]:
-        """What the administrator's clients need besides `bootstrap`: nothing, unless the cluster is secured."""
+        """Further properties of the administrator's clients; empty unless the cluster is secured."""
         return Security(Path(self.folder) / "security").client_properties() if self.is_secure else {}
 
     def logins(self, namespace: str) -> Path | None:
-        """Where the logins of a namespace's roles are; None unless the cluster is secured."""
+        """The folder with the logins of a namespace's roles; None unless the cluster is secured."""
         return Path(self.folder) / "logins" / namespace if self.is_secure else None
 
     def running(self) -> tuple[RecordedProcess, ...]:
-        """Those of its processes that run now."""
         return tuple(process for process in self.processes if process.is_running())
 
     def address_of(self, name: str) -> str | None:
-        """`host:port` of the broker that is called `name`; None for what is no broker."""
+        """`host:port` of the broker `name`; None for a process that is no broker."""
         return dict(zip(map(broker_name, range(1, self.num_brokers + 1)), self.bootstrap.split(","), strict=False)).get(name)
 
 
 def broker_name(node_id: int) -> str:
-    """What the process of a node is called."""
+    """The name of a node's process."""
     return f"Broker {node_id}"
 
 
 def state_file() -> Path:
-    """Where the state is."""
     return state_folder() / "kafka.json"
 
 
@@ -86,7 +84,7 @@ def write_state(state: EmbeddedState) -> None:
 
 
 def read_state() -> EmbeddedState | None:
-    """The state file's content, whether or not anything still runs; None if there is none. Raises UserError if unreadable."""
+    """The state file's content, whether or not the processes run; None if there is none. Raises UserError if unreadable."""
     file = state_file()
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -105,7 +103,6 @@ def read_state() -> EmbeddedState | None:
 
 
 def remove_state() -> None:
-    """Forget the detached Kafka."""
     state_file().unlink(missing_ok=True)
 
 
@@ -115,13 +112,13 @@ def resolve_embedded() -> str:
 
 
 def resolve_registry() -> str | None:
-    """The URL of the registry that runs beside it; None if it was started without. Raises UserError if no Kafka runs."""
+    """The URL of the registry of the detached Kafka; None if it has none. Raises UserError if no Kafka runs."""
     return _running_state().registry_url
 
 
 def resolve_logins(bootstrap: str, namespace: str) -> Path | None:
-    """Where the logins of a namespace's roles are, if `bootstrap` (an address, or `embedded`) is the embedded Kafka that runs detached, and
-    it is secured."""
+    """The folder with the logins of a namespace's roles, if `bootstrap` (an address, or `embedded`) is the detached embedded Kafka and
+    it is secured, else None."""
     state = read_state()
     return state.logins(namespace) if state is not None and bootstrap in {"embedded", state.bootstrap} else None
 
@@ -131,12 +128,12 @@ def _running_state() -> EmbeddedState:
     if state is None:
         raise UserError("No embedded Kafka is running.", hint=_UP_HINT)
     if not state.running():
-        raise UserError("The embedded Kafka was started but runs no more.", hint=f"{_UP_HINT} Its logs: {state.folder}/logs.")
+        raise UserError("The embedded Kafka was started, but it no longer runs.", hint=f"{_UP_HINT} Its logs: {state.folder}/logs.")
     return state
 
 
 def _command_line(pid: int) -> str:
-    """The command line of a running process; empty if there is none, or only a zombie."""
+    """The command line of a running process; empty without a process, or for a zombie."""
     proc = Path("/proc")
     if (proc / "self").exists():
         try:

@@ -1,4 +1,4 @@
-"""The data folder of an embedded cluster: what makes it new, whose it is, and whether this version may start on it."""
+"""The data folder of an embedded cluster: formats a new one, and checks whether a used one fits this cluster and version."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from echo_embedded.installation import KAFKA_VERSION, new_uuid
 from echo_schemas.errors import UserError
 
 _MARKER = "echoswarm-cluster.json"
-# What a start that was interrupted before the marker may have left.
+# Leftovers of a start that was interrupted before it wrote the marker.
 _OURS = re.compile(r"lock|logs|security|registry|node-\d(\.properties)?")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterIdentity:
-    """What a data folder remembers. A folder serves one cluster of one size for ever."""
+    """The content of a data folder's marker. A folder belongs to one cluster of one size for ever."""
 
     cluster_id: str
     num_brokers: int
@@ -28,11 +28,10 @@ class ClusterIdentity:
 
 
 def open_storage(folder: Path, *, num_brokers: int, secure: bool, checkpoint: Callable[[], Path]) -> ClusterIdentity:
-    """Make `folder` the storage of a cluster, or recognise the cluster that it holds.
+    """Format `folder` for a new cluster, or check the cluster that it holds.
 
-    `checkpoint()` makes or finds the checkpoint that a new cluster starts with. The marker is written last, so a folder
-    without it was never used by a broker. Raises UserError for a cluster of another size or security, or data of
-    another major version of Kafka.
+    `checkpoint()` makes or finds the checkpoint of a new cluster. The marker is written last, so no broker has used a folder without it.
+    Raises UserError for a cluster of another size or security, or data of another major version of Kafka.
     """
     marker = folder / _MARKER
     if marker.is_file():
@@ -52,7 +51,7 @@ def open_storage(folder: Path, *, num_brokers: int, secure: bool, checkpoint: Ca
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raises UserError if `folder` holds anything, but no cluster: it is somebody's, and not to be littered."""
+    """Raises UserError if `folder` holds files that are not of an embedded cluster."""
     if not folder.exists() or (folder / _MARKER).is_file():
         return
     if not folder.is_dir():
@@ -65,7 +64,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def log_folder(folder: Path, node_id: int) -> Path:
-    """Where node `node_id` keeps its partitions."""
+    """The folder of node `node_id`'s partitions."""
     return folder / f"node-{node_id}" / "data"
 
 

@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools, run from the jars that the embedded broker runs from."""
+"""Kafka's own command-line tools, run from the jars of the embedded broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from echo_embedded.installation import install_kafka
 from echo_embedded.java import find_java
 from echo_schemas.errors import UserError
 
-# What the shell scripts of these names in Kafka's distribution run.
+# The main classes behind the shell scripts of these names in Kafka's distribution.
 TOOLS: Mapping[str, str] = MappingProxyType(
     {
         "kafka-acls": "org.apache.kafka.tools.AclCommand",
@@ -24,7 +24,7 @@ TOOLS: Mapping[str, str] = MappingProxyType(
 
 
 def tool_command(name: str, *, report: Callable[[str], None] = lambda _: None) -> list[str]:
-    """The command that runs the tool `name`, to be followed by the tool's own arguments. Raises UserError.
+    """The command that runs the tool `name`; append the tool's own arguments. Raises UserError.
 
     `kafka-console-consumer`, for example, is `java … org.apache.kafka.tools.consumer.ConsoleConsumer`.
     """

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline
 from echo_embedded import EmbeddedKafka, Jit, Jvm, Node
-from echo_embedded.readiness import brokers_answering
+from echo_embedded.readiness import brokers_named
 from echo_ops.supervisor.registration import make_topics
 from echo_ops.topic_admin import TopicAdmin
 from echo_schemas.errors import UserError
@@ -68,7 +68,7 @@ def _wait_for_replicas(kafka: EmbeddedKafka, count: int) -> None:
 
 def test_three_brokers_hold_three_replicas(kafka: EmbeddedKafka) -> None:
     assert len(kafka.nodes) == 3
-    assert brokers_answering({"bootstrap.servers": kafka.bootstrap}, 5) == 3
+    assert len(brokers_named({"bootstrap.servers": kafka.bootstrap}, 5)) == 3
     _wait_for_replicas(kafka, 3)
 
 

@@ -187,7 +187,7 @@ def test_no_state_says_how_to_start_one() -> None:
 @pytest.mark.parametrize("marker", ["-Decho.folder=/elsewhere", _own_argument()[:-1]])
 def test_a_pid_that_now_belongs_to_another_process_is_not_ours(marker: str) -> None:
     write_state(_state(os.getpid(), marker))
-    with pytest.raises(UserError, match="runs no more"):
+    with pytest.raises(UserError, match="no longer runs"):
         resolve_embedded()
 
 

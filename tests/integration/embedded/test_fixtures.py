@@ -9,13 +9,13 @@ from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
 from echo_embedded import EmbeddedKafka
 from echo_embedded.ports import free_ports
-from echo_embedded.readiness import brokers_answering, wait_for_http
+from echo_embedded.readiness import brokers_named, wait_for_http
 
 pytestmark = pytest.mark.kafka
 
 
 def test_the_kafka_answers(kafka_bootstrap: str) -> None:
-    assert brokers_answering({"bootstrap.servers": kafka_bootstrap}, 60) >= 1
+    assert len(brokers_named({"bootstrap.servers": kafka_bootstrap}, 60)) >= 1
 
 
 def test_the_registry_answers(registry_url: str) -> None:
@@ -25,7 +25,7 @@ def test_the_registry_answers(registry_url: str) -> None:
 
 def test_the_secured_kafka_answers_its_administrator(secured_kafka: EmbeddedKafka) -> None:
     client = {"bootstrap.servers": secured_kafka.bootstrap, **secured_kafka.client_properties}
-    assert brokers_answering(client, 60) == 1
+    assert len(brokers_named(client, 60)) == 1
 
 
 def test_a_server_that_does_not_come_up_is_named_at_the_deadline() -> None:
