@@ -1,1 +1,1 @@
-"""What every role's process has: a bus from the settings, signals, an HTTP server, notices, places, and whose namespace it is."""
+"""The common parts of every role's process: a bus from the settings, signals, an HTTP server, notices, places, and ownership."""

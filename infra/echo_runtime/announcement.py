@@ -1,12 +1,11 @@
-"""Where a process can be found, in a file that Prometheus reads too: a list of targets as its `file_sd` wants it.
+"""The address of a process, in a file that Prometheus can also read: a list of targets in the format of its `file_sd`.
 
-The labels tell a run's processes apart; a label whose name begins with `__meta_` is dropped by Prometheus before it stores anything.
+The labels identify a run's processes. Prometheus does not store labels whose names begin with `__meta_`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +25,11 @@ class Announcement:
 
     @property
     def url(self) -> str:
-        """Below it are /metrics, /healthz and /readyz."""
+        """The base address of /metrics, /healthz and /readyz."""
         return f"http://{self.target}"
 
     def write(self, path: Path) -> None:
-        """In one rename, so that a reader never sees half of it."""
+        """Write the file with one rename, so that a reader never sees a part of it."""
         labels = {"namespace": self.namespace, "run": self.run, "role": self.role, "process": self.process, _PID: str(self.pid)}
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".tmp")
@@ -38,13 +37,8 @@ class Announcement:
         unfinished.replace(path)
 
 
-def announcement_of_this_process(*, url: str, namespace: str, run: str, role: str, process: str) -> Announcement:
-    """`url`: of its metrics server."""
-    return Announcement(target=url.removeprefix("http://"), namespace=namespace, run=run, role=role, process=process, pid=os.getpid())
-
-
 def read_announcement(path: Path) -> Announcement | None:
-    """None if the process has not said so yet, or not to the end."""
+    """The announcement in a file; None if it is missing or incomplete."""
     try:
         (entry,) = json.loads(path.read_text(encoding="utf-8"))
         (target,), labels = entry["targets"], entry["labels"]

@@ -1,7 +1,7 @@
-"""A login for each role: a folder with one file of client properties a role, `<role>.properties`, as `[kafka] logins` names it. A secret's
-property with `_file` behind it names the file that holds the secret, as in [kafka.client].
+"""A login for each role: the folder `[kafka] logins` holds a file of client properties per role, `<role>.properties`. A secret's property
+followed by `_file` names the file that holds the secret, as in [kafka.client].
 
-A secured embedded Kafka has such a folder for each namespace, which is found without being named.
+A secured embedded Kafka has such a folder for each namespace; the settings need not name it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from echo_settings import Settings
 from echo_settings.load import read_secret_files
 
 ADMIN = "admin"
-"""Who may make topics, users and access lists; no role of the pipeline."""
+"""The login that may create topics, users and access lists; it is no role of the pipeline."""
 
 
 def with_login(settings: Settings, role: str) -> Settings:
-    """`settings` with the properties with which `role` connects; what `[kafka.client]` says wins. As they are, where there are no logins.
+    """`settings` with the client properties of `role`; `[kafka.client]` wins. Unchanged without a folder of logins.
 
-    Raises UserError where there is a folder and it has no login of that role, or one that cannot be read.
+    Raises UserError if the folder has no login of that role, or one that cannot be read.
     """
     folder = _folder_of(settings)
     if folder is None:
@@ -27,7 +27,7 @@ def with_login(settings: Settings, role: str) -> Settings:
     role = role.partition(".")[0]
     path = folder / f"{role}.properties"
     if role == ADMIN and not path.exists():
-        # Who is given no such login may look, and is told by the cluster what else they may not.
+        # Without the admin's login a person may read with the operator's; the cluster refuses all else.
         path = folder / "operator.properties"
     try:
         properties = parse_properties(path.read_text(encoding="utf-8"))
@@ -44,14 +44,14 @@ def with_login(settings: Settings, role: str) -> Settings:
     except UserError as exc:
         raise UserError(
             f"{path}: {exc.message}",
-            hint=f"It must be readable for {role}; a relative path is taken from the folder that it is started in.",
+            hint=f"It must be readable for {role}; a relative path starts at the working folder.",
         ) from exc
     kafka = settings.kafka.model_copy(update={"client": {**properties, **settings.kafka.client}})
     return settings.model_copy(update={"kafka": kafka})
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Lines `name=value`; empty ones and those that begin with # are passed over. Raises ValueError."""
+    """Parse lines `name=value`; ignores empty lines and lines that begin with #. Raises ValueError."""
     found = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.startswith("#"):

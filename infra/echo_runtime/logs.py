@@ -1,9 +1,9 @@
-"""What a process logs: lines for people, or one JSON object a line for programs.
+"""The log of a process: lines for people, or one JSON object per line for programs.
 
     {"time": "2026-03-01T10:20:30.123Z", "level": "WARNING", "logger": "echo_rollout.group_work", "message": "…", "run": "digits-7",
      "role": "worker", "process": "worker.gpu-7", "release": "0.1.0", "group": "digits-7/512"}
 
-`group`, and `version` (of the policy), stand where they are known: in the task or thread that works on one (`logged_with`).
+`group` and `version` (of the policy) appear if the task or thread has set them (`logged_with`).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ LogFormat = Literal["text", "json"]
 
 _TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 _INHERITED = "ECHOSWARM_LOG_FIELDS"
-"""Tells processes that this one starts what their lines say beside their own."""
-# vLLM prints its own lines unless told not to; then they come here like all others.
+"""Environment variable with the fields of this process, for its child processes."""
+# With 0 vLLM's lines come through this log instead of its own.
 _VLLM_PRINTS = "VLLM_CONFIGURE_LOGGING"
-# The HTTP clients of the registry and of engines behind servers: a line at INFO for each request.
+# These HTTP clients log a line at INFO for each request.
 _TALKATIVE = ("httpx", "httpx2")
 _about: ContextVar[Mapping[str, Any]] = ContextVar("what log records are about")
 
 
 @contextmanager
 def logged_with(*, group: str | None = None, version: int | None = None) -> Iterator[None]:
-    """Records of this thread or task that are logged meanwhile say what they are about."""
+    """Add these fields to the log records of this thread or task inside the block."""
     named = {name: value for name, value in (("group", group), ("version", version)) if value is not None}
     token = _about.set({**_about.get({}), **named})
     try:
@@ -47,10 +47,10 @@ def logged_with(*, group: str | None = None, version: int | None = None) -> Iter
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record, on one line whatever the message holds; an exception with its traceback is in it."""
+    """One JSON object per record, always on one line; it contains an exception with its traceback."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """`fields` stand in each."""
+        """Each object contains `fields`."""
         super().__init__()
         self._fields = dict(fields)
 
@@ -71,7 +71,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(file: Path | None, form: LogFormat, *, run: str, role: str, process: str) -> None:
-    """Everything at INFO to standard error, or to `file`. As JSON also what Python warns of, and what ends a thread or the process."""
+    """Log at INFO to standard error, or to `file`. As JSON also Python's warnings, and exceptions that end a thread or the process."""
     fields = {"run": run, "role": role, "process": process, "release": version_of("echoswarm")}
     os.environ.pop(_INHERITED, None)
     if form == "json":
@@ -83,7 +83,7 @@ def set_up_logs(file: Path | None, form: LogFormat, *, run: str, role: str, proc
 
 
 def set_up_logs_as_parent() -> None:
-    """The same in a process that a role has started, to the standard error that it shares with it."""
+    """Set up the log of a role's child process, on the standard error that both share."""
     _write_to(logging.StreamHandler(sys.stderr))
 
 
@@ -109,7 +109,7 @@ def _note_end_of_thread(what: threading.ExceptHookArgs) -> None:
 
 
 def _message_of(record: logging.LogRecord) -> str:
-    """A library's record whose arguments do not fit its message is said as it is: a log must not end what it tells of."""
+    """The message of a record; unformatted if its arguments do not fit, because logging must not raise."""
     try:
         return record.getMessage()
     except (TypeError, ValueError, KeyError):

@@ -1,8 +1,8 @@
-"""Whether an event loop turns: what holds it up is named while it does so, since afterwards nobody can tell.
+"""Watches whether an event loop runs, and names the code that blocks it while it does so.
 
-    the loop ─ beats every quarter of a second ─▶ a thread that looks ─▶ late: which line does the loop's thread stand at?
+    the loop ─ beats every quarter of a second ─▶ the watch's thread ─▶ late: at which line is the loop's thread?
 
-Threads: `run` belongs to the loop that is watched; a thread of its own looks, and whoever asks for health calls `check`.
+Threads: `start` and `close` belong to the watched loop; the watch's own thread calls `look`; the health request's thread calls `check`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from echo_bus.clock import Clock
 from echo_runtime.notices import STANDSTILL_S, Notices
 
 _EVERY_S = 0.25
-# Longer than any honest computation on a loop that others wait for.
+# Longer than any proper computation on an event loop.
 _LATE_S = 1.0
 
 PLACE = "event loop"
 Name = Callable[[FrameType], "str | None"]
-"""What a frame of the loop's thread is called, if it has a name that the user knows."""
+"""The name of a frame of the loop's thread, if the user knows one."""
 
 
 class LoopWatch:
@@ -39,25 +39,24 @@ class LoopWatch:
         self._thread = threading.Thread(target=self._look_on, name="event loop watch", daemon=True)
 
     def start(self) -> None:
-        """Watch the running loop."""
         self._thread_id = threading.get_ident()
         self._beat_s = self._clock.monotonic_s()
         self._beats = asyncio.create_task(self._beat(), name="beat")
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more. On the loop."""
+        """Stop watching. On the loop."""
         self._stop.set()
         if self._beats is not None:
             self._beats.cancel()
 
     def check(self) -> str | None:
-        """A health check: a loop that has not turned for twenty seconds will not mend itself."""
+        """A health check: a loop that has been blocked for twenty seconds will not recover."""
         late_s = self._clock.monotonic_s() - self._beat_s
         return None if late_s < STANDSTILL_S else self._sentence(late_s)
 
     def look(self) -> None:
-        """Say it if the loop is late now."""
+        """Add a notice if the loop is late now."""
         late_s = self._clock.monotonic_s() - self._beat_s
         if late_s >= _LATE_S:
             self._notices.say(PLACE, self._sentence(late_s))

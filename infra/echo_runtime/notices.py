@@ -1,6 +1,6 @@
-"""What stands still or keeps failing in a process, in sentences: in its log at once and then at intervals, and on /healthz for who looks.
+"""Notices about what stands still or keeps failing in a process, as sentences: in its log at once and then at intervals, and on /healthz.
 
-Threads: any thread says, clears and reads.
+Threads: any thread may call everything.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from echo_bus.clock import Clock, SystemClock
 logger = logging.getLogger(__name__)
 
 STANDSTILL_S = 20.0
-"""How long a place may stand still before it says so."""
-# A line a minute tells that it goes on, and leaves room for other lines.
+"""Seconds that a place may stand still without a notice."""
+# One line a minute shows that the problem lasts.
 _LOG_EVERY_S = 60.0
-# What nobody has said for so long no longer holds.
+# A sentence that was not repeated for so long no longer holds.
 _HOLDS_S = 60.0
 
 
@@ -31,7 +31,7 @@ class _Notice:
 
 
 class Notices:
-    """The newest sentence of each place. Places are few: names in the code, or of rewards in the configuration."""
+    """The newest sentence of each place. There are few places: names in the code, or rewards in the configuration."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -39,7 +39,7 @@ class Notices:
         self._found: dict[str, _Notice] = {}
 
     def say(self, place: str, sentence: str) -> None:
-        """`sentence` holds of `place` now. It is logged at once, then once a minute."""
+        """`sentence` is true of `place` now. It is logged at once, then once a minute."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             known = self._found.get(place)
@@ -50,35 +50,33 @@ class Notices:
             logger.warning("%s", sentence)
 
     def clear(self, place: str) -> None:
-        """Nothing holds of `place` any more. What comes and goes is still a line a minute at most."""
+        """The problem of `place` is over. If it returns, it is still logged once a minute at most."""
         with self._lock:
             if place in self._found:
                 self._found[place].said_s = -math.inf
 
     def current(self) -> dict[str, str]:
-        """What holds now, by place."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             return {place: notice.sentence for place, notice in self._found.items() if now_s - notice.said_s < _HOLDS_S}
 
 
 class Standstill:
-    """A place that says why it does not move, once it has not for `STANDSTILL_S`. Used from one thread."""
+    """A place that adds a notice when it has not moved for `STANDSTILL_S`. Used from one thread."""
 
     def __init__(self, notices: Notices, place: str, clock: Clock) -> None:
-        """It moves now."""
         self._notices = notices
         self._place = place
         self._clock = clock
         self._since_s = clock.monotonic_s()
 
     def moves(self) -> None:
-        """It has moved, or has nothing to do."""
+        """The place has moved, or has nothing to do."""
         self._since_s = self._clock.monotonic_s()
         self._notices.clear(self._place)
 
     def stands(self, what: str, why: Callable[[], str]) -> None:
-        """`what` has been so since it last moved: "No batch". `why`: sentences, and what to look at; asked for once it has been long."""
+        """The place does not move: `what`, for example "No batch", has lasted since it last moved. `why()`: the cause and what to check."""
         waited_s = self._clock.monotonic_s() - self._since_s
         if waited_s >= STANDSTILL_S:
             self._notices.say(self._place, f"{what} for {waited_s:.0f} s. {why()}")

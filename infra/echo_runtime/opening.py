@@ -1,4 +1,4 @@
-"""From settings to a bus: the cluster, the schema ids, the dead letters' limits."""
+"""Opens a bus from the settings: the cluster, the schema ids, the limits on dead letters."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from echo_schemas.naming import Namespace
 from echo_schemas.registry import HttpRegistry, subjects_of
 from echo_settings import Settings
 
-# Shorter ones are what a quota that is not tight costs now and then.
+# Shorter delays also occur under a wide quota.
 _WORTH_SAYING_S = 0.1
 _HELD_BACK = {"producer": ("writing", "producer_byte_rate"), "consumer": ("reading", "consumer_byte_rate")}
 
 
 def open_cluster(settings: Settings, role: str = "operator", *, on_throttle: Callable[[str, float], None] | None = None) -> KafkaCluster:
-    """The cluster of the settings, under the login of `role`. `bootstrap = "embedded"` is resolved through the state file of
-    `echoswarm kafka up`."""
+    """The cluster of the settings, with the login of `role`. The state file of `echoswarm kafka up` gives the address of `embedded`."""
     bootstrap = settings.kafka.bootstrap
     if bootstrap == "embedded":
-        # Only where it is asked for: whoever has a cluster needs no embedded one.
+        # Imported only here: other clusters do not need the package.
         from echo_embedded import resolve_embedded
 
         bootstrap = resolve_embedded()
@@ -35,7 +34,7 @@ def open_cluster(settings: Settings, role: str = "operator", *, on_throttle: Cal
 
 
 def open_codec(settings: Settings) -> Codec:
-    """Ids from the registry if one is configured, else from the lock file."""
+    """A codec with schema ids from the registry if one is configured, else from the lock file."""
     if not settings.registry.url:
         return lock_file_codec()
     subjects = subjects_of(Namespace(settings.kafka.namespace).topic)
@@ -45,8 +44,8 @@ def open_codec(settings: Settings) -> Codec:
 def open_bus(
     settings: Settings, role: str, *, metrics: BusMetrics | None = None, clock: Clock | None = None, notices: Notices | None = None
 ) -> Bus:
-    """The bus of one process. `notices` gets a sentence while a quota holds it back. Raises UserError where no embedded broker runs, or
-    where [trust] names keys that are not there; connects lazily, so use `KafkaCluster.check` to be sure.
+    """The bus of one process. `notices` gets a sentence while a quota delays it. Raises UserError if no embedded broker runs, or if keys of
+    [trust] are missing. It connects later; `KafkaCluster.check` tests the connection.
     """
     letters = settings.dead_letters
     metrics = metrics or BusMetrics()
@@ -65,7 +64,7 @@ def open_bus(
 
 
 def throttle_report(metrics: BusMetrics, notices: Notices | None) -> Callable[[str, float], None]:
-    """What hears of quotas: the metric, and a sentence for whoever looks."""
+    """A callback for delays by quotas: updates the metric and adds a notice."""
 
     def held_back(kind: str, seconds: float) -> None:
         metrics.throttled_seconds.labels(kind).inc(seconds)
@@ -74,7 +73,7 @@ def throttle_report(metrics: BusMetrics, notices: Notices | None) -> Callable[[s
             notices.say(
                 f"quota of its {kind}s",
                 f"A client quota of the cluster holds this process's {doing} back, its newest request for {seconds:.1f} s. It goes on, "
-                f"slower; if that is too slow, ask whoever runs the cluster for a larger {quota}.",
+                f"slower; if that is too slow, ask the cluster's operator for a larger {quota}.",
             )
 
     return held_back

@@ -1,12 +1,12 @@
-"""Whose namespace it is, as far as a role must know before it joins a group or fences anybody: what learners say on `progress` decides.
+"""Which run owns the namespace: a role checks this before it joins a group or fences another process. Learners' records on `progress` tell.
 
-One namespace holds one running pipeline. The learner alone claims it (`echo_learner.commit.session`); every other role asks here first:
+One namespace holds one running pipeline. Only the learner claims it (`echo_learner.commit.session`); every other role checks here first:
 
-    a learner of another run speaks           → refused: a reader of ours would commit that run's records unread
-    the learner of this start speaks          → go
-    nobody speaks, or a learner of this run   → go, or for roles that write what a learner must have accepted: wait
+    a learner of another run is alive         → refuse: this role would commit that run's records unread
+    the learner of this start is alive        → go
+    no learner, or one of this run            → go; roles that need an accepting learner wait
 
-Threads: `await_turn` blocks the caller; a view of `progress` notes on its own thread who speaks.
+Threads: `await_turn` blocks the caller; a view of `progress` reads on its own thread.
 """
 
 from __future__ import annotations
@@ -25,21 +25,18 @@ from echo_schemas.topics import PROGRESS
 logger = logging.getLogger(__name__)
 
 START_VARIABLE = "ECHO_START"
-"""Set by whoever starts all roles of a run at once: sessions of the learner that belongs to this start begin with it."""
+"""Set by the command that starts all roles of a run together; the sessions of that start's learner begin with its value."""
 # Six of a learner's heartbeats.
 SILENCE_S = 3.0
 _LOOK_S = 0.2
 
 
 class Turn:
-    """Whether a role may begin. Hears from its making on who speaks on `progress`; `close` it, after which it answers no more.
-
-    Used from one thread; a view notes on its own who speaks.
-    """
+    """Whether a role may begin. Reads `progress` from its creation on; `close` it. Used from one thread, besides the view's."""
 
     def __init__(self, process: RoleProcess, *, needs_learner: bool) -> None:
-        """`needs_learner`: not before a learner of this run (of this start, if the role was started with others) has accepted it. Others
-        only listen for a learner of another run, if there ever was one.
+        """`needs_learner`: wait until a learner of this run (of this start, if the role was started with others) has accepted it. Other
+        roles only check for a learner of another run, if `progress` knows one.
         """
         self._process, self._needs_learner = process, needs_learner
         self._run_id, self._start = process.bus.run_id, process.start
@@ -51,15 +48,13 @@ class Turn:
         known = self._view.items().values()
         has_others = any(progress.run_id != self._run_id for progress in known)
         self._listens = Deadline.after(SILENCE_S if has_others else 0.0, process.clock)
-        # What was said before by a learner of another start may be of one that died.
+        # Earlier records of another start's learner may be of one that died.
         if self._start and any(self._is_of_start(progress) for progress in known):
             self._is_ours = True
         process.stop.on_set(self._changed.set)
 
     def has_come(self) -> bool:
-        """Whether the role may begin, now or in a moment: waits a moment for it. Raises UserError if a learner of another run is alive, or
-        TransportError.
-        """
+        """Whether the role may begin; waits 0.2 s for it. Raises UserError if a learner of another run is alive; TransportError."""
         self._view.items()
         if self._is_ours:
             return True

@@ -1,9 +1,8 @@
-"""Where a run's time goes: for each place of the pipeline, seconds busy, empty (nothing to do) and blocked (nowhere to put it).
+"""Where a run's time goes: for each place of the pipeline, seconds busy, empty (no input) and blocked (its output is full).
 
     request ─▶ generation ─▶ publish ─▶ reward ─▶ assembly ─▶ queue ─▶ batch ─▶ train ─▶ publish_weights ─▶ install ─▶ generation
 
-Each process counts its own places; `echo_core.bottleneck` reads all of them
-and names the place that holds the run back. Any thread may add.
+Each process counts its own places; `echo_core.bottleneck` finds the place that limits the run. Any thread may add.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class PlaceTimes:
         self._cells = {(place, use): counter.labels(place.value, use.value) for place in Place for use in Use}
 
     def add(self, place: Place, use: Use, seconds: float) -> None:
-        """`seconds` more; negative ones (a clock that jumped) count as none."""
+        """Add `seconds`; negative ones (a clock that jumped) count as 0."""
         self._cells[place, use].inc(max(0.0, seconds))
 
     @contextmanager

@@ -1,14 +1,15 @@
-"""What every role's process has in common: a bus, metrics over HTTP, a stop signal, and a note of where it can be found.
+"""The common parts of every role's process: a bus, metrics over HTTP, a stop signal, and an announcement of its address.
 
-Threads: `open_role` runs on the main thread, where Python delivers signals; `StopSignal` may be read and waited on from any.
+Threads: `open_role` runs on the main thread, where Python delivers signals; any thread may read `StopSignal` and wait for it.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock, SystemClock
 from echo_bus.metrics import BusMetrics
-from echo_runtime.announcement import announcement_of_this_process
+from echo_runtime.announcement import Announcement
 from echo_runtime.logins import with_login
 from echo_runtime.notices import Notices
 from echo_runtime.opening import open_bus
@@ -33,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """For imports and other building at a process's start: the garbage collector rests meanwhile, and never looks at what was made.
+    """For imports at a process's start: switches the garbage collector off meanwhile, and excludes the new objects from it for ever.
 
-    It would go through hundreds of thousands of objects that stay, again and again: a seventh of the time that vLLM's imports take.
+    Otherwise it would scan hundreds of thousands of lasting objects again and again: a seventh of the time of vLLM's imports.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -48,39 +49,37 @@ def without_collection() -> Iterator[None]:
 
 
 class StopSignal:
-    """Set once, by SIGTERM, SIGINT or the role itself; callbacks wake whoever blocks elsewhere."""
+    """Set once, by SIGTERM, SIGINT or the role itself; callbacks wake threads that block elsewhere."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._callbacks: tuple[Callable[[], object], ...] = ()
 
     def set(self) -> None:
-        """Ask the role to drain and end."""
         self._event.set()
         # No lock: `on_set` may be running on another thread.
         for callback in self._callbacks:
             callback()
 
     def on_set(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the request to end comes, or now if it has; any thread, perhaps twice, so it is quick and idempotent."""
+        """Call `callback` at `set`, or now if it is set; on any thread, perhaps twice, so it must be short and idempotent."""
         self._callbacks += (callback,)
         if self._event.is_set():
             callback()
 
     def is_set(self) -> bool:
-        """Whether the role was asked to end."""
         return self._event.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the request to end, at most `timeout_s`; whether it came."""
+        """Wait for `set`, at most `timeout_s`; returns whether it is set."""
         return self._event.wait(timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleProcess:
-    """What a role works with. `ready_checks` may be added to until the role is ready: name → None or a sentence. `notices`: what stands
-    still or fails without being a reason to restart the process. `start` names the start of all roles that this process is part of; empty:
-    it was started by itself (`echo_runtime.ownership`).
+    """The parts of a role's process. The role may add `ready_checks` until it is ready: name → None or a sentence. `notices`: problems that
+    are no reason to restart the process. `start`: the name of the common start of all roles; empty: the process was started alone
+    (`echo_runtime.ownership`).
     """
 
     settings: Settings
@@ -99,11 +98,10 @@ class RoleProcess:
 def open_role(
     settings: Settings, role: str, *, name: str | None = None, announce: Path | None = None, start: str = ""
 ) -> Iterator[RoleProcess]:
-    """Everything a role needs, until the block ends. `role` is one of roles.yaml; `name` tells several of a kind apart in client ids.
-    `start`: see `RoleProcess`.
+    """The parts of a role's process, until the block ends. `role`: of roles.yaml; `name` distinguishes processes of one role in client ids.
 
-    `announce`: a file that gets this process's `Announcement` once the metrics server listens. On the main thread the first
-    SIGTERM or SIGINT sets `stop`; the second ends the process, and so does the end of [run] drain_s.
+    `announce`: the file for this process's `Announcement`, written once the metrics server listens. `start`: see `RoleProcess`. On the main
+    thread the first SIGTERM or SIGINT sets `stop`; the second one, or the end of [run] drain_s, ends the process.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -121,16 +119,16 @@ def open_role(
         registry,
         host=settings.metrics.host,
         port=settings.metrics.port,
-        healthy=_live(healthy),
-        ready=_live(ready),
+        healthy=healthy,
+        ready=ready,
         notices=notices.current,
     )
     with open_tracer(settings, role, full_name) as tracer, drain_on_signals(stop.set, limit_s=settings.run.drain_s), server:
         logger.info("%s: metrics at %s/metrics", full_name, server.url)
         if announce is not None:
-            announcement_of_this_process(
-                url=server.url, namespace=bus.namespace.name, run=settings.run.name, role=role, process=full_name
-            ).write(announce)
+            target = server.url.removeprefix("http://")
+            namespace, run = bus.namespace.name, settings.run.name
+            Announcement(target=target, namespace=namespace, run=run, role=role, process=full_name, pid=os.getpid()).write(announce)
         yield RoleProcess(
             settings=settings,
             bus=replace(bus, tracer=tracer),
@@ -143,16 +141,6 @@ def open_role(
             start=start,
             notices=notices,
         )
-        # One that was killed, or ended with an error, is missed by whoever watches; one that ended well is not.
+        # The file of a process that was killed or failed stays, so that monitoring reports it as missing.
         if announce is not None:
             announce.unlink(missing_ok=True)
-
-
-def _live(checks: Mapping[str, Check]) -> dict[str, Check]:
-    """One check that asks all of `checks`, those added later included."""
-
-    def ask() -> str | None:
-        problems = [f"{name}: {problem}" for name, check in list(checks.items()) if (problem := check()) is not None]
-        return " ".join(problems) or None
-
-    return {"role": ask}

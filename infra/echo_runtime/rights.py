@@ -1,6 +1,6 @@
-"""Whether the cluster allows a role what it needs, asked before the role begins: of some of it nobody would hear later.
+"""Checks a role's permissions before the role begins, because some missing permissions cause no error later.
 
-Threads: `check_rights` blocks its caller; it asks after several things at once on threads of its own.
+Threads: `check_rights` blocks its caller; it sends several requests at once from its own threads.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# A cluster that does not answer refuses nothing: who wants to start waits for it elsewhere.
+# A cluster that does not answer counts as allowing all; the role waits for it elsewhere.
 _ASK_S = 3.0
 _LOOK_EVERY_S = 0.05
 _TOPIC_CLOSED, _GROUP_CLOSED = "TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"
-# One that no topic has.
+# A partition that no topic has.
 _NO_PARTITION = 1_000_000
 _NO_ANSWER = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"})
 
 
 def check_rights(settings: Settings, role: str) -> bool:
-    """Whether the cluster said that the login of `role` may do all that the role needs; False: it did not answer.
+    """Whether the cluster allows the login of `role` all that the role needs; False: it did not answer.
 
-    Transactional ids are not looked at: they say so as they are taken. Without security nothing is asked, and the answer is yes. Raises
-    NotAuthorized for a refused login, and for what is not allowed.
+    Transactional ids are not checked, because taking one reports a refusal. Without security the answer is True. Raises NotAuthorized for
+    a refused login and for missing permissions.
     """
     settings = with_login(settings, role)
     client = settings.kafka.client
     if str(client.get("security.protocol", "PLAINTEXT")).upper() == "PLAINTEXT":
         return True
-    # With a certificate or a token it is not known here as whom the cluster sees us.
+    # With a certificate or a token the principal's name is not known here.
     principal = f"User:{client.get('sasl.username', 'LOGIN')}"
     cluster = open_cluster(settings, role)
     found = find_lacking(cluster, acls_of_role(role, Namespace(settings.kafka.namespace), principal))
@@ -54,7 +54,7 @@ def check_rights(settings: Settings, role: str) -> bool:
 
 
 def find_lacking(cluster: KafkaCluster, wanted: Sequence[Acl], ask_s: float = _ASK_S) -> list[Acl] | None:
-    """Those of `wanted` that the cluster refuses; None if it did not answer within `ask_s`. What it said nothing of counts as allowed.
+    """Those of `wanted` that the cluster refuses; None if it did not answer within `ask_s`. One without an answer counts as allowed.
 
     Raises NotAuthorized for a refused login.
     """
@@ -67,8 +67,8 @@ def find_lacking(cluster: KafkaCluster, wanted: Sequence[Acl], ask_s: float = _A
 
 
 def _operations(cluster: KafkaCluster, topics: Sequence[str], ask_s: float) -> dict[str, frozenset[str]] | None:
-    """Topic → operations that are allowed on it, as `Acl.operation` names them; without those that are not there. None: no answer."""
-    # Held until the answers are there: with the client goes who would bring them.
+    """Topic → allowed operations, as `Acl.operation` names them, for existing topics. None: no answer."""
+    # Keep the client until the answers arrive: it delivers them.
     admin = cluster.admin()
     answers: dict[str, Future[Any]] = admin.describe_topics(
         TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=ask_s
@@ -95,13 +95,13 @@ def _operations(cluster: KafkaCluster, topics: Sequence[str], ask_s: float) -> d
 
 
 def _is_closed(cluster: KafkaCluster, acl: Acl, topic: str, ask_s: float) -> bool:
-    """Whether the cluster refuses the operation on the group, or on one below the prefix."""
+    """Whether the cluster refuses the operation on the group, or on a group with the prefix."""
     group = f"{acl.name}reader" if acl.prefixed else acl.name
     asker = open_asker(cluster, group, "")
     try:
         committed(asker, [(topic, 0)], ask_s, asks_for=group)
         if acl.operation == "Read":
-            # Joining takes it, and Faust's client waits for ever where it is refused. So does this commit, which moves nothing.
+            # Joining needs this permission, and Faust's client waits for ever without it. This commit needs it too and changes nothing.
             asker.commit(offsets=[TopicPartition(topic, _NO_PARTITION, 0)], asynchronous=False)
     except KafkaException as exc:
         return bool(exc.args[0].name() == _GROUP_CLOSED)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from prometheus_client import CollectorRegistry
@@ -20,14 +21,36 @@ from prometheus_client.exposition import choose_encoder
 from echo_schemas.errors import UserError
 
 Check = Callable[[], str | None]
-"""None when all is well, else one sentence that says what is not."""
+"""Returns None, or one sentence that names the problem."""
+
+
+class HttpHandler(BaseHTTPRequestHandler):
+    """Sends whole answers and logs nothing; a client that closes the connection is no error."""
+
+    extra_headers: Mapping[str, str] = MappingProxyType({})
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
+    def send(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
+        """Send the answer, with `extra_headers`."""
+        self.send_response(status)
+        for name, value in {**self.extra_headers, "Content-Type": content_type, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the signature of http.server
+        """Do not log requests."""
 
 
 class HttpServer:
-    """Answers on threads of its own inside its block."""
+    """A context manager that answers requests on its own threads."""
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler], host: str, port: int, *, what: str, hint: str) -> None:
-        """`port` 0 takes a free one. Raises UserError, with `hint`, if the port is taken. `what` is served."""
+    def __init__(self, handler: type[HttpHandler], host: str, port: int, *, what: str, hint: str) -> None:
+        """`port` 0 takes a free one. `what`: the server's name in the error. Raises UserError, with `hint`, if the port is taken."""
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except OSError as exc:
@@ -37,7 +60,7 @@ class HttpServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port actually bound."""
+        """The bound host and port."""
         host, port = self._server.server_address[:2]
         return str(host), int(port)
 
@@ -57,7 +80,7 @@ class HttpServer:
 
 
 class MetricsServer(HttpServer):
-    """Serves one registry and two sets of checks. A process is healthy when it should not be restarted, ready when it should get work."""
+    """Serves one registry and two sets of checks. An unhealthy process should be restarted; only a ready one should get work."""
 
     def __init__(
         self,
@@ -65,46 +88,32 @@ class MetricsServer(HttpServer):
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        healthy: Mapping[str, Check] | None = None,
-        ready: Mapping[str, Check] | None = None,
+        healthy: dict[str, Check] | None = None,
+        ready: dict[str, Check] | None = None,
         notices: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """`port` 0 takes a free one. `notices`: what both sets of checks say besides. Raises UserError if the port is taken."""
-        routes = {"/healthz": dict(healthy or {}), "/readyz": {**(healthy or {}), **(ready or {})}}
-        handler = _handler_of(registry, routes, notices)
+        """`port` 0 takes a free one. The caller may add checks later. `notices`: added to the answers of both sets. Raises UserError."""
+        healthy = {} if healthy is None else healthy
+        ready = {} if ready is None else ready
+        handler = _handler_of(registry, {"/healthz": healthy, "/readyz": ChainMap(ready, healthy)}, notices)
         super().__init__(handler, host, port, what="metrics", hint="Set [metrics] port = 0 to take a free one.")
 
 
 def _handler_of(
     registry: CollectorRegistry, routes: Mapping[str, Mapping[str, Check]], notices: Callable[[], Mapping[str, str]]
-) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def handle(self) -> None:
-            # Whoever asked may be gone: a scrape that timed out is the scraper's affair.
-            with contextlib.suppress(ConnectionError):
-                super().handle()
-
+) -> type[HttpHandler]:
+    class Handler(HttpHandler):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path == "/metrics":
                 encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-                self._answer(HTTPStatus.OK, encode(registry), content_type)
+                self.send(HTTPStatus.OK, encode(registry), content_type)
             elif path in routes:
-                problems = {name: problem for name, check in routes[path].items() if (problem := check()) is not None}
+                problems = {name: problem for name, check in list(routes[path].items()) if (problem := check()) is not None}
                 status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
                 body = json.dumps({"status": "failing" if problems else "ok", "problems": problems, "notices": dict(notices())}).encode()
-                self._answer(status, body, "application/json")
+                self.send(status, body, "application/json")
             else:
-                self._answer(HTTPStatus.NOT_FOUND, b"/metrics, /healthz and /readyz are served here.\n", "text/plain")
-
-        def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the signature of http.server
-            """Scrapes are not worth a line."""
+                self.send(HTTPStatus.NOT_FOUND, b"/metrics, /healthz and /readyz are served here.\n", "text/plain")
 
     return Handler

@@ -1,9 +1,9 @@
 """SIGTERM and SIGINT drain a process, within a limit; a second signal ends it at once.
 
-Threads: Python runs signal handlers on the main thread, and only between two of its instructions: a main thread that is inside a long
-native call would hear nothing. So the interpreter also writes each signal into a pipe, which a thread of this module's own reads: it ends
-the process at the second signal or when the limit has passed, whatever the main thread does. Should even that thread not get to run
-(native code that keeps the interpreter's lock, a teardown that hangs), a timer below Python ends the process a moment later.
+Threads: Python runs signal handlers on the main thread, and only between two of its instructions, so not during a long native call. So the
+interpreter also writes each signal into a pipe. A thread of this module reads it, and ends the process at the second signal or at the
+limit, whatever the main thread does. If that thread cannot run (native code holds the interpreter's lock, or the teardown hangs), a timer
+outside Python ends the process a moment later.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 EXIT_CODE_BASE = 128
-"""A process that a signal ended without a whole drain exits with this plus the signal's number, as shells say it."""
+"""A process that a signal ended before the drain was complete exits with this plus the signal's number, as in shells."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# What the handler writes into the pipe beside the interpreter: an event loop may have taken the interpreter's pipe for itself.
+# Written into the pipe by the handler, because an event loop may have redirected the interpreter's own writes.
 _HANDLED, _CLOSED = b"\xff", b"\xfe"
-# By how much the timer below Python is later than the thread, which can say what happened.
+# Delay of the timer outside Python after the thread, which can also log.
 _LAST_RESORT_S = 0.3
 
 
@@ -35,12 +35,10 @@ _LAST_RESORT_S = 0.3
 def drain_on_signals(
     stop: Callable[[], None], *, limit_s: float | None = None, exit_now: Callable[[int], None] = os._exit
 ) -> Iterator[None]:
-    """Inside, the first signal calls `stop` (a loop's, a role's) on a thread of this module, the second ends the process with 128 + its
-    number.
+    """Inside the block the first signal calls `stop`, on a thread of this module; the second ends the process with code 128 + its number.
 
-    With `limit_s`, so does the limit, counted from the first signal and still running after the block: what was not done by then is done by
-    whoever comes next, as after a kill. For the main thread only: Python delivers signals there. The handlers that were in place come back
-    afterwards.
+    With `limit_s` the process also ends when so many seconds have passed since the first signal, even after the block; the next process
+    repeats the unfinished work, as after a kill. For the main thread only, where Python delivers signals. Restores the former handlers.
     """
     watch = _Watch(stop, limit_s, exit_now)
     received = 0
@@ -68,15 +66,15 @@ def drain_on_signals(
 class _Watch:
     """Reads the pipe. `tell` may be called in a signal handler; `close` from the main thread.
 
-    `stop` is called on the thread that reads: it sets events and writes to the log, and a handler that did so would wait without end for a
-    lock that the thread it interrupted holds.
+    Its thread calls `stop`, which sets events and writes to the log. In a signal handler that could wait for ever for a lock that the
+    interrupted thread holds.
     """
 
     def __init__(self, stop: Callable[[], None], limit_s: float | None, exit_now: Callable[[int], None]) -> None:
         self._stop = stop
         self._limit_s = limit_s
         self._exit_now = exit_now
-        # Of a thread that a signal handler may interrupt and enter again.
+        # Reentrant, because a signal handler may interrupt its holder.
         self._lock = threading.RLock()
         self._exited = False
         self._ends_s: float | None = None
@@ -87,16 +85,15 @@ class _Watch:
         self._thread.start()
 
     def tell(self, what: bytes) -> None:
-        """Write into the pipe."""
         os.write(self.write_end, what)
 
     def begin(self) -> None:
-        """The first signal has come: the limit runs. Called by whoever sees it, the handler or the thread."""
+        """The first signal has come: start the limit. The handler or the thread calls this."""
         with self._lock:
             if self._limit_s is None or self._ends_s is not None:
                 return
             self._ends_s = time.monotonic() + self._limit_s
-            # What it writes would be every thread's stack, of a process that was asked to end and does.
+            # Discard its output, every thread's stack: the process ends as asked.
             self._nowhere = os.open(os.devnull, os.O_WRONLY)
             faulthandler.dump_traceback_later(self._limit_s + _LAST_RESORT_S, exit=True, file=self._nowhere)
 
@@ -108,14 +105,14 @@ class _Watch:
                 self._exit_now(EXIT_CODE_BASE + number)
 
     def close(self) -> None:
-        """End the thread; a limit that has begun goes on below Python."""
+        """End the thread; the timer of a started limit goes on."""
         self.tell(_CLOSED)
         self._thread.join()
         os.close(self._read_end)
         os.close(self.write_end)
 
     def _run(self) -> None:
-        """Each source tells of every signal at most once, so two from one source are two signals."""
+        """Each source reports every signal at most once, so two reports from one source are two signals."""
         by_handler = by_interpreter = 0
         ends_s: float | None = None
         is_draining = False

@@ -1,35 +1,35 @@
-"""The names in traces: of spans, of their attributes, and of the schema that the common ones follow. Users search for them by name."""
+"""The names in traces, for which users search: of spans, of their attributes, and of the schema of the common ones."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
-"""OpenTelemetry's semantic conventions, in the version that the names below are taken from."""
+"""The version of OpenTelemetry's semantic conventions with the common names below."""
 SCOPE = "echoswarm"
 
 
 class SpanName(StrEnum):
-    """The way of a group, in order; each is the child of the one before. `TRAINING` is one step as a whole, in a trace of its own."""
+    """The spans of a group in order; each is the child of the one before. `TRAINING` is a whole step, in its own trace."""
 
     REQUEST = "echoswarm.request"
-    """From the decision to issue it until it is in the log."""
+    """From the decision to issue the request until it is in the log."""
     GENERATION = "echoswarm.generation"
     """From the first token of an attempt to its last."""
     PUBLISH = "echoswarm.publish"
-    """From there until its first member is in the log."""
+    """From the end of generation until the group's first member is in the log."""
     SCORE = "echoswarm.score"
-    """One reward of all that were scored together with the first member."""
+    """One reward, for the samples that were scored together with the group's first member."""
     BATCH = "echoswarm.batch"
-    """From the end of generation until it was chosen. Linked with its scores."""
+    """From the end of generation until a batch took the group. Linked with its scores."""
     STEP = "echoswarm.step"
-    """The step that trained it. Linked with the step as a whole."""
+    """The step that trained the group. Linked with the whole step."""
     TRAINING = "echoswarm.training"
-    """A step as a whole. Linked with the groups in it that are followed."""
+    """A whole step. Linked with its traced groups."""
 
 
 class Attribute(StrEnum):
-    """What spans say."""
+    """The attributes of spans."""
 
     RUN = "echoswarm.run"
     GROUP = "echoswarm.group"

@@ -1,11 +1,11 @@
-"""OpenTelemetry traces: one a group, from its request to the step that trains it, across processes that never speak to one another.
+"""OpenTelemetry traces: one per group, from its request to the step that trains it, across all processes.
 
     request ─▶ generation ─▶ publish ─▶ score (one for each reward)
                                    └──▶ batch ─▶ step ─ ─ link ─ ─ training (a trace of its own)
 
-Whether a group is followed, its trace's id and the ids of its spans follow from its name (and attempt, reward). So every process knows the
-parent of what it does without being told, a redelivered record makes the same span again, and nobody keeps state. Records carry W3C's
-`traceparent` all the same, for programs that are not ours. Spans are made when they have ended, from times that are measured anyway.
+A group's name (with attempt and reward) determines whether it is traced, its trace id and the ids of its spans. So every process can
+compute a span's parent, a redelivered record makes the same span again, and there is no state. Records carry W3C's `traceparent` for other
+programs. Spans are created when they end, from times that are measured anyway.
 
 Imports the SDK only where [traces] share is above 0.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 TRACEPARENT = "traceparent"
-# A collector that does not answer must hold up no process, at its end neither.
+# A collector that does not answer must not delay a process, nor its end.
 _EXPORT_S = 1.0
 _NS_PER_MS = 1_000_000
 # The members of a group follow one another.
@@ -46,7 +46,7 @@ _TRACE_BYTES, _SPAN_BYTES = 16, 8
 
 @contextmanager
 def open_tracer(settings: Settings, role: str, process: str) -> Iterator[Tracer | None]:
-    """The tracer of a process until the block ends; None where [traces] share is 0. Raises UserError where the SDK is not installed."""
+    """The tracer of a process until the block ends; None if [traces] share is 0. Raises UserError if the SDK is not installed."""
     if not settings.traces.share:
         yield None
         return
@@ -66,7 +66,7 @@ def open_tracer(settings: Settings, role: str, process: str) -> Iterator[Tracer 
 
 
 class GroupTracer:
-    """The tracer of one process. `processor` gets spans that have ended."""
+    """The tracer of one process. `processor` gets the ended spans."""
 
     def __init__(self, processor: SpanProcessor, settings: Settings, role: str, process: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -95,8 +95,8 @@ class GroupTracer:
             return self._header(record.group_id, SpanName.REQUEST), lambda: self._requested(record)
         written_ms = _now_ms()
         header = self._header(record.group_id, SpanName.PUBLISH, record.attempt)
-        # One of a group tells for all.
-        return header, (lambda: self._published(record, written_ms)) if record.index == 0 else _nothing
+        # The first member's span stands for the group.
+        return header, (lambda: self._published(record, written_ms)) if record.index == 0 else (lambda: None)
 
     def scored(self, rewards: Sequence[Reward], started_ms: int) -> list[list[Header]]:
         headers: list[list[Header]] = []
@@ -173,7 +173,7 @@ class GroupTracer:
         parent: tuple[SpanName, str] | None = None,
         links: Sequence[SpanContext] = (),
     ) -> None:
-        """A span of `name` (a group, or a step) that has ended. Clocks of machines differ: none ends before it starts."""
+        """Emit an ended span of `name` (a group or a step). Machines' clocks differ, so its end is at least its start."""
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import Link, SpanKind
 
@@ -217,7 +217,3 @@ def _span_id(name: str, span: SpanName, part: str) -> bytes:
 
 def _now_ms() -> int:
     return time.time_ns() // _NS_PER_MS
-
-
-def _nothing() -> None:
-    """Other members of a group say nothing."""

@@ -1,7 +1,7 @@
-"""From [trust] to the keys of a process: the one that it signs with, and those that it believes.
+"""The keys of a process from [trust]: its signing key, and the keys that it trusts.
 
-Keys are files: a private one in PEM (PKCS#8), readable by its owner only; the public ones in one file that all who read share. That file is
-looked at again while a process runs, so a key is added or withdrawn without a restart.
+A private key is a PEM file (PKCS#8) that only its owner can read. All public keys stand in one shared file, which a process reads again
+when it changes, so adding or withdrawing a key needs no restart.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LIBRARY_HINT = "pip install 'echoswarm[signatures]'"
-# A look costs a call to the file system.
+# Each check costs a call to the file system.
 _LOOK_EVERY_S = 5.0
 
 
 def open_signer(settings: TrustSettings, role: str) -> Signer | None:
-    """What `role` (or `role.name`) signs with; None if it writes nothing that is signed, or [trust] names no keys.
+    """The signer of `role` (or `role.name`); None if it writes no signed records, or [trust] names no keys.
 
-    Raises UserError where there should be a key and is none, or cannot be read.
+    Raises UserError if a needed key is missing or cannot be read.
     """
     kind, _, name = role.partition(".")
     if not settings.keys or kind not in {writer for spec in _signed_specs() for writer in spec.producers}:
@@ -43,7 +43,7 @@ def open_signer(settings: TrustSettings, role: str) -> Signer | None:
     folder = Path(settings.keys)
     path = next((file for file in (key_file(folder, kind, name), key_file(folder, kind)) if file.exists()), None)
     if path is None:
-        # Others of these roles are people's commands, of which most write nothing.
+        # The other roles are commands, and most of them write nothing.
         if kind in {"worker", "reward", "offline"}:
             raise UserError(
                 f"There is no key for {role} in {folder}, which [trust] keys names.",
@@ -57,7 +57,7 @@ def open_signer(settings: TrustSettings, role: str) -> Signer | None:
 
 
 def open_verifier(settings: TrustSettings, role: str) -> Verifier | None:
-    """What `role` checks signatures with; None where they are not required, or it reads nothing that is signed. Raises UserError."""
+    """The verifier of `role`; None if signatures are not required, or it reads no signed records. Raises UserError."""
     kind = role.partition(".")[0]
     known = load_roles().get(kind)
     reads = known is None or known.reads_all_topics or any(kind in spec.consumers for spec in _signed_specs())
@@ -70,10 +70,10 @@ def open_verifier(settings: TrustSettings, role: str) -> Verifier | None:
 
 
 class SignersList:
-    """The keys of a file of signers, read anew when it has changed. A file that cannot be read any more changes nothing."""
+    """The keys of a file of signers, read again when it changes. If it cannot be read, the old keys stay."""
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
-        """Raises UserError."""
+        """Raises UserError if the file cannot be read."""
         self._path = path
         self._clock = clock or SystemClock()
         self._state = _state_of(path)
@@ -96,7 +96,7 @@ class SignersList:
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """Raises UserError."""
+    """The key in a file. Raises UserError."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -141,12 +141,12 @@ def read_signers(path: Path) -> dict[str, TrustedKey]:
 
 
 def key_file(folder: Path, role: str, name: str = "") -> Path:
-    """Where the private key of a role is, or of one process of it. A name for several (`*`) is the role's."""
+    """The file of a role's private key, or of one process's. A name with `*` gives the role's."""
     return folder / (f"{role}.{name}.key" if name and "*" not in name else f"{role}.key")
 
 
 def _state_of(path: Path) -> tuple[int, int] | None:
-    """What changes when the file does."""
+    """Modification time and size, to detect a change."""
     try:
         found = path.stat()
     except OSError:
@@ -159,7 +159,7 @@ def _signed_specs() -> list[TopicSpec]:
 
 
 def require_library() -> None:
-    """Raises UserError where keys cannot be used."""
+    """Raises UserError without the library `cryptography`."""
     try:
         import cryptography  # noqa: F401
     except ImportError as exc:

@@ -13,10 +13,9 @@ class DeviceSettings(Section):
     CUDA_VISIBLE_DEVICES. Which layers go where is planned from it (docs/engines.md)."""
 
     memory_gb: float = Field(gt=0)
-    """What it has, in GB (10⁹ bytes); 65 % of it are planned for weights."""
+    """Its memory in GB (10⁹ bytes); the plan gives 65 % of it to weights."""
     tflops: float = Field(gt=0)
-    """Its speed in the run's `dtype`, in 10¹² operations a second; only how they compare matters."""
+    """Its speed in the run's `dtype`, in 10¹² operations a second; only the ratio between devices matters."""
 
     def device(self) -> Device:
-        """As the rules take it."""
         return Device(memory_gb=self.memory_gb, tflops=self.tflops)

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from echo_core.evaluation import LEAST_DISTANCE, MOST_PROMPTS, MOST_SEED, held_out_seed, name_code
-from echo_settings.section import Section, part_of_key
+from echo_settings.section import PartOfKey, Section
 
-# As in [rollout]: engines do not tell smaller ones from 0, which here is allowed.
+# As in [rollout]: engines treat smaller ones as 0, which is allowed here.
 _LEAST_TEMPERATURE = 0.01
 
 
 class EvalSettings(Section):
     """[[eval]]: an evaluation on held-out prompts; a file may have several. Its samples are never trained."""
 
-    name: str = "held-out"
+    name: PartOfKey = "held-out"
     """Names its results; letters, digits, '.', '_' and '-'."""
     task: str = ""
     """A task as in [task] name; empty: the run's own, with the run's options unless `options` are given."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """What the task is made with. A task over a fixed set of records is held out only if other records are named here."""
+    """The task's arguments. For a task over a fixed set of records name other records here, or its prompts are not held out."""
     rewards: tuple[str, ...] = ()
     """Rewards that judge its samples; none: those of [rewards]."""
     prompts: int = Field(default=64, ge=2, le=MOST_PROMPTS)
@@ -58,67 +58,51 @@ class EvalSettings(Section):
     patience_s: float = Field(default=120.0, gt=0)
     """Seconds without a new answer after which missing prompts are asked once more, and then left out."""
 
-    @field_validator("name")
-    @classmethod
-    def _name_ispart_of_keys(cls, name: str) -> str:
-        return part_of_key(name)
-
     @model_validator(mode="after")
     def _numbers_agree(self) -> EvalSettings:
         too_many = [k for k in self.pass_at if not 1 <= k <= self.samples]
         if too_many:
-            message = (
+            raise ValueError(
                 f"pass_at = {list(self.pass_at)} asks for pass@{too_many[0]} of {self.samples} samples; write samples = "
                 f"{max(self.pass_at)}, or k from 1 to {self.samples}"
             )
-            raise ValueError(message)
         if self.samples > 1 and self.temperature == 0:
-            message = f"samples = {self.samples} at temperature 0 are {self.samples} times the same answer; write samples = 1"
-            raise ValueError(message)
+            raise ValueError(f"samples = {self.samples} at temperature 0 are {self.samples} times the same answer; write samples = 1")
         if 0 < self.temperature < _LEAST_TEMPERATURE:
-            message = f"temperature = {self.temperature:g} is below {_LEAST_TEMPERATURE}, which engines do not tell from 0; write 0"
-            raise ValueError(message)
+            raise ValueError(f"temperature = {self.temperature:g} is below {_LEAST_TEMPERATURE}, which engines do not tell from 0; write 0")
         if self.pass_reward and self.rewards and self.pass_reward not in self.rewards:
-            message = f"pass_reward = {self.pass_reward!r} is not one of its rewards: {', '.join(self.rewards)}"
-            raise ValueError(message)
+            raise ValueError(f"pass_reward = {self.pass_reward!r} is not one of its rewards: {', '.join(self.rewards)}")
         return self
 
 
 def check_evaluations(sections: Sequence[EvalSettings], *, run_seed: int, kappa: int, max_length: int, rewards: Sequence[str]) -> None:
-    """Raise ValueError, saying what to write instead, where evaluations do not fit the run or one another."""
+    """Raise ValueError, with what to write instead, if evaluations do not fit the run or one another."""
     known: dict[int, str] = {}
     for section in sections:
         name, other = section.name, known.get(name_code(section.name))
         if other == name:
-            message = f"[[eval]] has two sections named {name!r}; give one another name"
-            raise ValueError(message)
+            raise ValueError(f"[[eval]] has two sections named {name!r}; give one another name")
         if other is not None:
-            message = f"[[eval]] {name!r} and {other!r} would number their requests alike; give one another name"
-            raise ValueError(message)
+            raise ValueError(f"[[eval]] {name!r} and {other!r} would number their requests alike; give one another name")
         known[name_code(name)] = name
         if section.every % kappa:
-            message = (
+            raise ValueError(
                 f"[[eval]] {name!r}: every = {section.every} is not a multiple of the publication period {kappa}, and only published "
                 f"versions can be evaluated; write every = {-(-section.every // kappa) * kappa}"
             )
-            raise ValueError(message)
         distance = held_out_seed(section.seed) - run_seed
         if abs(distance) < LEAST_DISTANCE:
-            message = (
+            raise ValueError(
                 f"[run] seed = {run_seed} is so near the seeds of evaluations that training could meet held-out prompts; write one from 0 "
                 f"to {LEAST_DISTANCE:,}"
             )
-            raise ValueError(message)
         if section.max_new_tokens is not None and section.max_new_tokens >= max_length:
-            message = (
+            raise ValueError(
                 f"[[eval]] {name!r}: max_new_tokens = {section.max_new_tokens} leaves no room for a prompt within [policy] max_length = "
                 f"{max_length}"
             )
-            raise ValueError(message)
         judges = section.rewards or tuple(rewards)
         if not judges:
-            message = f"[[eval]] {name!r} has no reward to judge its samples; name one in rewards, or in [rewards]"
-            raise ValueError(message)
+            raise ValueError(f"[[eval]] {name!r} has no reward to judge its samples; name one in rewards, or in [rewards]")
         if section.pass_reward and section.pass_reward not in judges:
-            message = f"[[eval]] {name!r}: pass_reward = {section.pass_reward!r} is not one of its rewards: {', '.join(judges)}"
-            raise ValueError(message)
+            raise ValueError(f"[[eval]] {name!r}: pass_reward = {section.pass_reward!r} is not one of its rewards: {', '.join(judges)}")

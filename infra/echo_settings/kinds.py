@@ -1,4 +1,4 @@
-"""The settings of a run as one kind of its workers sees them. Pure."""
+"""The settings of a run for one kind of its workers. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from echo_settings.sections import Settings
 
 
 def settings_of_kind(settings: Settings, kind: str) -> Settings:
-    """What a worker of `kind` runs under: [rollout] with that kind's engine, price, number of groups and options; "" is [rollout] itself.
+    """The settings of a worker of `kind`: [rollout] with that kind's engine, price, number of groups and options; "" changes nothing.
 
     Raises UserError for a kind that the file does not describe.
     """
@@ -32,7 +32,7 @@ def settings_of_kind(settings: Settings, kind: str) -> Settings:
 
 
 def kinds_of(settings: Settings) -> tuple[tuple[str, Settings], ...]:
-    """Every kind that `echoswarm up` starts, by name; one without a name where the file describes no pool."""
+    """Name and settings of every kind that `echoswarm up` starts; one without a name if the file describes no pool."""
     if not settings.rollout.pool:
         return (("", settings),)
     return tuple((each.name, settings_of_kind(settings, each.name)) for each in settings.rollout.pool)
@@ -41,7 +41,7 @@ def kinds_of(settings: Settings) -> tuple[tuple[str, Settings], ...]:
 def _changes(settings: Settings, kind: PoolSettings) -> dict[str, object]:
     rollout = settings.rollout
     engine = rollout.engine if kind.engine is None else kind.engine
-    # Another engine has other arguments: those of [rollout.options] would mean nothing to it.
+    # Another engine has other arguments than those of [rollout.options].
     shared = rollout.options if engine == rollout.engine else {}
     return {
         "engine": engine,
@@ -55,7 +55,7 @@ def _changes(settings: Settings, kind: PoolSettings) -> dict[str, object]:
 
 
 def _price_file(settings: Settings, kind: PoolSettings) -> str:
-    """A price of the kind's own wins over a file for all."""
+    """The kind's own price wins over the file of [rollout]."""
     if kind.price_file is not None:
         return kind.price_file
     return settings.rollout.price_file if kind.price_per_hour is None else ""

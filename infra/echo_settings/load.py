@@ -1,7 +1,7 @@
-"""From file and environment to `Settings`, with errors that name the file, the key, and what to write instead.
+"""Loads `Settings` from file and environment, with errors that name the file, the key, and what to write instead.
 
-Later wins: the model's default, the TOML file, `ECHO_<SECTION>__<KEY>` in the environment. A secret's key with `_file` behind it names
-a file to read it from: secrets are in neither the configuration nor the process list.
+A later one wins: the model's default, the TOML file, `ECHO_<SECTION>__<KEY>` in the environment. A secret's key followed by `_file` names
+a file that holds the secret, so that neither the configuration nor the process list contains it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 _PREFIX = "ECHO_"
 _NESTING = "__"
 _FILE_SUFFIX = "_file"
-# librdkafka's own names for things that are secret.
+# librdkafka's secret properties.
 _SECRET_PROPERTIES = (
     "sasl.password",
     "sasl.oauthbearer.assertion.private.key.passphrase",
@@ -38,7 +38,7 @@ _SECRET_PROPERTIES = (
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
-    """The settings of a run. `path` None: defaults and environment only. Raises UserError, naming what to mend."""
+    """The settings of a run. `path` None: defaults and environment only. Raises UserError, which says what to correct."""
     content = _read(path)
     where = "the environment" if path is None else str(path)
     _overlay(content, environ)
@@ -47,7 +47,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
 
 
 def load_sections(path: Path, model: type[_SectionT]) -> _SectionT:
-    """Another file than a run's, with the same errors. Raises UserError, naming what to mend."""
+    """Load another file than a run's, with the same errors. Raises UserError."""
     return _checked(_read(path), model, str(path))
 
 
@@ -75,7 +75,7 @@ def _read(path: Path | None) -> dict[str, Any]:
 
 
 def _overlay(content: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """`ECHO_KAFKA__BOOTSTRAP=…` sets [kafka] bootstrap. Only names with a double underscore are ours to read."""
+    """`ECHO_KAFKA__BOOTSTRAP=…` sets [kafka] bootstrap. Names without a double underscore are ignored."""
     for name, value in environ.items():
         if not name.startswith(_PREFIX) or _NESTING not in name:
             continue
@@ -94,7 +94,7 @@ def _overlay(content: dict[str, Any], environ: Mapping[str, str]) -> None:
 
 
 def _parse(value: str) -> Any:
-    """Numbers, booleans, lists and objects are written as JSON; anything else is text."""
+    """The value as JSON (a number, boolean, list or object), else as text."""
     try:
         return json.loads(value)
     except (json.JSONDecodeError, RecursionError):
@@ -131,7 +131,7 @@ def _refuse_unknown(content: Mapping[str, Any], model: type[BaseModel], where: s
         item = repeated_section(below)
         if item is not None and isinstance(value, dict):
             name = ".".join((*path, key))
-            raise UserError(f"{where}: [{name}] may stand there several times.", hint=f"Write [[{name}]], with two brackets.")
+            raise UserError(f"{where}: [{name}] is a section that can be repeated.", hint=f"Write [[{name}]], with two brackets.")
         if item is not None and isinstance(value, list):
             for number, each in enumerate(value):
                 if isinstance(each, dict):
@@ -139,7 +139,7 @@ def _refuse_unknown(content: Mapping[str, Any], model: type[BaseModel], where: s
 
 
 def repeated_section(annotation: Any) -> type[BaseModel] | None:
-    """The model of a section that a file may hold several times, as `[[name]]`; None for any other."""
+    """The model of a section that a file may hold several times, as `[[name]]`; None for other annotations."""
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is not tuple or not (isinstance(arguments[0], type) and issubclass(arguments[0], BaseModel)):
         return None
@@ -147,7 +147,7 @@ def repeated_section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _explain(exc: ValidationError, where: str) -> str:
-    """One sentence per problem. The value is not repeated: it may be a secret."""
+    """One sentence per problem, without the value, because it may be a secret."""
     problems = []
     for error in exc.errors(include_url=False, include_input=False):
         place = [str(part + 1) if isinstance(part, int) else part for part in error["loc"]]

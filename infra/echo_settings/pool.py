@@ -6,27 +6,27 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from echo_settings.devices import DeviceSettings
-from echo_settings.section import Section, part_of_key
+from echo_settings.section import PartOfKey, Section
 
 
 class PoolSettings(Section):
-    """[[rollout.pool]]: one kind of worker; a file may have several. What it leaves open is as in [rollout]."""
+    """[[rollout.pool]]: one kind of worker; a file may have several. Values that it leaves out are those of [rollout]."""
 
-    name: str
+    name: PartOfKey
     """Names the kind: on the screen, in the report, and for `echoswarm run worker --kind`; letters, digits, '.', '_' and '-'."""
     engine: str | None = None
     """As [rollout] engine; none: that one."""
     workers: int = Field(default=1, ge=0)
     """Workers of this kind that `echoswarm up` starts on this machine; 0 where they are started by hand, on others."""
     price_per_hour: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """What one worker of this kind costs; none: as in [rollout]."""
+    """Price of one worker of this kind; none: as in [rollout]."""
     price_file: str | None = None
     """As [rollout] price_file; none: that one, unless the kind has a `price_per_hour`."""
     most_workers: int | None = Field(default=None, ge=1)
-    """Where an autoscaler starts them ([coordinator] machines = "metric"): how many there may be; none: as many as there are."""
+    """Most workers that an autoscaler may start ([coordinator] machines = "metric"); none: as many as there are now."""
     drain_s: float | None = Field(default=None, gt=0)
     """As [run] drain_s, for workers that are told some time before their machine is taken away; none: that one."""
     groups_in_flight: int | None = Field(default=None, ge=1)
@@ -36,20 +36,13 @@ class PoolSettings(Section):
     devices: tuple[DeviceSettings, ...] | None = None
     """As [rollout] devices; none: those, for kinds of the same engine."""
 
-    @field_validator("name")
-    @classmethod
-    def _name_is_part_of_names(cls, name: str) -> str:
-        return part_of_key(name)
-
 
 def check_pool(pool: Sequence[PoolSettings], *, has_workers: bool) -> None:
-    """Raise ValueError unless each kind is named once. `has_workers`: [rollout] says a number of workers of its own."""
+    """Raise ValueError unless each kind is named once. `has_workers`: [rollout] has a number of workers of its own."""
     repeated = [name for name, count in Counter(kind.name for kind in pool).items() if count > 1]
     if repeated:
-        message = f"[[rollout.pool]] describes the kind {repeated[0]!r} twice; give each kind its own name"
-        raise ValueError(message)
+        raise ValueError(f"[[rollout.pool]] describes the kind {repeated[0]!r} twice; give each kind its own name")
     if pool and has_workers:
-        message = (
+        raise ValueError(
             "[rollout] workers and [[rollout.pool]] exclude one another: write how many there are of each kind in its [[rollout.pool]]"
         )
-        raise ValueError(message)

@@ -1,9 +1,8 @@
-"""What of a configuration may be published: in the topic `runs`, in reports, in logs. A list of what may, not of what may not. Pure.
+"""The part of a configuration that may be published: in the topic `runs`, in reports, in logs. It lists the allowed values. Pure.
 
-Every key of our own sections may: none of them holds a secret but [registry] password and [weights] secret, and addresses with a user and
-password are refused when the file is read. Of tables whose keys are somebody else's ([kafka.client], the engines' options), numbers and
-booleans may, and texts under the names below. [task.options], [learner.loss_options] and the options of [[eval]] say what is trained, and
-are published whole.
+All keys of our own sections are published, except [registry] password and [weights] secret; addresses with a user and password are refused
+when the file is read. Of tables with foreign keys ([kafka.client], the engines' options), numbers, booleans, and texts under the names
+below are published. [task.options], [learner.loss_options] and the options of [[eval]] describe the training and are published whole.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from echo_settings.sections import Settings
 
 HIDDEN = "(not shown)"
-"""Stands in the place of a value that is not published."""
+"""Replaces a value that is not published."""
 _CLIENT = frozenset(
     {
         "security.protocol",
@@ -63,7 +62,7 @@ _ENGINE = frozenset(
 
 
 def public_config(settings: Settings) -> dict[str, Any]:
-    """The settings as plain data, as far as they may be published."""
+    """The settings as plain data, with hidden values replaced."""
     content = settings.model_dump(mode="json", exclude={"registry": {"password"}, "weights": {"secret"}})
     content["kafka"]["client"] = _listed(settings.kafka.client, _CLIENT)
     rollout = content["rollout"]
@@ -82,7 +81,7 @@ def _has_login(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is made of numbers and booleans alone."""
+    """Whether a value consists of numbers and booleans alone."""
     if isinstance(value, list):
         return all(_is_number(each) for each in value)
     return value is None or isinstance(value, int | float)

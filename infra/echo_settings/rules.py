@@ -1,4 +1,4 @@
-"""From a run's settings to what the pure rules take."""
+"""A run's settings as the arguments of the pure rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echo_settings.sections import Settings
 
 
 def staleness_policy(settings: Settings) -> StalenessPolicy:
-    """S, kappa and the rest."""
+    """S, kappa and the other staleness rules."""
     return StalenessPolicy(
         budget=settings.budget,
         lead=settings.lead,
@@ -26,12 +26,12 @@ def staleness_policy(settings: Settings) -> StalenessPolicy:
 
 
 def store_from_bytes(settings: Settings) -> float:
-    """Snapshots of at least so many bytes go to the store; infinite: none does."""
+    """Snapshots of at least this many bytes go to the store; infinite: none."""
     return {"log": math.inf, "store": 0}.get(settings.weights.source or "", settings.store.above_mb << 20)
 
 
 def training_sampling(settings: Settings) -> Sampling:
-    """How training groups are sampled."""
+    """The sampling of training groups."""
     rollout = settings.rollout
     return Sampling(
         max_new_tokens=rollout.max_new_tokens,
@@ -44,12 +44,11 @@ def training_sampling(settings: Settings) -> Sampling:
 
 
 def evaluation_specs(settings: Settings) -> tuple[EvaluationSpec, ...]:
-    """The evaluations of the file."""
     return tuple(evaluation_spec(settings, section) for section in settings.eval)
 
 
 def evaluation_spec(settings: Settings, section: EvalSettings) -> EvaluationSpec:
-    """One evaluation; what its section leaves open is as in the run."""
+    """One evaluation; values that its section leaves out come from the run."""
     rollout, rewards = settings.rollout, section.rewards or tuple(settings.rewards)
     is_own_task = section.task in {"", settings.task.name}
     return EvaluationSpec(

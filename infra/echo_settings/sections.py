@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from echo_schemas.naming import Namespace
 from echo_settings.coordinator import CoordinatorSettings
@@ -12,7 +12,7 @@ from echo_settings.devices import DeviceSettings
 from echo_settings.evaluation import EvalSettings, check_evaluations
 from echo_settings.offline import OfflineSettings
 from echo_settings.pool import PoolSettings, check_pool
-from echo_settings.section import Section, part_of_key, without_credentials
+from echo_settings.section import PartOfKey, Section, without_credentials
 from echo_settings.trust import TrustSettings
 from echo_settings.weights import WeightsSettings
 
@@ -20,57 +20,42 @@ from echo_settings.weights import WeightsSettings
 class RunSettings(Section):
     """[run]: what this run is called and which of ECHO's protocols it follows."""
 
-    name: str = "demo"
+    name: PartOfKey = "demo"
     """Names the run in every record; letters, digits, '.', '_' and '-'."""
     mode: Literal["asynchronous", "sequential"] = "asynchronous"
     """`asynchronous` generates continuously within a staleness budget; `sequential` asks for each batch and has staleness 0."""
     seed: int = 0
     """Decides prompts and the order of samples; the same seed gives the same prompts."""
     drain_s: float = Field(default=2.5, gt=0)
-    """From SIGTERM to the end of a process at the latest. What is not done by then is done again by the next one, and nothing is lost."""
-
-    @field_validator("name")
-    @classmethod
-    def _name_is_part_of_keys(cls, name: str) -> str:
-        return part_of_key(name)
+    """Most seconds from SIGTERM to the end of a process. The next process repeats unfinished work; nothing is lost."""
 
 
 class KafkaSettings(Section):
     """[kafka]: which cluster, and under which names."""
 
-    bootstrap: str = "embedded"
+    bootstrap: Annotated[
+        str,
+        without_credentials('write them into [kafka.client]: "sasl.username", and "sasl.password_file" for the password', separator=","),
+    ] = "embedded"
     """`embedded` finds the broker that `echoswarm kafka up` started; otherwise host:port, several separated by commas."""
-    namespace: str = "echo.demo"
+    namespace: Annotated[str, AfterValidator(lambda name: Namespace(name).name)] = "echo.demo"
     """Prefix of every topic, group, client id and transactional id; one running pipeline per namespace."""
     replicas: int | None = Field(default=None, ge=1)
-    """Copies of each topic, fixed when the namespace is made; none: 3, or 1 on a cluster of one broker. Where there are two, say it."""
+    """Copies of each topic, fixed when the namespace is created; none: 3, or 1 on a cluster of one broker. Set it on two brokers."""
     group_protocol: Literal["classic", "consumer"] = "classic"
     """`classic` with cooperative-sticky assignment, or `consumer` (KIP-848), where sessions and heartbeats are the broker's settings."""
     logins: str = ""
-    """A folder with a login for each role, `<role>.properties`; empty: all have that of [kafka.client]. A secured embedded one has it."""
+    """A folder with a login for each role, `<role>.properties`; empty: all use [kafka.client]. A secured embedded Kafka has it."""
     # Not in the repr: it may hold a password.
     client: dict[str, str | int | float | bool] = Field(default_factory=dict, repr=False)
     """Any librdkafka property, as [kafka.client]; wins over the project's own. Passwords in files: `"sasl.password_file" = "/run/…"`."""
-
-    @field_validator("bootstrap")
-    @classmethod
-    def _bootstrap_holds_no_login(cls, bootstrap: str) -> str:
-        for address in bootstrap.split(","):
-            without_credentials(address, 'write them into [kafka.client]: "sasl.username", and "sasl.password_file" for the password')
-        return bootstrap
-
-    @field_validator("namespace")
-    @classmethod
-    def _namespace_is_legal(cls, namespace: str) -> str:
-        Namespace(namespace)
-        return namespace
 
 
 class RegistrySettings(Section):
     """[registry]: where schema ids come from."""
 
-    url: str = ""
-    """A Confluent-compatible registry; empty: ids from registry.lock.json, and no service is needed."""
+    url: Annotated[str, without_credentials("write them into [registry] user and password_file")] = ""
+    """A Confluent-compatible registry; empty: ids from registry.lock.json, without a service."""
     user: str = ""
     """User for basic authentication; empty: none."""
     password: SecretStr = SecretStr("")
@@ -78,13 +63,8 @@ class RegistrySettings(Section):
     ca_file: str = ""
     """CA certificate of the registry, PEM."""
 
-    @field_validator("url")
-    @classmethod
-    def _url_holds_no_login(cls, url: str) -> str:
-        return without_credentials(url, "write them into [registry] user and password_file")
-
     def client_properties(self) -> dict[str, Any]:
-        """What the registry client wants besides the address."""
+        """The registry client's properties besides the address."""
         properties: dict[str, Any] = {}
         if self.user:
             properties["basic.auth.user.info"] = f"{self.user}:{self.password.get_secret_value()}"
@@ -99,7 +79,7 @@ class TaskSettings(Section):
     name: str = "reverse-digits"
     """A built-in task, an entry point, or `package.module:attribute`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """What the task is made with, as [task.options]. Published with the run: no secrets here."""
+    """The task's arguments, as [task.options]. Published with the run, so write no secrets here."""
 
 
 class LoraSettings(Section):
@@ -126,7 +106,7 @@ class PolicySettings(Section):
     max_length: int = Field(default=64, ge=2)
     """Most tokens of prompt and answer together; the workers' context and the learner's bound."""
     replay_experts: bool = False
-    """Of a mixture of experts: workers note which experts each token went to, and the learner sends it there too (docs/running.md)."""
+    """For a mixture of experts: workers record the experts of each token, and the learner uses the same ones (docs/running.md)."""
 
 
 class RolloutSettings(Section):
@@ -143,7 +123,7 @@ class RolloutSettings(Section):
     max_new_tokens: int = Field(default=8, ge=1)
     """Most tokens generated for one sample."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of one answer in an episode of several turns, evaluations included; none: a first answer may take all of them."""
+    """Most tokens of one answer in an episode of several turns, also in evaluations; none: `max_new_tokens` alone is the limit."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus mass: less likely tokens beyond it are never drawn. The learner cuts its own distribution likewise (docs/running.md)."""
     top_k: int = Field(default=0, ge=0)
@@ -160,8 +140,8 @@ class RolloutSettings(Section):
     """The least time limit of a request. The limit in force follows what was measured: twice the steps within which a request is trained,
     or four times what the slowest of the last requests took, if that is more; none before a step and a request were measured."""
     resends: int = Field(default=2, ge=0)
-    """How often a request that yielded no group is sent again before its seq is dropped: one that expired, and in sequential mode one that
-    failed too."""
+    """How often a request without a result is sent again before its seq is dropped: an expired one, and in sequential mode also a failed
+    one."""
     probe_size: int = Field(default=4, ge=0)
     """Samples per published version on which learner and worker compare log-probabilities; 0 turns it off."""
     heartbeat_s: float = Field(default=1.0, gt=0)
@@ -172,9 +152,9 @@ class RolloutSettings(Section):
     """A file with one number, the price of an hour, read again before each heartbeat when it has changed: for prices that move, as those of
     spot machines. Empty: `price_per_hour`."""
     missing_logprobs: Literal["refuse", "recompute"] = "refuse"
-    """An engine that cannot say how likely its tokens were does not start; or the learner says it when it trains (importance weight 1)."""
+    """For an engine without log-probabilities: do not start it, or let the learner compute them when it trains (importance weight 1)."""
     unproved_versions: Literal["refuse", "allow"] = "refuse"
-    """An engine that cannot prove which version it serves does not start; or is believed as far as the learner's comparison goes."""
+    """For an engine that cannot prove which version it serves: do not start it, or rely on the learner's comparison."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Any argument of the engine, as [rollout.options]; wins over the project's own."""
     devices: tuple[DeviceSettings, ...] = ()
@@ -184,7 +164,7 @@ class RolloutSettings(Section):
 
     @property
     def cuts(self) -> bool:
-        """Whether some tokens can never be drawn."""
+        """Whether the sampling excludes some tokens."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @model_validator(mode="after")
@@ -199,9 +179,9 @@ class ScoringSettings(Section):
     workers: int = Field(default=1, ge=0)
     """Reward processes that `echoswarm up` starts."""
     processes: int = Field(default=0, ge=0)
-    """Processes beside each of them that run synchronous functions; 0: in the application itself, without a time limit on them."""
+    """Further processes of each of them for synchronous functions; 0: they run in the application itself, without a time limit."""
     memory_mb: int = Field(default=8192, ge=0)
-    """What one of these processes may allocate, in MiB; a function that wants more fails. 0: no limit."""
+    """Most memory of one of these processes, in MiB; a function that needs more fails. 0: no limit."""
     concurrency: int = Field(default=64, ge=1)
     """Calls of one asynchronous function that run at once."""
     timeout_s: float = Field(default=5.0, gt=0)
@@ -211,8 +191,8 @@ class ScoringSettings(Section):
     deadline_s: float = Field(default=300.0, gt=0)
     """How long a whole group waits for a required reward before its default stands in, or its samples are dropped."""
     applications: dict[str, str] = Field(default_factory=dict)
-    """[scoring.applications]: reward name = the application whose records of it count; the run's own is `main`. For a reward that is not
-    here the first record counts, whoever wrote it."""
+    """[scoring.applications]: reward name = the application whose records count; the run's own is `main`. For other rewards the first
+    record counts, from any application."""
     when_failing: Literal["stop", "go_on"] = "stop"
     """When a weighted reward has failed for as many samples as a step has, and for longer than `deadline_s`: end the run with its
     message, or train on without it."""
@@ -245,8 +225,8 @@ class LearnerSettings(Section):
     scale_by_std: bool = True
     """Divide advantages by the group's standard deviation."""
     std: Literal["population", "sample"] = "population"
-    """Which one: that of the group's rewards as they are, or the one estimated with n - 1, as TRL and verl have it (advantages 6.5 %
-    smaller at 8 samples)."""
+    """The standard deviation of the group's rewards: divided by n, or by n - 1 as in TRL and verl (advantages 6.5 % smaller at 8
+    samples)."""
     lr: float = Field(default=1.5e-3, gt=0)
     """Learning rate."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -267,7 +247,7 @@ class LearnerSettings(Section):
     deepspeed: str = ""
     """A DeepSpeed JSON file that is merged over the project's own settings (ZeRO stage, offload, precision)."""
     buffer_mb: int = Field(default=2048, ge=1)
-    """MiB of samples that are read and wait to be trained; the log keeps the others. A whole batch is read in any case."""
+    """Most MiB of samples in memory that wait to be trained; the others stay in the log. One whole batch is always read."""
     steps: int = Field(default=100, ge=0)
     """Training steps; 0: until stopped."""
     price_per_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -287,13 +267,13 @@ class StalenessSettings(Section):
     """Under `pace`: how many steps' prompts are under way beyond the current one; none: the budget. Less keeps the samples of fast workers
     younger, and the budget then only covers what comes late; at least publication_period - 1."""
     over_budget: Literal["drop", "withhold", "downweight"] = "drop"
-    """What becomes of a sample above the budget."""
+    """The treatment of a sample above the budget."""
     min_group_size: int = Field(default=2, ge=1)
     """A group that keeps fewer samples than this is dropped whole."""
 
 
 class CheckpointSettings(Section):
-    """[checkpoint]: where steps become durable."""
+    """[checkpoint]: where the learner saves its steps."""
 
     folder: str = "runs/demo"
     """A folder on a disk that survives the process."""
@@ -304,34 +284,31 @@ class CheckpointSettings(Section):
 
 
 class StoreSettings(Section):
-    """[store]: where large snapshots lie, beside the log."""
+    """[store]: storage for large snapshots, outside the log."""
 
-    uri: str = ""
+    uri: Annotated[
+        str, without_credentials("give them to each process as the store's driver reads them, for S3 in AWS_ACCESS_KEY_ID and so on")
+    ] = ""
     """An fsspec address such as s3://bucket/path or file:///path; empty: the folder `snapshots` beside the checkpoints, for workers on the
     learner's machine."""
     above_mb: int = Field(default=1024, ge=0)
-    """Snapshots of at least so many MiB go to the store; smaller ones travel through `weights.chunks`."""
+    """Snapshots of at least this many MiB go to the store; smaller ones travel through `weights.chunks`."""
     keep: int | None = Field(default=None, ge=2)
-    """Newest snapshots kept in the store; older ones are removed once a newer one is public. None: [checkpoint] keep of them in the folder
-    beside the checkpoints, all of them at an address of yours."""
-
-    @field_validator("uri")
-    @classmethod
-    def _uri_holds_no_login(cls, uri: str) -> str:
-        return without_credentials(uri, "give them to each process as the store's driver reads them, for S3 in AWS_ACCESS_KEY_ID and so on")
+    """Newest snapshots kept in the store; older ones are removed once a newer one is public. None: as many as [checkpoint] keep in the
+    folder beside the checkpoints, all of them at another address."""
 
 
 class DeadLetterSettings(Section):
-    """[dead_letters]: what becomes of messages that cannot be read. Every one has a copy in `<topic>.dlq`, and reading goes on."""
+    """[dead_letters]: messages that cannot be read. Each is copied to `<topic>.dlq`, and reading goes on."""
 
     per_writer: int = Field(default=60, ge=0)
-    """In a minute, from one writer (as the record's `ce_source` names it), and for each process that reads: so many are copied with their
-    bytes and logged one by one. Of those above, the copy says only where the message lies and what is wrong with it, and the log counts."""
+    """So many per minute, from one writer (as the record's `ce_source` names it) and in each reading process, are copied with their bytes
+    and logged one by one. Above that, a copy holds only the message's position and the error, and the log gives the number."""
     per_minute: int = Field(default=600, ge=0)
     """The same for all writers together."""
     stop_after: int = Field(default=0, ge=0)
-    """So many in a row end a process that reads them, with none of the last skipped: for a cluster without strangers, where they mean a
-    wrong release or registry. 0: never."""
+    """So many in a row end the reading process, which skips none of them: for a cluster with trusted writers only, where they mean a wrong
+    release or registry. 0: never."""
 
 
 class MetricsSettings(Section):
@@ -344,7 +321,7 @@ class MetricsSettings(Section):
 
 
 class LogsSettings(Section):
-    """[logs]: what processes write to standard error, or to the file of `run --log-file`."""
+    """[logs]: the log of each process, on standard error or in the file of `run --log-file`."""
 
     format: Literal["text", "json"] = "text"
     """`text`: a line for people; `json`: one object a line, with time, level, logger, message, run, role, process, release, and the group
@@ -355,15 +332,10 @@ class TracesSettings(Section):
     """[traces]: OpenTelemetry traces, one a group across all processes; needs the extra `otel`."""
 
     share: float = Field(default=0.0, ge=0, le=1)
-    """Of the groups, how many are followed, the same ones by every process. 0: none, and nothing of OpenTelemetry is loaded."""
-    endpoint: str = ""
+    """The share of groups that are traced, the same groups in every process. 0: none, and OpenTelemetry is not loaded."""
+    endpoint: Annotated[str, without_credentials("give them to each process in OTEL_EXPORTER_OTLP_HEADERS")] = ""
     """Where spans go, OTLP over HTTP with the path: `http://collector:4318/v1/traces`. Empty: as OpenTelemetry's own variables of the
     environment say (OTEL_EXPORTER_OTLP_ENDPOINT, …_HEADERS)."""
-
-    @field_validator("endpoint")
-    @classmethod
-    def _endpoint_holds_no_login(cls, endpoint: str) -> str:
-        return without_credentials(endpoint, "give them to each process in OTEL_EXPORTER_OTLP_HEADERS")
 
 
 class Settings(Section):
@@ -413,66 +385,55 @@ class Settings(Section):
     def _sections_agree(self) -> Settings:
         kappa, budget = self.publication_period, self.budget
         if self.run.mode == "sequential" and kappa != 1:
-            message = "[staleness] publication_period must be 1 in sequential mode, where every step starts from the newest weights"
-            raise ValueError(message)
+            raise ValueError("[staleness] publication_period must be 1 in sequential mode, where every step starts from the newest weights")
         if self.run.mode == "sequential" and self.offline.episodes:
-            message = '[offline] episodes answer no request of a sequential learner; write [run] mode = "asynchronous"'
-            raise ValueError(message)
+            raise ValueError('[offline] episodes answer no request of a sequential learner; write [run] mode = "asynchronous"')
         if self.run.mode == "sequential" and self.coordinator.enabled:
-            message = '[coordinator] sizes a pool that generates ahead of the learner; write [run] mode = "asynchronous"'
-            raise ValueError(message)
+            raise ValueError('[coordinator] sizes a pool that generates ahead of the learner; write [run] mode = "asynchronous"')
         if budget < 1 and self.coordinator.enabled:
             message = "[coordinator] has nothing to size where [staleness] budget = 0 lets nothing overlap; write budget = 1 or more"
             raise ValueError(message)
         if kappa > budget + 1:
-            message = (
+            raise ValueError(
                 f"[staleness] publication_period = {kappa} is above budget + 1 = {budget + 1}: every sample of the last steps before a "
                 f"publication would be too old; write publication_period = {budget + 1} or budget = {kappa - 1}"
             )
-            raise ValueError(message)
         lead = self.staleness.lead
         if self.run.mode != "sequential" and lead is not None and not kappa - 1 <= lead <= budget:
-            message = (
+            raise ValueError(
                 f"[staleness] lead = {lead} does not lie between publication_period - 1 = {kappa - 1}, below which the learner would "
                 f"starve before each publication, and budget = {budget}"
             )
-            raise ValueError(message)
         if kappa % self.checkpoint.every:
-            message = (
+            raise ValueError(
                 f"[checkpoint] every = {self.checkpoint.every} does not divide the publication period {kappa}, so a published version "
                 f"would have no checkpoint; write every = 1, or a divisor of {kappa}"
             )
-            raise ValueError(message)
         if self.staleness.min_group_size > self.rollout.group_size:
-            message = (
+            raise ValueError(
                 f"[staleness] min_group_size = {self.staleness.min_group_size} is above [rollout] group_size = {self.rollout.group_size}: "
                 f"no group would ever be trained; write min_group_size = {self.rollout.group_size} or less"
             )
-            raise ValueError(message)
         if self.rollout.max_new_tokens >= self.policy.max_length:
-            message = (
+            raise ValueError(
                 f"[rollout] max_new_tokens = {self.rollout.max_new_tokens} leaves no room for a prompt within [policy] max_length = "
                 f"{self.policy.max_length}"
             )
-            raise ValueError(message)
         if self.rollout.max_turn_tokens is not None and self.rollout.max_turn_tokens > self.rollout.max_new_tokens:
-            message = (
+            raise ValueError(
                 f"[rollout] max_turn_tokens = {self.rollout.max_turn_tokens} is above max_new_tokens = {self.rollout.max_new_tokens}, "
                 "which all answers of an episode share: no answer could be so long; write a smaller one, or leave it out"
             )
-            raise ValueError(message)
         if self.learner.kl_estimator == "k1" and self.learner.kl_in == "loss":
-            message = (
+            raise ValueError(
                 '[learner] kl_estimator = "k1" has a gradient of zero in the mean as a term of the loss; write kl_in = "advantage", or '
                 'kl_estimator = "k2" or "k3"'
             )
-            raise ValueError(message)
         if self.learner.groups_per_step % self.learner.updates_per_step:
-            message = (
+            raise ValueError(
                 f"[learner] updates_per_step = {self.learner.updates_per_step} does not divide groups_per_step = "
                 f"{self.learner.groups_per_step}: the updates must get equally many groups"
             )
-            raise ValueError(message)
         return self
 
     @model_validator(mode="after")
@@ -480,8 +441,7 @@ class Settings(Section):
         judges = {*self.rewards, *(name for section in self.eval for name in section.rewards)}
         for name in self.scoring.applications:
             if name not in judges:
-                message = f"[scoring.applications] names {name!r}, which is no reward of this file: {', '.join(sorted(judges))}"
-                raise ValueError(message)
+                raise ValueError(f"[scoring.applications] names {name!r}, which is no reward of this file: {', '.join(sorted(judges))}")
         return self
 
     @model_validator(mode="after")

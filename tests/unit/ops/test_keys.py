@@ -108,7 +108,7 @@ def test_a_key_that_is_none_is_named(here: Path) -> None:
     [
         ('role = "worker"\nnames = ["*"]\nkey = "abc"', "no public key"),
         ('role = "learner"\nnames = ["*"]\nkey = ""', "role"),
-        ('role = "worker"\nnames = []\nkey = ""', "speak for nobody"),
+        ('role = "worker"\nnames = []\nkey = ""', "sign for no name"),
         ('role = "worker"\nnames = ["*"]\nkey = ""\nsince = 2026-01-01T00:00:00', "since"),
         ('role = "worker"\nnames = ["*"]\nkey = ""\nsince = 2026-01-02T00:00:00Z\nuntil = 2026-01-01T00:00:00Z', "never count"),
         ('role = "worker"\nnames = ["*"]\nkye = ""', "Did you mean 'key'"),
