@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from echo_core.capacity.overlap import Demand, bubble_share
 from echo_core.capacity.provisioning import Provision, advice
 from echo_ops.measured_run import AccuracyCurve, MeasuredRun
+from echo_ops.report.cards import COLOURS, Card
 from echo_ops.report.svg import Frame, Line, chart
-from echo_ops.simulation.page import COLOURS, Card, bars_card, render
+from echo_ops.simulation.page import bars_card, render
 
 MOST_LEVELS = 6
 """At most so many accuracies are shown."""

@@ -17,7 +17,7 @@ from echo_ops.cli.painting import Pieces
 from echo_ops.cli.ranges import history_of, past_of
 from echo_ops.viewer.drawings import Drawings
 from echo_ops.viewer.server import ViewerServer
-from echo_ops.viewer.source import Source, SourceOptions
+from echo_ops.viewer.source import Source
 from echo_schemas.errors import UserError
 
 
@@ -44,8 +44,8 @@ def view(
         bus = reach()
     history = history_of(bus, name)
     remark("note", history.notes)
-    options = SourceOptions(drawings=drawings, export=export, pieces=pieces)
-    with Source(history.bus, history, options) as source, ViewerServer(source, port) as server:
+    source = Source(history.bus, history, drawings=drawings, export=export, pieces=pieces)
+    with source, ViewerServer(source, port) as server:
         if demo:
             out.print("A made-up run: a script plays it in this process; nothing was trained, and nothing is kept.")
         out.print(f"{history.run_id} is shown at {server.url}")

@@ -1,1 +1,1 @@
-"""What a run looks like from outside: a model fed from the log, a live screen, plain lines, a summary and an HTML report."""
+"""Shows a run: a model fed from the log, a live screen, plain lines, a summary and an HTML report."""

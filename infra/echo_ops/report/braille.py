@@ -31,7 +31,7 @@ class Canvas:
         self._styles[row // _ROWS][column // _COLUMNS] = style
 
     def line(self, points: Sequence[Point], style: str) -> None:
-        """Straight from each point to the next."""
+        """Straight lines from each point to the next."""
         for (x0, y0), (x1, y1) in pairwise(points):
             count = max(1, round(abs(x1 - x0) * self._width * _COLUMNS), round(abs(y1 - y0) * self._height * _ROWS))
             for index in range(count + 1):
@@ -41,7 +41,7 @@ class Canvas:
             self.dot(*points[0], style)
 
     def rows(self) -> list[Text]:
-        """Top row first; runs of one style together."""
+        """The rows from the top."""
         rows = []
         for bits, styles in zip(self._bits, self._styles, strict=True):
             row = Text(no_wrap=True)

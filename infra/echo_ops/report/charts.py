@@ -22,20 +22,13 @@ SMALL = (
     ("grad_norm", "gradient norm"),
     ("cost", "cost of a step"),
 )
-"""Metrics that get a small chart each, and what they are called."""
+"""Metrics with a small chart each, and their titles."""
 
 
-def reward_by_step(view: RunView) -> str:
-    """Each step's reward and the mean over ten."""
-    return _reward(view, [float(step.number) for step in view.steps], "version")
-
-
-def reward_by_time(view: RunView) -> str:
-    """The same over the time since the command."""
-    return _reward(view, [step.time_s for step in view.steps], "seconds since the command")
-
-
-def _reward(view: RunView, xs: Sequence[float], x_label: str) -> str:
+def reward(view: RunView, *, by_time: bool) -> str:
+    """Each step's reward and the mean over ten, over the seconds since the command or over the versions."""
+    x_label = "seconds since the command" if by_time else "version"
+    xs = [step.time_s if by_time else float(step.number) for step in view.steps]
     rewards, means = [step.reward for step in view.steps], view.mean_rewards()
     bounds = (min(0.0, *rewards), max(1.0, *rewards))
     frame = Frame(x=(0.0, max(xs)), y=bounds, x_label=x_label, y_label="exact match" if view.is_exact else "reward")
@@ -75,7 +68,7 @@ def throughput(view: RunView) -> str:
 
 
 def timeline(view: RunView) -> str:
-    """The whole run: how busy each worker was, when the learner trained, when weights travelled."""
+    """The whole run: how busy each worker was, when the learner trained, when weights were on their way."""
     workers = view.busy_intervals()
     shown = sorted(workers)[:_MOST_ROWS]
     names = [*shown, "learner", "weights"]
@@ -105,9 +98,9 @@ def close_up_window(view: RunView) -> tuple[float, float]:
 
 
 def close_up(view: RunView, spans: Sequence[GenerationSpan], started_ms: int) -> str:
-    """Some steps in the middle: every group as it was generated, each step's waiting and training, each version's way to the workers."""
+    """Some steps in the middle: the generation of every group, each step's waiting and training, each version's way to the workers."""
     start, end = close_up_window(view)
-    # When a lane is free again, and which it is; the one that was free first is taken first.
+    # (time when a lane is free again, its number); the lane that is free first is used next.
     lanes: list[tuple[float, int]] = []
     placed: list[tuple[int, float, float, GenerationSpan]] = []
     for span in spans:
@@ -115,7 +108,7 @@ def close_up(view: RunView, spans: Sequence[GenerationSpan], started_ms: int) ->
         lane = lanes[0][1] if lanes and lanes[0][0] <= begins else len(lanes)
         (heapreplace if lane < len(lanes) else heappush)(lanes, (ends, lane))
         placed.append((lane, max(start, begins), min(end, ends), span))
-    # All lanes of generation share one tall row; the two others are one unit each.
+    # All lanes of generation share one tall row; the two other rows have one unit each.
     tall = 5
     rows = tall + 2
     bars = []
@@ -170,7 +163,7 @@ def _row(rows: int, row: int, start: float, end: float, css: str, tip: str, opac
 
 def _training(rows: int, row: int, step: Step) -> Bar:
     tip = f"step {step.number}: trained {step.training_s:.2f} s"
-    # A hair's breadth between steps, so that they can be told apart.
+    # A small gap, so that steps can be told apart.
     return _row(rows, row, step.time_s - 0.97 * step.training_s, step.time_s, "train", tip)
 
 

@@ -1,4 +1,4 @@
-"""Evaluations as they are shown: newest on the screen, over the versions in the report. Pure."""
+"""Evaluations for the screen (the newest) and the report (over the versions). Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from echo_ops.report.svg import Bar, Frame, Line, chart
 from echo_schemas.records import Eval, RewardStats
 
-# pass@k beyond the third line would only tell apart what is nearly 1.
+# Further pass@k are nearly 1 and would give lines that cannot be told apart.
 PASS_LINES = ("blue", "violet", "amber")
 """CSS classes of the pass@k curves, in order of k."""
 _BAND_SHARE = 0.006
@@ -22,35 +22,33 @@ class EvaluationView:
         self._order: list[Eval] = []
 
     def add(self, result: Eval) -> None:
-        """One more."""
         if self._results.setdefault(result.name, {}).setdefault(result.version, result) is result:
             self._order.append(result)
 
     @property
     def all(self) -> Sequence[Eval]:
-        """In the order in which they came."""
+        """All results, in the order of their arrival."""
         return self._order
 
     def names(self) -> list[str]:
-        """In the order of their first result."""
+        """The evaluations' names, in the order of their first result."""
         return list(self._results)
 
     def of(self, name: str) -> list[Eval]:
-        """By version."""
+        """The results of one evaluation, by version."""
         return [result for _, result in sorted(self._results[name].items())]
 
     def newest(self) -> list[Eval]:
-        """The newest version of each."""
         return [self.of(name)[-1] for name in self._results]
 
 
 def shown_reward(result: Eval) -> RewardStats:
-    """The reward that stands for an evaluation: the one that says what is right, else the first."""
+    """The reward that represents an evaluation: its pass reward, else the first."""
     return next((stats for stats in result.rewards if stats.name == result.pass_reward), result.rewards[0])
 
 
 def numbers(result: Eval) -> str:
-    """`exact 0.420 ± 0.030, pass@4 0.710`; pass@1 is left out where it is that mean."""
+    """`exact 0.420 ± 0.030, pass@4 0.710`; pass@1 is left out if it equals the mean."""
     said = [f"{stats.name} {stats.mean:.3f} ± {stats.stderr:.3f}" for stats in result.rewards]
     return ", ".join([*said, *(f"pass@{each.k} {each.value:.3f}" for each in _telling(result))])
 
@@ -64,7 +62,7 @@ def evaluation_line(result: Eval) -> str:
 
 
 def summary_of(result: Eval) -> dict[str, Any]:
-    """An evaluation in the run's summary."""
+    """An evaluation's entry in the run's summary."""
     return {
         "name": result.name,
         "version": result.version,
@@ -79,7 +77,7 @@ def summary_of(result: Eval) -> dict[str, Any]:
 
 
 def over_versions(results: Sequence[Eval]) -> str:
-    """One evaluation's reward over the versions, with a standard error to each side, and its pass@k."""
+    """A chart of one evaluation over the versions: its reward ± one standard error, and pass@k."""
     stats = [shown_reward(result) for result in results]
     highest = max([1.0, *(each.mean + each.stderr for each in stats)])
     frame = Frame(
@@ -116,6 +114,6 @@ def pass_curves(results: Sequence[Eval]) -> list[tuple[int, str]]:
 
 
 def _telling(result: Eval) -> list[Any]:
-    """pass@k without a pass@1 that says what the mean says already."""
+    """pass@k, without a pass@1 that equals the mean."""
     mean = shown_reward(result).mean
     return [each for each in result.pass_at if each.k > 1 or abs(each.value - mean) > 1e-9]

@@ -1,7 +1,7 @@
-"""Keeps a `RunView` up to date: one thread that reads the log, asks for lags and reads the children's counters.
+"""Keeps a `RunView` up to date: one thread reads the log, asks for lags and reads the children's counters.
 
-`start` once the topics exist. `view` lends the model to any thread, under the observer's lock. `finish` reads to the end of the log and
-stops the thread; call it while Kafka still answers.
+Call `start` once the topics exist. `view` gives the model to any thread, under the observer's lock. `finish` reads to the end of the log
+and stops the thread; call it while Kafka still answers.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from echo_schemas.topics import CONTROL, DROPS, EVALS, PROGRESS, REWARDS, STEPS,
 logger = logging.getLogger(__name__)
 
 _TOPICS = (STEPS, DROPS, EVALS, PROGRESS, WORKERS, WEIGHTS, CONTROL)
-# What was written before the command is not shown, and of a long run it is a lot.
+# Records from before the command are not shown, and a long run has many, so reading starts at the command.
 _HISTORY = frozenset({STEPS.name, DROPS.name, EVALS.name})
 _READ_S = 0.25
-# Counters and lags cost every process a few milliseconds a reading.
+# Each reading of counters and lags costs every process a few milliseconds.
 _EVERY_S = 2.0
 _IMPORTED = {"learner": Milestone.LEARNER_IMPORTED, "worker": Milestone.WORKER_IMPORTED}
 _FINISH_S = 30.0
 
 
 class Observer:
-    """Observes one run. `announced`: a child's name → the file in which it says where its metrics are."""
+    """Observes one run. `announced`: a child's name → the file with the address of its metrics."""
 
     def __init__(self, view: RunView, announced: Mapping[str, Path], elapsed_s: Callable[[], float]) -> None:
         self._view = view
@@ -58,12 +58,11 @@ class Observer:
 
     @contextmanager
     def view(self) -> Iterator[RunView]:
-        """The model, to be read and let go soon."""
+        """The model; keep the block short."""
         with self._lock:
             yield self._view
 
     def note(self, milestone: Milestone) -> None:
-        """A milestone was reached now."""
         with self._lock:
             self._view.note(milestone, self._elapsed_s())
 
@@ -78,7 +77,7 @@ class Observer:
         self._thread.start()
 
     def finish(self) -> None:
-        """Read to the end of the log, count once more, stop. Idempotent; a cluster that is gone is no error: what was seen stays."""
+        """Read to the end of the log, count once more, stop. Idempotent. If the cluster is gone, the view stays as it is."""
         if self._stop.is_set() or self._reader is None:
             return
         self._stop.set()
@@ -97,7 +96,7 @@ class Observer:
                     client.close()
 
     def look_for_announcements(self) -> None:
-        """Note which processes have come up; for whoever waits while there is no log to read yet."""
+        """Note which processes have started, while there is no log to read yet."""
         for name, announce in self._announced.items():
             milestone = _IMPORTED.get(name.partition("-")[0])
             if milestone is not None and announce.exists():
@@ -114,7 +113,7 @@ class Observer:
                     self._count()
                     self._scrape()
             except TransportError as exc:
-                # The roles meet the same error and end with it; a screen that is blind for a moment must not end a run.
+                # The roles see the same error and end with it; a short gap in the observation must not end a run.
                 logger.warning("The run cannot be observed: %s", exc)
                 self._stop.wait(_EVERY_S)
             except Exception:  # the edge of the thread: its traceback belongs in the log, and the run goes on
@@ -142,7 +141,7 @@ class Observer:
             self.note(Milestone.TRAJECTORY)
 
     def _look_at_scorers(self) -> list[ScorerLine]:
-        """Who gives which reward, once another application was attached. Before a step nobody has said what weighs."""
+        """The applications that give rewards, once one was attached. Empty before the first step, which names the weights."""
         if self._bus is None or self._view.weights is None:
             return []
         if self._orders is None:

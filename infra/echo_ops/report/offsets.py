@@ -1,6 +1,6 @@
-"""End offsets of topics and what groups have committed, a few requests for all partitions together.
+"""End offsets of topics and groups' committed offsets, with a few requests for all partitions together.
 
-Asked through consumers, not through an admin client: see `consumer_queries`.
+It uses consumers, not an admin client: see `consumer_queries`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROLE = "view"
 
 
 class OffsetWatch:
-    """Asks one cluster. Not thread-safe; `close` it. Everything raises TransportError where the cluster does not answer."""
+    """Asks one cluster. Not thread-safe; `close` it. Every method raises TransportError if the cluster does not answer."""
 
     def __init__(self, cluster: Cluster, namespace: Namespace) -> None:
         self._cluster = cluster
@@ -36,19 +36,17 @@ class OffsetWatch:
         self._places: dict[str, list[tuple[str, int]]] = {}
 
     def ends(self, topic: Topic) -> int:
-        """The sum of the end offsets of its partitions: how many records were ever written, on a topic without transactions."""
+        """The sum of the partitions' end offsets: the number of records ever written to a topic without transactions."""
         return sum(self._ends(topic).values())
 
     def written_before(self, topic: Topic, time_ms: int) -> int:
-        """How many of them were there at `time_ms` (Unix)."""
+        """The same at `time_ms` (Unix)."""
         first_since = offsets_at(self._log, self._places_of(topic), time_ms, _TIMEOUT_S)
         ends = self._ends(topic)
         return sum(ends[place] if offset < 0 else offset for place, offset in first_since.items())
 
     def lags(self, shadows: Collection[str] = ()) -> dict[str, int]:
-        """Requests that no worker has finished, and trajectories that no reward application has finished (the slowest one's). Nobody waits
-        for the applications `shadows`.
-        """
+        """Unfinished requests, and unscored trajectories of the slowest reward application, without the applications `shadows`."""
         try:
             groups = [group.group_id for group in self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result().valid]
         except KafkaException as exc:
@@ -71,13 +69,12 @@ class OffsetWatch:
         return sum(max(0, end - committed.get(place, 0)) for place, end in ends.items())
 
     def close(self) -> None:
-        """Close the clients."""
         for consumer in (self._log, *self._groups.values()):
             with suppress(TransportError, KafkaException):
                 consumer.close()
 
     def _member_of(self, group: str) -> RawConsumer:
-        """A client that may ask for the group's offsets; it joins nothing."""
+        """A client for the group's offsets; it does not join the group."""
         if group not in self._groups:
             self._groups[group] = open_asker(self._cluster, group, self._client_id)
         return self._groups[group]

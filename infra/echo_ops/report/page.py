@@ -1,25 +1,21 @@
 """The HTML report: one self-contained file without scripts, for light, dark and paper. Pure: a `RunView` in, text out.
 
-What it says is made here; how it is laid out is in `page.html.j2`, which escapes whatever is not a chart.
+This module makes the content; `page.html.j2` has the layout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
 from echo_ops.report import charts
+from echo_ops.report.cards import COLOURS, Card, fill_page
 from echo_ops.report.evaluations import numbers, over_versions, pass_curves, shown_reward
 from echo_ops.report.run_view import RunView
 from echo_ops.report.spans import GenerationSpan
+from echo_ops.report.summary import or_dash
 from echo_schemas.records import Eval
 
-_AGES = ("--green", "--blue", "--violet", "--amber", "--red")
 _WORKER_COLUMNS = (
     *("worker", "kind", "engine", "samples/s", "share", "delivered", "trained", "staleness, mean", "largest", "idle", "price per hour"),
     "cost per 1,000",
@@ -29,32 +25,18 @@ _DECISION_COLUMNS = ("after, s", "epoch", "decision", "figures")
 _SCORER_COLUMNS = ("reward", "application", "weight", "state", "behind, s", "mean", "scored", "failed", "stale", "while it does not come")
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A chart with its title, a sentence, and a legend of (name, colour). `svg` is markup of our own."""
-
-    title: str
-    text: str
-    svg: Markup
-    legend: Sequence[tuple[str, str]] = ()
-    is_wide: bool = False
-
-
 def report_page(
     view: RunView, summary: Mapping[str, Any], config: Mapping[str, Any], spans: Sequence[GenerationSpan], started_ms: int
 ) -> str:
     """The whole document. `config`: the run's settings without secrets; `spans`: groups of the close-up (none: left out)."""
-    templates = Environment(
-        loader=PackageLoader("echo_ops.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return templates.get_template("page.html.j2").render(
+    return fill_page(
+        "echo_ops.report",
         run_id=view.run_id,
-        css=Markup(resources.files("echo_ops.report").joinpath("page.css").read_text(encoding="utf-8")),  # noqa: S704  our own file
         subtitle=_subtitle(summary, config),
         answers=[(summary["bottleneck"]["sentence"], ""), *([(summary["disbelief"], "alarm")] if summary["disbelief"] else [])],
         numbers=_numbers(summary, exact=view.is_exact),
         cards=_cards(view, summary, spans, started_ms) if view.steps else [],
-        small=[Markup(chart) for metric, name in charts.SMALL if (chart := charts.small(view, metric, name))],  # noqa: S704  a chart
+        small="".join(charts.small(view, metric, name) for metric, name in charts.SMALL),
         scorers=_scorers(summary),
         costs=_costs(summary["cost"]),
         decisions=_decisions(summary),
@@ -78,47 +60,45 @@ def _subtitle(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 def _numbers(summary: Mapping[str, Any], *, exact: bool) -> Sequence[tuple[str, str]]:
     return (
         (
-            _form(summary["reward_last"], ".3f"),
-            f"{'exact match' if exact else 'reward'}, last ten steps (first: {_form(summary['reward_first'], '.3f')})",
+            or_dash(summary["reward_last"], ".3f"),
+            f"{'exact match' if exact else 'reward'}, last ten steps (first: {or_dash(summary['reward_first'], '.3f')})",
         ),
-        (_form(summary["seconds_to_first_step"], ".1f", " s"), "until the first step"),
-        (_form(summary["seconds_to_070"], ".0f", " s"), "until 0.70 (mean of ten steps)"),
-        (_form(summary["s_per_step"], ".2f", " s"), f"a step; {summary['steps']} steps"),
-        (_form(summary["bubble_ratio"], ".1%"), "of its time the learner had no batch"),
-        (_form(summary["t_bcast_p50_s"], ".3f", " s"), "until new weights are installed (median)"),
-        (_form(summary["max_staleness"], "d"), f"largest staleness trained (mean {_form(summary['staleness_mean'], '.2f')})"),
-        (_form(summary["logprob_max_diff"], ".1e"), "largest log-probability difference, learner and worker"),
+        (or_dash(summary["seconds_to_first_step"], ".1f", " s"), "until the first step"),
+        (or_dash(summary["seconds_to_070"], ".0f", " s"), "until 0.70 (mean of ten steps)"),
+        (or_dash(summary["s_per_step"], ".2f", " s"), f"a step; {summary['steps']} steps"),
+        (or_dash(summary["bubble_ratio"], ".1%"), "of its time the learner had no batch"),
+        (or_dash(summary["t_bcast_p50_s"], ".3f", " s"), "until new weights are installed (median)"),
+        (or_dash(summary["max_staleness"], "d"), f"largest staleness trained (mean {or_dash(summary['staleness_mean'], '.2f')})"),
+        (or_dash(summary["logprob_max_diff"], ".1e"), "largest log-probability difference, learner and worker"),
     )
 
 
 def _cards(view: RunView, summary: Mapping[str, Any], spans: Sequence[GenerationSpan], started_ms: int) -> list[Card]:
-    ages = [(f"{age}{' and more' if age == len(_AGES) - 1 else ''}", colour) for age, colour in enumerate(_AGES)][
-        : len(summary["staleness"])
-    ]
+    ages = [(f"{age}{' and more' if age == len(COLOURS) - 1 else ''}", colour) for age, colour in enumerate(COLOURS)]
     reward = "Exact match" if view.is_exact else "Reward"
     cards = [
-        _card(f"{reward} by version", "Dots: each step. Line: mean of ten.", charts.reward_by_step(view)),
-        _card(f"{reward} by time", "The flat beginning is the start-up.", charts.reward_by_time(view)),
-        _card(
-            "Staleness of what was trained",
+        Card(f"{reward} by version", "Dots: each step. Line: mean of ten.", charts.reward(view, by_time=False)),
+        Card(f"{reward} by time", "The flat beginning is the start-up.", charts.reward(view, by_time=True)),
+        Card(
+            "Staleness of trained samples",
             "Versions between a sample's oldest token and the step that trained it.",
             charts.staleness(view),
-            ages,
+            ages[: len(summary["staleness"])],
         ),
-        _card("Throughput", "Samples trained per second, over ten steps.", charts.throughput(view)),
-        _card(
+        Card("Throughput", "Samples trained per second, over ten steps.", charts.throughput(view)),
+        Card(
             "Timeline",
             "Generation (darker: busier), training steps, and the way of each version from the learner to the last worker.",
             charts.timeline(view),
-            [("generating", "--blue"), ("training", "--green"), ("weights on their way", "--violet")],
+            [("generating", "blue"), ("training", "green"), ("weights on their way", "violet")],
             is_wide=True,
         ),
     ]
     if spans:
         text = "Each bar above is a group, coloured by its version; below, the learner waits (grey) and trains, and weights travel."
-        cards.append(_card("Eight steps, close up", text, charts.close_up(view, spans, started_ms), is_wide=True))
-    legend = [("busy", "--green"), ("nothing to do", "--grey"), ("nowhere to put it", "--red")]
-    cards.append(_card("Where the time goes", "Each place of the pipeline, from the first step on.", charts.places(view), legend))
+        cards.append(Card("Eight steps, close up", text, charts.close_up(view, spans, started_ms), is_wide=True))
+    legend = [("busy", "green"), ("no input", "grey"), ("output full", "red")]
+    cards.append(Card("Where the time goes", "Each place of the pipeline, from the first step on.", charts.places(view), legend))
     cards += [_evaluation(view.evaluations.of(name)) for name in view.evaluations.names()]
     return cards
 
@@ -130,20 +110,16 @@ def _evaluation(results: Sequence[Eval]) -> Card:
         f"{newest.sampling.temperature:g}. Line: mean of {shown_reward(newest).name}, with its standard error. "
         f"Version {newest.version}: {numbers(newest)}."
     )
-    legend = [(f"pass@{k}", f"--{css}") for k, css in pass_curves(results)]
-    return _card(f"Evaluation {newest.name}", text, over_versions(results), legend)
-
-
-def _card(title: str, text: str, svg: str, legend: Sequence[tuple[str, str]] = (), *, is_wide: bool = False) -> Card:
-    return Card(title, text, Markup(svg), legend, is_wide)  # noqa: S704  `svg` escapes what it shows
+    legend = [(f"pass@{k}", css) for k, css in pass_curves(results)]
+    return Card(f"Evaluation {newest.name}", text, over_versions(results), legend)
 
 
 def _scorers(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row for each reward, where another application than the run's own gave one."""
+    """A row for each reward, if an attached application gave one."""
     rows = [
         (
             *(line["name"], line["application"], f"{line['weight']:g}", line["state"], f"{line['behind']['seconds']:.1f}"),
-            *(_form(line["mean"], ".3f"), f"{line['scored']:,}", f"{line['failed']:,}", f"{line['stale']:,}", line["policy"]),
+            *(or_dash(line["mean"], ".3f"), f"{line['scored']:,}", f"{line['failed']:,}", f"{line['stale']:,}", line["policy"]),
         )
         for line in summary["scorers"]
     ]
@@ -151,32 +127,32 @@ def _scorers(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _workers(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row a worker, from its first weights to its last word."""
+    """A row for each worker, from its first weights to its last heartbeat."""
     rows = [
         (
             line["worker_id"],
             line["kind"] or "–",
             line["engine"],
-            _form(line["samples_per_s"], ",.1f"),
-            _form(line["share"], ".1%"),
+            or_dash(line["samples_per_s"], ",.1f"),
+            or_dash(line["share"], ".1%"),
             f"{line['delivered']:,}",
             f"{line['trained']:,}",
-            _form(line["staleness_mean"], ".2f"),
-            _form(line["staleness_max"], "d"),
-            _form(line["idle_share"], ".1%"),
+            or_dash(line["staleness_mean"], ".2f"),
+            or_dash(line["staleness_max"], "d"),
+            or_dash(line["idle_share"], ".1%"),
             f"{line['price_per_hour']:g}",
-            _form(line["cost_per_1000"], ".3g"),
+            or_dash(line["cost_per_1000"], ".3g"),
         )
         for line in summary["workers"]
     ]
-    text = "From first weights to last word. Delivered: trajectories acknowledged by the log; staleness: of those trained."
+    text = "From the first weights to the last heartbeat. Delivered: trajectories acknowledged by the log; staleness: of those trained."
     if summary["cost_per_1000"] is not None:
         text += f" All workers together cost {summary['cost_per_1000']:.3g} per 1,000 trajectories."
     return {"text": text, "columns": _WORKER_COLUMNS, "rows": rows}
 
 
 def _costs(cost: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """A row a kind, the learner's, and the sum; none where nothing has a price."""
+    """A row for each kind, for the learner, and for the sum; none if nothing has a price."""
     if cost is None:
         return {"rows": []}
     kinds = [(kind or "workers", each["busy"], each["idle"], each["standby"], each["total"]) for kind, each in cost["by_kind"].items()]
@@ -185,8 +161,8 @@ def _costs(cost: Mapping[str, Any] | None) -> Mapping[str, Any]:
     rows.append(("learner", "–", "–", "–", f"{cost['learner']:.4g}"))
     rows.append(("all", f"{busy:.4g}", f"{cost['idle']:.4g}", f"{cost['standby']:.4g}", f"{cost['total']:.4g}"))
     text = (
-        f"A step, and so a version: {_form(cost['per_step'], '.4g')}; 1,000 trained samples: {_form(cost['per_1000_trained'], '.4g')}. "
-        "From the step reports: what was paid before the learner listened, and after its last step, is missing."
+        f"A step, and so a version: {or_dash(cost['per_step'], '.4g')}; 1,000 trained samples: {or_dash(cost['per_1000_trained'], '.4g')}. "
+        "From the step reports, so without the costs before the learner listened and after its last step."
     )
     return {"text": text, "columns": _COST_COLUMNS, "rows": rows}
 
@@ -212,14 +188,14 @@ def _tables(summary: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[str, str]
         **{f"dropped: {reason}": f"{count:,}" for reason, count in summary["dropped"].items()},
         **{name.replace("_", " "): f"{count:,}" for name, count in summary["asked"].items()},
         "samples compared by log-probability": f"{summary['logprob_samples']:,}",
-        "learner outside forward, backward and optimizer": _form(summary["learner_outside_compute"], ".1%"),
+        "learner outside forward, backward and optimizer": or_dash(summary["learner_outside_compute"], ".1%"),
     }
     startup = {name.replace("_", " "): f"{time_s:.1f} s" for name, time_s in sorted(summary["startup_s"].items(), key=lambda item: item[1])}
     return ("Accounting", accounting), ("Start-up, seconds since the command", startup), ("Software", summary["software"])
 
 
 def _sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every section, those that stand there several times one by one."""
+    """Every section; repeated ones one by one."""
     for name, content in config.items():
         if isinstance(content, Mapping):
             yield f"[{name}]", content
@@ -231,7 +207,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} = {item}" for key, item in value.items()) or "–"
     return "–" if value in ("", None) or value == [] else str(value)
-
-
-def _form(value: float | None, form: str, unit: str = "") -> str:
-    return "–" if value is None else f"{value:{form}}{unit}"

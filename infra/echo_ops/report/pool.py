@@ -1,6 +1,6 @@
-"""What each worker of a run does, costs and delivers, from its heartbeats and the learner's step reports. Pure.
+"""Each worker's work, cost and trajectories, from its heartbeats and the learner's step reports. Pure.
 
-Workers count from their start: a worker that was restarted under its name counts on. Times are seconds since the command was given.
+A worker's own counters start again when it is restarted under its name; the sums here go on. Times are seconds since the command was given.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Count = TypeVar("Count", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLine:
-    """One worker. Shares are between 0 and 1; what is not known yet is None.
+    """One worker. Shares are between 0 and 1; None: not known yet.
 
-    `samples_per_s` is what it delivered per second of the time looked at; `share` its part of what all delivered then; `idle_share` the
-    part of its time without a group in its engine. `staleness_*` are of its samples that were trained; `cost` is what was paid since it was
-    first heard, `cost_idle` and `cost_standby` the parts of it that were; `cost_per_1000` is that by a thousand trajectories delivered.
+    In the chosen period: `samples_per_s`: samples delivered per second; `share`: its part of all workers' samples; `idle_share`: the part
+    of its time without a group in its engine. `staleness_*`: of its trained samples. `cost`: since its first heartbeat, with the parts
+    `cost_idle` and `cost_standby`; `cost_per_1000`: per thousand trajectories delivered.
     """
 
     worker_id: str
@@ -57,7 +57,7 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Worker:
-    """What was heard of one. Counters only grow here: what a restarted process says is added to what its predecessor did."""
+    """The heartbeats of one worker. Counters only grow: those of a restarted process are added to its predecessor's."""
 
     status: WorkerStatus
     heard_s: float
@@ -88,15 +88,15 @@ class PoolView:
         self._ages: dict[str, list[int]] = {}
 
     def hear(self, status: WorkerStatus, time_s: float) -> None:
-        """A worker's word."""
+        """Take a worker's heartbeat."""
         worker = self._workers.get(status.worker_id)
         if worker is None:
-            # What it did before it was first heard is not part of what is looked at.
+            # Work before its first heartbeat does not count.
             worker = self._workers[status.worker_id] = _Worker(status, time_s)
         worker.hear(status, time_s)
 
     def train(self, shares: Iterable[WorkerShare]) -> None:
-        """A step was trained on these."""
+        """Take the workers' shares of a trained step."""
         for share in shares:
             ages = self._ages.setdefault(share.worker_id, [])
             ages += [0] * (len(share.staleness) - len(ages))
@@ -150,7 +150,7 @@ def mean_age(histogram: Sequence[int]) -> float | None:
 
 
 def cost_per_1000(lines: Sequence[WorkerLine]) -> float | None:
-    """Of all workers together; None where nothing was delivered."""
+    """The cost per thousand trajectories of all workers together; None if none was delivered."""
     delivered = sum(line.delivered for line in lines)
     return 1000 * sum(line.cost for line in lines) / delivered if delivered else None
 

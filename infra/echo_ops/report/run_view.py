@@ -1,15 +1,16 @@
-"""Everything that is shown of a run, as one model fed by records, by readings of the processes' counters and by milestones. Pure.
+"""The model of a run behind the screen, the lines and the report, fed by records, readings of the processes' counters and milestones. Pure.
 
-Not thread-safe. Times are seconds since the command was given; records carry milliseconds since the epoch and become so by `started_ms`.
+Not thread-safe. Times are seconds since the command was given; `started_ms` converts the records' milliseconds since the epoch.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from statistics import fmean
 
 from echo_core.bottleneck import Bottleneck, Place, PlaceUse, between, find_bottleneck
 from echo_core.capacity.costs import Bill
@@ -23,15 +24,15 @@ EXACT_REWARD = "exact"
 MEAN_OVER = 10
 """Steps in the moving mean of the reward."""
 _WINDOW_S = 15.0
-# Of all workers together, for the timeline; and of each at least.
+# Readings for the timeline: of all workers together, and at least of each.
 _MOST_READINGS, _LEAST_READINGS = 40_000, 16
-# Versions for which it is known when each worker had installed them.
+# Versions for which the time of each worker's installation is kept.
 _KEPT_INSTALLS = 200
 _KEPT_DECISIONS = 1000
 
 
 class Milestone(StrEnum):
-    """What has to happen until a run trains, in the usual order. The value is what a person reads, with the version in place of {}."""
+    """The events until a run trains, in the usual order. The value is the text to show, with the version in place of {}."""
 
     KAFKA = "Kafka answers"
     TOPICS = "topics are there"
@@ -70,7 +71,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One decision of the coordinator: the workers that it moved, why, and the numbers it went by."""
+    """One decision of the coordinator: the activated and released workers, the reason, and the numbers behind it."""
 
     epoch: int
     time_s: float
@@ -80,7 +81,7 @@ class Decision:
     released: list[str]
 
     def in_words(self) -> str:
-        """The reason, or where none was given (an operator's order), what was ordered."""
+        """The reason; without one (an operator's order) the order itself."""
         if self.reason:
             return self.reason
         return "; ".join(f"{what} {', '.join(who)}" for what, who in (("activate", self.activated), ("release", self.released)) if who)
@@ -101,23 +102,8 @@ class _Window:
         return between(self.readings[0][1], self.readings[-1][1]) if len(self.readings) > 1 else {}
 
 
-class _BusyLine:
-    """A worker's busy seconds over time. The counter only grows, so leaving readings out joins their intervals and loses nothing else."""
-
-    __slots__ = ("readings",)
-
-    def __init__(self) -> None:
-        self.readings: list[tuple[float, float]] = []
-
-    def add(self, time_s: float, busy_s: float, *, most: int) -> None:
-        """At most `most` are kept: above it, every second one."""
-        self.readings.append((time_s, busy_s))
-        if len(self.readings) > most:
-            del self.readings[1:-1:2]
-
-
 class RunView:
-    """The model. `apply` records in the order of the log; read the rest whenever."""
+    """The model. Call `apply` in the order of the log."""
 
     def __init__(self, run_id: str, *, started_ms: int, steps_wanted: int, budget: int) -> None:
         self.run_id = run_id
@@ -128,11 +114,11 @@ class RunView:
         self.pool = PoolView()
         self.evaluations = EvaluationView()
         self.bill = Bill()
-        """What the steps cost."""
+        """The cost of the steps."""
         self.decisions: list[Decision] = []
-        """Of the coordinator, oldest first; of a long run the newest."""
+        """The coordinator's decisions, oldest first; only the newest of a long run."""
         self.released: set[str] = set()
-        """Workers that the coordinator has released since the command, and not called again."""
+        """Workers that the coordinator has released since the command and not activated again."""
         self.progress: Progress | None = None
         self.drops: Counter[str] = Counter()
         self.disbelieved: Counter[str] = Counter()
@@ -140,28 +126,26 @@ class RunView:
         self.trajectories_published = 0
         self.rewards_written = 0
         self.notices: dict[str, Mapping[str, str]] = {}
-        """What each process says of itself, by place."""
+        """Each process's notices, by place."""
         self.started_ms = started_ms
         self.weights: dict[str, float] | None = None
-        """The rewards that were trained on at the newest step, with their weights."""
+        """The rewards of the newest step, with their weights."""
         self.terms: tuple[RewardTerm, ...] = ()
-        """The same with what groups do while one does not come."""
+        """The same, with the policy for missing rewards."""
         self.scorers: list[ScorerLine] = []
-        """Who gives which reward, attached ones included; empty where the run's own application is alone."""
+        """The applications that give rewards; empty if no application was attached."""
         self._first: dict[Milestone, int] = {}
         self._created: dict[int, tuple[float, int]] = {}
         self._installed: dict[int, dict[str, float]] = {}
         self._places: dict[str, dict[Place, PlaceUse]] = {}
         self._baseline: dict[Place, PlaceUse] | None = None
         self._window = _Window()
-        self._busy: dict[str, _BusyLine] = {}
+        self._busy: dict[str, list[tuple[float, float]]] = {}
 
     # What comes in
 
     def apply(self, record: Record) -> None:
-        """Take one record over. Passed by: records of other kinds, and of a run that goes on what was written before the command, but for
-        how far the learner is.
-        """
+        """Apply one record. Ignores other kinds of records, and records from before the command except the learner's progress."""
         match record:
             case StepReport() | Drop() | Eval() | WorkerStatus() | SessionClaim() | Control() if record.time_ms < self.started_ms:
                 pass
@@ -189,19 +173,19 @@ class RunView:
                 pass
 
     def note(self, milestone: Milestone, time_s: float) -> None:
-        """A milestone was reached; the first time counts."""
+        """Note the time of a milestone; the first time counts."""
         self.milestones.setdefault(milestone, time_s)
 
     def words_of(self, milestone: Milestone) -> str:
-        """The milestone as a person reads it. A run that goes on begins with another version than 0."""
+        """The text of a milestone. A resumed run begins with another version than 0."""
         return milestone.value.format(self._first.get(milestone, 0 if self.progress is None else self.progress.version))
 
     def read_places(self, process: str, places: Mapping[Place, PlaceUse]) -> None:
-        """The newest reading of one process's counters; it stays when the process ends."""
+        """Set the newest reading of one process's counters; it stays when the process ends."""
         self._places[process] = dict(places)
 
     def close_reading(self, time_s: float) -> None:
-        """All processes have been read for now."""
+        """Call after all processes have been read."""
         total = self.place_totals()
         self._window.add(time_s, total)
         if self.steps and self._baseline is None:
@@ -211,7 +195,7 @@ class RunView:
 
     @property
     def num_steps(self) -> int:
-        """The newest step's number: of one that was seen, else of the newest before the command."""
+        """The newest step's number, also of one before the command."""
         return self.steps[-1].number if self.steps else 0 if self.progress is None else self.progress.version
 
     @property
@@ -220,32 +204,32 @@ class RunView:
         return bool(self.steps) and EXACT_REWARD in self.steps[-1].metrics
 
     def disbelief(self) -> str:
-        """Which workers served other weights than they claimed or were asked for, as a sentence; empty if none did."""
+        """A sentence about the workers that served other weights than claimed or requested; empty if none did."""
         found = ", ".join(f"{worker} ({count:,} trajectories dropped)" for worker, count in self.disbelieved.most_common())
         return f"Other weights than claimed, or than asked for, were served by {found}." if found else ""
 
     def other_rewards(self, wanted: Mapping[str, float]) -> str:
-        """A sentence if the run is trained with other rewards than the file wants; a run keeps those it began with. Empty before a step."""
+        """A sentence if the run trains on other rewards than the file's, because a run keeps its first ones. Empty before a step."""
         if self.weights is None or self.weights == dict(wanted):
             return ""
         in_force = ", ".join(f"{name} = {weight:g}" for name, weight in self.weights.items()) or "none"
         return (
-            f"The file's [rewards] are not in force: this run is trained with {in_force}, as it began or was told since "
-            "(`echoswarm reward weight`). To begin with others, fork it."
+            f"The file's [rewards] are not in force: this run is trained with {in_force}, its first rewards or those of "
+            "`echoswarm reward weight` since. To begin with others, fork it."
         )
 
     def mean_rewards(self) -> list[float]:
-        """For each step the mean reward of it and up to nine before it."""
+        """For each step, the mean reward of this step and up to nine before it."""
         rewards = [step.reward for step in self.steps]
-        return [_mean(rewards[max(0, end - MEAN_OVER) : end]) for end in range(1, len(rewards) + 1)]
+        return [fmean(rewards[max(0, end - MEAN_OVER) : end]) for end in range(1, len(rewards) + 1)]
 
     def staleness(self, last: int | None = None) -> tuple[int, ...]:
         """Trained samples by staleness, of the `last` steps or of all."""
         chosen = self.steps if last is None else self.steps[-last:]
-        return sum_histograms([step.staleness for step in chosen])
+        return tuple(map(sum, zip_longest(*(step.staleness for step in chosen), fillvalue=0)))
 
     def bubble_ratio(self, last: int | None = None) -> float | None:
-        """Share of the learner's time without a batch, from the second step on: before it, the wait is for the start-up."""
+        """Share of the learner's time without a batch, from the second step on, because the first one waits for the start-up."""
         chosen = self.steps[1:] if last is None else self.steps[1:][-last:]
         idle = sum(step.idle_s for step in chosen)
         total = idle + sum(step.training_s for step in chosen)
@@ -263,7 +247,7 @@ class RunView:
         """Samples trained per second over the `last` steps."""
         pace = self.s_per_step(last)
         chosen = self.steps[-last:]
-        return _mean([step.samples for step in chosen]) / pace if pace else None
+        return fmean(step.samples for step in chosen) / pace if pace else None
 
     def eta_s(self) -> float | None:
         """Seconds until the last step at the present pace; None if there is no end or no pace yet."""
@@ -271,25 +255,24 @@ class RunView:
         return (self.steps_wanted - self.num_steps) * pace if pace is not None and self.steps_wanted else None
 
     def broadcasts(self) -> list[Broadcast]:
-        """Every published version, oldest first."""
         return [
             Broadcast(version=version, created_s=created, num_bytes=num_bytes, installed_s=dict(self._installed.get(version, {})))
             for version, (created, num_bytes) in sorted(self._created.items())
         ]
 
     def busy_intervals(self) -> dict[str, list[tuple[float, float, float]]]:
-        """For each worker (from, to, share of that time it generated), from one heartbeat to the next."""
+        """For each worker (from, to, share of the time spent generating), between two heartbeats."""
         found: dict[str, list[tuple[float, float, float]]] = {}
-        for worker, line in self._busy.items():
+        for worker, readings in self._busy.items():
             found[worker] = [
                 (start, end, min(1.0, max(0.0, (after - before) / (end - start))))
-                for (start, before), (end, after) in pairwise(line.readings)
+                for (start, before), (end, after) in pairwise(readings)
                 if end > start
             ]
         return found
 
     def place_totals(self) -> dict[Place, PlaceUse]:
-        """All processes together, from their start."""
+        """The sum over all processes, from their start."""
         total: dict[Place, PlaceUse] = {}
         for places in self._places.values():
             for place, use in places.items():
@@ -301,7 +284,6 @@ class RunView:
         return self._window.use() if recent else between(self._baseline or {}, self.place_totals())
 
     def bottleneck(self, *, recent: bool = False) -> Bottleneck:
-        """What the run waits for."""
         return find_bottleneck(self.place_use(recent=recent))
 
     # Reducers
@@ -336,7 +318,7 @@ class RunView:
         self.note(Milestone.STEP, time_s)
 
     def _decided(self, order: Control) -> None:
-        """Orders of one transaction have one epoch, and are one decision."""
+        """The orders of one transaction have one epoch and form one decision."""
         if order.worker is None or order.worker_id is None:
             return
         if not self.decisions or self.decisions[-1].epoch != order.epoch:
@@ -358,13 +340,16 @@ class RunView:
             self.released.add(order.worker_id)
 
     def _worker(self, status: WorkerStatus) -> None:
-        self.pool.hear(status, self._seconds(status.time_ms))
-        most = max(_LEAST_READINGS, _MOST_READINGS // max(1, len(self._busy)))
-        self._busy.setdefault(status.worker_id, _BusyLine()).add(self._seconds(status.time_ms), status.busy_s, most=most)
+        time_s = self._seconds(status.time_ms)
+        self.pool.hear(status, time_s)
+        readings = self._busy.setdefault(status.worker_id, [])
+        readings.append((time_s, status.busy_s))
+        if len(readings) > max(_LEAST_READINGS, _MOST_READINGS // len(self._busy)):
+            # Without every second reading the intervals are longer, and nothing else is lost: the counter only grows.
+            del readings[1:-1:2]
         if status.installed_version is None:
             return
-        time_s = self._seconds(status.time_ms)
-        # A worker that skips versions has the skipped ones too old to matter; only the one it names counts.
+        # If a worker skips versions, only the version that it reports counts.
         if status.installed_version not in self._installed:
             self._installed[status.installed_version] = {}
             self._forget_installs()
@@ -373,7 +358,7 @@ class RunView:
         self.note(Milestone.INSTALLED, time_s)
 
     def _forget_installs(self) -> None:
-        """Of a version that has been passed for long, only the last worker that installed it is of interest."""
+        """Of old versions keep only the last worker that installed them."""
         if len(self._installed) > _KEPT_INSTALLS:
             *_, passed = sorted(self._installed, reverse=True)[: _KEPT_INSTALLS + 1]
             found = self._installed[passed]
@@ -385,13 +370,3 @@ class RunView:
         self._created.setdefault(manifest.version, (time_s, manifest.num_bytes))
         self._first.setdefault(Milestone.PUBLISHED, manifest.version)
         self.note(Milestone.PUBLISHED, time_s)
-
-
-def sum_histograms(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Entry by entry; shorter ones end in zeros."""
-    width = max((len(histogram) for histogram in histograms), default=0)
-    return tuple(sum(histogram[index] for histogram in histograms if index < len(histogram)) for index in range(width))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

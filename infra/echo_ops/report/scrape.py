@@ -1,4 +1,4 @@
-"""Reads the place counters of a child from its /metrics."""
+"""Reads a child process's place counters from its /metrics, and its notices from its /healthz."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import urllib.request
 from http.client import HTTPException
+from typing import Any
 from urllib.error import HTTPError
 
 from echo_core.bottleneck import Place, PlaceUse, Use
@@ -15,35 +16,37 @@ _TIMEOUT_S = 1.0
 
 
 def scrape_places(url: str) -> dict[Place, PlaceUse] | None:
-    """The counters now; None if the process does not answer to the end (it is ending, or busy beyond a second)."""
-    try:
-        # The address is one that a child of ours wrote.
-        with urllib.request.urlopen(f"{url}/metrics", timeout=_TIMEOUT_S) as answer:  # noqa: S310
-            return parse_places(answer.read().decode())
-    except (HTTPException, OSError):
-        return None
+    """The counters now; None if the process does not answer within a second."""
+    text = _read(f"{url}/metrics")
+    return None if text is None else parse_places(text)
 
 
 def scrape_notices(url: str) -> dict[str, str] | None:
-    """What the process says of itself now, by place, problems of its health included; None if it does not answer."""
+    """The process's notices now, by place, or else its health problems; None if it does not answer."""
     try:
-        # The address is one that a child of ours wrote.
-        with urllib.request.urlopen(f"{url}/healthz", timeout=_TIMEOUT_S) as answer:  # noqa: S310
-            said = json.load(answer)
-    except HTTPError as exc:
-        # A process that is not well says so with its notices.
-        try:
-            said = json.load(exc)
-        except (OSError, ValueError):
-            return None
-    except (OSError, ValueError):
+        said = json.loads(_read(f"{url}/healthz") or "")
+    except ValueError:
         return None
-    # The problems of an event loop that is held up are among the notices too.
+    # A blocked event loop is among the problems and the notices.
     return dict(said.get("notices") or said.get("problems") or {})
 
 
+def _read(url: str) -> str | None:
+    """The body of the answer, also of an answer with an error status; None without an answer."""
+    try:
+        try:
+            # A child of ours wrote the address.
+            answer: Any = urllib.request.urlopen(url, timeout=_TIMEOUT_S)  # noqa: S310
+        except HTTPError as exc:
+            answer = exc
+        with answer:
+            return str(answer.read().decode())
+    except (HTTPException, OSError, UnicodeDecodeError):
+        return None
+
+
 def parse_places(text: str) -> dict[Place, PlaceUse]:
-    """From the text format of Prometheus, without the cost of parsing everything else in it."""
+    """Parse the place counters in Prometheus' text format, and nothing else, to save time."""
     seconds: dict[Place, dict[Use, float]] = {}
     for place, use, value in _LINE.findall(text):
         seconds.setdefault(Place(place), {})[Use(use)] = float(value)

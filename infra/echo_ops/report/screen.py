@@ -1,4 +1,4 @@
-"""The live screen. Drawn from a `RunView`, little more than once a second, on the thread that calls `draw`."""
+"""The live screen: draws a `RunView` about once a second, on the thread that calls `draw`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from echo_ops.report.braille import Canvas
 from echo_ops.report.evaluations import numbers
 from echo_ops.report.pool import WorkerLine
 from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
+from echo_ops.report.summary import or_dash
 from echo_ops.rewards.watch import ScorerLine, ScorerState
 from echo_schemas.records import WorkerState
 
@@ -32,7 +33,7 @@ _STALENESS_STYLES = ("green", "yellow", "dark_orange", "red")
 
 
 class Screen:
-    """A terminal's whole screen while the block lasts."""
+    """Uses the terminal's whole screen inside its block."""
 
     def __init__(self, console: Console, elapsed_s: Callable[[], float], where: str) -> None:
         self._console = console
@@ -50,16 +51,14 @@ class Screen:
         self._live.stop()
 
     def say(self, line: str) -> None:
-        """One of the lines at the bottom."""
+        """Add a line at the bottom; the oldest one goes."""
         self._notes.append(line)
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to draw."""
         return self._elapsed_s() - self._drawn_s >= DRAW_EVERY_S
 
     def draw(self, view: RunView) -> None:
-        """Draw what the view says now."""
         self._drawn_s = self._elapsed_s()
         size = self._console.size
         self._live.update(render(view, self._drawn_s, size.width, size.height, self._where, list(self._notes)), refresh=True)
@@ -138,12 +137,12 @@ def _numbers(view: RunView) -> RenderableType:
     last = view.steps[-1].metrics if view.steps else {}
     table.add_row("trained", "–" if pace is None else f"{pace:,.0f} samples/s")
     table.add_row("learner idle", "–" if bubble is None else f"{bubble:.0%}")
-    table.add_row("entropy", _number(last.get("entropy"), ".2f"))
-    table.add_row("mismatch KL", _number(last.get("mismatch_kl"), ".1e"))
-    table.add_row("log-prob. difference", _number(last.get("probe_logprob_diff_max"), ".1e"))
-    table.add_row("weights installed in", _number(last.get("broadcast_s"), ".3f", " s"))
+    table.add_row("entropy", or_dash(last.get("entropy"), ".2f"))
+    table.add_row("mismatch KL", or_dash(last.get("mismatch_kl"), ".1e"))
+    table.add_row("log-prob. difference", or_dash(last.get("probe_logprob_diff_max"), ".1e"))
+    table.add_row("weights installed in", or_dash(last.get("broadcast_s"), ".3f", " s"))
     if view.bill.total:
-        table.add_row("cost so far", f"{view.bill.total:.4g}, {_number(view.bill.per_step, '.3g')} a step")
+        table.add_row("cost so far", f"{view.bill.total:.4g}, {or_dash(view.bill.per_step, '.3g')} a step")
         table.add_row("of it idle, standby", f"{view.bill.workers.idle:.3g}, {view.bill.workers.standby:.3g}")
     parts.append(table)
     parts += [_scorer(line) for line in view.scorers if line.state is not ScorerState.DETACHED]
@@ -152,7 +151,7 @@ def _numbers(view: RunView) -> RenderableType:
 
 
 def _scorer(line: ScorerLine) -> Text:
-    """One reward: whether it scores and how far behind, and what groups do where nobody gives it."""
+    """One reward: its state, how far it is behind, and the policy for missing rewards if its process is gone."""
     text = Text()
     text.append(f"{line.name.rpartition(':')[2]} ", "bold")
     text.append(f"{line.weight:g} " if line.weight else "shadow ", "green" if line.weight else "dim")
@@ -169,7 +168,7 @@ def _scorer(line: ScorerLine) -> Text:
 
 
 def _workers(view: RunView, elapsed_s: float, width: int, height: int) -> RenderableType:
-    """A line a worker over the last seconds, with as many columns as there is room for; the last line stands for those without one."""
+    """A line per worker over the last seconds, with as many columns as fit; the last line sums up the workers without one."""
     lines = view.pool.lines(recent=True)
     columns = _columns(width, lines, elapsed_s)
     table = Table(expand=True, box=None, header_style="dim")
@@ -187,7 +186,7 @@ def _workers(view: RunView, elapsed_s: float, width: int, height: int) -> Render
 
 
 def _columns(width: int, lines: Sequence[WorkerLine], now_s: float) -> list[str]:
-    """The names of the columns that fit, in their order; the most asked for are chosen first."""
+    """The names of the columns that fit, in their order; the most important ones are chosen first."""
     has_kinds, has_prices = any(line.kind for line in lines), any(line.price_per_hour for line in lines)
     unasked = {*(() if has_kinds else ("kind",)), *(() if has_prices else ("price/h", "per 1,000"))}
     left, chosen = width - _FRAME_COLUMNS, set()
@@ -199,9 +198,9 @@ def _columns(width: int, lines: Sequence[WorkerLine], now_s: float) -> list[str]
     return [name for name in _COLUMNS if name in chosen]
 
 
-# Of the panel: its border and the heads of the columns; its border and the space beside it. Of a column: the space around it.
+# Rows for the panel's border and the columns' heads; characters for the border with its space, and for the space around a column.
 _FRAME_ROWS, _FRAME_COLUMNS, _COLUMN_SPACE = 3, 4, 2
-# A worker that was not heard for so long says nothing of what it does now.
+# Without a heartbeat for so long, a worker's last state is out of date.
 _SILENT_S = 10.0
 _LEFT = {"worker", "kind", "engine", "state"}
 
@@ -218,12 +217,12 @@ _COLUMNS: dict[str, Callable[[WorkerLine, float], str]] = {
     "engine": lambda line, now_s: line.engine.rpartition(":")[2],
     "state": _state,
     "version": lambda line, now_s: "–" if line.version is None else f"v{line.version}",
-    "samples/s": lambda line, now_s: _number(line.samples_per_s, ",.1f"),
-    "share": lambda line, now_s: _number(line.share, ".0%"),
-    "idle": lambda line, now_s: _number(line.idle_share, ".0%"),
-    "stale": lambda line, now_s: _number(line.staleness_mean, ".1f"),
+    "samples/s": lambda line, now_s: or_dash(line.samples_per_s, ",.1f"),
+    "share": lambda line, now_s: or_dash(line.share, ".0%"),
+    "idle": lambda line, now_s: or_dash(line.idle_share, ".0%"),
+    "stale": lambda line, now_s: or_dash(line.staleness_mean, ".1f"),
     "price/h": lambda line, now_s: f"{line.price_per_hour:g}",
-    "per 1,000": lambda line, now_s: _number(line.cost_per_1000, ".3g"),
+    "per 1,000": lambda line, now_s: or_dash(line.cost_per_1000, ".3g"),
     "tokens/s": lambda line, now_s: f"{line.tokens_per_s:,.0f}",
     "in flight": lambda line, now_s: str(line.in_flight),
     "heard": lambda line, now_s: f"{max(0.0, now_s - line.heard_s):.0f} s ago",
@@ -261,10 +260,6 @@ def _foot(view: RunView, where: str, notes: list[str]) -> RenderableType:
         sentence = Text(f" {disbelief}", "bold red", no_wrap=True)
     ending = Text(f" Logs: {where}. Ctrl-C drains, twice ends at once.", "dim", no_wrap=True)
     return Group(sentence, *(Text(f" {note}", no_wrap=True) for note in notes), ending)
-
-
-def _number(value: float | None, form: str, unit: str = "") -> str:
-    return "–" if value is None else f"{value:{form}}{unit}"
 
 
 def _clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""When groups were generated, read back from the log for a few seconds of the run: what the report's close-up shows."""
+"""When groups were generated, read from the log for a few seconds of the run, for the report's close-up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARGIN_MS = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpan:
-    """One group: who generated it, when, in milliseconds since the epoch, and under which oldest version."""
+    """One group: its worker, its times in milliseconds since the epoch, and its oldest version."""
 
     worker_id: str
     seq: int

@@ -1,6 +1,6 @@
-"""What stands still in a run, as lines: what the roles say themselves, and what only somebody who sees all of them can tell.
+"""Lines about what stands still in a run: the roles' own notices, and problems that show only in all roles together.
 
-A place that has not moved for twenty seconds is a line at once, and once a minute while it lasts. Pure; the caller owns clock and screen.
+A place that has not moved for twenty seconds gets a line at once, and then one per minute. Pure; the caller owns clock and screen.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _SAY_EVERY_S = 60.0
 
 @dataclass(slots=True)
 class _Mark:
-    """A number that grows while its place moves, and when it last did."""
+    """A place's number, which grows while the place moves, and the time of its last change."""
 
     value: int
     moved_s: float
 
 
 class Standstills:
-    """Remembers what moved when, and what was said."""
+    """Remembers the places' last changes and the given lines."""
 
     def __init__(self) -> None:
         self._marks: dict[str, _Mark] = {}
         self._said_s: dict[str, float] = {}
 
     def news(self, view: RunView, now_s: float) -> Iterator[str]:
-        """Lines for what stands still now and was not said within the last minute."""
+        """Lines for places that stand still now, without those given within the last minute."""
         found = dict(self._found(view, now_s))
         for place, line in found.items():
             if now_s - self._said_s.get(place, -_SAY_EVERY_S) >= _SAY_EVERY_S:
@@ -39,7 +39,7 @@ class Standstills:
                 yield line
 
     def _found(self, view: RunView, now_s: float) -> Iterator[tuple[str, str]]:
-        """(place, line). A place has to do something only while work for it lies there."""
+        """(place, line). A place stands still only while there is work for it."""
         for process, notices in view.notices.items():
             for place, sentence in notices.items():
                 yield f"{process} {place}", f"{process}: {sentence}"
@@ -66,7 +66,7 @@ class Standstills:
         yield from self._weights(view, now_s)
 
     def _weights(self, view: RunView, now_s: float) -> Iterator[tuple[str, str]]:
-        """Workers that do not install what is published."""
+        """Workers that do not install the published weights."""
         published = -1 if view.progress is None else view.progress.published
         lines = [line for line in view.pool.lines(recent=True) if line.state is not WorkerState.GONE]
         installed = [line.version for line in lines if line.version is not None]
@@ -83,7 +83,7 @@ class Standstills:
             )
 
     def _still_s(self, place: str, value: int, now_s: float, *, has_work: bool = True) -> float | None:
-        """For how long the place has not moved, if that is too long."""
+        """Seconds since the place last moved, if they are too many."""
         mark = self._marks.get(place)
         if mark is None or mark.value != value or not has_work:
             self._marks[place] = _Mark(value, now_s)
@@ -93,7 +93,7 @@ class Standstills:
 
 
 def _workers(view: RunView) -> str:
-    """What the workers say of themselves, and what to look at."""
+    """The workers' state, and what to check."""
     lines = view.pool.lines(recent=True)
     alive = [line for line in lines if line.state is not WorkerState.GONE]
     if not alive:

@@ -1,4 +1,4 @@
-"""The run in numbers: what `--summary` writes. Pure."""
+"""The run in numbers, for `--summary`, the report and the closing lines. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
 from echo_ops.rewards.watch import plain_line
 
 GOAL = 0.70
-"""The mean reward over ten steps whose time is reported as `seconds_to_070`."""
+"""`seconds_to_070` is the time when the mean reward over ten steps reached this."""
 
 
 def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mapping[str, str]) -> dict[str, Any]:
-    """The summary's keys and values; what was not measured is None. `wall_s`: from the command to its end."""
+    """The summary's keys and values; None for values that were not measured. `wall_s`: from the command to its end."""
     rewards = [step.reward for step in view.steps]
     staleness = view.staleness()
     last = view.steps[-1].metrics if view.steps else {}
@@ -76,7 +76,7 @@ def summarise_run(view: RunView, *, wall_s: float, outcome: str, software: Mappi
 
 
 def seconds_to(view: RunView, goal: float) -> float | None:
-    """When the mean over ten whole steps first reached `goal`."""
+    """Seconds until the mean over ten steps first reached `goal`."""
     for index, mean in enumerate(view.mean_rewards()):
         if index + 1 >= MEAN_OVER and mean >= goal:
             return view.steps[index].time_s
@@ -84,7 +84,7 @@ def seconds_to(view: RunView, goal: float) -> float | None:
 
 
 def _asked(view: RunView) -> dict[str, int]:
-    """What a sequential learner sent and was answered, by the step metrics' names; empty in asynchronous mode."""
+    """A sequential learner's requests and replies, by the step metrics' names; empty in asynchronous mode."""
     counts: Counter[str] = Counter()
     for step in view.steps:
         counts.update({name: int(value) for name, value in step.metrics.items() if name.startswith(("requests_", "replies_"))})
@@ -92,7 +92,7 @@ def _asked(view: RunView) -> dict[str, int]:
 
 
 def _cost(bill: Bill) -> dict[str, Any] | None:
-    """What the steps cost; None where nothing has a price."""
+    """The cost of the steps; None if nothing has a price."""
     if not bill.total:
         return None
     workers = bill.workers
@@ -110,7 +110,7 @@ def _cost(bill: Bill) -> dict[str, Any] | None:
 
 
 def _broadcast_p50_s(view: RunView) -> float | None:
-    """The learner's own T_bcast, one value a publication; from the log's times where the learner measured none."""
+    """Median T_bcast as the learner measured it, or from the log's times if it measured none."""
     measured: list[float] = []
     for step in view.steps:
         value = step.metrics.get("broadcast_s")
@@ -122,16 +122,21 @@ def _broadcast_p50_s(view: RunView) -> float | None:
 
 
 def _outside_compute(view: RunView) -> float | None:
-    """Share of training time outside forward, backward and optimizer, after the first step, which warms up."""
+    """Share of training time outside forward, backward and optimizer, without the first step (warm-up)."""
     steps = [step for step in view.steps[1:] if "outside_compute_share" in step.metrics]
     total = sum(step.training_s for step in steps)
     return sum(step.metrics["outside_compute_share"] * step.training_s for step in steps) / total if total > 0 else None
 
 
 def _logprob_difference(view: RunView) -> float | None:
-    """Between learner and worker on the probe groups; None if none was compared."""
+    """Largest difference between learner and worker on the probe groups; None without a comparison."""
     compared = [step.metrics["probe_logprob_diff_max"] for step in view.steps if step.metrics.get("probe_samples", 0) > 0]
     return max(compared) if compared else None
+
+
+def or_dash(value: float | None, form: str, unit: str = "") -> str:
+    """`value` in this format, with its unit; a dash for None."""
+    return "–" if value is None else f"{value:{form}}{unit}"
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: text in, text out. Colours and fonts are the page's CSS classes, so that one chart serves light, dark and paper."""
+"""Charts as inline SVG. Colours and fonts are the page's CSS classes, so one chart serves light, dark and paper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A rectangle in the chart's own units, with a tip that shows when pointed at."""
+    """A rectangle in the chart's own units, with a tooltip."""
 
     x0: float
     x1: float
@@ -38,7 +38,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """The range of both axes, what they are called, and the size in pixels."""
+    """The range and label of both axes, and the size in pixels."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -50,7 +50,6 @@ class Frame:
     """Names of rows 0, 1, … from the top, instead of numbers."""
 
     def at(self, x: float, y: float) -> Point:
-        """Pixels of a point."""
         left = _LEFT + (44 if self.y_names else 0)
         share_x = (x - self.x[0]) / ((self.x[1] - self.x[0]) or 1)
         share_y = (y - self.y[0]) / ((self.y[1] - self.y[0]) or 1)

@@ -1,4 +1,4 @@
-"""`echoswarm simulate`: a fleet that nobody has at hand, in simulated time (decision 0023).
+"""`echoswarm simulate`: a fleet of workers in simulated time (decision 0023).
 
 file         the TOML file of a scenario
 figures      an outcome as plain data and as a table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -11,23 +11,31 @@ from echo_core.policy import Admission, OverBudget, StalenessPolicy
 from echo_core.simulation.fleet import simulate
 from echo_core.simulation.outcome import Outcome
 from echo_core.simulation.scenario import Scenario
+from echo_ops.report.cards import Card
 from echo_ops.simulation.figures import as_plain
-from echo_ops.simulation.page import Card, bars_card, render
+from echo_ops.simulation.page import bars_card, render
 from echo_schemas.errors import UserError
 
 _BUDGETS = (1, 2, 3, 4, 6, 10)
 COLUMNS = ("", "steps/s", "bubble", "cost/step", "staleness", "oldest", "not trained", "length", "difficulty")
 
+_FIGURES: tuple[tuple[str, str, Callable[[Outcome], float]], ...] = (
+    ("Bubble", "Share of the learner's time that it waits.", lambda outcome: outcome.bubble_ratio),
+    ("Cost", "Cost of a step.", lambda outcome: outcome.cost_per_step),
+    ("Bias by length", "How much shorter trained groups are than requested ones.", lambda outcome: 1 - outcome.bias.length),
+    ("Bias by difficulty", "How much easier they are.", lambda outcome: 1 - outcome.bias.difficulty),
+)
+
 
 class Compared(StrEnum):
-    """What differs."""
+    """What differs between the variants."""
 
     POLICIES = "policies"
     BUDGETS = "budgets"
 
 
 def variants(scenario: Scenario, compared: Compared) -> dict[str, Scenario]:
-    """By name. A budget brings its own publication period, as in a run's file that names none."""
+    """The variants by name. Each budget has its default publication period, as in a run's file without one."""
     policy = scenario.policy
     changed: Mapping[str, StalenessPolicy]
     if compared is Compared.POLICIES:
@@ -51,7 +59,7 @@ def _outcome(scenario: Scenario) -> Outcome | UserError:
 
 
 def plain(found: Mapping[str, tuple[Scenario, Outcome | UserError]]) -> dict[str, Any]:
-    """As JSON has it."""
+    """The outcomes as plain data, for JSON."""
     return {
         name: {"error": outcome.message} if isinstance(outcome, UserError) else as_plain(scenario, outcome)
         for name, (scenario, outcome) in found.items()
@@ -59,7 +67,7 @@ def plain(found: Mapping[str, tuple[Scenario, Outcome | UserError]]) -> dict[str
 
 
 def rows(found: Mapping[str, tuple[Scenario, Outcome | UserError]]) -> list[tuple[str, ...]]:
-    """As a table below `COLUMNS`. Length and difficulty: of what was trained, by what was asked."""
+    """The rows of a table with `COLUMNS`. Length and difficulty: of the trained groups, relative to the requested ones."""
     made = []
     for name, (_, outcome) in found.items():
         if isinstance(outcome, UserError):
@@ -84,32 +92,8 @@ def rows(found: Mapping[str, tuple[Scenario, Outcome | UserError]]) -> list[tupl
 def compare_page(name: str, compared: Compared, found: Mapping[str, tuple[Scenario, Outcome | UserError]]) -> str:
     """The page."""
     outcomes = {key: outcome for key, (_, outcome) in found.items() if isinstance(outcome, Outcome)}
-    cards = [
-        Card(
-            title="Figures",
-            text="Length and difficulty: what was trained by what was asked.",
-            columns=COLUMNS,
-            rows=rows(found),
-            is_wide=True,
-        ),
-        bars_card(
-            "Bubble",
-            "Share of the learner's time that it waits.",
-            [(key, each.bubble_ratio) for key, each in outcomes.items()],
-            x_label="bubble",
-        ),
-        bars_card("Cost", "What a step costs.", [(key, each.cost_per_step) for key, each in outcomes.items()], x_label="cost"),
-        bars_card(
-            "Bias by length",
-            "How much shorter than asked what is trained is.",
-            [(key, 1 - each.bias.length) for key, each in outcomes.items()],
-            x_label="bias by length",
-        ),
-        bars_card(
-            "Bias by difficulty",
-            "How much easier.",
-            [(key, 1 - each.bias.difficulty) for key, each in outcomes.items()],
-            x_label="bias by difficulty",
-        ),
-    ]
+    text = "Length and difficulty: of the trained groups, relative to the requested ones."
+    cards = [Card("Figures", text, columns=COLUMNS, rows=rows(found), is_wide=True)]
+    for title, text, figure in _FIGURES:
+        cards.append(bars_card(title, text, [(key, figure(each)) for key, each in outcomes.items()], x_label=title.lower()))
     return render(f"{name}: {compared.value}", "One scenario in simulated time, changed in one thing", [], cards)

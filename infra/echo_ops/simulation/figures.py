@@ -10,7 +10,7 @@ from echo_core.simulation.scenario import Scenario
 
 
 def as_plain(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
-    """Everything as JSON has it; what is infinite or unknown is null."""
+    """All figures as plain data, for JSON; infinite or unknown ones are null."""
     return {
         "steps": len(outcome.steps),
         "wanted_steps": outcome.wanted_steps,
@@ -39,7 +39,7 @@ def as_plain(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
 
 
 def table(scenario: Scenario, outcome: Outcome) -> list[tuple[str, str, str]]:
-    """Name, value, and what it means."""
+    """Rows of name, value and meaning."""
     policy, period = scenario.policy, scenario.policy.publication_period
     counts, total = outcome.staleness, max(1, sum(outcome.staleness))
     ages = "  ".join(f"{age}: {count / total:.1%}" for age, count in enumerate(counts) if count)
@@ -51,11 +51,15 @@ def table(scenario: Scenario, outcome: Outcome) -> list[tuple[str, str, str]]:
         ("wait", f"{outcome.wait_s(period):.4g} s", f"in each publication period of {period} steps"),
         ("staleness", ages or "–", f"versions, mean {outcome.staleness_mean:.2f}, budget {policy.budget}"),
         ("T_bcast", "–" if broadcast_s is None else f"{broadcast_s:.4g} s", "until enough workers have new weights, median"),
-        ("cost/step", _money(outcome.cost_per_step), f"of it {_money(_per_step(outcome))} for workers that were paid and idle"),
-        ("workers", f"{outcome.mean_active:.4g}", f"paid in the mean; {outcome.num_activated} activated, {outcome.num_released} released"),
+        ("cost/step", _money(outcome.cost_per_step), f"of it {_money(_per_step(outcome))} for idle workers"),
+        ("workers", f"{outcome.mean_active:.4g}", f"paid on average; {outcome.num_activated} activated, {outcome.num_released} released"),
         ("stale", f"{outcome.stale_share:.2%}", "of the groups were dropped for their age"),
         ("redelivered", f"{outcome.num_redelivered}", "groups began again on another worker"),
-        ("bias", f"{outcome.bias.length:.3f}", f"length of what was trained by what was asked; difficulty {outcome.bias.difficulty:.3f}"),
+        (
+            "bias",
+            f"{outcome.bias.length:.3f}",
+            f"length of trained groups relative to requested ones; difficulty {outcome.bias.difficulty:.3f}",
+        ),
     ]
 
 

@@ -16,12 +16,12 @@ from echo_settings.section import Section
 from echo_settings.sections import StalenessSettings
 
 _BYTES_PER_MBIT = 1e6 / 8
-# More would take hours, and is a slip of the finger.
+# More would take hours, and is probably a typing error.
 _MOST_WORKERS = 100_000
 
 
 class LearnerFile(Section):
-    """[learner]: what a step takes and needs."""
+    """[learner]: the time, size and price of a step."""
 
     train_s: float = Field(gt=0)
     """T_train: seconds of a step, without waiting."""
@@ -32,60 +32,60 @@ class LearnerFile(Section):
     group_size: int = Field(default=16, ge=1)
     """Samples of a prompt."""
     price_per_hour: float = Field(default=0.0, ge=0)
-    """Of all its machines together."""
+    """Price of all its machines together."""
     order: Literal["oldest_first", "newest_first"] = "oldest_first"
     """Which admissible groups a batch takes; EchoSwarm takes the oldest."""
 
 
 class WeightsFile(Section):
-    """[weights]: how large a snapshot is, and how it gets to the workers."""
+    """[weights]: the size of a snapshot, and its way to the workers."""
 
     plan: Literal["chains", "star", "fixed"] = "chains"
-    """`chains`: from worker to worker; `star`: each from the learner; `fixed`: everybody has it after broadcast_s."""
+    """`chains`: from worker to worker; `star`: each from the learner; `fixed`: all have it after broadcast_s."""
     broadcast_s: float = Field(default=0.0, ge=0)
     """With `fixed`: seconds from a publication until workers generate with it."""
     size_gb: float = Field(default=0.0, ge=0)
-    """Of one snapshot."""
+    """Size of one snapshot."""
     learner_mbit_s: float | None = Field(default=None, gt=0)
-    """What the learner can send; none: no limit."""
+    """The learner's upload speed; none: no limit."""
     chunk_mb: float = Field(default=100.0, gt=0)
-    """A worker hands a chunk on when it has all of it."""
+    """A worker passes a chunk on when it has the whole chunk."""
     chains: int | None = Field(default=None, ge=1)
     """Chains that share the workers; none: as many as the learner's line feeds at the fastest worker's speed."""
     stripes: int = Field(default=1, ge=1)
     """Parts of a snapshot that go through a chain's workers in different orders."""
     latency_s: float = Field(default=0.0, ge=0)
-    """From one machine to the next."""
+    """Seconds from one machine to the next."""
     load_s: float = Field(default=0.0, ge=0)
-    """From the last byte to the first request under the new weights."""
+    """Seconds from the last byte to the first request under the new weights."""
 
 
 class GenerationFile(Section):
-    """[generation]: how long groups take, and what goes on while weights travel."""
+    """[generation]: how long groups take, and whether workers generate while weights are on their way."""
 
     tail: float = Field(default=0.0, ge=0, le=3)
     """Sigma of the lognormal distribution of lengths; 0: all alike; 1: the longest of a hundred takes seven times the mean."""
     hardness: float = Field(default=0.6, ge=-1, le=1)
     """Correlation of a group's length with its difficulty."""
     score_s: float = Field(default=0.0, ge=0)
-    """From a group's last token until the learner has its rewards; the worker goes on meanwhile."""
+    """Seconds from a group's last token until the learner has its rewards; the worker goes on meanwhile."""
     on_old_weights: bool = True
-    """Whether workers generate while newer weights are on their way; false is what the paper's eq. 1 takes for granted."""
+    """Whether workers generate while newer weights are on their way; the paper's eq. 1 assumes false."""
 
 
 class CoordinatorFile(Section):
-    """[coordinator]: who takes part."""
+    """[coordinator]: which workers take part."""
 
     rule: Literal["live", "everybody", "cheapest", "random", "anew"] = "live"
-    """`live`: a run's coordinator; `cheapest`, `random`: chosen once; `anew`: the cheapest at each look; `everybody`: no coordinator."""
+    """`live`: a run's coordinator; `cheapest`, `random`: chosen once; `anew`: the cheapest at each check; `everybody`: no coordinator."""
     every_s: float | None = Field(default=None, gt=0)
-    """Seconds between two looks; none: half of train_s, and not below 5 s."""
+    """Seconds between two checks; none: half of train_s, and not below 5 s."""
     gamma: float = Field(default=1.1, ge=1)
     """Safety factor on the smallest rate that hides generation behind training."""
     hysteresis: float = Field(default=0.15, ge=0)
-    """What a release must leave above the target, as a share of it."""
+    """The surplus that must remain after a release, as a share of the target."""
     release_s: float = Field(default=30.0, ge=0)
-    """How long a worker that is released goes on with what it has in hand."""
+    """How long a released worker goes on with its requests."""
     standby_kept: bool = False
     """Whether a released worker keeps its machine, and is paid, to be back at once."""
 
@@ -94,42 +94,42 @@ class WorkersFile(Section):
     """[[workers]]: the machines of one kind."""
 
     kind: str = Field(min_length=1)
-    """Its name."""
+    """The kind's name."""
     count: int = Field(ge=0)
-    """How many there are."""
+    """Number of machines."""
     rate: float = Field(ge=0)
     """Rollouts per second of one of them, all its groups together, without waiting."""
     price_per_hour: float = Field(default=0.0, ge=0)
-    """Of one of them."""
+    """Price of one of them."""
     mbit_s: float | None = Field(default=None, gt=0)
-    """Its line, down and up each; none: no limit."""
+    """Speed of its line in each direction; none: no limit."""
     groups_at_once: int = Field(default=1, ge=1)
-    """Groups that it generates side by side."""
+    """Groups that it generates at the same time."""
     joins_s: float = Field(default=0.0, ge=0)
-    """When it comes."""
+    """Second at which it joins."""
     start_s: float = Field(default=0.0, ge=0)
-    """From a machine that is there to an engine that runs."""
+    """Seconds from a new machine to a running engine."""
     failures_per_day: float = Field(default=0.0, ge=0)
-    """How often it dies, without a word."""
+    """How often it fails without notice."""
     repair_s: float = Field(default=3600.0, ge=0)
-    """Mean time until it is back."""
+    """Mean seconds until it is back."""
     preemptions_per_day: float = Field(default=0.0, ge=0)
     """How often it is taken away."""
     away_s: float = Field(default=3600.0, ge=0)
-    """Mean time until there is another."""
+    """Mean seconds until it is replaced."""
     notice_s: float = Field(default=30.0, ge=0)
-    """How long before it is told so."""
+    """Seconds of notice before that."""
 
 
 class ScenarioFile(Section):
     """The whole file."""
 
     steps: int = Field(default=100, ge=1)
-    """Steps that are counted."""
+    """Counted steps."""
     warmup_steps: int | None = Field(default=None, ge=0)
-    """Steps before them; none: two publication periods."""
+    """Steps before the counted ones; none: two publication periods."""
     seed: int = 0
-    """Of all that is drawn."""
+    """Seed of all random numbers."""
     learner: LearnerFile
     weights: WeightsFile = WeightsFile()
     staleness: StalenessSettings = StalenessSettings()
@@ -139,12 +139,12 @@ class ScenarioFile(Section):
 
 
 def read_scenario(path: Path) -> Scenario:
-    """The scenario of a file. Raises UserError, naming what to mend."""
+    """The scenario of a file. Raises UserError, which says what to correct."""
     return scenario_of(load_sections(path, ScenarioFile))
 
 
 def scenario_of(file: ScenarioFile) -> Scenario:
-    """In the units of the simulation. Raises UserError for what cannot be simulated."""
+    """The scenario in the units of the simulation. Raises UserError for too many workers."""
     count = sum(each.count for each in file.workers)
     if count > _MOST_WORKERS:
         raise UserError(f"{count} workers are too many to simulate.", hint=f"Give at most {_MOST_WORKERS}.")
@@ -160,14 +160,7 @@ def scenario_of(file: ScenarioFile) -> Scenario:
         learner_price_per_hour=learner.price_per_hour,
         order=BatchOrder(learner.order),
         generation=Generation(**file.generation.model_dump()),
-        pool=PoolPlan(
-            kind=PoolKind(coordinator.rule),
-            every_s=coordinator.every_s,
-            gamma=coordinator.gamma,
-            hysteresis=coordinator.hysteresis,
-            release_s=coordinator.release_s,
-            standby_kept=coordinator.standby_kept,
-        ),
+        pool=PoolPlan(kind=PoolKind(coordinator.rule), **coordinator.model_dump(exclude={"rule"})),
         seed=file.seed,
     )
 

@@ -2,67 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from collections.abc import Sequence
 
 from echo_core.simulation.outcome import Outcome
 from echo_core.simulation.scenario import Scenario
+from echo_ops.report.cards import COLOURS, Card, fill_page
 from echo_ops.report.svg import Bar, Frame, Line, chart
 from echo_ops.simulation.figures import table
 
-_NUM_AGES = 5
-COLOURS = ("green", "blue", "violet", "amber", "red")
-# A page stays small: more steps than this are drawn as one bar for several.
+# With more steps one bar stands for several, to keep the page small.
 _MOST_BARS = 400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """One picture or table, with what it shows in words."""
-
-    title: str
-    text: str
-    svg: str = ""
-    legend: Sequence[tuple[str, str]] = ()
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    is_wide: bool = False
 
 
 def render(title: str, subtitle: str, answers: Sequence[str], cards: Sequence[Card]) -> str:
     """The page."""
-    environment = Environment(
-        loader=PackageLoader("echo_ops.simulation", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    css = resources.files("echo_ops.report").joinpath("page.css").read_text(encoding="utf-8")
-    shown: list[Mapping[str, Any]] = [
-        {
-            "title": card.title,
-            "text": card.text,
-            "svg": Markup(card.svg),  # noqa: S704  made by `chart`, which escapes
-            "legend": [(name, f"--{colour}") for name, colour in card.legend],
-            "columns": card.columns,
-            "rows": card.rows,
-            "is_wide": card.is_wide,
-        }
-        for card in cards
-    ]
-    return environment.get_template("page.html.j2").render(
-        title=title,
-        subtitle=subtitle,
-        answers=answers,
-        cards=shown,
-        css=Markup(css),  # noqa: S704  our own file
-    )
+    return fill_page("echo_ops.simulation", title=title, subtitle=subtitle, answers=answers, cards=cards)
 
 
 def bars_card(title: str, text: str, values: Sequence[tuple[str, float]], *, x_label: str) -> Card:
-    """A bar for each name, one under the other; below 0 there is none."""
+    """A bar for each name, one under the other; negative values have none."""
     bars = [
         Bar(x0=0, x1=max(0.0, value), y0=len(values) - row - 0.85, y1=len(values) - row - 0.15, css="generate", tip=f"{key}: {value:.4g}")
         for row, (key, value) in enumerate(values)
@@ -73,7 +31,7 @@ def bars_card(title: str, text: str, values: Sequence[tuple[str, float]], *, x_l
 
 
 def scenario_page(name: str, scenario: Scenario, outcome: Outcome) -> str:
-    """Of one scenario."""
+    """The page of one scenario."""
     policy = scenario.policy
     rows = table(scenario, outcome)
     cards = [Card(title="Figures", text="From the end of the warm-up on.", columns=("", "", ""), rows=rows, is_wide=True)]
@@ -94,12 +52,12 @@ def _ages(outcome: Outcome) -> Card:
         base = 0.0
         for age, count in sorted(step.ages.items()):
             tip = f"step {step.version}: {count} groups of staleness {age}"
-            css = f"age{min(age, _NUM_AGES - 1)}"
+            css = f"age{min(age, len(COLOURS) - 1)}"
             bars.append(Bar(x0=step.version, x1=step.version + every, y0=base, y1=base + count, css=css, tip=tip))
             base += count
     top = max(sum(step.ages.values()) for step in shown)
     frame = Frame(x=(shown[0].version, shown[-1].version + every), y=(0, top), x_label="version", y_label="groups")
-    legend = [(f"{age}" if age < _NUM_AGES - 1 else f"{age} and more", COLOURS[age]) for age in range(_NUM_AGES)]
+    legend = [(f"{age}{' and more' if age == len(COLOURS) - 1 else ''}", colour) for age, colour in enumerate(COLOURS)]
     return Card(title="Staleness", text="Groups of each step by staleness.", svg=chart(frame, title="staleness", bars=bars), legend=legend)
 
 
@@ -107,8 +65,8 @@ def _waiting(outcome: Outcome) -> Card:
     points = [(float(step.version), step.waited_s) for step in outcome.steps]
     top = max([1.0, *(waited for _, waited in points)]) * 1.1
     frame = Frame(x=(points[0][0], points[-1][0] + 1), y=(0, top), x_label="version", y_label="seconds")
-    lines = [Line(points=points, css="amber")]
-    return Card(title="Waiting", text="Seconds that the learner waited before each step.", svg=chart(frame, title="waiting", lines=lines))
+    svg = chart(frame, title="waiting", lines=[Line(points=points, css="amber")])
+    return Card("Waiting", "Seconds that the learner waited before each step.", svg)
 
 
 def _costs(scenario: Scenario, outcome: Outcome) -> Card:

@@ -1,13 +1,13 @@
 """ECHO-2's figures 1, 3c and 4, table 2 and its saving, simulated from its set-up (`scenarios/paper.toml`).
 
-The paper's results stand here to be compared with, and go into no scenario but one: the spread of the mixed pool's prices, which the paper
-does not give, is inferred from the cost of table 2's first row, so that cell is marked as used and reproduces nothing.
+The paper's results are here for comparison. Only one of them is used as an input: the paper does not give the prices of the mixed pool, so
+their spread is inferred from the cost in table 2's first row. That cell is marked as an input and reproduces nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from echo_ops.simulation.file import read_scenario
 
 _SECONDS_PER_HOUR = 3600.0
 _CLOSE = 0.05
-# Which workers are taken at random differs much, what they cost in a step does not.
+# The randomly chosen workers differ much between seeds, the cost of a step little between steps.
 _SEEDS, _RANDOM_STEPS = 100, 4
 _BUDGETS = (3, 4, 6)
 _COUNTS = range(2, 15)
@@ -55,13 +55,13 @@ _TABLE_2 = (
 
 
 def paper_scenario() -> Scenario:
-    """The set-up."""
+    """The paper's set-up."""
     with resources.as_file(resources.files("echo_ops.simulation").joinpath("scenarios", "paper.toml")) as file:
         return read_scenario(Path(file))
 
 
 def reproduce(base: Scenario) -> dict[str, Any]:
-    """Everything from the set-up `base`, as `--paper --json` prints it."""
+    """All figures from the set-up `base`, for `--paper --json`."""
     bubbles = fig3c(base)
     return {
         "table2": table2(base),
@@ -136,7 +136,7 @@ def fig4(base: Scenario) -> dict[str, Any]:
 
 
 def table2(base: Scenario) -> dict[str, Any]:
-    """The ablations: each of them simulated, and by the rules of `echo_core.capacity.overlap` with the simulated T_bcast."""
+    """The ablations: simulated, and by the rules of `echo_core.capacity.overlap` with the simulated T_bcast."""
     pool = mixed_pool(base)
     star = replace(pool, weights=replace(pool.weights, route=Route.STAR))
     scenarios = {0: [pool], 1: [_cheapest(star, 9)], 2: [_cheapest(star, 10)]}
@@ -148,7 +148,7 @@ def table2(base: Scenario) -> dict[str, Any]:
 
 
 def mixed_pool(base: Scenario) -> Scenario:
-    """The machines of the set-up at prices that rise evenly from the paper's $0.35; the step from one to the next is inferred.
+    """The machines of the set-up at prices that rise evenly from the paper's $0.35; the step between two prices is inferred.
 
     Table 2's first row: 8.098 · 3600 / 1631.2 − 12.24 = $5.63 an hour for nine machines, $0.626 each; so a step of (0.626 − 0.35) / 4.
     """
@@ -187,12 +187,8 @@ def _row(paper: PaperRow, scenarios: Sequence[Scenario], *, is_used: bool) -> di
         "wait_s": _mean(outcomes, lambda each: each.wait_s(period)),
     }
     old = replace(scenario, generation=Generation(on_old_weights=True))
-    wanted = {
-        "machines": paper.machines,
-        "cost_per_step": paper.cost_per_step,
-        "broadcast_s": paper.broadcast_s,
-        "wait_s": paper.wait_s,
-    }
+    wanted = asdict(paper)
+    del wanted["method"]
     by_rule = {
         "cost_per_step": cost_per_step(demand, period, rate, workers_price + scenario.learner_price_per_hour),
         "wait_s": wait_s(demand, period, rate),
@@ -211,16 +207,16 @@ def _row(paper: PaperRow, scenarios: Sequence[Scenario], *, is_used: bool) -> di
 
 
 def _price_per_hour(outcome: Outcome) -> float:
-    """Of the workers, while the run went on."""
+    """The workers' price per hour of the run."""
     return sum(outcome.cost_by_kind.values()) / outcome.seconds * _SECONDS_PER_HOUR
 
 
-def _mean(outcomes: Sequence[Outcome], figure: Any) -> float:
+def _mean(outcomes: Sequence[Outcome], figure: Callable[[Outcome], float]) -> float:
     return float(sum(figure(each) for each in outcomes)) / len(outcomes)
 
 
 def _off(found: float, wanted: float) -> float:
-    """Relative; of a waiting of 0 the seconds themselves."""
+    """The relative difference; if `wanted` is 0, the difference."""
     return found / wanted - 1 if wanted else found
 
 
@@ -239,7 +235,7 @@ def _inputs(pool: Scenario) -> dict[str, Any]:
 
 
 def cost_saving(base: Scenario, curves: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of a step, against eight A100 that do everything; workers of $0.35, as many as figure 3c's `curves` need for each budget."""
+    """The saving per step against eight A100 that do everything, with as many workers of $0.35 as figure 3c's `curves` need."""
     found = []
     for curve in curves:
         budget, count = curve["budget"], curve["enough_workers"]

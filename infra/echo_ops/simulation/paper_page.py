@@ -1,24 +1,26 @@
-"""The page of the paper's figures: what was simulated beside what the paper says, and what did not come out."""
+"""The page of the paper's figures: the simulated results beside the paper's, and the differences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from echo_ops.report.cards import COLOURS, Card
 from echo_ops.report.svg import Bar, Frame, Line, chart
-from echo_ops.simulation.page import Card, render
+from echo_ops.simulation.page import render
 
 _CSS = ("", "blue", "violet")
-_COLOURS = ("green", "blue", "violet")
 _NAMES = {"machines": "machines", "cost_per_step": "$ per step", "broadcast_s": "T_bcast", "wait_s": "waiting"}
 
 
 def paper_page(found: dict[str, Any]) -> str:
-    """`found`: what `reproduce` returns."""
+    """`found`: the result of `reproduce`."""
     cards = [
         _table2(found["table2"]),
         _fig1(found["fig1"]),
-        _fig3c(found["fig3c"], "bubble_ratio", "Figure 3c, as eq. 1 counts", "Nobody generates while newer weights travel."),
+        _fig3c(
+            found["fig3c"], "bubble_ratio", "Figure 3c, as eq. 1 counts", "Workers do not generate while newer weights are on their way."
+        ),
         _fig3c(found["fig3c"], "on_old_weights", "Figure 3c, as workers do it", "Workers go on under the older weights meanwhile."),
         _fig4(found["fig4"]),
         _saving(found["cost_saving"]),
@@ -28,7 +30,7 @@ def paper_page(found: dict[str, Any]) -> str:
 
 
 def misses(found: dict[str, Any]) -> list[str]:
-    """One sentence for each number of table 2 that is further than 5 % from the paper's, and why."""
+    """A sentence with the reason for each row of table 2 with a number more than 5 % off the paper's."""
     said = []
     for row in found["table2"]["rows"]:
         wrong = [name for name, is_close in row["within_5_percent"].items() if not is_close]
@@ -72,7 +74,7 @@ def _table2(found: dict[str, Any]) -> Card:
     return Card(
         title="Table 2",
         text=f"Waiting in each publication period. Given: {inputs['given']}. Assumed: {inputs['assumed']}. * The prices were inferred from "
-        f"this cell, so it reproduces nothing. Generating under older weights meanwhile, nobody waits in any row.",
+        f"this cell, so it reproduces nothing. If workers generate under older weights meanwhile, the learner waits in no row.",
         columns=(
             "method",
             "machines",
@@ -117,7 +119,7 @@ def _fig3c(found: dict[str, Any], key: str, title: str, text: str) -> Card:
     predicted = ""
     if key == "bubble_ratio":
         predicted = " Eq. 2 says " + ", ".join(f"{curve['predicted_workers']:.1f}" for curve in curves) + "."
-    legend = [(f"S = {curve['budget']}", colour) for curve, colour in zip(curves, _COLOURS, strict=True)]
+    legend = [(f"S = {curve['budget']}", colour) for curve, colour in zip(curves, COLOURS, strict=False)]
     return Card(title=title, text=f"{text} {words}.{predicted}", svg=chart(frame, title=title, lines=lines), legend=legend)
 
 
@@ -126,7 +128,7 @@ def _fig4(found: dict[str, Any]) -> Card:
     counts = [float(count) for count in found["workers"]]
     lines = [Line(points=list(zip(counts, found[name], strict=True)), css=css) for name, css in zip(names, _CSS, strict=True)]
     frame = Frame(x=(0, counts[-1]), y=(0, max(found["star_limited"]) * 1.05), x_label="workers", y_label="T_bcast, s")
-    legend = list(zip(names.values(), _COLOURS, strict=True))
+    legend = list(zip(names.values(), COLOURS, strict=False))
     text = "The paper's figure has no numbers: chains are nearly constant, a limited star grows linearly."
     return Card(title="Figure 4", text=text, svg=chart(frame, title="figure 4", lines=lines), legend=legend)
 

@@ -1,1 +1,1 @@
-"""The viewer: a run's past and present in a browser, from the log alone, for whoever sits at this machine."""
+"""The viewer: shows a run, past or present, in a browser on this machine, from the log alone."""

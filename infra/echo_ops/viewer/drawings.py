@@ -1,11 +1,11 @@
-"""Episodes as pictures: Sokoban boards, poker tables, and what a user's own function draws. The log holds entry and answers; they are
-played again.
+"""Episodes as pictures: Sokoban boards, poker tables, and drawings by a user's own function. The log holds entry and answers; the episode
+is played again from them.
 
 A drawing is a list of frames, each with a label and one of
 
     board   rows of Sokoban's symbols
     table   cards, pot and stacks at a poker table
-    text    lines as they are
+    text    lines of text
 
     # my_drawing.py, for `echoswarm view --draw my-task=my_drawing.py:frames`
     def frames(entry, answers):
@@ -33,17 +33,17 @@ from echo_tasks.sokoban.episode import read_answer
 logger = logging.getLogger(__name__)
 
 Draw = Callable[[Mapping[str, Any], Sequence[str]], Iterable[tuple[str, str]]]
-"""Of a prompt's entry and the answers of its episode: a label and a text for each frame."""
+"""Takes a prompt's entry and the answers of its episode; returns a label and a text for each frame."""
 _MOST_FRAMES, _MOST_TEXT = 400, 4_000
 _DEFAULT_ACTIONS = 25
 _POKER = ("poker", "kuhn-poker")
 
 
 class Drawings:
-    """Which task is drawn how."""
+    """The drawing functions of the tasks."""
 
     def __init__(self, own: Mapping[str, Draw] | None = None) -> None:
-        """`own`: task → function of a user."""
+        """`own`: task → a user's function."""
         self._own = own or {}
 
     @classmethod
@@ -61,10 +61,10 @@ class Drawings:
         return cls(own)
 
     def of(self, trajectory: Trajectory, pieces: Pieces | None, config: str) -> list[Json]:
-        """The frames; empty for a task that nobody draws, or where nothing can be read.
+        """The frames; empty for a task without drawings, or if the entry cannot be read.
 
-        `config`: the run's settings as JSON, for the task's options. An episode of several turns needs the tokenizer, since the texts of
-        its answers stand one behind the other.
+        `config`: the run's settings as JSON, for the task's options. An episode of several turns needs the tokenizer, because the log
+        holds its answers as one text.
         """
         try:
             entry = parse_entry(trajectory.entry)
@@ -103,7 +103,7 @@ def _boards(entry: Mapping[str, Any], answers: Sequence[str], options: Mapping[s
 
 
 def _tables(task: str, entry: Mapping[str, Any], answers: Sequence[str], options: Mapping[str, Any]) -> list[Json]:
-    """The table before each answer and at the end, with what was done and won."""
+    """The table before each answer and at the end, with the action and the reward."""
     try:
         environment: Any = load_task(task, options).environment(entry)
         frames = [{"label": "the deal", "table": environment.table().plain()}]
@@ -114,7 +114,7 @@ def _tables(task: str, entry: Mapping[str, Any], answers: Sequence[str], options
             if turn.done:
                 break
     except (UserError, ValueError, KeyError, TypeError, IndexError, ModuleNotFoundError):
-        # Another release's options or entry, or no OpenSpiel on this machine: the texts are shown all the same.
+        # Options or entry of another release, or no OpenSpiel on this machine: the page shows the texts only.
         return []
     return frames
 
@@ -126,7 +126,7 @@ def _drawn_by_user(draw: Draw, entry: Mapping[str, Any], answers: Sequence[str])
             frames.append({"label": harmless(str(label)), "text": harmless(str(text)[:_MOST_TEXT], keep_lines=True)})
             if len(frames) == _MOST_FRAMES:
                 break
-    except Exception as exc:  # a user's function may do anything; the page shows the rest, and says so
+    except Exception as exc:  # a user's function may raise anything; the page shows the error and all else
         logger.exception("A drawing failed")
         frames.append({"label": "the drawing failed", "text": harmless(f"{type(exc).__name__}: {exc}")})
     return frames

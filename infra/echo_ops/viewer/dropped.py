@@ -1,6 +1,8 @@
-"""What was never trained: counted by reason, version and worker, and a window of it, the newest first. Pure."""
+"""The dropped samples: counted by reason, version and worker, and a window of them, the newest first. Pure."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -11,12 +13,12 @@ from echo_replay.history import History
 from echo_schemas.records import DropReason
 
 _REASONS = tuple(DropReason)
-# Stretches of versions that are counted one by one.
+# Ranges of versions with a count each.
 _MOST_BARS = 60
 
 
 def dropped_page(history: History, window: Window, *, reason: str = "", version: int | None = None, worker: str = "") -> Json:
-    """Filters: a reason, the learner's version at that time, who sampled it (which a drop names only where that is why)."""
+    """Filters: a reason, the learner's version at that time, and the worker (a drop names it only if the worker is the reason)."""
     table = history.fates.drops()
     keep = np.ones(len(table.seqs), np.bool_)
     if reason:
@@ -30,11 +32,10 @@ def dropped_page(history: History, window: Window, *, reason: str = "", version:
     records = chosen[(table.partitions[chosen] >= 0) & (table.num_tokens[chosen] > 0)]
     newest = chosen[np.argsort(-table.times_ms[chosen], kind="stable")]
     workers, counts = np.unique([table.workers[at] for at in chosen if table.workers[at]], return_counts=True)
-    reasons, of_reason = np.unique(table.reasons[chosen], return_counts=True)
     return {
         "window": window.plain(len(chosen)),
         "num_dropped": len(table.seqs),
-        "reasons": {_REASONS[code].value: count for code, count in zip(reasons.tolist(), of_reason.tolist(), strict=True)},
+        "reasons": count_reasons(table.reasons[chosen]),
         "versions": _by_version(table.versions[chosen]),
         "lengths": histogram(table.num_tokens[records].astype(np.float64)),
         "workers": {harmless(str(name)): int(count) for name, count in zip(workers, counts, strict=True)},
@@ -56,8 +57,14 @@ def dropped_page(history: History, window: Window, *, reason: str = "", version:
     }
 
 
+def count_reasons(codes: np.typing.NDArray[np.integer[Any]]) -> Json:
+    """How often each reason occurs, by its value."""
+    found, counts = np.unique(codes, return_counts=True)
+    return {_REASONS[code].value: count for code, count in zip(found.tolist(), counts.tolist(), strict=True)}
+
+
 def _by_version(versions: np.typing.NDArray[np.int64]) -> list[Json]:
-    """Counts by version, or by stretches of versions where there are many."""
+    """Counts by version, or by ranges of versions if there are many."""
     if not len(versions):
         return []
     low, high = int(versions.min()), int(versions.max())

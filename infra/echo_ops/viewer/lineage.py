@@ -1,20 +1,17 @@
-"""Where a version's weights come from, and what became of the samples that it made: from the books alone, so at once. Pure.
+"""Where a version's weights come from, and what became of its samples: from the history alone, without reading trajectories. Pure.
 
-Samples count for the oldest version that made a token of them, as their age does: of step s, those of age a were sampled by s - 1 - a.
+A sample belongs to the oldest version of its tokens, like its age: of step s, samples of age a were sampled by version s - 1 - a.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
+from echo_ops.viewer.dropped import count_reasons
 from echo_ops.viewer.metrics import rewards_in
 from echo_ops.viewer.windows import Json, number
 from echo_replay.history import History
 from echo_replay.run_log import Step
 from echo_schemas.errors import UserError
-from echo_schemas.records import DropReason, StepReport
-
-_REASONS = tuple(DropReason)
+from echo_schemas.records import StepReport
 
 
 def lineage_page(history: History, version: int) -> Json:
@@ -77,12 +74,11 @@ def _sampled_by(report: StepReport) -> dict[int, int]:
 
 
 def _trained_in(steps: list[Step], version: int) -> dict[int, int]:
-    """Of the samples that `version` made, how many were trained in which step."""
+    """How many of the samples of `version` were trained in each step."""
     counts = {step.version: _sampled_by(step.report).get(version, 0) for step in steps if step.version > version}
     return {made: count for made, count in counts.items() if count}
 
 
 def _dropped(history: History, version: int) -> Json:
     table = history.fates.drops()
-    codes, counts = np.unique(table.reasons[(table.sampled_by == version) & (table.partitions >= 0)], return_counts=True)
-    return {_REASONS[code].value: count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
+    return count_reasons(table.reasons[(table.sampled_by == version) & (table.partitions >= 0)])

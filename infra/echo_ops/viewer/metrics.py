@@ -1,9 +1,10 @@
-"""Numbers of every step as curves: any metric of a report, over a range of versions, in as many points as a screen has. Pure."""
+"""Numbers of every step as curves: any metric of a report, over a range of versions, in a limited number of points. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ _TOTAL = "total"
 
 
 def values_of(report: StepReport) -> dict[str, float]:
-    """Every number that a report states about its step, by name: its metrics, the mean of each reward, its times, its staleness."""
+    """Every number of a step report by name: its metrics, the mean of each reward, its times, its staleness."""
     ages = report.staleness_total
     num_samples = sum(ages)
     found = dict(report.metrics)
@@ -28,14 +29,14 @@ def values_of(report: StepReport) -> dict[str, float]:
 
 
 def rewards_in(report: StepReport) -> list[RewardStats]:
-    """Of each reward, and of their sum where there are several: of a single one it is the same again."""
+    """The statistics of each reward and of their sum; without the sum if there is one reward, because it is the same."""
     found = list(report.reward_stats)
     return [stats for stats in found if stats.name != _TOTAL] if len(report.reward_terms) == 1 else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What of the curves is shown: versions `first` to `last` (None: to the newest), in at most `most_points` points."""
+    """The shown part of the curves: versions `first` to `last` (None: to the newest), in at most `most_points` points."""
 
     first: int = 0
     last: int | None = None
@@ -47,8 +48,8 @@ def metrics_page(
 ) -> Json:
     """The curves of `names` (empty: the rewards), and the same of other runs by name.
 
-    More steps than `most_points` are put together in stretches of one length, each with its mean, least and most: of 2,500 steps and
-    1,000 points, three steps to a point. `versions`: the newest of each stretch.
+    More steps than `most_points` are grouped into stretches of one length, each with mean, minimum and maximum: of 2,500 steps and 1,000
+    points, three steps per point. `versions`: the newest of each stretch.
     """
     known: dict[str, None] = {}
     for report in reports:
@@ -76,12 +77,7 @@ def _curves(reports: Sequence[StepReport], names: Sequence[str], frame: Frame) -
 def _curve(rows: Sequence[Mapping[str, float]], name: str, length: int) -> Json:
     values = np.array([row.get(name, np.nan) for row in rows], np.float64)
     values[~np.isfinite(values)] = np.nan
-    mean: list[float | None] = []
-    low: list[float | None] = []
-    high: list[float | None] = []
-    for at in range(0, len(values), length):
-        stretch = values[at : at + length]
-        stretch = stretch[~np.isnan(stretch)]
-        for column, value in ((mean, np.mean), (low, np.min), (high, np.max)):
-            column.append(number(float(value(stretch))) if len(stretch) else None)
-    return {"mean": mean} if length == 1 else {"mean": mean, "low": low, "high": high}
+    stretches = [values[at : at + length] for at in range(0, len(values), length)]
+    known = [stretch[~np.isnan(stretch)] for stretch in stretches]
+    columns: dict[str, Callable[..., Any]] = {"mean": np.mean} if length == 1 else {"mean": np.mean, "low": np.min, "high": np.max}
+    return {name: [number(float(value(each))) if len(each) else None for each in known] for name, value in columns.items()}

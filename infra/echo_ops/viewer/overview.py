@@ -1,4 +1,4 @@
-"""Whether the run is healthy, how far it is, and what limits it: from the reports and from what learner and workers say now. Pure."""
+"""The run's health, progress and bottleneck, from the step reports and the present records of learner and workers. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from echo_replay.history import History
 from echo_runtime.notices import STANDSTILL_S
 from echo_schemas.records import Progress, StepReport, WorkerState, WorkerStatus
 
-# Steps that "now" stands for.
+# Steps for the present values.
 _RECENT = 10
-# One that drains has taken its leave: its last word may be that it does.
+# Without DRAINING, which may be a worker's last record.
 _AT_WORK = (WorkerState.READY, WorkerState.STANDBY, WorkerState.STARTING)
 
 
@@ -25,7 +25,7 @@ def overview_page(
     earlier: Mapping[str, WorkerStatus],
     now_ms: int,
 ) -> Json:
-    """`earlier`: what the workers said some time before, to see how busy they were since."""
+    """`earlier`: the workers' records some time before, to compute how busy they were since."""
     reports = [step.report for step in list(history.log.steps)[-_RECENT:]]
     run = history.log.runs[-1] if history.log.runs else None
     newest = reports[-1] if reports else None
@@ -58,7 +58,7 @@ def overview_page(
 
 
 def _ended_s(progress: Progress | None, workers: Mapping[str, WorkerStatus], now_ms: int) -> float | None:
-    """How long ago the learner was last heard of, in a run whose learner is silent and whose workers have all said goodbye."""
+    """Seconds since the learner's last record, if the learner is silent and all workers have ended; else None."""
     if progress is None or any(status.state in _AT_WORK for status in workers.values()):
         return None
     silent_s = (now_ms - progress.time_ms) / 1000
@@ -83,7 +83,7 @@ def _troubles(history: History, progress: Progress | None, workers: Mapping[str,
 
 
 def _limit(reports: Sequence[StepReport], workers: Mapping[str, WorkerStatus], earlier: Mapping[str, WorkerStatus]) -> str:
-    """The bottleneck, of what the log shows: the learner's own times, and how busy the workers were between two of their heartbeats."""
+    """The bottleneck, from the learner's own times and the workers' busy time between two heartbeats."""
     if len(reports) < 2:
         return "Too few steps were trained to say what the run waits for."
     waited, trained = sum(report.idle_s for report in reports[1:]), sum(report.training_s for report in reports[1:])

@@ -1,4 +1,4 @@
-"""The pool: what each worker is, does and costs, and what it was ordered to do and why. Pure."""
+"""The pool: each worker's kind, work and cost, and the orders to it with their reasons. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echo_ops.viewer.windows import Json, Window, number
 from echo_schemas.records import Control, StepReport, WorkerControl, WorkerState, WorkerStatus
 
 _TEXTS = ("worker_id", "kind", "engine")
-# Who has said goodbye costs nothing.
+# A worker that has ended costs nothing.
 _PAID = (WorkerState.STARTING, WorkerState.READY, WorkerState.STANDBY, WorkerState.DRAINING)
 
 
@@ -24,7 +24,7 @@ def pool_page(
     window: Window,
     now_ms: int,
 ) -> Json:
-    """`lines`: what was measured since the viewer began; `orders`: to workers, in the order of the log; `reports` say what was paid."""
+    """`lines`: measured since the viewer began; `orders`: in the order of the log; `reports`: for the costs."""
     newest = sorted((each for each in orders if each.worker is not None), key=lambda each: -each.time_ms)
     paid = [statuses[line.worker_id].price_per_hour for line in lines if statuses[line.worker_id].state in _PAID]
     return {
@@ -39,7 +39,7 @@ def pool_page(
 
 
 def _costs(reports: Iterable[StepReport]) -> list[Json]:
-    """What was paid in the whole run, by kind of worker and by use; the learner's is of use `learner`."""
+    """The costs of the whole run by kind of worker and use; the learner's has the use `learner`."""
     paid: Counter[tuple[str, str]] = Counter()
     for report in reports:
         paid["", "learner"] += report.learner_cost  # type: ignore[assignment]  # a counter of money

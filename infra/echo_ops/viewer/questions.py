@@ -1,6 +1,6 @@
-"""Questions in SQL: of an export, or of one range of the log, as `echoswarm sql` answers them; one at a time, and each ends.
+"""Questions in SQL about an export, or about one range of the log, as in `echoswarm sql`; one at a time, each with a time limit.
 
-Called by the server's threads; blocks for as long as a question may take. DuckDB and Arrow are imported by the first question.
+The server's threads call this; a call blocks up to the time limit. The first question imports DuckDB and Arrow.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from echo_replay.export.queries import Answer
 
 MOST_ROWS = 500
-# Trajectories of the log that a question is about; more belong into an export.
+# Most trajectories of the log for one question; use an export for more.
 _MOST_TRAJECTORIES = 20_000
-# For reading the log, and for the answer.
+# Time limits for reading the log, and for the answer.
 _READING_S, _TIMEOUT_S = 20.0, 20.0
 _MOST_CELL = 600
 _MOST_MB = 1_024
 
 
 class Questions:
-    """The questions of one viewer. `export`: a folder of `echoswarm export`; without it the log is asked."""
+    """The questions of one viewer. `export`: a folder of `echoswarm export`; without it questions go to the log."""
 
     def __init__(self, run_id: str, export: Path | None = None) -> None:
         self._run_id, self.export = run_id, export
         self._turn = threading.Lock()
 
     def ask(self, question: str, selection: Selection, limit: int, reading: Callable[[], AbstractContextManager[History]]) -> Json:
-        """Raises UserError for what is no question, may not be read, is about too much or takes too long; TooMany, TransportError."""
+        """The answer. Raises UserError for a question that is invalid, not allowed, too large or too slow; TooMany, TransportError."""
         require_analysis("pyarrow", "duckdb")
         if not self._turn.acquire(blocking=False):
             raise TooMany("Another question is being answered.", hint="Wait for it, or until it has taken too long.")
@@ -80,7 +80,7 @@ class Questions:
 
 
 def _until(history: History, where: Where) -> int | None:
-    """Of steps, when the last one was trained; of anything else nobody knows when it was judged."""
+    """For a range of steps, the time of the last one; for other ranges the time of the last reward is unknown."""
     times = [
         step.report.time_ms for step in list(history.log.steps) if isinstance(where, Steps) and where.first <= step.version <= where.last
     ]
@@ -97,7 +97,7 @@ def _plain(answer: Answer, missing: list[str]) -> Json:
 
 
 def _cell(value: Any) -> str | float | int | bool | None:
-    """A value as JSON has it; lists and structs as their beginning."""
+    """A value for JSON; of long values, lists and structs the beginning as text."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
@@ -107,7 +107,7 @@ def _cell(value: Any) -> str | float | int | bool | None:
 
 
 def _words(value: Any) -> Iterator[str]:
-    """A text, in pieces of which the first ones do: an answer may hold a list of a million tokens."""
+    """The text of a value in pieces, because an answer may hold a list of a million tokens and only its beginning is shown."""
     if isinstance(value, list):
         yield "["
         for number, each in enumerate(value):

@@ -1,4 +1,4 @@
-"""The rewards of a run: who scores, how far behind, how much of it, and what two of them say of the same samples. Pure."""
+"""The rewards of a run: their applications, delay and coverage, and a comparison of two on the same samples. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from echo_ops.viewer.steps import histogram
 from echo_ops.viewer.windows import Json, number
 from echo_schemas.records import Coordinates, Reward, RewardControl, RewardTerm
 
-# Fields of the square in which two rewards are counted against one another, each way.
+# Rows and columns of the two rewards' joint histogram.
 _FIELDS = 10
-# Names beyond this many are counted, not drawn.
+# Most names with a histogram.
 _MOST_NAMES = 24
 
 
@@ -28,9 +28,7 @@ def rewards_page(
     order: RewardControl | None,
     pair: tuple[str, str],
 ) -> Json:
-    """`recent`: the newest rewards; `order`: the newest order about weights; `pair`: two names to be compared, empty: the first
-    two that judged the same samples.
-    """
+    """`recent`: the newest rewards; `order`: the newest order about weights; `pair`: the two names to compare, empty: the first two."""
     by_name: dict[str, list[Reward]] = defaultdict(list)
     for reward in recent:
         if reward.value is not None:
@@ -80,7 +78,7 @@ def _plain(found: Comparison) -> Json:
 
 
 def _square(first: Sequence[Reward], second: Sequence[Reward]) -> Json:
-    """How many samples have which value of the one and of the other: rows from the least of b, columns from the least of a."""
+    """The joint histogram of two rewards: rows by ascending value of b, columns by ascending value of a."""
     values: dict[Coordinates, float] = {}
     for reward in first:
         if reward.value is not None:

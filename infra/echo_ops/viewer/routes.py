@@ -1,4 +1,4 @@
-"""Which address shows what: a path and its query become one query's answer. Knows no HTTP but the names of what can go wrong.
+"""The pages of the viewer: turns a path and its query into the page's data. Independent of HTTP.
 
 /api/overview                           /api/group/17     /api/trajectory/3:1234
 /api/metrics?name=kl&run=other          /api/step/12      /api/search?pattern=...     /api/search/<its name>
@@ -23,7 +23,7 @@ from echo_ops.viewer.samples import group_page, trajectory_page
 from echo_ops.viewer.searches import MOST_HITS
 from echo_ops.viewer.source import Source
 from echo_ops.viewer.steps import SORTS, find_step, step_page, steps_page
-from echo_ops.viewer.timeline import MOST_SECONDS
+from echo_ops.viewer.timeline import MOST_SECONDS, timeline_page
 from echo_ops.viewer.windows import Json, Window
 from echo_replay.searching import TextMatcher, TokenMatcher, parse_tokens
 from echo_replay.selection import Fate, Selection
@@ -31,7 +31,7 @@ from echo_schemas.errors import EchoError, UserError
 from echo_schemas.headers import number_of
 from echo_schemas.records import DropReason, Purpose
 
-# The largest windows, in entries: a page stays below a few hundred kilobytes.
+# The largest windows, in entries, so that a page has at most a few hundred kilobytes.
 _MOST_ROWS, _MOST_SAMPLES, _MOST_TOKENS, _MOST_POINTS, _MOST_CURVES = 500, 64, 4_000, 2_000, 12
 _WITHIN = {"prompt": ("prompt",), "answer": ("completion",), "both": ("prompt", "completion")}
 _MOST_PATTERN = 500
@@ -39,42 +39,39 @@ _MOST_RUNS = 3
 
 
 class BadQuery(EchoError):
-    """An address that asks for something in a way that nobody understands."""
+    """The query of an address is not valid."""
 
 
 class NoSuchPage(EchoError):
-    """An address that shows nothing."""
+    """No page has this address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What stands behind the question mark: each name with its values."""
+    """The query of an address: each name with its values."""
 
     values: Mapping[str, Sequence[str]]
 
-    def check(self, *known: str) -> None:
-        """Raises BadQuery for a name that is not known."""
-        unknown = sorted(set(self.values) - set(known))
-        if unknown:
-            raise BadQuery(f"{unknown[0]!r} is not asked for here.", hint=f"Known: {', '.join(known) or 'nothing'}.")
-
     def text(self, name: str, choices: Sequence[str] = ()) -> str:
-        """Empty where it is not given."""
+        """The value; empty if it is not given. Raises BadQuery for a value that is not among `choices`."""
         value = self.values.get(name, [""])[-1]
         if value and choices and value not in choices:
             raise BadQuery(f"{name}={value!r} is none of {', '.join(choices)}.")
         return value
 
     def number(self, name: str, default: int, most: int = 1 << 62) -> int:
-        """At most `most`, whatever is asked for."""
+        """The whole number, cut to `most`. Raises BadQuery for other texts."""
         text = self.text(name)
         value = number_of(text) if text else default
         if value is None:
             raise BadQuery(f"{name}={text!r} is no whole number.")
         return min(value, most)
 
+    def optional(self, name: str) -> int | None:
+        """The number; None if it is not given."""
+        return self.number(name, 0) if self.text(name) else None
+
     def window(self, limit: int, most: int) -> Window:
-        """From `offset` and `limit`."""
         return Window(self.number("offset", 0), self.number("limit", limit, most))
 
 
@@ -83,46 +80,36 @@ Page = Callable[[Source, Query, str], Json]
 
 def answer(source: Source, path: str, values: Mapping[str, Sequence[str]]) -> Json:
     """Raises NoSuchPage, BadQuery; UserError for what the log does not hold; TransportError, TooMany."""
-    for pattern, page in _PAGES:
-        if (match := pattern.fullmatch(path)) is not None:
+    for pattern, names, page in _PAGES:
+        if (match := re.fullmatch(pattern, path)) is not None:
+            known = names.split()
+            if unknown := sorted(set(values) - set(known)):
+                raise BadQuery(f"{unknown[0]!r} is no parameter of this page.", hint=f"Known: {', '.join(known) or 'nothing'}.")
             return page(source, Query(values), "".join(match.groups()))
     raise NoSuchPage(f"There is no page {path}.", hint="The viewer begins at /.")
 
 
-def _overview(source: Source, query: Query, _: str) -> Json:
-    query.check()
-    return source.overview()
-
-
 def _metrics(source: Source, query: Query, _: str) -> Json:
-    query.check("name", "first", "last", "points", "run")
     names, runs = (list(query.values.get(name, []))[:most] for name, most in (("name", _MOST_CURVES), ("run", _MOST_RUNS)))
-    last = query.number("last", 0) if query.text("last") else None
-    frame = Frame(first=query.number("first", 0), last=last, most_points=max(1, query.number("points", 800, _MOST_POINTS)))
+    frame = Frame(
+        first=query.number("first", 0), last=query.optional("last"), most_points=max(1, query.number("points", 800, _MOST_POINTS))
+    )
     return source.curves(names, frame, runs)
 
 
-def _steps(source: Source, query: Query, _: str) -> Json:
-    query.check("offset", "limit")
-    return steps_page(source.books(), query.window(20, _MOST_ROWS))
-
-
 def _step(source: Source, query: Query, version: str) -> Json:
-    query.check("offset", "limit", "sort")
     books = source.books()
     step = find_step(books, int(version))
     return step_page(books, step, source.batch(step), query.window(50, _MOST_ROWS), query.text("sort", SORTS) or SORTS[0])
 
 
 def _group(source: Source, query: Query, group: str) -> Json:
-    query.check("offset", "limit", "late")
     window, late = query.window(16, _MOST_SAMPLES), bool(query.text("late"))
     with source.reading() as history:
         return group_page(history, group, window, late=late)
 
 
 def _trajectory(source: Source, query: Query, place: str) -> Json:
-    query.check("offset", "limit", "late")
     partition, offset = place.split(":")
     window, late = query.window(1_000, _MOST_TOKENS), bool(query.text("late"))
     with source.reading() as history:
@@ -130,39 +117,18 @@ def _trajectory(source: Source, query: Query, place: str) -> Json:
 
 
 def _dropped(source: Source, query: Query, _: str) -> Json:
-    query.check("offset", "limit", "reason", "version", "worker")
-    version = query.number("version", 0) if query.text("version") else None
-    reason = query.text("reason", [each.value for each in DropReason])
-    return dropped_page(source.books(), query.window(50, _MOST_ROWS), reason=reason, version=version, worker=query.text("worker"))
+    reason, worker = query.text("reason", [each.value for each in DropReason]), query.text("worker")
+    return dropped_page(source.books(), query.window(50, _MOST_ROWS), reason=reason, version=query.optional("version"), worker=worker)
 
 
 def _timeline(source: Source, query: Query, _: str) -> Json:
-    query.check("until", "seconds", "step")
-    until_ms = query.number("until", 0) if query.text("until") else None
-    step = query.number("step", 0) if query.text("step") else None
-    return source.timeline(until_ms=until_ms, seconds=max(1, query.number("seconds", 60, MOST_SECONDS)), step=step)
-
-
-def _pool(source: Source, query: Query, _: str) -> Json:
-    query.check("offset", "limit")
-    return source.pool(query.window(50, _MOST_ROWS))
-
-
-def _rewards(source: Source, query: Query, _: str) -> Json:
-    query.check("a", "b")
-    return source.rewards((query.text("a"), query.text("b")))
-
-
-def _lineage(source: Source, query: Query, version: str) -> Json:
-    query.check()
-    return lineage_page(source.books(), int(version))
-
-
-_RANGE = ("version", "step", "since", "until", "worker", "task", "purpose", "fate")
+    seconds = max(1, query.number("seconds", 60, MOST_SECONDS))
+    with source.reading() as history:
+        return timeline_page(history, until_ms=query.optional("until"), seconds=seconds, step=query.optional("step"))
 
 
 def _selection(query: Query, run_id: str) -> Selection:
-    """The range and the filters of an address."""
+    """The range and the filters of a query. Raises BadQuery."""
     options = RangeOptions(
         version=query.text("version"),
         step=query.text("step"),
@@ -180,7 +146,6 @@ def _selection(query: Query, run_id: str) -> Selection:
 
 
 def _search(source: Source, query: Query, _: str) -> Json:
-    query.check(*_RANGE, "pattern", "tokens", "in", "ignore_case", "limit")
     pattern, tokens = query.text("pattern"), query.text("tokens")
     if pattern and tokens:
         raise BadQuery("Search for a text or for tokens, not for both.")
@@ -201,7 +166,6 @@ def _search(source: Source, query: Query, _: str) -> Json:
 
 
 def _sql(source: Source, query: Query, _: str) -> Json:
-    query.check(*_RANGE, "question", "limit")
     question = query.text("question")
     if not question:
         raise BadQuery("There is no question.", hint="Write one SELECT, such as select fate, count(*) from trajectories group by fate.")
@@ -214,24 +178,21 @@ def _sql(source: Source, query: Query, _: str) -> Json:
         raise BadQuery(exc.message, hint=exc.hint) from exc
 
 
-def _search_on(source: Source, query: Query, name: str) -> Json:
-    query.check("offset", "limit")
-    return source.searches.look(name, query.window(100, MOST_HITS))
-
-
-_PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
-    (re.compile(r"/api/overview"), _overview),
-    (re.compile(r"/api/metrics"), _metrics),
-    (re.compile(r"/api/steps"), _steps),
-    (re.compile(r"/api/step/([0-9]{1,15})"), _step),
-    (re.compile(r"/api/group/((?:eval-|probe-)?[0-9]{1,18})"), _group),
-    (re.compile(r"/api/trajectory/([0-9]{1,9}:[0-9]{1,15})"), _trajectory),
-    (re.compile(r"/api/dropped"), _dropped),
-    (re.compile(r"/api/timeline"), _timeline),
-    (re.compile(r"/api/pool"), _pool),
-    (re.compile(r"/api/rewards"), _rewards),
-    (re.compile(r"/api/lineage/([0-9]{1,15})"), _lineage),
-    (re.compile(r"/api/sql"), _sql),
-    (re.compile(r"/api/search"), _search),
-    (re.compile(r"/api/search/([0-9a-f]{16})"), _search_on),
+_RANGE = "version step since until worker task purpose fate"
+# The path, the names that its query may have, and the page.
+_PAGES: tuple[tuple[str, str, Page], ...] = (
+    (r"/api/overview", "", lambda source, query, _: source.overview()),
+    (r"/api/metrics", "name first last points run", _metrics),
+    (r"/api/steps", "offset limit", lambda source, query, _: steps_page(source.books(), query.window(20, _MOST_ROWS))),
+    (r"/api/step/([0-9]{1,15})", "offset limit sort", _step),
+    (r"/api/group/((?:eval-|probe-)?[0-9]{1,18})", "offset limit late", _group),
+    (r"/api/trajectory/([0-9]{1,9}:[0-9]{1,15})", "offset limit late", _trajectory),
+    (r"/api/dropped", "offset limit reason version worker", _dropped),
+    (r"/api/timeline", "until seconds step", _timeline),
+    (r"/api/pool", "offset limit", lambda source, query, _: source.pool(query.window(50, _MOST_ROWS))),
+    (r"/api/rewards", "a b", lambda source, query, _: source.rewards((query.text("a"), query.text("b")))),
+    (r"/api/lineage/([0-9]{1,15})", "", lambda source, query, version: lineage_page(source.books(), int(version))),
+    (r"/api/sql", f"{_RANGE} question limit", _sql),
+    (r"/api/search", f"{_RANGE} pattern tokens in ignore_case limit", _search),
+    (r"/api/search/([0-9a-f]{16})", "offset limit", lambda source, query, name: source.searches.look(name, query.window(100, MOST_HITS))),
 )

@@ -1,4 +1,4 @@
-"""The other runs of the namespace, for curves beside one another: their reports, read when they are first asked for and then followed."""
+"""The other runs of the namespace, for comparing curves: their reports, read at the first request and then followed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import Run, StepReport
 from echo_schemas.topics import RUNS
 
-# Runs whose reports are kept: some fifty bytes a sample.
+# Runs whose reports are kept: some fifty bytes per sample.
 _MOST_KEPT = 4
 _EVERY_S = 4.0
 
@@ -37,7 +37,6 @@ class OtherRuns:
         self._listed_s: float | None = None
 
     def close(self) -> None:
-        """Close the clients."""
         with self._lock:
             for each in self._followed.values():
                 each.follower.close()
@@ -52,7 +51,7 @@ class OtherRuns:
             return dict(self._runs)
 
     def reports(self, run_id: str) -> Sequence[StepReport]:
-        """Of every step of a run. Raises UserError for a run that is not there; TransportError."""
+        """The reports of every step of a run. Raises UserError for an unknown run; TransportError."""
         if run_id not in self.known():
             raise UserError(f"The namespace knows no run {run_id!r}.", hint="The page of metrics names those that there are.")
         with self._lock:
@@ -70,7 +69,7 @@ class OtherRuns:
         follower = StepsFollower(replace(self._bus, run_id=run_id), log)
         try:
             follower.read()
-        except BaseException:  # whatever ends it: the client must not outlive it
+        except BaseException:  # also an interrupt: close the client
             follower.close()
             raise
         while len(self._followed) >= _MOST_KEPT:

@@ -1,4 +1,4 @@
-"""A group side by side, and one trajectory token by token. Pure, but for what the history reads."""
+"""A group's samples side by side, and one trajectory token by token. Pure, but the history reads the log."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from echo_schemas.headers import number_of
 from echo_schemas.records import Purpose, Trajectory
 
 _PROMPT_CHARACTERS, _ANSWER_CHARACTERS = 4_000, 1_500
-# Records of one group beyond which it is no group but a mistake.
+# Most records of a group; more are an error.
 _MOST_RECORDS = 2_000
-# Rewards that are written later than this after a sample's fate was decided are looked for only if somebody asks, and those of writers
-# whose clocks differ by more than this: a run that is scored a thousand times a second has written a million of them in the meantime.
+# By default rewards are read up to this time after a sample's fate was decided, and with this allowance for the writers' clocks: a run with
+# a thousand rewards a second has written a million of them since.
 _LATE_MS, _CLOCK_ERROR_MS = 60_000, 5_000
 _LEARNER_METRICS = ("logprob_diff_mean", "logprob_diff_max", "fresh_logprob_diff_mean", "mismatch_kl", "ratio_mean", "clip_fraction")
-# A tokenizer needs so many tokens before a piece to word it.
+# A tokenizer needs so many preceding tokens for a token's text.
 _CONTEXT = 8
 
 
 def group_page(history: History, group: str, window: Window, *, late: bool = False) -> Json:
-    """All samples of a prompt, of every attempt, by attempt and index. `group`: `17`, `eval-3`. `late`: rewards to the end of the log.
+    """All samples of a prompt, by attempt and index. `group`: `17`, `eval-3`. `late`: read rewards to the end of the log.
 
-    Raises UserError if the log holds none of it.
+    Raises UserError if the log holds no record of the group.
     """
     group_id = f"{history.run_id}/{group}"
     seq = number_of(group)
@@ -55,7 +55,7 @@ def group_page(history: History, group: str, window: Window, *, late: bool = Fal
         "previous": before,
         "next": after,
         "window": window.plain(len(found)),
-        "samples": [_sample(each) | _answer(each) for each in window.of(found)],
+        "samples": [_sample(each) | {"answer": _answer(each)} for each in window.of(found)],
         "missing": list(history.missing),
     }
 
@@ -63,9 +63,9 @@ def group_page(history: History, group: str, window: Window, *, late: bool = Fal
 def trajectory_page(
     history: History, partition: int, offset: int, window: Window, pieces: Pieces | None, drawings: Drawings, *, late: bool = False
 ) -> Json:
-    """One record and a window of its tokens. `pieces`: None where the tokenizer is not there; token ids stand alone then.
+    """One record and a window of its tokens. `pieces`: None without the tokenizer; the page then shows token ids only.
 
-    Raises UserError if no trajectory of the run lies there.
+    Raises UserError if there is no trajectory of the run at this place.
     """
     outcome = history.fates.of(partition, offset, None)
     selection = Selection(range=Offsets({partition: (offset, offset)}))
@@ -106,7 +106,7 @@ def trajectory_page(
 
 
 def _learner_said(history: History, step: int | None) -> Json:
-    """How far the learner's log-probabilities were from the sampler's in the step that trained it: what the log has of it."""
+    """The differences between the learner's and the sampler's log-probabilities, from the report of the step that trained it."""
     if step is None:
         return {}
     metrics = find_step(history, step).report.metrics
@@ -114,7 +114,7 @@ def _learner_said(history: History, step: int | None) -> Json:
 
 
 def _tokens(trajectory: Trajectory, window: Window, pieces: Pieces | None) -> Json:
-    """Columns of the window: ids, texts (None without a tokenizer), log-probabilities (None for what was given)."""
+    """Columns of the window: ids, texts (None without a tokenizer), log-probabilities (None for tokens that were not generated)."""
     ids = trajectory.tokens.tolist()
     first, end = min(window.offset, len(ids)), min(window.offset + window.limit, len(ids))
     logprobs: list[float | None] = [None] * (end - first)
@@ -153,26 +153,26 @@ def _sample(told: Told) -> Json:
     return found
 
 
-def _answer(told: Told) -> Json:
-    return {"answer": None if told.trajectory is None else shown(told.trajectory.completion, _ANSWER_CHARACTERS)}
+def _answer(told: Told) -> Json | None:
+    return None if told.trajectory is None else shown(told.trajectory.completion, _ANSWER_CHARACTERS)
 
 
 def _place_in_group(told: Told) -> tuple[bool, str, int, int]:
     trajectory = told.trajectory
     if trajectory is None:
         return True, "", 0, told.where.offset
-    # The attempt that was trained stands first.
+    # The trained attempt comes first.
     return told.step is None, trajectory.attempt, trajectory.index, told.where.offset
 
 
 def read_near(history: History, selection: Selection, *, until_ms: int | None) -> Iterator[Told]:
-    """With the rewards that were written about the same time. `until_ms`: when their fates were decided; None: not yet."""
+    """Read with the rewards that were written about the same time. `until_ms`: when the fates were decided; None: not yet."""
     until_ms = None if until_ms is None else until_ms + _LATE_MS
     return history.read(selection, rewards_until_ms=until_ms, clock_error_ms=_CLOCK_ERROR_MS)
 
 
 def _until(history: History, entries: Sequence[BookEntry]) -> int | None:
-    """When the last fate was decided; None where one is open."""
+    """The time when the last fate was decided; None if one is open."""
     times = []
     for entry in entries:
         if entry.step is not None:

@@ -1,7 +1,7 @@
-"""Searches that go on while pages are looked at: each in a thread of its own, its hits handed out in windows.
+"""Searches that run in the background, each on its own thread; pages show their hits in windows.
 
-`start` and `look` are called by the server's threads. A search reads the log until it has found enough, until it is at the end, or until
-nobody has asked after it for a while; that it is no longer wanted it notices at the next trajectory that passes its filters.
+The server's threads call `start` and `look`. A search reads the log until it has enough hits, until the end, or until no page has asked for
+it for a while; it checks this at each trajectory that passes its filters.
 """
 
 from __future__ import annotations
@@ -11,39 +11,32 @@ import secrets
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from echo_bus.clock import Clock
 from echo_ops.cli.harmless import harmless
 from echo_ops.viewer.windows import Json, Window, number
 from echo_replay.history import History, Told
 from echo_replay.origin import became
-from echo_replay.searching import Hit
+from echo_replay.searching import Hit, TextMatcher, TokenMatcher
 from echo_replay.selection import Selection
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import Trajectory
 
 logger = logging.getLogger(__name__)
 
+Matcher = TextMatcher | TokenMatcher
 MOST_HITS = 500
 _MOST_AT_ONCE = 2
 _KEPT = 8
 _FORGOTTEN_S = 20.0
-# Characters and tokens that are shown before and after what was found.
+# Characters and tokens that are shown before and after a hit.
 _AROUND, _TOKENS_AROUND = 60, 6
-# A search that ends within this time is answered whole.
+# A search that ends within this time is answered completely.
 _WAIT_S = 0.5
 
 
-class Matcher(Protocol):
-    """Finds something in a trajectory; `TextMatcher` and `TokenMatcher` do."""
-
-    def find(self, trajectory: Trajectory) -> Hit | None:
-        """Where it stands."""
-
-
 class TooMany(EchoError):
-    """As many searches as may go on at once do."""
+    """The most searches, readers or questions at a time are running already."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +59,7 @@ class Searches:
         self._searches: dict[str, _Search] = {}
 
     def start(self, history: History, selection: Selection, matcher: Matcher | None, limit: int) -> Json:
-        """Begin one on books of its own (`History.beside`), and say what it has found within half a second. `matcher` None: all match.
+        """Begin a search, and give its hits after half a second. `history`: the search's own (`History.beside`). `matcher` None: all match.
 
         Raises TooMany.
         """
@@ -74,7 +67,9 @@ class Searches:
         name = secrets.token_hex(8)
         with self._lock:
             if sum(not each.is_done for each in self._searches.values()) >= _MOST_AT_ONCE:
-                raise TooMany(f"{_MOST_AT_ONCE} searches are going on.", hint="Wait for one to end; one that nobody looks at ends itself.")
+                raise TooMany(
+                    f"{_MOST_AT_ONCE} searches are going on.", hint="Wait for one to end; a search whose page is closed ends by itself."
+                )
             while len(self._searches) >= _KEPT:
                 del self._searches[next(key for key, each in self._searches.items() if each.is_done)]
             self._searches[name] = search
@@ -84,11 +79,11 @@ class Searches:
         return self.look(name, Window(0, limit))
 
     def look(self, name: str, window: Window) -> Json:
-        """What a search has found by now. Raises UserError for one that is forgotten."""
+        """The hits of a search so far. Raises UserError for a search that was deleted."""
         with self._lock:
             search = self._searches.get(name)
         if search is None:
-            raise UserError("This search is forgotten.", hint="Search again.")
+            raise UserError("This search no longer exists.", hint="Search again.")
         search.asked_s = self._clock.monotonic_s()
         hits = list(search.hits)
         return {
@@ -113,7 +108,7 @@ class Searches:
             search.missing = list(history.missing)
         except EchoError as exc:
             search.error = f"{exc.message} {exc.hint}".strip()
-        except Exception:  # the edge of the thread: its traceback belongs in the log, and the page must hear of it
+        except Exception:  # the edge of the thread: log the traceback, and show an error on the page
             logger.exception("A search ended")
             search.error = "The search ended with an error; the viewer's own output says which."
         finally:
@@ -138,7 +133,7 @@ def _found(told: Told, hit: Hit | None) -> Json:
 
 
 def _snippet(trajectory: Trajectory, hit: Hit | None) -> list[str]:
-    """What stands before the hit, the hit, and what stands behind it."""
+    """The text before the hit, the hit, and the text after it."""
     if hit is None:
         return [harmless(trajectory.completion[:_AROUND]), "", ""]
     if hit.where == "tokens":

@@ -1,7 +1,7 @@
-"""What the viewer knows of one run: the books, kept up to date, what learner and workers say now, the batches last looked at.
+"""The viewer's data of one run: the history, the present state of learner and workers, the batches shown last.
 
-One thread of its own refreshes every few seconds; the server's threads ask. What fails to refresh (a broker restarts) is said on the
-overview and tried again.
+Its own thread refreshes every few seconds; the server's threads read. If a refresh fails (a broker restarts), the overview says so, and the
+next one tries again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock, Deadline, SystemClock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
-from echo_bus.reading.view import CompactedView
 from echo_ops.cli.compare import newest_rewards
 from echo_ops.cli.painting import Pieces, tokenizer_of
 from echo_ops.report.pool import PoolView
@@ -33,7 +31,6 @@ from echo_ops.viewer.questions import Questions
 from echo_ops.viewer.rewards import rewards_page
 from echo_ops.viewer.runs import OtherRuns
 from echo_ops.viewer.searches import Searches, TooMany
-from echo_ops.viewer.timeline import timeline_page
 from echo_ops.viewer.windows import Json, Window
 from echo_replay.history import History
 from echo_replay.run_log import Step, read_batch
@@ -43,59 +40,53 @@ from echo_schemas.topics import CONTROL, PROGRESS, WORKERS
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 4.0
-# The newest rewards of each partition that are looked at.
+# The newest rewards that are read from each partition.
 _RECENT_REWARDS = 200
 _STILL_SCORED_MS = 60_000
 _CONTROL_S = 10.0
-# Batches of the steps last looked at: some dozen bytes a sample.
+# Batches of the steps shown last: a few dozen bytes per sample.
 _KEPT_BATCHES = 16
-# Pages that read the log at the same time, and how long one more waits for its turn.
+# Pages that may read the log at the same time, and seconds that a further one waits.
 _MOST_READERS, _TURN_S = 4, 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
-    """What a viewer is given beside the log: how tasks are drawn, an export to be asked, and the texts of tokens (None: by the tokenizer
-    of the run's model).
-    """
-
-    drawings: Drawings = field(default_factory=Drawings)
-    export: Path | None = None
-    pieces: Pieces | None = None
-
-
 class Source:
-    """A context manager: its threads and clients end with it."""
+    """A context manager; its threads and clients end with the block."""
 
-    def __init__(self, bus: Bus, history: History, options: SourceOptions | None = None, clock: Clock | None = None) -> None:
-        """Takes `history` over. Raises DeadlineExceeded, TransportError."""
-        options = options or SourceOptions()
+    def __init__(
+        self,
+        bus: Bus,
+        history: History,
+        *,
+        drawings: Drawings | None = None,
+        export: Path | None = None,
+        pieces: Pieces | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Closes `history` at its end. `export`: a folder for questions in SQL; `pieces`: the texts of tokens (None: by the tokenizer of
+        the run's model). Raises DeadlineExceeded, TransportError.
+        """
         self._history, self._clock = history, clock or SystemClock()
         self.searches = Searches(self._clock)
-        self.questions = Questions(history.run_id, options.export)
-        self.drawings = options.drawings
+        self.questions = Questions(history.run_id, export)
+        self.drawings = drawings or Drawings()
         self._turns = threading.BoundedSemaphore(_MOST_READERS)
         self._lock = threading.Lock()
         self._batches: OrderedDict[int, Batch] = OrderedDict()
         self._workers: dict[str, WorkerStatus] = {}
         self._earlier: dict[str, WorkerStatus] = {}
         self._blind = ""
-        self._pieces = options.pieces
+        self._pieces = pieces
         self._pool = PoolView()
         self._num_trained = 0
         self._watch_lock = threading.Lock()
         self._stop = threading.Event()
         with contextlib.ExitStack() as clients:
-            self._progress: CompactedView[Progress] = bus.view(PROGRESS, Progress, only=history.run_id)
-            clients.callback(self._progress.close)
-            self._statuses: CompactedView[WorkerStatus] = bus.view(WORKERS, WorkerStatus)
-            clients.callback(self._statuses.close)
-            self._orders = history.bus.orders()
-            clients.callback(self._orders.close)
-            self.runs = OtherRuns(bus, self._clock)
-            clients.callback(self.runs.close)
-            self._watch = ScorerWatch(history.bus)
-            clients.callback(self._watch.close)
+            self._progress = clients.enter_context(closing(bus.view(PROGRESS, Progress, only=history.run_id)))
+            self._statuses = clients.enter_context(closing(bus.view(WORKERS, WorkerStatus)))
+            self._orders = clients.enter_context(closing(history.bus.orders()))
+            self.runs = clients.enter_context(closing(OtherRuns(bus, self._clock)))
+            self._watch = clients.enter_context(closing(ScorerWatch(history.bus)))
             self._clients = clients.pop_all()
         self._thread = threading.Thread(target=self._follow, name="viewer", daemon=True)
 
@@ -111,21 +102,20 @@ class Source:
 
     @property
     def run_id(self) -> str:
-        """The run that is looked at."""
         return self._history.run_id
 
     @property
     def pieces(self) -> Pieces | None:
-        """The base model's tokenizer, once it is loaded; None also where it is not on this machine."""
+        """The base model's tokenizer; None until it is loaded, or if it is not on this machine."""
         return self._pieces
 
     def books(self) -> History:
-        """What is known without reading trajectories; for one thread."""
+        """The history for one thread that reads no trajectories."""
         return self._history.beside()
 
     @contextmanager
     def reading(self) -> Iterator[History]:
-        """The history, for one thread that reads the log. Raises TooMany if others read for too long."""
+        """The history for one thread that reads the log. Raises TooMany if others read for too long."""
         if not self._turns.acquire(timeout=_TURN_S):
             raise TooMany("Too many pages read the log at once.", hint="Try again in a moment.")
         try:
@@ -153,7 +143,6 @@ class Source:
         return batch
 
     def overview(self) -> Json:
-        """The first page."""
         try:
             progress = self._progress.get(self.run_id)
         except TransportError:
@@ -166,11 +155,6 @@ class Source:
             page["troubles"].insert(0, blind)
         return page
 
-    def timeline(self, *, until_ms: int | None, seconds: int, step: int | None) -> Json:
-        """Who did what when. Raises UserError, TransportError, TooMany."""
-        with self.reading() as history:
-            return timeline_page(history, until_ms=until_ms, seconds=seconds, step=step)
-
     def pool(self, window: Window) -> Json:
         """The workers and the orders to them. Raises TransportError, TooMany."""
         with self._lock:
@@ -181,7 +165,7 @@ class Source:
         return pool_page([line for line in lines if line.worker_id in workers], workers, orders, reports, window, self._clock.time_ms())
 
     def rewards(self, pair: tuple[str, str]) -> Json:
-        """Who scores, and two rewards beside one another. Raises TransportError, TooMany."""
+        """The rewards and their applications, and a comparison of two. Raises TransportError, TooMany."""
         with self.reading() as history:
             recent = newest_rewards(history.bus, _RECENT_REWARDS, self._rewards_until())
             orders = self._orders.items()
@@ -196,13 +180,13 @@ class Source:
         return rewards_page(lines, recent, terms, ordered, pair)
 
     def _rewards_until(self) -> int | None:
-        """In a run that is long over, when its newest rewards were written: those of others lie behind them."""
+        """For an ended run, the time of its newest rewards; later rewards belong to other runs."""
         steps = list(self._history.log.steps)
         newest_ms = steps[-1].report.time_ms + _STILL_SCORED_MS if steps else self._clock.time_ms()
         return newest_ms if newest_ms < self._clock.time_ms() else None
 
     def curves(self, names: Sequence[str], frame: Frame, others: Sequence[str]) -> Json:
-        """Numbers of every step, of this run and of others. Raises UserError for a run that is not there; TransportError."""
+        """Numbers of every step, of this run and of others. Raises UserError for an unknown run; TransportError."""
         runs = self.runs.known()
         own = [step.report for step in list(self._history.log.steps)]
         page = metrics_page(own, names, frame, {run: self.runs.reports(run) for run in others if run != self.run_id})
@@ -213,7 +197,6 @@ class Source:
         return page
 
     def refresh(self) -> None:
-        """Read what has come since."""
         try:
             self._history.refresh()
             workers = {status.worker_id: status for status in self._statuses.items().values() if status.run_id == self.run_id}
@@ -238,18 +221,18 @@ class Source:
         runs = self._history.log.runs
         try:
             self._pieces = self._pieces or (tokenizer_of(runs[-1].model) if runs else None)
-        except Exception:  # a model's files are whatever somebody put there; the viewer shows ids instead
+        except Exception:  # a model's files may raise anything; the viewer then shows ids
             logger.exception("The tokenizer cannot be loaded")
         while not self._stop.is_set():
             try:
                 self.refresh()
-            except Exception:  # the edge of the thread: its traceback belongs in the log, and pages are served on
+            except Exception:  # the edge of the thread: log the traceback and go on serving pages
                 logger.exception("The viewer cannot refresh")
             self._stop.wait(_EVERY_S)
 
 
 def _orders_of(bus: Bus) -> list[Control]:
-    """Every order that the log still holds, in its order: of a compacted topic, at least the newest of each key."""
+    """Every order in the log, in the log's order; compaction keeps at least the newest one of each key."""
     with closing(bus.look([CONTROL])) as reader:
         reader.start()
         found = [message.record for messages in reader.read_to_end(Deadline.after(_CONTROL_S, bus.clock)) for message in messages]

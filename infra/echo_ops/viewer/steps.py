@@ -1,10 +1,11 @@
-"""One step: how its rewards and ages were distributed, and its groups by how far their members differ. Pure.
+"""One step: the distributions of its rewards and ages, and its groups by the spread of their rewards. Pure.
 
-The rewards are those of the report, so of what was trained, defaults included; no trajectory is read for this page.
+The rewards come from the step's batch, so they are those that were trained on, with defaults; the page reads no trajectories.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,31 +24,27 @@ Values = npt.NDArray[np.float64]
 # Bars of a histogram; a reward with fewer different values gets a bar for each.
 _MOST_BARS = 24
 SORTS = ("spread", "reward", "-reward", "batch")
-"""How groups may be sorted: largest spread first, smallest or largest mean first, or as they stand in the batch."""
+"""Orders of the groups: largest spread first, smallest or largest mean first, or as in the batch."""
 
 
 def find_step(history: History, version: int) -> Step:
-    """Raises UserError if there is none."""
+    """The step that made `version`. Raises UserError if there is none."""
     steps = list(history.log.steps)
-    # Versions follow one another without gaps, but for what retention has removed at the beginning.
-    at = version - steps[0].version if steps else -1
-    if 0 <= at < len(steps) and steps[at].version == version:
+    at = bisect_left(steps, version, key=lambda step: step.version)
+    if at < len(steps) and steps[at].version == version:
         return steps[at]
-    for step in steps:
-        if step.version == version:
-            return step
     known = f"It has {steps[0].version} to {steps[-1].version}." if steps else "It has none yet."
     raise UserError(f"The log has no report of step {version} of {history.run_id}.", hint=known)
 
 
 def steps_page(history: History, window: Window) -> Json:
-    """A line a step, the newest first."""
+    """A line for each step, the newest first."""
     steps = list(history.log.steps)[::-1]
     return {"window": window.plain(len(steps)), "steps": [_line(step.report) for step in window.of(steps)]}
 
 
 def step_page(history: History, step: Step, batch: Batch | None, window: Window, sort: str = "spread") -> Json:
-    """`batch`: None if it is gone, which `step.missing` explains; the report alone is shown then."""
+    """`batch`: None if it was deleted (`step.missing`); the page then shows the report only."""
     report = step.report
     versions = [each.version for each in list(history.log.steps)]
     page: Json = _line(report) | {
@@ -82,7 +79,7 @@ def step_page(history: History, step: Step, batch: Batch | None, window: Window,
 
 
 def rewards_of(report: StepReport, batch: Batch) -> dict[str, Values]:
-    """Each reward of every sample, and as `total` their sum by weight if there are several."""
+    """Each reward's values of all samples; if there are several rewards, also their weighted sum as `total`."""
     columns = {each.name: np.frombuffer(each.values, VALUE_DTYPE) for each in batch.rewards}
     weights = {term.name: term.weight for term in report.reward_terms}
     if len(columns) > 1:
@@ -91,7 +88,7 @@ def rewards_of(report: StepReport, batch: Batch) -> dict[str, Values]:
 
 
 def histogram(values: Values) -> Json:
-    """Counts by value where few values occur (`values`), else in bars of equal width (`edges`).
+    """Counts by value (`values`) if there are few values, else in bars of equal width (`edges`).
 
     `[0, 1, 1, 1]` gives values [0, 1], counts [1, 3].
     """

@@ -1,5 +1,5 @@
-"""A minute of the run: what each worker generated under which version, when the learner trained and waited, when weights went out, and how
-long rewards took. What is read is bounded, however long the stretch.
+"""A minute of the run: each worker's groups with their versions, the learner's training and waiting, the publications of weights, and the
+delays of rewards. It reads a bounded number of records, however long the stretch.
 """
 
 from __future__ import annotations
@@ -21,21 +21,19 @@ from echo_schemas.records import Purpose, Reward, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 MOST_SECONDS = 3_600
-# Records that are read for one picture, of trajectories and of rewards: a screen has fewer points.
+# Most trajectories and rewards that are read for one picture: a screen has fewer points.
 _MOST_RECORDS, _MOST_REWARDS = 1_500, 3_000
 _MOST_LAGS = 600
-# A sample that was begun within the stretch may be written after it, and so may its rewards.
+# A sample that was begun within the stretch, and its rewards, may be written after it.
 _MARGIN_MS = 30_000
-# A few thousand records of one or two partitions: in the pieces of a glimpse they would be twenty fetches one behind another.
+# Larger fetches than GLIMPSE has: a few thousand records of one or two partitions would need twenty of those.
 _STRETCH = {**GLIMPSE, "max.partition.fetch.bytes": 1_048_576, "queued.min.messages": 2_000}
-
-
 _FIELDS = ("run_id", "worker_id", "group_id", "attempt", "purpose", "seq", "min_version", "started_ms", "finished_ms")
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What a picture shows of a trajectory. `place`: partition and offset; `time_ms`: of its record; `version`: the oldest of a token."""
+    """The shown fields of a trajectory. `place`: partition and offset; `time_ms`: of its record; `version`: the oldest of its tokens."""
 
     place: tuple[int, int]
     time_ms: int
@@ -50,7 +48,7 @@ class _Sample:
 
 
 def timeline_page(history: History, *, until_ms: int | None, seconds: int, step: int | None) -> Json:
-    """The stretch of `seconds` that ends at `until_ms`, or around a step, or (neither) at the newest step.
+    """The stretch of `seconds` that ends at `until_ms`, or lies around `step`; without both it ends at the newest step.
 
     Raises UserError for an unknown step; TransportError.
     """
@@ -92,7 +90,7 @@ def timeline_page(history: History, *, until_ms: int | None, seconds: int, step:
 
 
 def _read(history: History, since_ms: int, until_ms: int) -> tuple[list[_Sample], bool]:
-    """What was written in the stretch or shortly afterwards, and whether that is not all."""
+    """The samples written in the stretch or shortly afterwards, and whether some were left out."""
     read = Projection(Trajectory, _FIELDS, history.bus.codec.ids).read
     run_id = history.run_id.encode()
     found: list[_Sample] = []
@@ -110,10 +108,10 @@ def _read(history: History, since_ms: int, until_ms: int) -> tuple[list[_Sample]
 
 
 def _ranges(log: RawLog, since_ms: int, until_ms: int, most: int) -> tuple[dict[int, tuple[int, int]], bool]:
-    """The offsets of a stretch of time, about `most` of all partitions together, and whether there are more.
+    """The offsets of a stretch of time, about `most` of all partitions together, and whether some were left out.
 
-    Of too much, as many partitions as fit are read whole: a partition has some of the groups, and all of their samples. If not even one
-    fits, the end of it is read.
+    If there are too many records, as many whole partitions as fit are read, because a partition holds all samples of its groups. If not
+    even one fits, its end is read.
     """
     starts, ends = log.offsets_at(since_ms), log.offsets_at(until_ms)
     there = {number: (start, ends[number]) for number, start in starts.items() if start < ends[number]}
@@ -128,7 +126,7 @@ def _ranges(log: RawLog, since_ms: int, until_ms: int, most: int) -> tuple[dict[
 
 
 def _lanes(history: History, samples: list[_Sample], since_ms: int, until_ms: int) -> dict[str, list[Json]]:
-    """By worker its groups: begun with the first sample, ended with the last one."""
+    """Each worker's groups: from the start of the first sample to the end of the last one."""
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
     for each in samples:
         if each.finished_ms < since_ms or each.started_ms > until_ms:
@@ -150,18 +148,18 @@ def _lanes(history: History, samples: list[_Sample], since_ms: int, until_ms: in
     lanes: dict[str, list[Json]] = {}
     for (worker, _, _), span in groups.items():
         lanes.setdefault(worker, []).append(span)
-    # The order in which partitions come is no order.
+    # Partitions come in any order.
     return {worker: sorted(spans, key=lambda span: (int(span["start_ms"]), str(span["group"]))) for worker, spans in lanes.items()}
 
 
 def _fate(history: History, sample: _Sample) -> Json:
-    """Of a group: that of its first sample."""
+    """The fate of a group's first sample, for the group."""
     entry = history.fates.of(*sample.place, Purpose(sample.purpose), sample.seq)
     return {"fate": entry.fate.value, "step": entry.step}
 
 
 def _lags(history: History, written: Mapping[tuple[int, int], int]) -> list[Json]:
-    """Seconds from a trajectory's record to that of its reward, by the log's own times."""
+    """Seconds from a trajectory's record to its reward's record, by the log's times."""
     found: list[Json] = []
     for name, place, time_ms in _rewards(history, written):
         found.append({"name": harmless(name), "time_ms": time_ms, "seconds": max(0.0, (time_ms - written[place]) / 1000)})

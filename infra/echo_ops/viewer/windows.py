@@ -1,4 +1,4 @@
-"""What queries have in common: a window of a long list, and numbers and texts as JSON can carry them. Pure."""
+"""Common parts of the pages: a window of a long list, and numbers and texts for JSON. Pure."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ class Window:
     limit: int = 50
 
     def of(self, items: Sequence[T]) -> Sequence[T]:
-        """What of `items` lies in it."""
         return items[self.offset : self.offset + self.limit]
 
     def plain(self, total: int) -> Json:
-        """As JSON, with how many entries there are."""
+        """The window for JSON, with the total number of entries."""
         return {"offset": self.offset, "limit": self.limit, "total": total}
 
 
 def number(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity."""
+    """`value`, or None for NaN and infinity, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def shown(text: str, most: int) -> Json:
-    """The first `most` characters, invisible ones made visible, and how many there are."""
+    """The first `most` characters, with invisible ones made visible, and the length of the text."""
     return {"text": harmless(text[:most], keep_lines=True), "length": len(text), "is_cut": len(text) > most}

@@ -19,7 +19,7 @@ from echo_bus.clock import Deadline, SystemClock
 from echo_ops.viewer.demo.episodes import Words, sokoban_player
 from echo_ops.viewer.demo.made_run import MadePlan, MadeRun, StoryClock
 from echo_ops.viewer.routes import answer
-from echo_ops.viewer.source import Source, SourceOptions
+from echo_ops.viewer.source import Source
 from echo_ops.viewer.windows import Json
 from echo_replay.export.exported_log import bus_of
 from echo_replay.export.exporter import export_run
@@ -37,7 +37,7 @@ WAIT_S = 60.0
 @contextmanager
 def viewer(bus: Bus, words: Words) -> Iterator[Source]:
     history = open_history(bus, RUN)
-    with Source(history.bus, history, SourceOptions(pieces=words.pieces)) as source:
+    with Source(history.bus, history, pieces=words.pieces) as source:
         yield source
 
 

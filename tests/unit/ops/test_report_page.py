@@ -66,7 +66,7 @@ def test_the_page_is_well_formed_and_shows_every_chart() -> None:
     assert page.open == []
     for heading in (
         "Exact match by version",
-        "Staleness of what was trained",
+        "Staleness of trained samples",
         "Throughput",
         "Timeline",
         "Where the time goes",

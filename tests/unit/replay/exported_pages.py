@@ -13,7 +13,7 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_ops.cli.painting import Pieces
 from echo_ops.viewer.server import ViewerServer
-from echo_ops.viewer.source import Source, SourceOptions
+from echo_ops.viewer.source import Source
 from echo_replay.history import open_history
 
 _WAIT_S = 60.0
@@ -49,7 +49,7 @@ class Viewer:
 def opened(bus: Bus, run_id: str, pieces: Pieces | None) -> Iterator[Viewer]:
     """A viewer of one run."""
     history = open_history(bus, run_id)
-    with Source(history.bus, history, SourceOptions(pieces=pieces)) as source, ViewerServer(source) as server:
+    with Source(history.bus, history, pieces=pieces) as source, ViewerServer(source) as server:
         source.refresh()
         yield Viewer(server)
 

@@ -22,7 +22,7 @@ from echo_ops.viewer.demo.episodes import Words, sokoban_player
 from echo_ops.viewer.demo.in_memory import DEMO_RUN, bus_in_memory, make_demo
 from echo_ops.viewer.demo.made_run import MadePlan, MadeRun, StoryClock
 from echo_ops.viewer.server import ViewerServer
-from echo_ops.viewer.source import Source, SourceOptions
+from echo_ops.viewer.source import Source
 from echo_replay.audit import audit_run
 from echo_replay.history import open_history
 from echo_replay.verdicts import Promise, Verdict
@@ -62,7 +62,7 @@ class Demo:
 def demo() -> Iterator[Demo]:
     bus, pieces = make_demo()
     history = open_history(bus, DEMO_RUN)
-    with Source(history.bus, history, SourceOptions(pieces=pieces)) as source, ViewerServer(source) as server:
+    with Source(history.bus, history, pieces=pieces) as source, ViewerServer(source) as server:
         source.refresh()
         yield Demo(source, server)
 

@@ -146,7 +146,7 @@ def test_a_search_is_handed_out_as_it_finds(viewer: ViewerServer) -> None:
         ("/api/trajectory/0:99999", 404, "no offset 99999"),
         ("/api/step/1?limit=x", 400, "no whole number"),
         ("/api/step/1?sort=x", 400, "none of spread"),
-        ("/api/step/1?bogus=1", 400, "not asked for here"),
+        ("/api/step/1?bogus=1", 400, "no parameter of this page"),
         ("/api/search?pattern=((", 400, "is broken"),
         ("/api/search?pattern=a&tokens=1", 400, "not for both"),
         ("/api/search?step=1&version=2", 400, "two ranges"),

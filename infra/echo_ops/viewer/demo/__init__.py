@@ -1,1 +1,1 @@
-"""Runs to look at without one: played by scripted policies, in memory, or written to any cluster for a measurement."""
+"""Demo runs, played by scripted policies: in memory, or written to any cluster for a measurement."""

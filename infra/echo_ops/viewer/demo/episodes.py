@@ -1,4 +1,4 @@
-"""Episodes of real tasks, played by a scripted policy that errs less the more skill it has. Rewards and observations are the task's own."""
+"""Episodes of real tasks, played by a scripted policy; more skill means fewer errors. Rewards and observations are the task's own."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Play = Callable[[int, float, random.Random], Episode]
 
 
 class Words:
-    """A tokenizer that learns: a token is a word with the white space before it."""
+    """A tokenizer that adds new words: a token is a word with the white space before it."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
         self._words: list[str] = []
 
     def encode(self, text: str) -> list[int]:
-        """Its tokens; together their texts are `text`."""
+        """The tokens of `text`; their texts joined are `text`."""
         found = []
         for word in _PIECE.findall(text):
             if word not in self._ids:
@@ -51,18 +51,17 @@ class Words:
         return found
 
     def pieces(self, ids: list[int]) -> list[str]:
-        """The text of each token."""
         return [self._words[token] for token in ids]
 
 
 def sokoban_player() -> tuple[dict[str, object], Play]:
-    """Boards of one box; options of the task, and the player: it knows the shortest solution and takes a wrong turn now and then."""
+    """The options of a task with one box, and its player, which follows the shortest solution with random errors."""
     options: dict[str, object] = {"size": [6, 6], "boxes": 1, "moves": [3, 8], "rounds": 2, "actions_per_round": 10}
     task = Sokoban(**options)  # type: ignore[arg-type]  # as a run's file has them
 
     @functools.lru_cache(maxsize=1)
     def asked(seq: int) -> tuple[Prompt, tuple[Move, ...]]:
-        # A board takes milliseconds to find, and all samples of a group have the same one.
+        # Finding a board takes milliseconds, and all samples of a group have the same one.
         return task.prompt(0, seq), task.level(0, seq).solution
 
     def play(seq: int, skill: float, rng: random.Random) -> Episode:

@@ -1,4 +1,4 @@
-"""`echoswarm view --demo`: three small runs in a cluster in this process; nothing is installed, started or kept."""
+"""`echoswarm view --demo`: three small runs in an in-memory cluster."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_demo() -> tuple[Bus, Pieces]:
 
 
 def bus_in_memory(clock: Clock, run_id: str) -> Bus:
-    """A cluster of its own, with all topics."""
+    """A bus to a new in-memory cluster with all topics."""
     cluster = MemoryCluster(clock)
     topics = [NewTopic(f"demo.{spec.name}", min(spec.partitions, _PARTITIONS), 1) for spec in load_topic_specs()]
     for future in cluster.admin().create_topics(topics).values():

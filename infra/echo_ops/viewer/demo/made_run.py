@@ -1,7 +1,7 @@
-"""A run that nobody trained, written to a cluster as its roles would have: for `echoswarm view --demo`, tests and the benchmark.
+"""A made-up run, written to a cluster as a run's roles would write it: for `echoswarm view --demo`, tests and the benchmark.
 
-Answers and rewards are played (`episodes`); losses, log-probabilities and times are made up. Nothing but the log is made: there are no
-weights and no checkpoints.
+Answers and rewards are played (`episodes`); losses, log-probabilities and times are made up. There is only the log: no weights and no
+checkpoints.
 """
 
 from __future__ import annotations
@@ -65,29 +65,28 @@ _SHADOW_FROM, _SHADOW_SHARE = 4, 0.5
 _BUDGET = 3
 _WAIT_S = 120.0
 _LEARNER_PRICE = 3.0
-# Of a step's time, what the learner waits; of it what is left, it trains.
+# The learner waits for this share of a step's time and trains for the rest.
 _IDLE_SHARE = 0.35
 _WORKERS = (("gpu-0", "large", 2.4), ("cpu-0", "small", 0.3), ("cpu-1", "small", 0.3))
 
 
 class StoryClock:
-    """The system's clock, but for the time of day, which is what the story says."""
+    """The system's clock with a time of day that the caller sets."""
 
     def __init__(self, start_ms: int) -> None:
         self.now_ms: int | None = start_ms
 
     def monotonic_s(self) -> float:
-        """As the system's."""
         return time.monotonic()
 
     def time_ms(self) -> int:
-        """The story's time; the system's once `now_ms` is None."""
+        """`now_ms`, or the system's time if it is None."""
         return time.time_ns() // 1_000_000 if self.now_ms is None else self.now_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadePlan:
-    """How large the run is. `steps`: versions (first, last] are made; above 0 the run is a fork of `parent` at `steps[0]`."""
+    """The size of the run. `steps`: it has the versions (first, last]; if first is above 0, it is a fork of `parent` at that version."""
 
     steps: tuple[int, int] = (0, 24)
     groups_per_step: int = 12
@@ -107,7 +106,7 @@ class _Member:
 
 
 class MadeRun:
-    """Writes one run. One thread; blocks until what it has written is acknowledged."""
+    """Writes one run. One thread; blocks until the records are acknowledged."""
 
     def __init__(self, bus: Bus, clock: StoryClock, plan: MadePlan, play: Play, words: Words) -> None:
         assert bus.run_id is not None, "a run has a name"
@@ -118,7 +117,7 @@ class MadeRun:
         self._trained: Counter[str] = Counter()
 
     def write(self) -> None:
-        """All of it. Raises TransportError."""
+        """Write the whole run. Raises TransportError."""
         publisher = self._bus.publisher()
         try:
             self._begin(publisher)
@@ -165,7 +164,7 @@ class MadeRun:
         self._publish_version(publisher, version)
 
     def _group(self, version: int, number: int, begun_ms: int) -> list[_Member]:
-        """Its samples, by the worker whose turn it is, under a version that is a little old."""
+        """The samples of one group, by the next worker in turn, under a slightly old version."""
         plan, rng, seq = self._plan, self._rng, self._seq
         self._seq += 1
         is_late = number >= plan.groups_per_step
@@ -227,7 +226,7 @@ class MadeRun:
 
     def _drop(self, publisher: Publisher, group: Sequence[_Member], version: int) -> None:
         trajectory = group[0].trajectory
-        # Its records, and then the seq: nothing more will come of it.
+        # First its records, and then its seq.
         for what in [*(member.where for member in group), None]:
             drop = Drop(
                 run_id=self._run_id, group_id=trajectory.group_id, seq=trajectory.seq, what=what, attempt=trajectory.attempt,
@@ -258,7 +257,8 @@ class MadeRun:
             ),
             positions=tuple(Position(partition=number, low=0, read_to=end) for number, end in sorted(self._read_to.items())),
             costs=costs, learner_cost=learner_cost,
-            metrics=dict(self._metrics(version)) | {"groups_without_signal": float(flat)} | _cost_metrics(cost, len(members)),
+            metrics=dict(self._metrics(version))
+            | {"groups_without_signal": float(flat), "cost": cost, "cost_per_1000": 1000 * cost / len(members)},
             staleness_total=_histogram(ages),
             staleness_dispatch=_histogram([0] * len(ages)), staleness_in_flight=_histogram(ages),
             staleness_in_queue=_histogram([0] * len(ages)),
@@ -295,7 +295,7 @@ class MadeRun:
         publisher.publish(WEIGHTS, manifest, key=weights_key(self._run_id, None))
 
     def _end(self, publisher: Publisher) -> None:
-        """What workers, learner and operator said last."""
+        """Write the last records of workers, learner and operator."""
         plan, version = self._plan, self._plan.steps[1]
         progress = Progress(
             run_id=self._run_id, session="made-up", version=version, published=version, groups_trained=plan.groups_per_step * version,
@@ -332,7 +332,7 @@ def _histogram(ages: Sequence[int]) -> tuple[int, ...]:
 
 
 def _batch(groups: Sequence[Sequence[_Member]], values: npt.NDArray[np.float64]) -> Batch:
-    """The groups in order, with the sum of their turns' rewards as the only one."""
+    """The groups in order, with the sum of their turns' rewards as the only reward."""
     members = [member for group in groups for member in group]
     places = [member.where for member in members if member.where is not None]
     advantages = np.concatenate([group_advantages(np.array([member.rewards for member in group])) for group in groups])
@@ -346,7 +346,3 @@ def _batch(groups: Sequence[Sequence[_Member]], values: npt.NDArray[np.float64])
         advantages=pack(advantages, LOGPROB_DTYPE), order=pack(range(len(members)), TOKEN_DTYPE),
         micro_batches=pack([len(members)], TOKEN_DTYPE), updates=pack([1], TOKEN_DTYPE),
     )  # fmt: skip
-
-
-def _cost_metrics(cost: float, num_samples: int) -> dict[str, float]:
-    return {"cost": cost, "cost_per_1000": 1000 * cost / num_samples}
