@@ -49,7 +49,7 @@ from echo_rollout.engines.scripted import ScriptedEngine
 from echo_rollout.heartbeat import GenerationTime, WorkerHeartbeat, first_status
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.snapshot_folders import snapshot_folder
-from echo_rollout.weights.sources import LogSource
+from echo_rollout.weights.sources import PublishedSource
 from echo_rollout.weights.watcher import WeightWatcher
 from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
@@ -78,7 +78,7 @@ def bus_of(bootstrap: str, role: str) -> Bus:
     )
 
 
-class TimedSource(LogSource):
+class TimedSource(PublishedSource):
     """Tells when each fetch began and ended; the monotonic clock is the machine's, so that other processes understand it."""
 
     def __init__(self, reader: BlobReader, times: Connection) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from echo_schemas.errors import UserError
@@ -25,14 +24,6 @@ _SOLUTION = "solution"
 INSTRUCTION = "Think step by step, and put the final answer in \\boxed{}."
 # Orders that are kept: a run asks seqs in order, so the current epoch and its neighbours are enough.
 _EPOCHS_KEPT = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """A question and its answer."""
-
-    question: str
-    answer: str
 
 
 class Mathematics(SingleTurn):
@@ -66,8 +57,8 @@ class Mathematics(SingleTurn):
     def prompt(self, seed: int, seq: int) -> Prompt:
         """The record of (seed, seq): within an epoch, one after another in random order. The entry holds its `answer`."""
         epoch, place = divmod(seq, len(self._problems))
-        problem = self._problems[self._order(seed, epoch)[place]]
-        return asked(problem.question, {"answer": problem.answer}, self._style, self._instruction)
+        question, answer = self._problems[self._order(seed, epoch)[place]]
+        return asked(question, {"answer": answer}, self._style, self._instruction)
 
     def _ordered(self, seed: int, epoch: int) -> list[int]:
         order = list(range(len(self._problems)))
@@ -75,8 +66,8 @@ class Mathematics(SingleTurn):
         return order
 
 
-def _problem(row: Row, questions: Sequence[str], answers: Sequence[str]) -> _Problem:
-    """Raises UserError, naming row and fields, if a question or an answer is missing."""
+def _problem(row: Row, questions: Sequence[str], answers: Sequence[str]) -> tuple[str, str]:
+    """Question and answer. Raises UserError, naming row and fields, if a question or an answer is missing."""
     _, question = row.text(questions)
     field, text = row.text(answers)
     answer = reference_of(text, is_solution=field.lower() == _SOLUTION)
@@ -85,4 +76,4 @@ def _problem(row: Row, questions: Sequence[str], answers: Sequence[str]) -> _Pro
             f"The field {field!r} in {row.place} holds no final answer: neither '#### …' nor \\boxed{{…}}.",
             hint="Mark it, or give the answer in a field of its own and name it with answer_field in [task.options].",
         )
-    return _Problem(question, answer)
+    return question, answer

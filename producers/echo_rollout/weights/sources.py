@@ -42,29 +42,12 @@ def published_manifest(bus: Bus, run_id: str, version: int) -> WeightManifest | 
     return bus.newest(WEIGHTS, WeightManifest, only=key).get(key)
 
 
-class LogSource:
-    """Chunks on `weights.chunks`."""
-
-    def __init__(self, reader: BlobReader) -> None:
-        self._reader = reader
-
-    def fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        """The blob that the manifest names."""
-        self._reader.read_files(_blob_of(manifest), manifest.run_id, manifest.files, folder)
-
-    def chunks(self, manifest: WeightManifest, wanted: Sequence[ChunkRef], start: int) -> Generator[bytes, None, None]:
-        """By their indices; `start` is not needed."""
-        del start
-        return self._reader.read_chunks(_blob_of(manifest), manifest.run_id, wanted[0].index, wanted[-1].index + 1)
-
-
 class PublishedSource:
-    """The log or the store, as each manifest says."""
+    """Chunks on `weights.chunks` if the manifest names a blob there; else the store."""
 
     def __init__(self, reader: BlobReader, store: str = "") -> None:
         """`store`: [store] uri; empty: a folder of this machine, beside the learner's checkpoints."""
         self._reader = reader
-        self._log = LogSource(reader)
         self._store = StoreSource(store)
 
     def chunk_refs(self, manifest: WeightManifest) -> tuple[ChunkRef, ...]:
@@ -76,13 +59,15 @@ class PublishedSource:
         return read_chunk_list(self._reader.read(manifest.chunk_list, manifest.run_id), manifest.num_bytes)
 
     def fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        self._of(manifest).fetch(manifest, folder)
+        if manifest.blob is None:
+            self._store.fetch(manifest, folder)
+        else:
+            self._reader.read_files(_blob_of(manifest), manifest.run_id, manifest.files, folder)
 
     def chunks(self, manifest: WeightManifest, wanted: Sequence[ChunkRef], start: int) -> Generator[bytes, None, None]:
-        return self._of(manifest).chunks(manifest, wanted, start)
-
-    def _of(self, manifest: WeightManifest) -> LogSource | StoreSource:
-        return self._log if manifest.blob is not None else self._store
+        if manifest.blob is None:
+            return self._store.chunks(manifest, wanted, start)
+        return self._reader.read_chunks(_blob_of(manifest), manifest.run_id, wanted[0].index, wanted[-1].index + 1)
 
 
 def _log_chunks(manifest: WeightManifest) -> tuple[ChunkRef, ...]:
