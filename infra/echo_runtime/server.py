@@ -16,8 +16,8 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
+from echo_runtime.exposition import CONTENT_TYPE, exposition
 from echo_schemas.errors import UserError
 
 Check = Callable[[], str | None]
@@ -106,8 +106,7 @@ def _handler_of(
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path == "/metrics":
-                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-                self.send(HTTPStatus.OK, encode(registry), content_type)
+                self.send(HTTPStatus.OK, exposition(registry), CONTENT_TYPE)
             elif path in routes:
                 problems = {name: problem for name, check in list(routes[path].items()) if (problem := check()) is not None}
                 status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK

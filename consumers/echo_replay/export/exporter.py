@@ -59,6 +59,7 @@ from echo_replay.raw_log import RawLog
 from echo_replay.reward_columns import RewardColumns, RewardJoin
 from echo_replay.run_log import DropsFollower, RunLog
 from echo_replay.selection import Offsets, Selection
+from echo_runtime.garbage import seldom_collected
 from echo_schemas.errors import EchoError, InvalidRecord, UserError
 from echo_schemas.headers import run_of
 from echo_schemas.records import Drop, Reward, WorkerStatus
@@ -97,7 +98,7 @@ def export_run(bus: Bus, run_id: str, folder: Path, *, stride: int = STRIDE) -> 
     home = folder_of(folder, run_id)
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with locked(home):
+        with locked(home), seldom_collected():
             try:
                 return _export(replace(bus, run_id=run_id), run_id, home, stride)
             except EchoError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -115,6 +116,8 @@ def serve(errand: Errand, incoming: Connection, outgoing: Connection) -> None:
     except Exception as exc:  # a user's module may raise anything
         out.send(0, BROKEN, error=described(exc))
         return
+    # What the imports made stays: nobody need look at it again for cycles.
+    gc.freeze()
     out.send(0, READY)
     with asyncio.Runner() as runner:
         while True:

@@ -25,6 +25,7 @@ from echo_replay.rescoring.inside import Answer
 from echo_replay.rescoring.order import RescoreOrder
 from echo_replay.rescoring.sinks import RewardSink
 from echo_replay.rescoring.team import CHUNK, CHUNK_BYTES, Item, Judged, Team
+from echo_runtime.garbage import seldom_collected
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.records import Purpose, RewardOutcome, Trajectory
@@ -112,7 +113,7 @@ def rescore(
 
     Raises Broken, UserError where the function cannot be imported, and as `told` and the sink do.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="rescore") as thread:
+    with seldom_collected(), ThreadPoolExecutor(1, thread_name_prefix="rescore") as thread:
         work = _Rescore(order, sink, codec, clock, thread)
         is_tried = False
         for judged in team.judge(_chunks(work.wanted(told))):

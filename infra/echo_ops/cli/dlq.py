@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import json
 import socket
 import sys
-from collections import Counter, defaultdict
+from array import array
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Any
 
@@ -17,6 +21,7 @@ import typer
 from rich.table import Table
 
 from echo_bus.bus import Bus
+from echo_bus.client.cluster import RawMessage
 from echo_bus.clock import SystemClock
 from echo_bus.errors import TopicMissing
 from echo_ops.cli.context import reach_bus, read_settings
@@ -24,38 +29,56 @@ from echo_ops.cli.harmless import harmless
 from echo_ops.cli.options import AsJson, Config, Yes
 from echo_ops.cli.output import ExitCode, err, fail, out, shown_time
 from echo_ops.cli.ranges import parse_time
-from echo_ops.redrive.letters import Letter
+from echo_ops.redrive.letters import Letter, letter_of, reason_of
 from echo_ops.redrive.mending import load_mend
 from echo_ops.redrive.preparing import Handling, Prepared
 from echo_ops.redrive.redriving import ROLE, Backlog, Redrive, Tally, discard, require_reasons, require_redrivable
+from echo_runtime.garbage import seldom_collected
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.naming import DEAD_LETTER_SUFFIX
 from echo_schemas.topics import BY_NAME, Topic
 
 _SAID = 110
 _BYTES_SHOWN = 256
+# Clients that connect at once.
+_AT_ONCE = 4
 
 DeadTopic = Annotated[str, typer.Argument(help="The topic that the messages belong on, such as trajectories.")]
 Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only letters with this reason; may be repeated.")]
 Until = Annotated[str, typer.Option(help="Only letters before this time.")]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Heap:
-    """Letters of one topic and reason."""
+    """Letters of one topic and reason. `offsets`: of all of them, ascending; `position`: those before it were handled."""
 
-    waiting: int = 0
-    handled: int = 0
-    oldest_ms: int = 0
-    newest_ms: int = 0
-    example: str = ""
+    newest: RawMessage
+    topic: Topic
+    oldest_ms: int
+    newest_ms: int
+    offsets: array[int] = field(default_factory=functools.partial(array, "q"))
+    position: int = 0
 
-    def add(self, letter: Letter, *, is_waiting: bool) -> None:
-        self.waiting += is_waiting
-        self.handled += not is_waiting
-        self.oldest_ms = min(self.oldest_ms or letter.time_ms, letter.time_ms)
-        self.newest_ms = max(self.newest_ms, letter.time_ms)
-        self.example = letter.message
+    @property
+    def handled(self) -> int:
+        return bisect_left(self.offsets, self.position)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.offsets) - self.handled
+
+    @property
+    def example(self) -> str:
+        return letter_of(self.newest, self.topic).message
+
+    def plain(self) -> dict[str, int | str]:
+        times = {"oldest_ms": self.oldest_ms, "newest_ms": self.newest_ms}
+        return {"waiting": self.waiting, "handled": self.handled, **times, "example": self.example}
+
+    def add(self, raw: RawMessage) -> None:
+        time_ms = raw.timestamp()[1]
+        self.offsets.append(raw.offset() or 0)
+        self.oldest_ms, self.newest_ms, self.newest = min(self.oldest_ms, time_ms), max(self.newest_ms, time_ms), raw
 
 
 def list_letters(
@@ -65,14 +88,14 @@ def list_letters(
 ) -> None:
     """Print how many letters wait, by topic and reason."""
     bus = reach_bus(read_settings(config), all_runs=True)
-    heaps: dict[tuple[str, str], Heap] = defaultdict(Heap)
-    for topic in [_topic(name) for name in topics or ()] or BY_NAME.values():
-        # A topic that never had a reader has no dead letters.
-        with suppress(TopicMissing), Backlog(bus, topic) as backlog:
-            for letter in backlog.letters():
-                heaps[topic.name, letter.reason].add(letter, is_waiting=letter.offset >= backlog.position(letter.reason))
+    heaps: dict[tuple[str, str], Heap] = {}
+    chosen = [_topic(name) for name in topics or ()] or list(BY_NAME.values())
+    # To list an empty topic is to wait for a client to connect.
+    with seldom_collected(), ThreadPoolExecutor(_AT_ONCE) as threads:
+        for topic, found in zip(chosen, threads.map(functools.partial(_heaps_of, bus), chosen), strict=True):
+            heaps |= {(topic.name, reason): heap for reason, heap in found.items()}
     if as_json:
-        sys.stdout.write(json.dumps([{"topic": topic, "reason": reason, **asdict(heap)} for (topic, reason), heap in heaps.items()]) + "\n")
+        sys.stdout.write(json.dumps([{"topic": topic, "reason": reason, **heap.plain()} for (topic, reason), heap in heaps.items()]) + "\n")
         return
     if not heaps:
         out.print(f"No dead letters in {bus.namespace.name}.")
@@ -82,6 +105,23 @@ def list_letters(
         counts = (f"{heap.waiting:,}", f"{heap.handled:,}")
         table.add_row(name, reason, *counts, shown_time(heap.oldest_ms), shown_time(heap.newest_ms), _cut(heap.example))
     out.print(table)
+
+
+def _heaps_of(bus: Bus, topic: Topic) -> dict[str, Heap]:
+    """The letters of a topic, by reason; none of a topic that never had a reader."""
+    heaps: dict[str, Heap] = {}
+    with suppress(TopicMissing), Backlog(bus, topic) as backlog:
+        for raw in backlog.messages():
+            reason = reason_of(raw)
+            if reason not in heaps:
+                time_ms = raw.timestamp()[1]
+                heaps[reason] = Heap(newest=raw, topic=topic, oldest_ms=time_ms, newest_ms=time_ms)
+            heaps[reason].add(raw)
+        # Each reason has a group, and a client of its own that asks for it.
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            for heap, position in zip(heaps.values(), threads.map(backlog.position, heaps), strict=True):
+                heap.position = position
+    return heaps
 
 
 def show(

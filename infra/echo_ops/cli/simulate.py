@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +21,7 @@ from echo_ops.simulation.file import read_scenario
 from echo_ops.simulation.page import scenario_page
 from echo_ops.simulation.paper import paper_scenario, reproduce
 from echo_ops.simulation.paper_page import misses, paper_page
+from echo_runtime.garbage import seldom_collected
 from echo_schemas.errors import UserError
 
 
@@ -50,7 +49,7 @@ def simulate(
     if compared is not None:
         _compare(file.stem, scenario, compared, as_json=as_json, page=page)
         return
-    with _no_collector():
+    with seldom_collected():
         outcome = simulated(scenario)
     if page is not None:
         write_page(page, scenario_page(file.stem, scenario, outcome))
@@ -66,7 +65,7 @@ def simulate(
 
 
 def _compare(name: str, scenario: Scenario, compared: Compared, *, as_json: bool, page: Path | None) -> None:
-    with _no_collector():
+    with seldom_collected():
         found = compare(scenario, compared)
     if page is not None:
         write_page(page, compare_page(name, compared, found))
@@ -77,7 +76,7 @@ def _compare(name: str, scenario: Scenario, compared: Compared, *, as_json: bool
 
 
 def _simulate_paper(*, as_json: bool, page: Path | None) -> None:
-    with _no_collector():
+    with seldom_collected():
         found = reproduce(paper_scenario())
     if page is not None:
         write_page(page, paper_page(found))
@@ -101,15 +100,3 @@ def _simulate_paper(*, as_json: bool, page: Path | None) -> None:
 def _print_rows(lines: Sequence[Sequence[str]]) -> None:
     for line in aligned(lines):
         out.print(line, markup=False)
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Python's cycle collector off: a simulation makes millions of objects and few cycles, and the search for them takes half the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -72,5 +72,14 @@ def letter_of(raw: RawMessage, topic: Topic) -> Letter:
     )
 
 
+def reason_of(raw: RawMessage) -> str:
+    """The reason of the letter that `raw` is, without making the letter: a list of a hundred thousand needs no more of most of them."""
+    # As in a letter, the last of equal names counts.
+    for name, value in reversed(raw_headers(raw)):
+        if name == REASON and value is not None:
+            return value.decode(errors="replace") or UNKNOWN
+    return UNKNOWN
+
+
 def _text(said: dict[str, bytes], name: str) -> str:
     return said[name].decode(errors="replace") if said.get(name) else UNKNOWN

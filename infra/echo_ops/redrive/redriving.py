@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.cluster import RawConsumer
+from echo_bus.client.cluster import RawConsumer, RawMessage
 from echo_bus.client.consumer_queries import committed_offsets, open_asker
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.errors import ProducerFenced
@@ -75,10 +75,13 @@ class Backlog:
 
     def letters(self, *, first: int = 0, end: int | None = None) -> Iterator[Letter]:
         """All letters from offset `first` up to `end` (None: to the end), in order, handled ones too."""
+        return (letter_of(raw, self.topic) for raw in self.messages(first=first, end=end))
+
+    def messages(self, *, first: int = 0, end: int | None = None) -> Iterator[RawMessage]:
+        """The same as they lie."""
         begin, until = max(self._log.lows[_PARTITION], first), self.end if end is None else min(self.end, end)
         for messages in self._log.within({_PARTITION: (begin, until)}) if begin < until else ():
-            for raw in messages:
-                yield letter_of(raw, self.topic)
+            yield from messages
 
     def position(self, reason: str) -> int:
         """The letters of `reason` before this offset are handled."""

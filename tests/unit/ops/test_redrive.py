@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -15,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawMessage
 from echo_bus.clock import ManualClock
-from echo_bus.dead_letters import RETRIES, DeadLetters
+from echo_bus.dead_letters import REASON, RETRIES, DeadLetters
 from echo_bus.signatures import Signer, TrustedKey, Verifier
 from echo_memory import MemoryCluster
 from echo_ops.redrive import redriving
-from echo_ops.redrive.letters import REDRIVEN, Letter
+from echo_ops.redrive.letters import REDRIVEN, Letter, letter_of, reason_of
 from echo_ops.redrive.mending import Mend, load_mend
 from echo_ops.redrive.preparing import Handling
 from echo_ops.redrive.redriving import Backlog, Redrive, discard, require_reasons, require_redrivable
@@ -323,6 +324,24 @@ def test_headers_that_are_missing_or_wrong_are_unknown(log: Log) -> None:
         (letter,) = backlog.letters()
     assert (letter.reason, letter.origin, letter.num_redriven, letter.writer) == ("unknown", None, 0, "unknown")
     assert log.run(passes_by=True) == {Handling.STOP: 1}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(REASON, b"malformed")],
+        [(REASON, b"malformed"), (SOURCE, b"w1"), (REASON, b"truncated")],
+        [(REASON, b"malformed"), (REASON, None)],
+        [(REASON, b"")],
+        [(REASON, b"\xff")],
+        [],
+    ],
+)
+def test_the_reason_alone_is_that_of_the_letter(log: Log, headers: list[Any]) -> None:
+    log.bus.publisher().publish_bytes(NAMESPACE.dead_letters(TRAJECTORIES), b"x", key=b"k", headers=headers).wait(WAIT_S)
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
+        (raw,) = backlog.messages()
+    assert reason_of(raw) == letter_of(raw, TRAJECTORIES).reason
 
 
 @pytest.mark.parametrize("name", ["steps", "control", "nonsense"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import struct
 import urllib.error
@@ -10,8 +11,11 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client import PlatformCollector, ProcessCollector, generate_latest
 
 from echo_bus.metrics import BusMetrics
+from echo_learner.metrics import LearnerMetrics
+from echo_runtime.exposition import exposition
 from echo_runtime.server import Check, MetricsServer
 from echo_schemas.errors import UserError
 
@@ -86,3 +90,17 @@ def test_a_scraper_that_left_is_no_error(server: MetricsServer, capfd: pytest.Ca
         leave_before_the_answer(server)
     assert get(server, "/metrics")[0] == 200
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_text_is_what_the_client_library_would_say() -> None:
+    learner = LearnerMetrics()
+    bus = BusMetrics(learner.registry)
+    ProcessCollector(registry=learner.registry)
+    PlatformCollector(registry=learner.registry)
+    bus.records_read.labels('a "quoted" \\ name\nof two lines, ü').inc(12_345_678)
+    bus.publish_seconds.labels("requests").observe(0.01)
+    learner.step.labels("loss").set(math.nan)
+    learner.step.labels("entropy").set(-math.inf)
+    # The process's own figures change between the two.
+    kept = [line for line in exposition(learner.registry).splitlines() if not line.startswith(b"process_")]
+    assert kept == [line for line in generate_latest(learner.registry).splitlines() if not line.startswith(b"process_")]
