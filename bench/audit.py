@@ -1,62 +1,44 @@
-"""How fast a run is audited: `audit_run` over trajectories on a real broker, against a bare consumer loop over the same topic.
+"""The speed of an audit: `audit_run` over trajectories on a real broker, against a bare consumer loop over the same topic.
 
     python bench/audit.py [--records N] [--json FILE]
 
-The run is made for it: every trajectory is trained in a step of 512, one snapshot is published, and every promise is proved, so nothing is
-skipped. `audit_per_s` is trajectories by the whole audit's seconds, `reading_per_s` by those of going through `trajectories` alone;
-`bare_per_s` is what `consume` hands over when nobody looks at it. In turn, medians: machines are shared and noisy. `audit_cpu_us` and
-`bare_cpu_us` are the reading thread's processor time for each trajectory, which other work changes little: 20 µs are 50,000/s.
+In the audited run every trajectory is trained in a step of 512, one snapshot is published, and every promise holds, so the audit skips
+nothing. `audit_per_s`: trajectories / seconds of the whole audit; `reading_per_s`: / seconds of reading `trajectories` alone; `bare_per_s`:
+the same of `consume` without using the messages. Both take turns, and medians are printed: machines are shared and noisy. `audit_cpu_us`,
+`bare_cpu_us`: the reading thread's processor time for each trajectory, which other work changes little: 20 µs are 50,000/s.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import os
 import statistics
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from buses import RUN, bus_of, create_topics
+from command import parser_of, save
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import NewTopic
-from payload import GROUP_SIZE, make_trajectories
+from payload import GROUP_SIZE, make_manifest, make_trajectories
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.kafka import KafkaCluster
 from echo_embedded import EmbeddedKafka
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import Verdict
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack
 from echo_schemas.headers import headers_of
-from echo_schemas.naming import Namespace
-from echo_schemas.records import (
-    Batch,
-    Mode,
-    Position,
-    RewardColumn,
-    Run,
-    StepReport,
-    Trajectory,
-    VersionSpan,
-    WeightFile,
-    WeightKind,
-    WeightManifest,
-    group_id_of,
-)
+from echo_schemas.records import Batch, Mode, Position, RewardColumn, Run, StepReport, Trajectory, VersionSpan, group_id_of
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import RUNS, STEPS, TRAJECTORIES, WEIGHT_CHUNKS, WEIGHTS, weights_key
 
-RUN = "bench"
 PARTITIONS = 4
 STEP_SAMPLES = 512
-# A demo's, and one of a few hundred words.
+# Of a demo's sample, and of one of a few hundred words.
 TOKENS = (160, 1_024)
 _WEIGHTS = b"weights"
 _WAIT_S = 300.0
@@ -65,41 +47,15 @@ _FIGURES = ("audit_per_s", "reading_per_s", "bare_per_s", "audit_cpu_us", "bare_
 Place = tuple[int, int]
 
 
-def open_bus(bootstrap: str, namespace: str) -> Bus:
-    """The operator's."""
-    return Bus(
-        cluster=KafkaCluster(bootstrap),
-        namespace=Namespace(namespace),
-        role="operator",
-        run_id=RUN,
-    )
-
-
 def make_run(bus: Bus, bootstrap: str, count: int, num_tokens: int) -> list[Place]:
-    """Topics, and a run in which `count` trajectories were trained: where each of them lies."""
-    admin = bus.cluster.admin()
-    topics = [NewTopic(f"{bus.namespace.name}.{spec.name}", min(spec.partitions, PARTITIONS), 1) for spec in load_topic_specs()]
-    dead = [NewTopic(bus.namespace.dead_letters(TRAJECTORIES), 1, 1)]
-    for future in admin.create_topics(topics + [topic for topic in dead if topic.topic not in {each.topic for each in topics}]).values():
-        future.result(_WAIT_S)
+    """Make the topics, and a run in which `count` trajectories were trained. Returns the place of each."""
+    create_topics(bus, {f"{bus.namespace.name}.{spec.name}": min(spec.partitions, PARTITIONS) for spec in load_topic_specs()})
     places = write_trajectories(bus, bootstrap, count, num_tokens)
     with closing(bus.publisher()) as publisher:
         publisher.publish(RUNS, _run(count)).wait(_WAIT_S)
         blob = bus.blob_writer(publisher).write(WEIGHT_CHUNKS, RUN, "v/0", _WEIGHTS)
-        sha256 = hashlib.sha256(_WEIGHTS).hexdigest()
-        manifest = WeightManifest(
-            run_id=RUN,
-            version=0,
-            kind=WeightKind.LORA,
-            files=(WeightFile(name="weights", num_bytes=len(_WEIGHTS), sha256=sha256),),
-            num_bytes=len(_WEIGHTS),
-            sha256=sha256,
-            blob=blob,
-            session="s",
-            checkpoint="v0-s",
-            next_seq=count // GROUP_SIZE,
-            created_ms=1,
-        )
+        next_seq = count // GROUP_SIZE
+        manifest = make_manifest(0, {"weights": _WEIGHTS}, blob=blob, session="s", checkpoint="v0-s", next_seq=next_seq, created_ms=1)
         for key in (weights_key(RUN, 0), weights_key(RUN, None)):
             publisher.publish(WEIGHTS, manifest, key=key, partition=0)
         for version, start in enumerate(range(0, count, STEP_SAMPLES), 1):
@@ -109,7 +65,7 @@ def make_run(bus: Bus, bootstrap: str, count: int, num_tokens: int) -> list[Plac
 
 
 def write_trajectories(bus: Bus, bootstrap: str, count: int, num_tokens: int) -> list[Place]:
-    """Where each of them lies."""
+    """Write the trajectories. Returns the place of each."""
     producer = Producer({**profiles.PRODUCER_THROUGHPUT, "bootstrap.servers": bootstrap})
     sha256 = hashlib.sha256(_WEIGHTS).hexdigest()
     kinds = [
@@ -212,11 +168,11 @@ def read_bare(bus: Bus, bootstrap: str, count: int) -> tuple[float, float]:
 
 
 def measure(count: int, rounds: int) -> dict[str, Any]:
-    """Every figure, and the conditions under which they were taken."""
+    """All figures, and their conditions."""
     figures: dict[str, Any] = {}
     with EmbeddedKafka() as kafka:
         for num_tokens in TOKENS:
-            bus = open_bus(kafka.bootstrap, f"bench.audit{num_tokens}")
+            bus = bus_of(kafka.bootstrap, f"bench.audit{num_tokens}")
             make_run(bus, kafka.bootstrap, count, num_tokens)
             taken: dict[str, list[float]] = {name: [] for name in _FIGURES}
             for _ in range(rounds):
@@ -241,10 +197,9 @@ def measure(count: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description="How fast a run is audited.")
+    parser = parser_of(__doc__)
     parser.add_argument("--records", type=int, default=131_072, help="trajectories of the run, a multiple of 512")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     figures = measure(options.records, options.rounds)
     print(f"{'':14}" + "".join(f"{name:>16}" for name in _FIGURES))
@@ -252,8 +207,7 @@ def main() -> None:
         if name != "conditions":
             print(f"{name:14}" + "".join(f"{values[each]:>16,.1f}" for each in _FIGURES))
     print("\n".join(f"  {name}: {value}" for name, value in figures["conditions"].items()))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    save(options.json, figures)
 
 
 if __name__ == "__main__":

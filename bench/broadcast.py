@@ -1,22 +1,19 @@
-"""How long a snapshot takes to all workers: from worker to worker in striped chains, and straight from its place; what a delta saves.
+"""The time of sending a snapshot to all workers: in striped chains from worker to worker, and straight from its place; savings of a delta.
 
     python bench/broadcast.py [--mb 64] [--mbit 100] [--workers 2 4 8] [--lines tc|buckets] [--json FILE]
 
-The workers' own transfer: sockets, checksums, files in shared memory. Each worker has a line of --mbit in each direction, and so has the
-place where the snapshot lies: a learner's line that is no better than a worker's. With `tc` each is a network namespace of its own behind a
-line that the kernel holds to its rate; that needs root. With `buckets`, the default elsewhere, all use the loopback, and token buckets in
-the transfer hold the rate. `limit_s` is size / line. The time is that of the last worker. Needs no Kafka.
+Uses the workers' own transfer: sockets, checksums, files in shared memory. Each worker has a line of --mbit in each direction, and so has
+the snapshot's place: a learner with no better line than a worker's. With `tc` each has its own network namespace behind a line whose rate
+the kernel limits; that needs root. With `buckets`, the default elsewhere, all use the loopback, and token buckets in the transfer limit the
+rate. `limit_s` is size / line. The time is that of the last worker. Needs no Kafka.
 
-`delta_ratio`: bytes of a delta over those of the snapshot, after one step of AdamW at 1e-6 on float32 weights (8.4 million in
-each of --layers, drawn with 0.02, gradients of a real loss), as snapshots in bfloat16 and in float32. `delta_apply_s`: to make
-the bfloat16 snapshot (67 MB) of the one before, verified and written; `delta_make_s`: to make its delta.
+`delta_ratio`: bytes of a delta / bytes of the snapshot, after one step of AdamW at 1e-6 on float32 weights (8.4 million in each of
+--layers, drawn with 0.02, gradients of a real loss), as snapshots in bfloat16 and in float32. `delta_apply_s`: to make the bfloat16
+snapshot (67 MB) from the previous one, verified and written; `delta_make_s`: to make its delta.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
 import math
 import sys
 import tempfile
@@ -28,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command import parser_of, save
 from namespaces import ByteServer, Machines, read_bytes, why_not
+from payload import make_manifest
 from prometheus_client import CollectorRegistry
 
 from echo_bus.blobs.chunk_list import list_chunks, read_chunk_list
@@ -38,15 +37,15 @@ from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.weights.peers.line import Line
 from echo_rollout.weights.peers.source import PeerSource
 from echo_rollout.weights.peers.wire import PeerOptions
-from echo_schemas.records import ChunkRef, WeightFile, WeightKind, WeightManifest
+from echo_schemas.records import ChunkRef, WeightKind, WeightManifest
 
 RUN, SECRET = "broadcast", b"a secret that is no secret at all"
 _BYTES_PER_MBIT = 125_000
-_STAR = 1 << 20  # workers; fewer than so many take a snapshot from its place
+_STAR = 1 << 20  # with fewer workers than these each takes the snapshot from its place
 
 
 class Place:
-    """Where the snapshot lies, as one worker sees it: behind a line that all share, and the worker's own."""
+    """The place of the snapshot, as one worker reaches it: over a line that all workers share, and its own line."""
 
     def __init__(self, data: bytes, chunks: tuple[ChunkRef, ...], shared: Line, own: Line) -> None:
         self._data = data
@@ -54,12 +53,12 @@ class Place:
         self._lines = (shared, own)
 
     def chunk_refs(self, manifest: WeightManifest) -> tuple[ChunkRef, ...]:
-        """All of them."""
+        """All chunks."""
         del manifest
         return self._chunks
 
     def fetch(self, manifest: WeightManifest, folder: Path) -> None:
-        """Everything, in order."""
+        """Fetch all chunks, in order."""
         with ArrivingFiles(folder, manifest.files, manifest.sha256) as arriving:
             for chunk in self.chunks(manifest, self._chunks, 0):
                 arriving.add(chunk)
@@ -96,25 +95,12 @@ class FarPlace(Place):
 
 
 def manifest_of(data: bytes) -> WeightManifest:
-    """One file."""
-    sha256 = hashlib.sha256(data).hexdigest()
-    return WeightManifest(
-        run_id=RUN,
-        version=1,
-        kind=WeightKind.FULL,
-        files=(WeightFile(name="model.safetensors", num_bytes=len(data), sha256=sha256),),
-        num_bytes=len(data),
-        sha256=sha256,
-        uri="memory://bench",
-        session="bench",
-        checkpoint="bench",
-        next_seq=0,
-        created_ms=0,
-    )
+    """The manifest of a snapshot of one file."""
+    return make_manifest(1, {"model.safetensors": data}, run_id=RUN, kind=WeightKind.FULL, uri="memory://bench")
 
 
 def broadcast(data: bytes, num_workers: int, mbit: float, *, is_star: bool, by_kernel: bool) -> float:
-    """Seconds until the last of the workers has all of it, verified."""
+    """Seconds until the last worker has the whole snapshot, verified."""
     manifest, chunks = manifest_of(data), read_chunk_list(list_chunks([data]), len(data))
     bytes_per_s = math.inf if by_kernel else mbit * _BYTES_PER_MBIT
     shared, addresses = Line(bytes_per_s), dict[str, str]()
@@ -217,13 +203,12 @@ def _apply_s(old: bytes, new: bytes, delta: bytes) -> float:
 
 def main() -> int:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = parser_of(__doc__)
     parser.add_argument("--mb", type=float, default=64.0, help="size of the snapshot, in 10^6 bytes")
     parser.add_argument("--mbit", type=float, default=100.0, help="each line, in Mbit/s")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--lines", choices=["tc", "buckets"], help="who holds the rates: the kernel, where it can, or the transfer")
+    parser.add_argument("--lines", choices=["tc", "buckets"], help="limit the rates by the kernel (tc, where possible) or by the transfer")
     parser.add_argument("--layers", type=int, default=4, help="of the model whose deltas are measured")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     lines = arguments.lines or ("buckets" if why_not() else "tc")
     if lines == "tc" and why_not():
@@ -241,8 +226,7 @@ def main() -> int:
     deltas = measure_deltas(arguments.layers)
     sys.stdout.write("".join(f"{name}: {value}\n" for name, value in deltas.items()))
     figures |= deltas
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures), encoding="utf-8")
+    save(arguments.json, figures)
     return 0
 
 

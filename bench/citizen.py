@@ -1,16 +1,15 @@
-"""What an operator waits for: a secured Kafka, a list of a hundred thousand dead letters, a scrape of a learner with many series.
+"""Waiting times of an operator: for a secured Kafka, a list of a hundred thousand dead letters, a scrape of a learner with many series.
 
 python bench/citizen.py [--letters N] [--rounds N] [--json FILE]
 
-secure_ready_s   `echoswarm kafka up --secure`, from the call to its end: the broker answers, users and access lists are there; each round
-dlq_list_s       `echoswarm dlq list` of N letters with values of a kilobyte, the command's start in it; the worst round, and processor time
+secure_ready_s   `echoswarm kafka up --secure`, from the call to its end: the broker answers, users and access lists exist; each round
+dlq_list_s       `echoswarm dlq list` of N letters with values of a kilobyte, start included; the worst round, and processor time
 scrape_ms        GET /metrics of a learner's metrics, every bounded label full; median and worst of a hundred; `cpu`: processor
                      time of server and client together
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -20,9 +19,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from pathlib import Path
 from typing import Any
 
+from command import parser_of, save
 from confluent_kafka import Message as ClientMessage
 
 from echo_bus.dead_letters import dead_letter_of
@@ -38,23 +37,20 @@ from echo_settings import load_settings
 _VALUE_BYTES = 1_000
 _NUM_WRITERS = 40
 _SCRAPES = 100
-# More names than any label keeps: the rest are counted as one.
+# More names than any label keeps: further names share one series.
 _NAMES = 1_000
 _STEP_METRICS = 200
 
 
 def main() -> None:
     """Measure, and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--letters", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
     arguments = parser.parse_args()
     found: dict[str, Any] = {**scraped(), **operated(arguments.letters, arguments.rounds)}
-    text = json.dumps(found, indent=2)
-    sys.stdout.write(text + "\n")
-    if arguments.json is not None:
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    save(arguments.json, found)
 
 
 def scraped() -> dict[str, Any]:
@@ -91,7 +87,7 @@ def scraped() -> dict[str, Any]:
 
 
 def operated(num_letters: int, num_rounds: int) -> dict[str, Any]:
-    """The commands, each as a process."""
+    """Run the commands, each as a process."""
     with tempfile.TemporaryDirectory(prefix="echoswarm-citizen-") as name:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("ECHO_")} | {"ECHO_STATE_FOLDER": name}
         os.environ["ECHO_STATE_FOLDER"] = name
@@ -129,7 +125,7 @@ def _took(environ: dict[str, str], *words: str) -> float:
 
 
 def _write_letters(num_letters: int) -> None:
-    """What a learner would have put among the dead letters of `trajectories`."""
+    """Write dead letters of `trajectories`, as a learner would."""
     bus = open_bus(load_settings(None, {}), "learner")
     value, physical = os.urandom(_VALUE_BYTES), bus.namespace.topic(TRAJECTORIES)
     reasons = list(InvalidReason)

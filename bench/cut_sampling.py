@@ -1,27 +1,25 @@
-"""What top-p costs in bias: expected policy gradients, exact over all answers of a small policy, beside the gradient of what is sampled.
+"""The bias of top-p: expected policy gradients, exact over all answers of a small policy, against the gradient of the sampled policy.
 
     python bench/cut_sampling.py [--json FILE]
 
-A policy of 6 tokens and answers of 4 has a table of logits for each beginning; rewards are random. The sampler draws under `top_p`, and the
-gradient is what the learner expects of infinitely many samples: advantage = reward - mean, token weights pi / pi_sampler, not truncated.
-The truth is the gradient of the mean reward of the policy as it is sampled (its own cut applied). "stale": the sampler's logits differ by
-normal noise of 0.3. Three ways to put the two log-probabilities together:
+A policy of 6 tokens and answers of 4 has a table of logits for each prefix; rewards are random. The sampler draws under `top_p`, and the
+gradient is the learner's expectation over infinitely many samples: advantage = reward - mean, token weights pi / pi_sampler, not truncated.
+The truth is the gradient of the mean reward of the policy as it is sampled (with its own cut). "stale": the sampler's logits differ by
+normal noise of 0.3. Three ways to combine the two log-probabilities:
 
-    drawn / drawn   both of what sampling left            engines with processed log-probabilities
-    full / full     both of the whole distribution        engines with raw log-probabilities
-    full / drawn    the learner's full, the sampler's not  what a learner does that knows nothing of the cut
+    drawn / drawn   both of the cut distribution           engines with processed log-probabilities
+    full / full     both of the whole distribution         engines with raw log-probabilities
+    full / drawn    only the sampler's of the cut one      a learner that ignores the cut
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import torch
+from command import parser_of, save
 from torch import Tensor
 
 from echo_learner.training.cut import Cut
@@ -29,7 +27,7 @@ from echo_learner.training.cut import Cut
 VOCABULARY, LENGTH, SEEDS, NOISE = 6, 4, 20, 0.3
 WAYS = {"drawn / drawn": (True, True), "full / full": (False, False), "full / drawn": (False, True)}
 ANSWERS = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=LENGTH)))
-# Where the table has the logits of what follows answers[:, :t], one row for each beginning.
+# The table's first row for prefixes of t tokens: it has one row of logits for each prefix.
 _STARTS = [sum(VOCABULARY**length for length in range(position)) for position in range(LENGTH + 1)]
 
 
@@ -53,12 +51,12 @@ def logprobs(table: Tensor, cut: Cut | None) -> Tensor:
 
 
 def gradient(table: Tensor, sampler: Tensor, rewards: Tensor, cut: Cut, way: tuple[bool, bool]) -> Tensor:
-    """What the learner expects of infinitely many samples."""
+    """The learner's expected gradient over infinitely many samples."""
     learner_is_cut, sampler_is_cut = way
     drawn = logprobs(sampler, cut).sum(1).exp()
     is_drawn = drawn > 0
     advantages = (rewards - (drawn * rewards).sum())[is_drawn]
-    # A token that was drawn was kept: under newer weights too.
+    # A drawn token is kept under newer weights too.
     kept = table if not learner_is_cut else torch.where(_drawable(sampler, cut) | _drawable(table, cut), table, -torch.inf)
     ours = kept.log_softmax(dim=1)[ROWS, ANSWERS][is_drawn]
     theirs = logprobs(sampler, cut if sampler_is_cut else None)[is_drawn]
@@ -97,17 +95,14 @@ def measure(top_p: float, noise: float) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__).parse_args()
     results: list[dict[str, Any]] = []
     for top_p, noise in itertools.product((1.0, 0.95, 0.8), (0.0, NOISE)):
         measured = measure(top_p, noise)
         results.append({"top_p": top_p, "noise": noise, **measured})
         cells = "  ".join(f"{way}: error {numbers['error']:.3f} cosine {numbers['cosine']:.3f}" for way, numbers in measured.items())
         print(f"top_p {top_p:<5} {'stale' if noise else 'fresh'}  {cells}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    save(arguments.json, results)
 
 
 if __name__ == "__main__":

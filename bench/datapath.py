@@ -2,16 +2,14 @@
 
     python bench/datapath.py [--quick] [--json FILE]
 
-Writer and reader are processes of their own. "Ours" is Publisher, broker, and ConsumerLoop, which hands decoded records to a handler
-and commits; "bare" is a confluent-kafka loop with fastavro to and from plain dictionaries, no headers, no checks, no commits. Both write
-the same payloads. They run in turn, and medians are printed, because machines are shared and noisy.
+Writer and reader are separate processes. "Ours" is Publisher, broker, and ConsumerLoop, which gives decoded records to a handler and
+commits; "bare" is a confluent-kafka loop with fastavro to and from plain dictionaries, no headers, no checks, no commits. Both write the
+same payloads. They run in turn, and medians are printed, because machines are shared and noisy.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import multiprocessing as mp
 import os
 import statistics
@@ -20,22 +18,20 @@ import threading
 import time
 import timeit
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import fastavro
+from buses import bus_of, create_topics
+from command import parser_of, save
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka import Message as ClientMessage
-from confluent_kafka.admin import NewTopic
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from payload import make_trajectories
+from payload import make_reward, make_trajectories
 
-from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.kafka import KafkaCluster
 from echo_bus.message import ACCEPTED, Message, Outcome
 from echo_bus.reading.decoding import Decoder
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
@@ -45,7 +41,7 @@ from echo_runtime.tracing import GroupTracer
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.converters import converter_of
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Coordinates, Reward, RewardOutcome, Trajectory
+from echo_schemas.records import Reward, Trajectory
 from echo_schemas.schemas import newest
 from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
 from echo_settings import Settings
@@ -60,17 +56,7 @@ _CONTEXT = mp.get_context("spawn")
 _JOIN_S = 120.0
 
 
-def bus_of(bootstrap: str, namespace: str, role: str) -> Bus:
-    """A bus for one process of the benchmark."""
-    return Bus(
-        cluster=KafkaCluster(bootstrap),
-        namespace=Namespace(namespace),
-        role=role,
-        run_id="bench",
-    )
-
-
-# The writers. Each waits for `go` and reports when it began.
+# The writers. Each waits for `go` and reports the time of its start.
 
 
 def write_ours(bootstrap: str, namespace: str, count: int, go: Any, began: Any) -> None:
@@ -86,7 +72,7 @@ def write_ours(bootstrap: str, namespace: str, count: int, go: Any, began: Any) 
 
 
 def write_bare(bootstrap: str, namespace: str, count: int, go: Any, began: Any) -> None:
-    """The least that writes the same values: fastavro from a dictionary, produce, poll."""
+    """The simplest writer of the same values: fastavro from a dictionary, produce, poll."""
     schema = newest(Trajectory.SCHEMA).parsed
     convert = converter_of(Trajectory).to_plain
     payloads = [(record.group_id, convert(record)) for record in make_trajectories(DISTINCT, TOKENS)]
@@ -111,7 +97,7 @@ def write_bare(bootstrap: str, namespace: str, count: int, go: Any, began: Any) 
 
 
 def write_paced(bootstrap: str, namespace: str, count: int, per_s: float) -> None:
-    """One record every 1/per_s seconds, each with the time it was handed over."""
+    """Write one record every 1/per_s seconds, each with the time of the call."""
     payloads = make_trajectories(DISTINCT, TOKENS)
     publisher = bus_of(bootstrap, namespace, "writer").publisher(profiles.PRODUCER_LATENCY)
     start = time.monotonic()
@@ -123,7 +109,7 @@ def write_paced(bootstrap: str, namespace: str, count: int, per_s: float) -> Non
     publisher.close(_JOIN_S)
 
 
-# The readers. Each sets `ready` when it reads, and reports when it had the first and the last.
+# The readers. Each sets `ready` when it reads, and reports the times of its first and last record.
 
 
 def read_ours(bootstrap: str, namespace: str, count: int, ready: Any, results: Any, group: str = "readers") -> None:
@@ -160,7 +146,7 @@ def read_ours(bootstrap: str, namespace: str, count: int, ready: Any, results: A
 
 
 def read_bare(bootstrap: str, namespace: str, count: int, ready: Any, results: Any) -> None:
-    """The least that reads the same values: consume in batches, fastavro to a dictionary."""
+    """The simplest reader of the same values: consume in batches, fastavro to a dictionary."""
     schema = newest(Trajectory.SCHEMA).parsed
     consumer = Consumer({**profiles.READER, "auto.offset.reset": "earliest", "bootstrap.servers": bootstrap, "group.id": "bare"})
     topic = Namespace(namespace).topic(TRAJECTORIES)
@@ -180,7 +166,7 @@ def read_bare(bootstrap: str, namespace: str, count: int, ready: Any, results: A
 
 
 def run(target: Callable[..., None], *arguments: Any) -> Any:
-    """A child process, started."""
+    """Start a child process."""
     process = _CONTEXT.Process(target=target, args=arguments)
     process.start()
     return process
@@ -199,20 +185,17 @@ class DataPath:
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
-        self._admin = KafkaCluster(bootstrap).admin()
         self._number = 0
 
     def namespace(self, label: str) -> str:
         """A fresh namespace with its one topic."""
         self._number += 1
         name = f"bench.{self._number}.{label}"
-        topic = NewTopic(Namespace(name).topic(TRAJECTORIES), num_partitions=PARTITIONS, replication_factor=1)
-        for future in self._admin.create_topics([topic]).values():
-            future.result(_JOIN_S)
+        create_topics(bus_of(self._bootstrap, name), {Namespace(name).topic(TRAJECTORIES): PARTITIONS})
         return name
 
     def at_once(self, write: Any, read: Any, count: int) -> tuple[float, str]:
-        """Records per second from the first hand-over to the last record read, both processes at work; and the namespace."""
+        """Records per second from the first written to the last read record, both processes at work; and the namespace."""
         namespace = self.namespace("once")
         go, ready, began, results = _CONTEXT.Event(), _CONTEXT.Event(), _CONTEXT.Value("d", 0.0), _CONTEXT.Queue()
         reader = run(read, self._bootstrap, namespace, count, ready, results)
@@ -225,7 +208,7 @@ class DataPath:
         return count / (last - began.value), namespace
 
     def back(self, read: Any, namespace: str, count: int) -> float:
-        """Records per second from the first to the last record read, of a log that is there already."""
+        """Records per second from the first to the last record read, of an existing log."""
         ready, results = _CONTEXT.Event(), _CONTEXT.Queue()
         reader = run(read, self._bootstrap, namespace, count, ready, results)
         first, last, _ = results.get(timeout=_JOIN_S)
@@ -233,7 +216,7 @@ class DataPath:
         return float((count - 1) / (last - first))
 
     def latency(self, count: int, per_s: float, skip: int) -> tuple[float, float]:
-        """p50 and p99 in milliseconds from hand-over to handler, the first `skip` left out."""
+        """p50 and p99 in milliseconds from the writer's call to the handler, without the first `skip` records."""
         namespace = self.namespace("latency")
         ready, results = _CONTEXT.Event(), _CONTEXT.Queue()
         reader = run(read_ours, self._bootstrap, namespace, count, ready, results)
@@ -272,13 +255,13 @@ def codec_cost(rounds: int) -> dict[str, float]:
 
 
 def signature_cost(rounds: int) -> dict[str, float]:
-    """Microseconds of process time a record: signing, and reading as the learner's decoder does, with and without looking at signatures."""
+    """Microseconds of process time a record: signing, and reading with the learner's decoder, with and without checking signatures."""
     codec, namespace, private = lock_file_codec(), Namespace("bench"), Ed25519PrivateKey.generate()
     public = private.public_key()
     keys = {key_id_of(public): TrustedKey(id="bench", public=public, role="redrive", names=("*",))}
     groups: dict[str, tuple[Topic, Sequence[Trajectory | Reward]]] = {
         "trajectory": (TRAJECTORIES, make_trajectories(GROUP, TOKENS)),
-        "reward": (REWARDS, [_reward(index) for index in range(256)]),
+        "reward": (REWARDS, [make_reward(1, index, (0, index)) for index in range(256)]),
     }
     figures: dict[str, float] = {}
     for name, (topic, records) in groups.items():
@@ -299,7 +282,7 @@ def signature_cost(rounds: int) -> dict[str, float]:
         steps: dict[str, Callable[[], object]] = {
             f"sign_{name}_us": lambda: signer.sign(physical, pairs),  # noqa: B023  called before the next one
             f"read_{name}_us": lambda: read(None),
-            # Each time a verifier that remembers nothing: every signature is checked once, as in a log that is read for the first time.
+            # A new verifier each time: every signature is checked once, as in a log that is read for the first time.
             f"read_signed_{name}_us": lambda: read(Verifier(lambda: keys)),
         }
         times: dict[str, list[float]] = {step: [] for step in steps}
@@ -311,7 +294,7 @@ def signature_cost(rounds: int) -> dict[str, float]:
 
 
 def trace_cost(rounds: int) -> dict[str, float]:
-    """Microseconds of process time that following one group in a hundred adds to a trajectory; spans are made, encoded and thrown away."""
+    """Microseconds of process time that tracing one group in a hundred adds to a trajectory; spans are made, encoded and dropped."""
     records = make_trajectories(4_096, 64)
 
     class Nowhere(SpanExporter):
@@ -332,30 +315,14 @@ def trace_cost(rounds: int) -> dict[str, float]:
     return {"trace_us": statistics.median(times)}
 
 
-def _reward(index: int) -> Reward:
-    return Reward(
-        run_id="bench",
-        group_id="bench/1",
-        seq=1,
-        attempt="a",
-        index=index,
-        of=Coordinates(partition=0, offset=index),
-        name="exact",
-        code_version="1",
-        outcome=RewardOutcome.SCORED,
-        value=1.0,
-        time_ms=1,
-    )
-
-
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Every figure, and the conditions under which they were taken."""
+    """All figures, and their conditions."""
     count, rounds = (2_000, 1) if quick else (30_000, 3)
     figures: dict[str, Any] = codec_cost(5 if quick else 100) | signature_cost(5 if quick else 100) | trace_cost(3 if quick else 30)
     payload = len(lock_file_codec().encode(make_trajectories(1, TOKENS)[0]))
     with EmbeddedKafka() as kafka:
         path = DataPath(kafka.bootstrap)
-        path.at_once(write_ours, read_ours, count)  # warms the broker; not counted
+        path.at_once(write_ours, read_ours, count)  # a warm-up, not counted
         once: dict[str, list[float]] = {"concurrent_per_s": [], "bare_concurrent_per_s": []}
         back: dict[str, list[float]] = {"readback_per_s": [], "bare_readback_per_s": []}
         for _ in range(rounds):
@@ -366,7 +333,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
             back["bare_readback_per_s"].append(path.back(read_bare, namespace, count))
         figures |= {name: statistics.median(values) for name, values in {**once, **back}.items()}
         paced, skip = (1_000, 200) if quick else (8_000, 2_000)
-        # The broker's compiler is still at work on this path after tens of thousands of records: the first run warms and does not count.
+        # The broker still compiles this path after tens of thousands of records: the first run is a warm-up and does not count.
         runs = [path.latency(paced, 1_000.0, skip) for _ in range(rounds + 1)][1:]
         figures["p50_ms"] = statistics.median(p50 for p50, _ in runs)
         figures["p99_ms"] = statistics.median(p99 for _, p99 in runs)
@@ -384,7 +351,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 
 def read_ours_again(bootstrap: str, namespace: str, count: int, ready: Any, results: Any) -> None:
-    """As `read_ours`, in a group that has committed nothing."""
+    """As `read_ours`, in a group without commits."""
     read_ours(bootstrap, namespace, count, ready, results, "again")
 
 
@@ -415,14 +382,12 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description="The data path against a bare client.")
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="a few seconds, for a look and for tests; the figures mean little")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     figures = measure(quick=options.quick)
     show(figures)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    save(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""The packaged runs with several seeds: what a newcomer will see, as the table of docs/demo.md.
+"""The packaged demos with several seeds, as the table of docs/demo.md.
 
     python bench/demo.py [--seeds N] [--demo reverse|sort|both] [--json FILE]
 
-One command after the other, each with a Kafka of its own; times count from the command, as its user would.
+Runs one command after the other, each with its own Kafka; times count from the command's start.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,6 +15,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from command import parser_of, save
 
 _PATIENCE_S = 900
 _COLUMNS: Mapping[str, str] = {
@@ -45,7 +46,7 @@ def run(demo: str, seed: int) -> dict[str, Any]:
 
 
 def row(demo: str, seed: int, summary: Mapping[str, Any]) -> str:
-    """One line of the table; – for what a run did not reach."""
+    """One line of the table; – for a value that the run did not reach."""
     values = {**summary, "num_dropped": sum(summary["dropped"].values())}
     cells = [
         template.format(**values) if all(values[name] is not None for name in _names(template)) else "–" for template in _COLUMNS.values()
@@ -59,10 +60,9 @@ def _names(template: str) -> list[str]:
 
 def main() -> None:
     """Measure, print the table, and write the summaries where --json says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--demo", choices=("reverse", "sort", "both"), default="both")
-    parser.add_argument("--json", type=Path, help="write the summaries there too")
     arguments = parser.parse_args()
     sys.stdout.write(f"| demo | seed | {' | '.join(_COLUMNS)} |\n|{'---|' * (len(_COLUMNS) + 2)}\n")
     summaries = []
@@ -72,8 +72,7 @@ def main() -> None:
             summaries.append({"demo": demo, "seed": seed, **summary})
             sys.stdout.write(f"{row(demo, seed, summary)}\n")
             sys.stdout.flush()
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(summaries, indent=2) + "\n", encoding="utf-8")
+    save(arguments.json, summaries)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
-"""What a thousand workers cost whoever keeps count of them: the feeder's ledger and choice of partitions, the roster, views, the screen.
+"""The cost of keeping track of a thousand workers: the feeder's ledger and choice of partitions, the roster, views, the screen.
 
     python bench/fleet.py [--workers 1000] [--partitions 256] [--requests 1000000] [--json FILE]
 
-Each piece is fed what a run of this size feeds it, with nothing else around it: no Kafka but the one in memory, no clock but its own.
-It runs at a quarter of the size and at the whole, and `growth` is the power with which its CPU seconds grow: 1 is linear; above 1.5 it is
-marked. `unit_us` is CPU time per unit of work, `mib` the memory that the piece holds at the whole size, as Python counts it.
+Each piece gets the input of a run of this size and runs alone, with the Kafka in memory. It runs at a quarter of the size and at the full
+size. `growth`: the power with which its CPU seconds grow; 1 is linear, above 1.5 it is marked. `unit_us`: CPU time of a unit of work.
+`mib`: memory that the piece holds at the full size, as Python counts it.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import io
-import json
 import math
 import os
 import sys
@@ -20,9 +18,9 @@ import time
 import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from command import parser_of, save
 from confluent_kafka.admin import NewTopic
 from rich.console import Console
 
@@ -42,21 +40,21 @@ from echo_schemas.topics import WORKERS
 
 RUN = "bench"
 GROUP_SIZE = 8
-# Heartbeats of each worker that are heard: a minute's, in the quick pieces.
+# Heartbeats of each worker: those of a minute, in the quick pieces.
 _BEATS = 60
 _VIEW_BEATS = 5
 _DRAWS = 4
 _LOOKS = 100
 _BATCH = 64
 _SMALLER = 4
-# 2 would be quadratic; 1 is linear, and a busy machine and a full cache make it some tenths more.
+# 1 is linear, 2 quadratic; a busy machine and a full cache add some tenths.
 _WORSE = 1.5
 _WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the fleet is."""
+    """The size of the fleet."""
 
     workers: int
     partitions: int
@@ -68,11 +66,11 @@ class Size:
 
 
 Prepared = tuple[Callable[[], Any], int]
-"""What is measured, and how many units of work it does. It returns what it holds."""
+"""The measured function and its units of work. The function returns the objects that it holds."""
 
 
 def word(number: int, size: Size, second: float = 0.0) -> WorkerStatus:
-    """What worker `number` says."""
+    """The heartbeat of worker `number`."""
     return WorkerStatus(
         run_id=RUN,
         worker_id=f"host-{number}-4711",
@@ -106,7 +104,7 @@ def ledger(size: Size) -> Prepared:
 
 
 def backlog(size: Size) -> Prepared:
-    """Requests of which none is finished, and then all, one after another."""
+    """Requests, first without any finished, then all finished one after another."""
 
     def run() -> Ledger:
         made = Ledger(size.partitions)
@@ -122,9 +120,8 @@ def backlog(size: Size) -> Prepared:
 
 
 def dispatch(size: Size) -> Prepared:
-    """A partition for every request of some steps, in so many looks at shares and committed offsets: the feeder looks at most every 20 ms,
-    however many workers there are.
-    """
+    """A partition for every request of some steps, in `_LOOKS` looks at shares and committed offsets: the feeder looks at most every 20 ms,
+    for any number of workers."""
     owners = [
         PartitionOwner(partitions=frozenset(status.partitions), groups_per_s=status.rollouts_per_s / GROUP_SIZE, capacity=16)
         for status in (word(number, size) for number in range(size.workers))
@@ -149,7 +146,7 @@ def dispatch(size: Size) -> Prepared:
 
 
 def roster(size: Size) -> Prepared:
-    """Everybody's words for a minute, and the shares once a second."""
+    """All workers' heartbeats of a minute, and the shares once a second."""
     words = [word(number, size) for number in range(size.workers)]
 
     def run() -> Roster:
@@ -164,7 +161,7 @@ def roster(size: Size) -> Prepared:
 
 
 def view(size: Size) -> Prepared:
-    """Everybody's words through the log into a view, decoding included."""
+    """All workers' heartbeats through the log into a view, decoding included."""
     cluster = MemoryCluster()
     space, metrics, clock = Namespace("bench"), BusMetrics(), SystemClock()
     bus = Bus(cluster=cluster, namespace=space, metrics=metrics, clock=clock, role="view", run_id=RUN)
@@ -179,7 +176,7 @@ def view(size: Size) -> Prepared:
 
 
 def pool(size: Size) -> Prepared:
-    """Everybody's words for a minute into the model of the screen."""
+    """All workers' heartbeats of a minute into the model of the screen."""
     words = [word(number, size) for number in range(size.workers)]
 
     def run() -> RunView:
@@ -210,7 +207,7 @@ PIECES: tuple[Callable[[Size], Prepared], ...] = (ledger, backlog, dispatch, ros
 
 
 def cpu_s(prepared: Prepared) -> float:
-    """CPU seconds of one go."""
+    """CPU seconds of one run of the piece."""
     run, _ = prepared
     gc.collect()
     started_s = time.process_time()
@@ -219,7 +216,7 @@ def cpu_s(prepared: Prepared) -> float:
 
 
 def held_mib(prepared: Prepared) -> float:
-    """What is still held of what one go has allocated."""
+    """Memory that one run of the piece has allocated and still holds."""
     run, _ = prepared
     gc.collect()
     tracemalloc.start()
@@ -235,7 +232,7 @@ def held_mib(prepared: Prepared) -> float:
 
 
 def measure(size: Size) -> dict[str, dict[str, float]]:
-    """Every piece at a quarter and at the whole."""
+    """Measure every piece at a quarter of the size and at the full size."""
     found: dict[str, dict[str, float]] = {}
     for piece in PIECES:
         small_s, whole = cpu_s(piece(size.quarter())), piece(size)
@@ -259,17 +256,15 @@ def show(name: str, figures: Mapping[str, float]) -> None:
 
 def main() -> int:
     """Measure, print, and exit 1 if a piece grows faster than the fleet."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--partitions", type=int, default=256)
     parser.add_argument("--requests", type=int, default=1_000_000)
-    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     size = Size(options.workers, options.partitions, options.requests)
     found = measure(size)
-    if options.json is not None:
-        conditions = {"workers": size.workers, "partitions": size.partitions, "requests": size.requests, "cores": os.cpu_count()}
-        options.json.write_text(json.dumps({**found, "conditions": conditions}, indent=2) + "\n", encoding="utf-8")
+    conditions = {"workers": size.workers, "partitions": size.partitions, "requests": size.requests, "cores": os.cpu_count()}
+    save(options.json, {**found, "conditions": conditions})
     return int(any(figures["growth"] > _WORSE for figures in found.values()))
 
 

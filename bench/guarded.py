@@ -1,4 +1,4 @@
-"""Processes of a benchmark: each with a log of its own, asked to end at the end of its block, and dead if the benchmark dies."""
+"""Processes of a benchmark: each has its own log, is asked to end at the end of its block, and is killed if the benchmark dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 2_000
 def running(
     guard: Guard, folder: Path, name: str, *arguments: str, environ: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`python ARGUMENTS` in `folder`, where its log is `<name>.log`. It finds the modules of the benchmarks and of the tests."""
+    """Run `python ARGUMENTS` in `folder`, with the log `<name>.log`. It can import the modules of the benchmarks and of the tests."""
     path = os.pathsep.join(filter(None, (str(_BENCH), str(_BENCH.parent), os.environ.get("PYTHONPATH", ""))))
     with (folder / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
@@ -45,5 +45,5 @@ def running(
 
 
 def logs_of(folder: Path) -> str:
-    """The ends of all logs, which go with a benchmark's folder."""
+    """The ends of all logs, to print before a benchmark's folder is removed."""
     return "".join(f"\n--- {log.name}\n{log.read_text(encoding='utf-8')[-_SHOWN:]}" for log in sorted(folder.glob("*.log")))

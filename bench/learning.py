@@ -1,17 +1,16 @@
-"""The learning laboratory: does it learn as the papers say? Conditions × tasks × seeds, each a real run, then a table and a page of curves.
+"""The learning laboratory: compares learning with the papers. Conditions × tasks × seeds, each a real run, then a table and curves.
 
     python bench/learning.py [--set nightly] [--folder runs/learning] [--conditions A,B] [--tasks A,B] [--seeds N] [--steps N]
                              [--engine NAME] [--page FILE.md] [--picture FILE.png] [--json FILE]
 
-What is run stands in `bench/laboratory/matrix.toml`. A cell that has finished is a file in the folder and is not run again, so the same
-command goes on where it was interrupted; one that failed says so, is passed over, and is tried again the next time. The results are
-those of all finished cells in the folder, whatever the set. docs/learning.md explains the claims and their tests.
+`bench/laboratory/matrix.toml` lists the cells. A finished cell is a file in the folder and is not run again, so the same command goes on
+where it was interrupted. A failed cell is reported, skipped, and run again the next time. The results are those of all finished cells in
+the folder, of any set. docs/learning.md explains the claims and their tests.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -19,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from command import save
 from laboratory.matrix import Cell, Choice, load_cells
 from laboratory.page import draw, figures, put_into, tables
 from laboratory.results import Result, read_result, write_result
@@ -31,8 +31,8 @@ _PATIENCE_S = 3600.0
 
 
 def run_cell(cell: Cell, folder: Path) -> Result:
-    """Run one cell, with its files in a folder that stays if it fails."""
-    # Imported here: a page of what has finished needs neither torch nor Kafka.
+    """Run one cell. Its folder stays if it fails."""
+    # Imported here: a page of finished cells needs neither torch nor Kafka.
     from laboratory.colocated import run_colocated
     from laboratory.pipeline import run_pipeline
 
@@ -48,7 +48,7 @@ def run_cell(cell: Cell, folder: Path) -> Result:
 
 
 def run_all(cells: Sequence[Cell], folder: Path) -> int:
-    """Run those that have not finished; how many failed."""
+    """Run the unfinished cells. Returns the number of failures."""
     (folder / _CELLS).mkdir(parents=True, exist_ok=True)
     num_failed = 0
     for number, cell in enumerate(cells, 1):
@@ -116,8 +116,7 @@ def main() -> int:
         return 2
     if arguments.picture is not None and tasks:
         draw(tasks, arguments.picture)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures(tasks), indent=2) + "\n", encoding="utf-8")
+    save(arguments.json, figures(tasks))
     return 1 if num_failed else 0
 
 

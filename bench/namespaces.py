@@ -1,9 +1,9 @@
-"""Machines of a benchmark that are none: network namespaces of this one, each behind a line that the kernel holds to a rate (tc, tbf).
+"""Simulated machines of a benchmark: network namespaces of this machine, each behind a line whose rate the kernel limits (tc, tbf).
 
     machine 0 ── veth, tbf both ways ──┐
     machine 1 ── veth, tbf both ways ──┴── a bridge, as fast as the kernel
 
-Needs root, `ip` and `tc`. A thread enters a machine by `inside`, and its sockets are there; threads that it starts there stay.
+Needs root, `ip` and `tc`. In `inside` the sockets of the calling thread are in that machine; threads that it starts there stay in it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 _NEW_NET = 0x40000000
 _SPAN = struct.Struct(">QQ")
 _READ_AT_ONCE = 1 << 20
-# What may pass at once after a pause, and what waits in the line at most.
+# Bytes that may pass at once after a pause, and the longest wait in the line.
 _BURST, _QUEUE = "64kb", "50ms"
 
 
 def why_not() -> str:
-    """Why this machine cannot do it; empty if it can."""
+    """Why this machine cannot have network namespaces; empty if it can."""
     if os.geteuid() != 0:
         return "it needs root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -36,7 +36,7 @@ def why_not() -> str:
 
 
 class Machines:
-    """`count` of them, with lines of `mbit` in each direction. Use it in a `with` block."""
+    """`count` machines, with lines of `mbit` in each direction. Use it in a `with` block."""
 
     def __init__(self, count: int, mbit: float) -> None:
         self._prefix = f"echo-bench-{os.getpid()}"
@@ -85,7 +85,7 @@ class Machines:
 
 
 class ByteServer(socketserver.ThreadingTCPServer):
-    """Gives parts of `data` to whoever connects. `close` it."""
+    """Serves spans of `data` to clients. `close` it."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -102,7 +102,7 @@ class ByteServer(socketserver.ThreadingTCPServer):
         request.sendall(self._data[start:end])
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         self.shutdown()
         self.server_close()
 

@@ -1,17 +1,16 @@
-"""What the log costs: seconds a step with Kafka, Faust and all roles, against the same worker and learner joined by a bare pipe.
+"""The cost of the log: seconds a step with Kafka, Faust and all roles, against the same worker and learner joined by a bare pipe.
 
     python bench/overhead.py [--rounds N] [--steps N] [--demo reverse|sort] [--mode asynchronous|sequential]
                               [--json FILE]
 
-Pipeline and pipe run in turn on the same cores with the same placement; the pipeline's step has its checkpoint and its transaction in it.
-Medians over the rounds are printed, and the ratio's own median: machines are shared and noisy. Their speed moves less of the CPU time,
-which is given in microseconds a trained sample, from the tenth step to the last (`cpu_us_per_sample`): `engine` and `trainer` are what the
-pipe's worker and learner use, `worker` and `learner` what ours use beside that, the other roles what they use.
+Pipeline and pipe run in turn on the same cores with the same placement; the pipeline's step includes its checkpoint and its transaction.
+Medians over the rounds are printed, and the ratio's own median: machines are shared and noisy. CPU time varies less. It is given in
+microseconds a trained sample, from the tenth step to the last (`cpu_us_per_sample`): `engine` and `trainer` are those of the pipe's worker
+and learner, `worker` and `learner` the additional ones of ours, the other roles their own.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from command import parser_of, save
 from processor_time import cpu_by_role
 
 from echo_ops.supervisor.placement import WorkerNeed, placement, this_machine
@@ -87,14 +87,13 @@ def _run(command: list[str], folder: Path, environ: dict[str, str]) -> str:
 
 def main() -> None:
     """Measure, print, and write the numbers where --json says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each")
     parser.add_argument("--steps", type=int, default=50, help="training steps a run; the first ten are not counted")
     parser.add_argument("--demo", choices=("reverse", "sort"), default="reverse")
     parser.add_argument("--mode", choices=("asynchronous", "sequential"), default="asynchronous")
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
     arguments = parser.parse_args()
-    # The base model is made once, by neither side's clock.
+    # The base model is made once, outside of both measurements.
     from echo_tasks.base_models import resolve_base
 
     resolve_base(load_settings(Path(str(resources.files("echo_ops.demo").joinpath(f"{arguments.demo}.toml"))), {}).policy.base)
@@ -129,8 +128,7 @@ def main() -> None:
         },
     }
     sys.stdout.write(f"{json.dumps(figures)}\n")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    save(arguments.json, figures)
 
 
 if __name__ == "__main__":

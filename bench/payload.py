@@ -1,11 +1,29 @@
-"""The benchmarks' trajectories: distinct random tokens and log-probabilities, so that compression has nothing to win."""
+"""The benchmarks' records. Trajectories have distinct random tokens and log-probabilities, so that compression cannot shrink them."""
 
 from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from echo_schemas.columns import pack_logprobs, pack_tokens
-from echo_schemas.records import FinishReason, Purpose, Sampling, Span, Trajectory, VersionSpan
+from echo_schemas.records import (
+    Coordinates,
+    FinishReason,
+    Purpose,
+    Reward,
+    RewardOutcome,
+    Sampling,
+    Span,
+    Trajectory,
+    VersionSpan,
+    WeightFile,
+    WeightKind,
+    WeightManifest,
+)
 
 PROMPT_TOKENS = 128
 GROUP_SIZE = 16
@@ -49,3 +67,41 @@ def make_trajectories(count: int, num_tokens: int, run_id: str = "bench") -> lis
             )
         )
     return made
+
+
+def make_reward(seq: int, index: int, place: tuple[int, int], value: float = 1.0) -> Reward:
+    """The reward `exact` of the sample `index` of group `seq`, whose record lies at `place`."""
+    return Reward(
+        run_id="bench",
+        group_id=f"bench/{seq}",
+        seq=seq,
+        attempt=f"{seq:016x}",
+        index=index,
+        of=Coordinates(partition=place[0], offset=place[1]),
+        name="exact",
+        code_version="1",
+        outcome=RewardOutcome.SCORED,
+        value=value,
+        time_ms=1,
+    )
+
+
+def make_manifest(
+    version: int, files: Mapping[str, bytes], *, run_id: str = "bench", kind: WeightKind = WeightKind.LORA, **rest: Any
+) -> WeightManifest:
+    """The manifest of a snapshot of `files`. `rest`: other fields, such as `blob`."""
+    whole = b"".join(files.values())
+    others = {"session": "bench", "checkpoint": "bench", "next_seq": 0, "created_ms": time.time_ns() // 1_000_000}
+    return WeightManifest(
+        run_id=run_id,
+        version=version,
+        kind=kind,
+        files=tuple(WeightFile(name=name, num_bytes=len(content), sha256=_sha256(content)) for name, content in files.items()),
+        num_bytes=len(whole),
+        sha256=_sha256(whole),
+        **{**others, **rest},
+    )
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

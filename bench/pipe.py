@@ -34,7 +34,7 @@ Group = tuple[list[int], list[tuple[list[int], list[float], int]], float]
 
 
 def worker(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
-    """Generate for ever; ends when the pipe does."""
+    """Generate until the pipe is closed."""
     asyncio.run(_work(settings, pipe))
 
 
@@ -117,7 +117,7 @@ def learn(settings: Settings, steps: int) -> dict[str, Any]:
     from echo_tasks.base_models import resolve_base
 
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_pinned_worker, args=(settings, theirs), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=worker, args=(settings, theirs), daemon=True)
     process.start()
     theirs.close()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -161,10 +161,6 @@ def learn(settings: Settings, steps: int) -> dict[str, Any]:
     process.join()
     steady = np.diff(times)[_WARM_UP:]
     return {"s_per_step": float(steady.mean()), "cpu_s": cpu, "rewards": [round(reward, 3) for reward in rewards]}
-
-
-def _pinned_worker(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
-    worker(settings, pipe)
 
 
 def _training_batch(batch: list[Any], version: int, settings: Settings) -> Any:

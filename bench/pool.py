@@ -2,19 +2,17 @@
 
     python bench/pool.py [--seconds S] [--slower N] [--rounds N] [--json FILE]
 
-Feeder and workers are the processes that `echoswarm run` starts; the workers' engines make as many groups a second as they are told to, so
-that nothing is measured but who is given work. This process plays the learner: it publishes a version whenever a step's groups are there,
-with which `pace` lets the feeder go on. Each phase (the fast one alone, the slow one alone, both) starts its workers, waits until they are
-in step, and counts the trajectories that arrive within `--seconds`.
+Feeder and workers are the processes of `echoswarm run`; the workers' engines make groups at a set rate, so that only the distribution of
+work is measured. This process plays the learner: it publishes a version whenever a step's groups have come, so that `pace` lets the feeder
+go on. Each phase (the fast worker alone, the slow one alone, both) starts its workers, lets them settle, and counts the trajectories that
+arrive within `--seconds`.
 
-`pool_per_s` and `sum_per_s` are groups per second. `slow_share` is the slow worker's part of the pool's groups; `*_age_s` are seconds from
-a request's issue to its last token while both work.
+`pool_per_s`, `sum_per_s`: groups per second. `slow_share`: the slow worker's share of the pool's groups. `*_age_s`: seconds from a
+request's issue to its last token while both work.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import statistics
 import subprocess
@@ -26,21 +24,21 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from confluent_kafka.admin import NewTopic
+from buses import records_of
+from command import parser_of, save
 from guarded import logs_of, running
+from payload import make_manifest
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline
 from echo_embedded import EmbeddedKafka
 from echo_embedded.guard import Guard
 from echo_ops.report.offsets import OffsetWatch
-from echo_runtime.opening import open_bus
-from echo_schemas.records import Progress, Trajectory, WeightFile, WeightKind, WeightManifest, WorkerState, WorkerStatus
-from echo_schemas.topic_files import load_topic_specs
+from echo_ops.supervisor.registration import make_topics
+from echo_runtime.opening import open_bus, open_cluster
+from echo_schemas.records import Progress, Trajectory, WorkerState, WorkerStatus
 from echo_schemas.topics import PROGRESS, TRAJECTORIES, WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key
 from echo_settings import load_settings
 from echo_tasks.base_models import resolve_base
@@ -51,12 +49,12 @@ SLOTS, FAST_S = 8, 0.8
 _START_S, _END_S = 120.0, 30.0
 _LOOK_S = 0.05
 _SPEAK_S = 0.5
-# Each phase settles for so long: workers are told apart by what they do, which takes some groups of the slowest.
+# Each phase settles for so long: the feeder needs some groups of the slowest worker to know the rates.
 _SETTLE_S = 20.0
 
 
 def run_file(folder: Path, bootstrap: str, *, slower: float) -> Path:
-    """The run's settings: two kinds of workers, and otherwise what everybody has."""
+    """The run's settings: two kinds of workers, else the defaults."""
     content = f"""
 [run]
 name = "{RUN}"
@@ -89,7 +87,7 @@ publication_period = 1
 
 
 class PlayedLearner:
-    """Counts trajectories, and publishes a version for every step's worth of them. A thread of its own between `start` and `close`."""
+    """Counts trajectories, and publishes a version for the groups of every step. Has its own thread between `start` and `close`."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -109,7 +107,7 @@ class PlayedLearner:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what ended the thread."""
+        """Raises the error that ended the thread, if any."""
         if self._error is not None:
             raise self._error
 
@@ -125,7 +123,7 @@ class PlayedLearner:
             spoken_s = 0.0
             while not self._stop.wait(_LOOK_S):
                 if time.monotonic() - spoken_s >= _SPEAK_S:
-                    # As a learner does: a feeder asks for nothing before it hears one that lives.
+                    # A heartbeat: a feeder issues no request until it has heard a learner.
                     spoken_s = time.monotonic()
                     self._publisher.publish(PROGRESS, self._progress)
                 self.num_groups = self._offsets.ends(TRAJECTORIES) // GROUP_SIZE
@@ -135,23 +133,10 @@ class PlayedLearner:
             self._error = exc
 
     def _publish(self, version: int) -> None:
-        content = f"weights of {version}".encode()
-        sha256 = hashlib.sha256(content).hexdigest()
-        num_trained = version * GROUPS_PER_STEP
-        manifest = WeightManifest(
-            run_id=RUN,
-            version=version,
-            parent=version - 1 if version else None,
-            kind=WeightKind.LORA,
-            files=(WeightFile(name="adapter_model.safetensors", num_bytes=len(content), sha256=sha256),),
-            num_bytes=len(content),
-            sha256=sha256,
-            blob=self._bus.blob_writer(self._publisher).write(WEIGHT_CHUNKS, RUN, f"v/{version}", content),
-            session="bench",
-            checkpoint="bench",
-            next_seq=0,
-            created_ms=time.time_ns() // 1_000_000,
-        )
+        content, num_trained = f"weights of {version}".encode(), version * GROUPS_PER_STEP
+        blob = self._bus.blob_writer(self._publisher).write(WEIGHT_CHUNKS, RUN, f"v/{version}", content)
+        parent = version - 1 if version else None
+        manifest = make_manifest(version, {"adapter_model.safetensors": content}, parent=parent, blob=blob)
         for key in (weights_key(RUN, version), weights_key(RUN, None)):
             self._publisher.publish(WEIGHTS, manifest, key=key).wait(_END_S)
         self._progress = replace(self._progress, version=version, published=version, groups_trained=num_trained)
@@ -159,14 +144,14 @@ class PlayedLearner:
 
 
 def role(guard: Guard, config: Path, *arguments: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """A role, asked to end at the end of the block."""
+    """Run a role; it is asked to end at the end of the block."""
     name, cache = "-".join(arguments).replace("--", ""), {"XDG_CACHE_HOME": str(config.parent / "cache")}
     return running(guard, config.parent, name, "-m", "echo_ops.cli", "run", *arguments, "--config", str(config), environ=cache)
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What was counted while these kinds worked, and when that was (Unix milliseconds)."""
+    """The rate while these kinds worked, and the time of counting (Unix milliseconds)."""
 
     per_s: float
     start_ms: int
@@ -184,7 +169,7 @@ class Bench:
         self._feeder = feeder
 
     def phase(self, kinds: Sequence[str], number: int, seconds: float) -> Phase:
-        """Start a worker of each of `kinds`, let them settle, count. Raises RuntimeError if one ends, TimeoutError if one gets no work."""
+        """Start a worker of each of `kinds`, let them settle, and count. Raises RuntimeError if one ends, TimeoutError if one is idle."""
         names = [f"{kind}-{number}-{len(kinds)}" for kind in kinds]
         with ExitStack() as stack:
             processes = [
@@ -199,21 +184,15 @@ class Bench:
         return Phase(num_groups / elapsed_s, start_ms, time.time_ns() // 1_000_000)
 
     def ages(self, phase: Phase) -> dict[str, list[float]]:
-        """By kind: for each trajectory that was finished within `phase`, seconds from its request's issue to its last token.
-
-        Without those that the workers of the phase before handed back: they waited for these workers to start.
-        """
+        """By kind: for each trajectory finished within `phase`, seconds from its request's issue to its last token. Without trajectories of
+        requests that the workers of the previous phase handed back: these waited for the new workers."""
         since_ms = phase.start_ms - int(_SETTLE_S * 1000)
         found: dict[str, list[float]] = {}
-        with closing(self._bus.reader([TRAJECTORIES])) as reader:
-            reader.start()
-            for messages in reader.read_to_end(Deadline.after(_START_S)):
-                for message in messages:
-                    record = message.record
-                    if not isinstance(record, Trajectory) or record.requested_ms < since_ms:
-                        continue
-                    if phase.start_ms <= record.finished_ms <= phase.end_ms:
-                        found.setdefault(record.worker_id.partition("-")[0], []).append((record.finished_ms - record.requested_ms) / 1000)
+        for record in records_of(self._bus, [TRAJECTORIES], _START_S):
+            if not isinstance(record, Trajectory) or record.requested_ms < since_ms:
+                continue
+            if phase.start_ms <= record.finished_ms <= phase.end_ms:
+                found.setdefault(record.worker_id.partition("-")[0], []).append((record.finished_ms - record.requested_ms) / 1000)
         return found
 
     def _until_working(self, names: Sequence[str], processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -241,7 +220,9 @@ class Bench:
 def measure(folder: Path, bootstrap: str, *, seconds: float, slower: float, rounds: int) -> dict[str, float]:
     """Medians over `rounds`, each of them three phases."""
     config = run_file(folder, bootstrap, slower=slower)
-    bus = open_bus(load_settings(config, {}), "learner")
+    settings = load_settings(config, {})
+    bus = open_bus(settings, "learner")
+    make_topics(open_cluster(settings), bus.namespace)
     fast, slow, both = [], [], []
     with closing(Guard()) as guard, closing(PlayedLearner(bus)) as learner, role(guard, config, "feeder") as feeder:
         learner.start()
@@ -269,30 +250,19 @@ def measure(folder: Path, bootstrap: str, *, seconds: float, slower: float, roun
     }
 
 
-def create_topics(bootstrap: str) -> None:
-    """All topics, on one broker."""
-    admin: Any = KafkaCluster(bootstrap).admin()
-    topics = [NewTopic(f"{NAMESPACE}.{spec.name}", spec.partitions, 1) for spec in load_topic_specs()]
-    for future in admin.create_topics(topics).values():
-        future.result(20)
-
-
 def main() -> int:
     """Measure and print one line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each phase that count")
     parser.add_argument("--slower", type=float, default=5.0, help="how many times as long the slow worker takes")
     parser.add_argument("--rounds", type=int, default=1, help="rounds of three phases")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, EmbeddedKafka() as kafka:
-        create_topics(kafka.bootstrap)
         results = measure(
             Path(folder), kafka.bootstrap, seconds=arguments.seconds, slower=arguments.slower, rounds=arguments.rounds
         )  # fmt: skip
     sys.stdout.write("  ".join(f"{name} {value:.3f}" for name, value in results.items()) + "\n")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results) + "\n", encoding="utf-8")
+    save(arguments.json, results)
     return 0
 
 

@@ -1,16 +1,16 @@
-"""What the coordinator's pool costs: eight paced workers at four prices in a real run, against the cheapest pool there is and a random one.
+"""The cost of the coordinator's pool: eight paced workers at four prices in a real run, against the cheapest pool and a random one.
 
     python bench/pool_cost.py [--train-s 4] [--steps 12] [--json [FILE]]
 
-Feeder, rewards, coordinator and workers are the real roles, Kafka is the embedded one, the learner is the real one around a trainer that
-waits for `--train-s`. All eight work until the coordinator has released whom the learner does not need; then `--steps` steps are measured,
-and the dearest worker at work is killed.
+Feeder, rewards, coordinator and workers are the real roles, Kafka is the embedded one, the learner is the real one with a trainer that
+waits for `--train-s`. All eight work until the coordinator has released the workers that the learner does not need; then `--steps` steps
+are measured, and the dearest active worker is killed.
 
 bubble_ratio            share of the learner's time without a batch, in the measured steps
-cost_per_step           learner and workers at work, by the step reports; `standby_per_step` is what those on standby cost beside
-optimal_cost_per_step   with the cheapest workers that reach the same target, found by search over the rates that were measured
+cost_per_step           learner and active workers, by the step reports; `standby_per_step`: the cost of workers on standby
+optimal_cost_per_step   with the cheapest workers that reach the same target, found by search over the measured rates
 random_cost_per_step    with workers drawn at random until they reach it, the mean of 2,000 draws (ECHO-2's ablation without cost)
-order_s, reaction_s     from the kill to the order that calls another worker, and to the first rollouts that this one has delivered
+order_s, reaction_s     from the kill to the order that activates another worker, and to the first rollouts that this one delivers
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from buses import records_of
 from rehearsal import Stage, spread_requests
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_bus.reading.view import CompactedView
-from echo_core.capacity.activation import Candidate, choose_optimum, reaches, total_price, total_rate
+from echo_core.capacity.activation import Candidate, choose_optimum, total_price, total_rate, until_reached
 from echo_core.capacity.costs import price_of, sum_of
 from echo_core.capacity.overlap import Demand, needed_rate
 from echo_embedded import EmbeddedKafka
@@ -53,7 +54,7 @@ LEARNER_PRICE = 1.0
 BUDGET, PERIOD, GAMMA = 3, 2, 1.1
 GROUPS, GROUP_SIZE = 16, 4
 EVERY_S = 1.0
-# Twice as long as the rule looks at a surplus: whoever is to be released has been by then.
+# Twice as long as the rule watches a surplus: after it all releases are done.
 _QUIET_S = 12.0
 _START_S, _WAIT_S, _LOOK_S = 300.0, 300.0, 0.1
 _DRAWS = 2_000
@@ -61,7 +62,7 @@ _HEAP_MB, _PARTITIONS = 512, 64
 
 
 def run_file(folder: Path, bootstrap: str) -> Path:
-    """The run's settings. A worker makes one group at a time, so that its rate does not depend on how much it is given."""
+    """The run's settings. A worker makes one group at a time, so that its rate does not depend on its number of requests."""
     pool = "".join(
         f'[[rollout.pool]]\nname = "{kind}"\nprice_per_hour = {price}\noptions = {{ seconds = {GROUP_SIZE / rate} }}\n'
         for kind, (price, rate) in KINDS.items()
@@ -104,7 +105,7 @@ folder = {json.dumps(str(folder / "run"))}
 
 
 class Watch:
-    """What workers and coordinator say, as it is now."""
+    """The newest records of workers and coordinator."""
 
     def __init__(self, workers: CompactedView[WorkerStatus], control: CompactedView[Control], logs: Callable[[], str]) -> None:
         self._workers = workers
@@ -116,11 +117,11 @@ class Watch:
         return self._workers.get(name)
 
     def orders(self) -> dict[str, tuple[int, bool]]:
-        """Epoch and whether it shall work, by worker."""
+        """By worker: the epoch of its order, and whether it shall work."""
         return {str(each.worker_id): (each.epoch, each.worker.active) for each in self._control.items().values() if each.worker is not None}
 
     def until(self, condition: Callable[[], Any], what: str, within_s: float = _WAIT_S) -> float:
-        """Seconds until `condition`. Raises TimeoutError, with the ends of the logs."""
+        """Wait for `condition`; return the seconds. Raises TimeoutError, with the ends of the logs."""
         started_s, deadline = time.monotonic(), Deadline.after(within_s)
         while not condition():
             if deadline.expired():
@@ -130,7 +131,7 @@ class Watch:
         return time.monotonic() - started_s
 
     def until_quiet(self, stops_for_s: float) -> None:
-        """Until somebody stands by and no order has come for so long."""
+        """Wait until a worker is on standby and no order has come for so long."""
         seen, since_s = self.orders(), time.monotonic()
 
         def is_quiet() -> bool:
@@ -140,11 +141,11 @@ class Watch:
                 seen, since_s = now, time.monotonic()
             return any(not active for _, active in now.values()) and time.monotonic() - since_s >= stops_for_s
 
-        self.until(is_quiet, "the coordinator had released whom nobody needs")
+        self.until(is_quiet, "the coordinator had released the spare workers")
 
 
 def play(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, Any]:
-    """The run: everybody works, some are released, steps are counted, one is killed, another takes its place."""
+    """The run: all work, some are released, steps are measured, one worker is killed, another takes its place."""
     names = {f"{kind}-{number}": kind for kind in KINDS for number in range(2)}
     with ExitStack() as stack:
         stack.enter_context(stage.stand_in("learner", "--role", "learner", "--train-s", str(options.train_s), "--snapshot-mib", "1"))
@@ -193,16 +194,11 @@ def play(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _newest_version(bus: Bus) -> int:
-    found = 0
-    with closing(bus.reader([STEPS])) as reader:
-        reader.start()
-        for messages in reader.read_to_end(Deadline.after(_WAIT_S)):
-            found = max([found, *(each.record.version for each in messages if isinstance(each.record, StepReport))])
-    return found
+    return max((record.version for record in records_of(bus, [STEPS], _WAIT_S) if isinstance(record, StepReport)), default=0)
 
 
 def _figures(reports: Sequence[StepReport], workers: Sequence[WorkerStatus]) -> dict[str, Any]:
-    """What the measured steps cost, and what they would have cost with other workers of the same rates."""
+    """The cost of the measured steps, and their cost with other choices of the same workers."""
     idle_s, trained_s = sum(each.idle_s for each in reports), sum(each.training_s for each in reports)
     standby = statistics.mean(sum(kind.standby for kind in each.costs) for each in reports)
     paid = statistics.mean(sum_of(each.costs) + each.learner_cost for each in reports) - standby
@@ -217,7 +213,8 @@ def _figures(reports: Sequence[StepReport], workers: Sequence[WorkerStatus]) -> 
         for each in workers
     ]
     optimum = choose_optimum(pool, target)
-    prices = [total_price(_drawn(pool, target, random.Random(seed))) for seed in range(_DRAWS)]
+    draws = (random.Random(seed).sample(pool, len(pool)) for seed in range(_DRAWS))
+    prices = [total_price(until_reached(drawn, target)) for drawn in draws]
 
     def per_step(price: float) -> float:
         return price_of(price + LEARNER_PRICE, demand.train_s)
@@ -236,17 +233,8 @@ def _figures(reports: Sequence[StepReport], workers: Sequence[WorkerStatus]) -> 
     }
 
 
-def _drawn(pool: Sequence[Candidate], target: float, drawn: random.Random) -> list[Candidate]:
-    chosen: list[Candidate] = []
-    for each in drawn.sample(list(pool), len(pool)):
-        if reaches(total_rate(chosen), target):
-            break
-        chosen.append(each)
-    return chosen
-
-
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The whole of it."""
+    """Run and measure."""
     with EmbeddedKafka(folder=folder / "kafka", jvm=Jvm(heap_mb=_HEAP_MB)) as kafka, closing(Guard()) as guard:
         config = run_file(folder, kafka.bootstrap)
         settings = load_settings(config, {})
@@ -260,13 +248,13 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def is_good(results: Mapping[str, Any]) -> Any:
-    """Whether nobody waits, and the pool costs about what the cheapest does and clearly less than a random one."""
+    """Whether the learner hardly waits, and the pool costs about as much as the cheapest and clearly less than a random one."""
     is_cheap = results["cost_per_step"] <= 1.1 * (results["optimal_cost_per_step"] or 0.0)
     return is_cheap and results["bubble_ratio"] <= 0.02 and results["cost_per_step"] <= 0.85 * results["random_cost_per_step"]
 
 
 def main() -> int:
-    """Measure and print; exits 1 if the pool is not as good as is promised."""
+    """Measure and print; exits 1 if the pool is worse than promised."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--train-s", type=float, default=4.0, help="seconds that a training step takes")
     parser.add_argument("--steps", type=int, default=12, help="steps that are measured")

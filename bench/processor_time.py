@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-# Of the fields behind the command's name: the parent, user and system time.
+# Positions among the fields after the command's name: the parent, user time, system time.
 _PARENT, _USER, _SYSTEM = 1, 11, 12
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that the process has used; 0 if there is none."""
+    """Seconds of CPU that the process has used; 0 if it does not exist."""
     fields = _fields(pid)
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_A_SECOND if fields else 0.0
 
@@ -27,7 +27,7 @@ def cpu_by_role(pid: int) -> Mapping[str, float]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes that `pid` started, and theirs."""
+    """The child processes of `pid`, their children, and so on."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (fields := _fields(int(folder.name))):
@@ -50,7 +50,7 @@ def _role_of(pid: int) -> str:
 
 
 def _fields(pid: int) -> list[str]:
-    """What stands behind the command's name in `/proc/PID/stat`; nothing for a process that is gone."""
+    """The fields after the command's name in `/proc/PID/stat`; empty for a process that has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:

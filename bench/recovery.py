@@ -1,8 +1,8 @@
-"""How long a run of the demo's size needs after a kill of its learner, its worker or a broker, and to end; and what checkpoints cost it.
+"""The recovery time of a run of the demo's size after a kill of its learner, worker or a broker; its time to end; the cost of checkpoints.
 
     python bench/recovery.py [--kills N] [--engine vllm|transformers] [--json FILE]
 
-The packaged demo `reverse` on three brokers, every role a process. On a machine that does other things believe only the CPU seconds.
+The packaged demo `reverse` on three brokers, every role a process. On a busy machine only the CPU seconds are reliable.
 
     learner_s        the learner's process started again after kill -9 ─▶ its next new step in the log; the worst of N
     worker_s         the worker's process started again after kill -9 ─▶ the next step after its first new samples; the worst of N
@@ -13,7 +13,6 @@ The packaged demo `reverse` on three brokers, every role a process. On a machine
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -26,6 +25,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from buses import records_of
+from command import parser_of, save
+from processor_time import cpu_s
+
 from echo_bus.clock import Deadline
 from echo_bus.reading.reader import From
 from echo_schemas.records import StepReport, Trajectory
@@ -36,21 +39,20 @@ if TYPE_CHECKING:
 
 _WITHIN_S = 600.0
 _WARM_STEPS = 10
-# Less than the time in which a killed broker is missed cannot be told from a slow step.
+# The time in which the cluster notices a killed broker; a shorter stall may be a slow step.
 _DEAD_S = 10.0
 _RANDOM_MOMENT_S = 2.0
 
 
 def main() -> None:
     """Measure, and print one JSON object."""
-    # The run among three brokers is that of the chaos suite, which lies beside the packages, as this file does.
+    # Uses the run on three brokers of the chaos suite, which is not installed.
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.chaos.scene import open_scene
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--kills", type=int, default=5, help="of the learner, and as many of the worker")
     parser.add_argument("--engine", default="vllm", help="of the worker")
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
     arguments = parser.parse_args()
     demo = resources.files("echo_ops.demo").joinpath("reverse.toml").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="echoswarm-recovery-") as name:
@@ -59,19 +61,17 @@ def main() -> None:
         changes = {"ECHO_LEARNER__STEPS": "0", "ECHO_ROLLOUT__ENGINE": arguments.engine}
         with open_scene(folder, changes, config=folder / "run.toml", has_faults=False) as scene:
             found = measure(scene, arguments.kills)
-    text = json.dumps(found, indent=2)
-    sys.stdout.write(text + "\n")
-    if arguments.json is not None:
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    save(arguments.json, found)
 
 
 def measure(scene: Scene, num_kills: int) -> dict[str, Any]:
-    """All of it on one run; the run has ended afterwards."""
+    """Measure all on one run, and end it."""
     scene.wait_for(_WARM_STEPS, _WITHIN_S, "the run begins")
     learner = [_kill_learner(scene) for _ in range(num_kills)]
     worker = [_kill_worker(scene) for _ in range(num_kills)]
     stalls = [_kill_broker(scene, broker) for broker in range(len(scene.kafka.nodes))]
-    reports = _reports(scene)[_WARM_STEPS:]
+    reports = [record for record in records_of(scene.bus, [STEPS], _WITHIN_S) if isinstance(record, StepReport)][_WARM_STEPS:]
     step_s = statistics.median(report.training_s + report.idle_s for report in reports)
     checkpoint_s = [report.metrics["checkpoint_s"] for report in reports]
     share = sum(checkpoint_s) / sum(report.training_s for report in reports)
@@ -98,13 +98,13 @@ def _kill_learner(scene: Scene) -> tuple[float, float]:
     scene.swarm.kill("learner")
     version, started_s = scene.follower.version, time.monotonic()
     scene.swarm.start("learner")
-    # What a crash kept from the log is published first, and is no new step.
+    # Records that the crash kept from the log are published first; they are no new step.
     scene.wait_until(lambda: "Going on from version" in _new_lines(scene, "learner"), _WITHIN_S, "the learner goes on")
     resumed = int(_new_lines(scene, "learner").rpartition("Going on from version ")[2].split()[0])
     scene.wait_for(max(version, resumed) + 1, _WITHIN_S, "the killed learner trains again")
-    wall_s, cpu_s = scene.follower.seen_s(max(version, resumed) + 1) - started_s, _cpu_s(scene.swarm.pid("learner"))
+    found = scene.follower.seen_s(max(version, resumed) + 1) - started_s, cpu_s(scene.swarm.pid("learner"))
     scene.wait_for(scene.follower.version + _WARM_STEPS, _WITHIN_S, "the run settles")
-    return wall_s, cpu_s
+    return found
 
 
 def _kill_worker(scene: Scene) -> tuple[float, float]:
@@ -120,9 +120,9 @@ def _kill_worker(scene: Scene) -> tuple[float, float]:
             assert not deadline.expired(), "waited for the killed worker's next sample"
     version = scene.follower.version
     scene.wait_for(version + 1, _WITHIN_S, "the killed worker's samples are trained")
-    wall_s, cpu_s = scene.follower.seen_s(version + 1) - started_s, _cpu_s(scene.swarm.pid("worker-0"))
+    found = scene.follower.seen_s(version + 1) - started_s, cpu_s(scene.swarm.pid("worker-0"))
     scene.wait_for(scene.follower.version + _WARM_STEPS, _WITHIN_S, "the run settles")
-    return wall_s, cpu_s
+    return found
 
 
 def _kill_broker(scene: Scene, broker: int) -> float:
@@ -145,23 +145,10 @@ def _terminate(scene: Scene) -> float:
     return time.monotonic() - started_s
 
 
-def _reports(scene: Scene) -> list[StepReport]:
-    with closing(scene.bus.reader([STEPS])) as reader:
-        reader.start()
-        messages = [message for batch in reader.read_to_end(Deadline.after(_WITHIN_S)) for message in batch]
-    return [message.record for message in messages if isinstance(message.record, StepReport)]
-
-
 def _new_lines(scene: Scene, name: str) -> str:
-    """What the role's present process has written: a process says first what it has imported."""
+    """The log lines of the role's present process."""
     text = scene.swarm.child(name).plan.log.read_text(encoding="utf-8", errors="replace")
     return text[scene.swarm.log_start(name) :]
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

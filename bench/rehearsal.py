@@ -1,17 +1,17 @@
-"""A run at real proportions without its machines: time 1:50, long samples, large snapshots through the store, hundreds of paced workers.
+"""A run at real proportions without real machines: time 1:50, long samples, large snapshots in the store, hundreds of paced workers.
 
     python bench/rehearsal.py [--steps 50] [--train-s 30] [--workers 200] [--tokens 8192] [--snapshot-mib 64] [--json FILE]
 
-Feeder, rewards and workers are the real roles, the learner is the real learner around a trainer that waits for `--train-s` a step (ECHO-2's
-1,600 s at 1:50), Kafka is the embedded one. Engines make groups of random tokens at the pace that is asked for. One worker names weights
-that were never published; one is killed every `--death-every-s` and another takes its place. In the end the log is read:
+Feeder, rewards and workers are the real roles, the learner is the real learner with a trainer that waits for `--train-s` a step (ECHO-2's
+1,600 s at 1:50), Kafka is the embedded one. Engines make groups of random tokens at a set pace. One worker names weights that were never
+published; one is killed every `--death-every-s` and another takes its place. At the end the log is read:
 
-needless_reissues   requests for a seq that was, or came, complete from another request: must be 0
-staleness_max       of the samples that were trained: at most the budget
-learner_growth      resident memory of the learner in the last quarter of the steps, over that in the second quarter: flat is about 1
+needless_reissues   repeated requests for a seq that another request completed: must be 0
+staleness_max       of the trained samples: at most the budget
+learner_growth      resident memory of the learner in the last quarter of the steps / in the second quarter: about 1 if flat
 audit               the verdict of `echoswarm audit`
 
-Each version is fetched by each worker, so the disk needs `--snapshot-mib` for each of them, and for each version in the store.
+Each worker fetches each version, so the disk needs `--snapshot-mib` for each worker, and for each version in the store.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from buses import records_of
+from command import parser_of, save
 from confluent_kafka.admin import NewPartitions
 from guarded import logs_of, running
 from prometheus_client import CollectorRegistry
@@ -63,16 +65,16 @@ from echo_tasks.prompts import PromptCodec
 RUN = "rehearsal"
 HONEST, LIAR = "honest", "liar"
 BUDGET = 3
-# Token ids below it exist, and the first two are padding and end.
+# Token ids are below the first number; the lowest two are padding and end.
 _VOCABULARY, _FIRST_TOKEN = 32, 2
 _PROMPT_TOKENS = 64
 _MIB = 1 << 20
 _WORKERS_A_PROCESS = 25
 _NICE = 15
-# One broker has the clients of hundreds of workers: a dozen connections each.
+# One broker serves hundreds of workers with a dozen connections each.
 _HEAP_MB = 2_048
 _LOOK_S, _END_S, _START_S, _READ_S = 1.0, 60.0, 600.0, 120.0
-# Slower than its own pace by so much a run may be, start-up aside.
+# A run may be so many times slower than its pace, without its start-up.
 _SLACK = 4.0
 _POINTS = 60
 
@@ -88,7 +90,7 @@ class RehearsalEngine(ScriptedEngine):
         self._random = np.random.default_rng(os.getpid())
 
     async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
-        """All of one version: the one that is installed when the group begins."""
+        """A group of one version, the one installed when the group begins."""
         del prompt
         async with self._slots:
             ref = self.installed
@@ -112,7 +114,7 @@ class RehearsalEngine(ScriptedEngine):
 
 
 def long_base(folder: Path, max_length: int) -> Path:
-    """The demo's model with as many positions as the samples have; nobody computes with it."""
+    """The demo's model with enough positions for the samples; no process computes with it."""
     base = folder / "base"
     if not base.exists():
         shutil.copytree(resolve_base("demo:tiny-qwen3"), base)
@@ -165,21 +167,21 @@ above_mb = 0
     return file
 
 
-# The roles that need a stand-in, each in a process of its own
+# The stand-ins for roles, each in its own process
 
 
 def run_learner(settings: Settings, *, train_s: float, snapshot_mib: int) -> None:
-    """The real learner with a trainer that waits instead of computing and whose weights are as large as asked for."""
+    """The real learner with a trainer that waits instead of computing and has weights of `snapshot_mib`."""
     from echo_learner.metrics import LearnerMetrics
     from echo_learner.run import train_in_sessions
     from tests.unit.learner.numpy_trainer import NumpyTrainer
 
     class SlowTrainer(NumpyTrainer):
-        """A step takes `train_s`; the weights are a digest and zeros behind it."""
+        """A step takes `train_s`; the weights are a digest and zeros."""
 
         def step(self, batch: Any) -> Any:
             result = super().step(batch)
-            # The test's trainer keeps them all.
+            # The test's trainer keeps all batches.
             self.batches.clear()
             self.weights = self.weights[:32].ljust(snapshot_mib * _MIB, b"\0")
             time.sleep(train_s)
@@ -190,10 +192,10 @@ def run_learner(settings: Settings, *, train_s: float, snapshot_mib: int) -> Non
 
 
 def run_workers(settings: Settings, names: Sequence[str], kind: str) -> None:
-    """Real workers, a thread each, until this process is told to end."""
+    """Real workers, one thread each, until this process is told to end."""
     import echo_rollout.run as rollout
 
-    # They have machines of their own where it counts; here they leave the processor to the others.
+    # In a real run they have their own machines; here they leave the processor to the other roles.
     os.nice(_NICE)
     chosen = settings_of_kind(settings, kind)
     stop = StopSignal()
@@ -226,7 +228,7 @@ def run_workers(settings: Settings, names: Sequence[str], kind: str) -> None:
 
 
 class Stage:
-    """Starts the roles and ends them, with their logs in one folder."""
+    """Starts and ends the roles, with their logs in one folder."""
 
     def __init__(self, guard: Guard, folder: Path, config: Path) -> None:
         self._guard = guard
@@ -234,20 +236,20 @@ class Stage:
         self._config = config
 
     def process(self, name: str, *arguments: str) -> Any:
-        """`python ARGUMENTS --config FILE`."""
+        """Run `python ARGUMENTS --config FILE`."""
         cache = {"XDG_CACHE_HOME": str(self._folder / "cache")}
         return running(self._guard, self._folder, name, *arguments, "--config", str(self._config), environ=cache)
 
     def role(self, role: str) -> Any:
-        """A role as the command line starts it."""
+        """Run a role as the command line does."""
         return self.process(role, "-m", "echo_ops.cli", "run", role)
 
     def stand_in(self, name: str, *arguments: str) -> Any:
-        """A role of this module's."""
+        """Run a stand-in of this module."""
         return self.process(name, "-m", "rehearsal", *arguments)
 
     def workers(self, name: str, names: Sequence[str], kind: str = HONEST) -> Any:
-        """A process with these workers."""
+        """Run a process with these workers."""
         return self.stand_in(name, "--role", "workers", "--names", ",".join(names), "--kind", kind)
 
     def logs(self) -> str:
@@ -256,7 +258,7 @@ class Stage:
 
 
 class Mortal:
-    """The place of one worker that is killed every so often, and taken by another."""
+    """A worker that is killed every `every_s` and replaced by another."""
 
     def __init__(self, stage: Stage, every_s: float) -> None:
         self._stage = stage
@@ -279,16 +281,14 @@ class Mortal:
         self._due_s = time.monotonic() + self._every_s
 
     def close(self) -> None:
-        """End it, in peace."""
+        """Ask it to end."""
         if self._open is not None:
             self._open.close()
 
 
 def rehearse(stage: Stage, bus: Bus, options: argparse.Namespace) -> dict[str, Any]:
-    """Run it to its last step; what was seen of the processes.
-
-    Workers come one process after another, as a pool grows: hundreds that start at once on one machine leave its broker no processor.
-    """
+    """Run to the last step. Returns the figures of the processes. Worker processes start one after another, as a pool grows: hundreds that
+    start at once would leave the broker no processor time."""
     limit = Deadline.after(_START_S + _SLACK * options.steps * options.train_s)
     names = [f"worker-{number}" for number in range(options.workers - 2)]
     memory: list[tuple[float, float]] = []
@@ -344,25 +344,21 @@ def _resident_mib(pid: int) -> float:
 
 
 def _growth(sizes: Sequence[float]) -> float:
-    """The last quarter over the second; the first is the start-up."""
+    """The mean of the last quarter / that of the second; the first quarter is the start-up."""
     quarter = len(sizes) // 4
     if not quarter:
         return 1.0
     return round(statistics.mean(sizes[-quarter:]) / statistics.mean(sizes[quarter : 2 * quarter]), 3)
 
 
-# What the log says
+# The figures from the log
 
 
 def read_log(bus: Bus) -> dict[str, Any]:
-    """What became of the run, by its records."""
+    """The figures of the run from its records."""
     view = RunView(RUN, started_ms=0, steps_wanted=0, budget=BUDGET)
-    with closing(bus.reader([STEPS, DROPS, PROGRESS, WORKERS, WEIGHTS])) as reader:
-        reader.start()
-        for messages in reader.read_to_end(Deadline.after(_READ_S)):
-            for message in messages:
-                if message.record is not None:
-                    view.apply(message.record)
+    for record in records_of(bus, [STEPS, DROPS, PROGRESS, WORKERS, WEIGHTS], _READ_S):
+        view.apply(record)
     histogram = view.staleness()
     return {
         "steps": view.num_steps,
@@ -377,22 +373,17 @@ def read_log(bus: Bus) -> dict[str, Any]:
 
 
 def count_requests(bus: Bus) -> dict[str, int]:
-    """Requests, those that were not the first of their seq, and those of them that nobody needed."""
+    """Requests, repeated requests of a seq, and the needless ones of these."""
     issued: Counter[int] = Counter()
-    members: defaultdict[tuple[int, str], int] = defaultdict(int)
+    members: Counter[tuple[int, str]] = Counter()
     complete: Counter[int] = Counter()
-    with closing(bus.reader([REQUESTS, TRAJECTORIES])) as reader:
-        reader.start()
-        for messages in reader.read_to_end(Deadline.after(_READ_S)):
-            for message in messages:
-                match message.record:
-                    case RolloutRequest(purpose=Purpose.TRAIN, seq=seq):
-                        issued[seq] += 1
-                    case Trajectory(purpose=Purpose.TRAIN, seq=seq, attempt=attempt, group_size=size):
-                        members[seq, attempt] += 1
-                        complete[seq] += members[seq, attempt] == size
-                    case _:
-                        pass
+    for record in records_of(bus, [REQUESTS, TRAJECTORIES], _READ_S):
+        match record:
+            case RolloutRequest(purpose=Purpose.TRAIN, seq=seq):
+                issued[seq] += 1
+            case Trajectory(purpose=Purpose.TRAIN, seq=seq, attempt=attempt, group_size=size):
+                members[seq, attempt] += 1
+                complete[seq] += members[seq, attempt] == size
     return {
         "requests": issued.total(),
         "reissues": issued.total() - len(issued),
@@ -401,7 +392,7 @@ def count_requests(bus: Bus) -> dict[str, int]:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The whole rehearsal."""
+    """Rehearse and read the log."""
     with EmbeddedKafka(folder=folder / "kafka", jvm=Jvm(heap_mb=_HEAP_MB)) as kafka, closing(Guard()) as guard:
         config = run_file(folder, kafka.bootstrap, options)
         settings = load_settings(config, {})
@@ -414,7 +405,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def spread_requests(bus: Bus, num_partitions: int) -> None:
-    """Let `requests` have so many partitions at least: a worker without one gets no work."""
+    """Give `requests` at least so many partitions: a worker without one gets no work."""
     admin, physical = bus.cluster.admin(), bus.namespace.topic(REQUESTS)
     if len(admin.list_topics(physical, timeout=_END_S).topics[physical].partitions) < num_partitions:
         admin.create_partitions([NewPartitions(physical, num_partitions)])[physical].result(_END_S)
@@ -425,14 +416,14 @@ def _plain(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def is_good(results: Mapping[str, Any], *, steps: int) -> bool:
-    """Whether the run kept what is promised."""
+    """Whether the run kept all promises."""
     is_fresh = bool(results["staleness_max"] <= BUDGET)
     return is_fresh and (results["steps"], results["needless_reissues"], results["audit"]) == (steps, 0, "proved")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line, of the bench and of its stand-ins."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--train-s", type=float, default=30.0, help="seconds a training step takes")
     parser.add_argument("--groups", type=int, default=128, help="groups a step")
@@ -445,7 +436,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--death-every-s", type=float, default=60.0, help="0: nobody dies")
     parser.add_argument("--snapshot-mib", type=int, default=64, help="size of the weights; a real one of 12 GiB needs a disk to match")
     parser.add_argument("--folder", type=Path, help="keep data and logs here")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     for name in ("--role", "--config", "--names", "--kind"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -467,8 +457,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         results = measure(folder, options)
     sys.stdout.write("".join(f"{name:18} {value}\n" for name, value in results.items() if name != "learner_rss_mib"))
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    save(options.json, results)
     return 0 if is_good(results, steps=options.steps) else 1
 
 

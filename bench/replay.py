@@ -1,4 +1,4 @@
-"""How fast the past is read, exported and rescored: each against a bare loop over the same topic, in the same run.
+"""The speed of reading, exporting and rescoring the past: each against a bare loop over the same topic, in the same run.
 
     python bench/replay.py [--records N] [--many N] [--rounds R] [--json FILE]
 
@@ -7,21 +7,19 @@
 scan_per_s         the history: decoded, joined with rewards and fates
 export_per_s       `export_run` of the whole run
 rescore_per_s      a reward that costs nothing, on two processes, into `rewards`, from its first values on
-bare_decode_per_s  `consume` and fastavro, to dictionaries, nothing else
+bare_decode_per_s  `consume` and fastavro to dictionaries only
 bare_export_per_s  the same, into Parquet files of strings and numbers, by pyarrow
 seek_s             from an open history to the first record of a step in the middle of many
 attach_to_score_s  `echoswarm reward attach` from the command to its first record
 peak_mb            the largest resident memory of scan, export and rescore over the many, each in a process of its own
 
-In turn, medians: machines are shared and noisy. `cpu_us` is the processor time of a record, that of all threads and scoring processes,
-which other work changes little.
+All take turns, and medians are printed: machines are shared and noisy. `cpu_us`: processor time of a record over all threads and scoring
+processes, which other work changes little.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import multiprocessing as mp
 import os
 import resource
@@ -38,9 +36,11 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
-from audit import PARTITIONS, RUN, STEP_SAMPLES, Place, make_run, open_bus
+from audit import PARTITIONS, STEP_SAMPLES, make_run
+from buses import RUN, bus_of
+from command import parser_of, save
 from confluent_kafka import Consumer, TopicPartition
-from payload import GROUP_SIZE
+from payload import GROUP_SIZE, make_reward
 from pyarrow import parquet
 
 from echo_bus.bus import Bus
@@ -55,7 +55,7 @@ from echo_replay.rescoring.rescorer import Estimate, rescore
 from echo_replay.rescoring.sinks import topic_rewards
 from echo_replay.rescoring.team import Team
 from echo_replay.selection import Selection, Steps
-from echo_schemas.records import Coordinates, Reward, RewardOutcome, Trajectory, group_id_of
+from echo_schemas.records import Reward, RewardOutcome, Trajectory
 from echo_schemas.schemas import newest
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_settings import Settings
@@ -70,39 +70,22 @@ _CONTEXT = mp.get_context("spawn")
 RATES = ("scan_per_s", "export_per_s", "rescore_per_s", "bare_decode_per_s", "bare_export_per_s")
 
 Work = Callable[[str, str, int, int], float]
-"""Of a broker, a namespace, a number of records and of a round: records a second."""
+"""From a broker, a namespace, a number of records and the number of a round: records a second."""
 
 
 def fill(bootstrap: str, namespace: str, count: int, num_tokens: int) -> None:
-    """A run in which every trajectory has a reward and was trained."""
-    bus = open_bus(bootstrap, namespace)
+    """Make a run in which every trajectory has a reward and was trained."""
+    bus = bus_of(bootstrap, namespace)
     places = make_run(bus, bootstrap, count, num_tokens)
     with closing(bus.publisher()) as publisher:
         for number, place in enumerate(places):
-            publisher.publish(REWARDS, _reward(number, place), partition=place[0])
+            publisher.publish(REWARDS, make_reward(*divmod(number, GROUP_SIZE), place, float(number % 2)), partition=place[0])
         publisher.flush(_WAIT_S)
-
-
-def _reward(number: int, place: Place) -> Reward:
-    seq, index = divmod(number, GROUP_SIZE)
-    return Reward(
-        run_id=RUN,
-        group_id=group_id_of(RUN, seq),
-        seq=seq,
-        attempt=f"{seq:016x}",
-        index=index,
-        of=Coordinates(partition=place[0], offset=place[1]),
-        name="exact",
-        code_version="1",
-        outcome=RewardOutcome.SCORED,
-        value=float(index % 2),
-        time_ms=3,
-    )
 
 
 def scan(bootstrap: str, namespace: str, count: int, _round: int) -> float:
     """The history."""
-    with open_history(open_bus(bootstrap, namespace), RUN) as history:
+    with open_history(bus_of(bootstrap, namespace), RUN) as history:
         started_s = time.monotonic()
         found = sum(bool(told.rewards) and told.step is not None for told in history.read())
         seconds = time.monotonic() - started_s
@@ -114,7 +97,7 @@ def export(bootstrap: str, namespace: str, count: int, _round: int) -> float:
     """The whole run into a new folder."""
     with tempfile.TemporaryDirectory() as folder:
         started_s = time.monotonic()
-        done = export_run(open_bus(bootstrap, namespace), RUN, Path(folder))
+        done = export_run(bus_of(bootstrap, namespace), RUN, Path(folder))
         seconds = time.monotonic() - started_s
     assert done.num_new == count
     return count / seconds
@@ -122,7 +105,7 @@ def export(bootstrap: str, namespace: str, count: int, _round: int) -> float:
 
 def score(bootstrap: str, namespace: str, count: int, number: int) -> float:
     """A rescore under a name of its own."""
-    bus = replace(open_bus(bootstrap, namespace), role="rescore")
+    bus = replace(bus_of(bootstrap, namespace), role="rescore")
     begun: list[tuple[float, int]] = []
 
     def begin(estimate: Estimate) -> bool:
@@ -167,7 +150,7 @@ def bare_export(bootstrap: str, namespace: str, count: int, _round: int) -> floa
 def _bare(bootstrap: str, namespace: str, count: int, take: Callable[[list[dict[str, Any]]], None]) -> float:
     schema = newest(Trajectory.SCHEMA).parsed
     consumer = Consumer({**profiles.READER, "bootstrap.servers": bootstrap, "group.id": "bare"})
-    topic = open_bus(bootstrap, namespace).namespace.topic(TRAJECTORIES)
+    topic = bus_of(bootstrap, namespace).namespace.topic(TRAJECTORIES)
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     try:
         read, started_s = 0, 0.0
@@ -210,7 +193,7 @@ def seek(bus: Bus, count: int) -> float:
 def attach(bootstrap: str, namespace: str) -> float:
     """Seconds from the command to its first record."""
     environment = {**os.environ, "ECHO_KAFKA__BOOTSTRAP": bootstrap, "ECHO_KAFKA__NAMESPACE": namespace, "ECHO_RUN__NAME": RUN}
-    with tempfile.TemporaryDirectory() as folder, closing(open_bus(bootstrap, namespace).reader([REWARDS])) as reader:
+    with tempfile.TemporaryDirectory() as folder, closing(bus_of(bootstrap, namespace).reader([REWARDS])) as reader:
         reader.start({place: high for place, (_, high) in reader.bounds().items()})
         (Path(folder) / "mine.py").write_text("def one(sample):\n    return 1.0\n", encoding="utf-8")
         commands = [sys.executable, "-m", "echo_ops.cli", "reward"]
@@ -227,7 +210,7 @@ def attach(bootstrap: str, namespace: str) -> float:
 
 
 def alone(work: str, bootstrap: str, namespace: str, count: int, number: int) -> tuple[float, float, float]:
-    """What `work` says, the megabytes that its process held at most, and its processor time for a record in microseconds."""
+    """The result of `work`, the most megabytes of its process, and its processor time for a record in microseconds."""
     receiving, sending = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_alone, args=(work, bootstrap, namespace, count, number, sending))
     process.start()
@@ -241,8 +224,8 @@ def alone(work: str, bootstrap: str, namespace: str, count: int, number: int) ->
 
 
 def _alone(work: str, bootstrap: str, namespace: str, count: int, number: int, sending: Any) -> None:
-    # Imports are no work on a record.
-    open_bus(bootstrap, namespace)
+    # Import first, so that imports are not measured.
+    bus_of(bootstrap, namespace)
     import echo_replay.export.columns  # noqa: F401
 
     before_s = _cpu_s()
@@ -256,14 +239,14 @@ def _cpu_s() -> float:
 
 
 def measure(records: int, many: int, rounds: int) -> dict[str, Any]:
-    """Every figure."""
+    """All figures."""
     taken: dict[str, list[float]] = {name: [] for name in RATES}
     cpu: dict[str, list[float]] = {name: [] for name in RATES}
     peaks: dict[str, float] = {}
     with EmbeddedKafka() as kafka:
         fill(kafka.bootstrap, "bench.long", records, LONG)
         for number in range(rounds):
-            # What a rescore has written would be read by everything that comes after it.
+            # In a run of its own: later measurements would read the records of a rescore.
             again = f"bench.again{number}"
             fill(kafka.bootstrap, again, records, LONG)
             for name in RATES:
@@ -274,7 +257,7 @@ def measure(records: int, many: int, rounds: int) -> dict[str, Any]:
                 print(f"  {name} {rate:,.0f}, {cpu_us:.0f} us", flush=True)
         attach_s = attach(kafka.bootstrap, "bench.long")
         fill(kafka.bootstrap, "bench.many", many, SHORT)
-        seek_s = seek(open_bus(kafka.bootstrap, "bench.many"), many)
+        seek_s = seek(bus_of(kafka.bootstrap, "bench.many"), many)
         for name in RATES[:3]:
             rate, peaks[name], _ = alone(name, kafka.bootstrap, "bench.many", many, 0)
             print(f"  {many:,} short ones: {name} {rate:,.0f}, {peaks[name]:,.0f} MB", flush=True)
@@ -285,11 +268,10 @@ def measure(records: int, many: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description="How fast the past is read, exported and rescored.")
+    parser = parser_of(__doc__)
     parser.add_argument("--records", type=int, default=40_960, help="trajectories of 1,024 tokens, a multiple of 512")
     parser.add_argument("--many", type=int, default=1_048_576, help="trajectories of 60 tokens, a multiple of 512")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     figures = measure(options.records, options.many, options.rounds)
     bare, bare_us = figures["bare_decode_per_s"], figures["cpu_us"]["bare_decode_per_s"]
@@ -299,8 +281,7 @@ def main() -> None:
             print(f"{name:20}{value:>12,.0f}  {value / bare:.2f} of bare decoding; {cpu_us:.0f} us, {bare_us / cpu_us:.2f} of it")
         elif name != "cpu_us":
             print(f"{name:20}{value:>12,.2f}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    save(options.json, figures)
 
 
 if __name__ == "__main__":

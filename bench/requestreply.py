@@ -2,15 +2,14 @@
 
     python bench/requestreply.py [--requests N] [--warm-up N] [--json FILE]
 
-Who asks and who answers are processes of their own, as a sequential learner and a worker are, and use what those use: a publisher with
-acks=all, a `ConsumerLoop` of the workers' group, `ReplyServer`, and the learner's `ReplyInbox`, which wakes it. The answer comes at
-once, so what is measured is the way there and back. One at a time.
+The requester and the server are separate processes, as a sequential learner and a worker are, with the same parts: a publisher with
+acks=all, a `ConsumerLoop` of the workers' group, `ReplyServer`, and the learner's `ReplyInbox`. The server answers immediately, so only
+the transport is measured. One request at a time.
 In turn with it, "bare": the same bytes between two plain clients without group, codec, headers or cache.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import multiprocessing as mp
@@ -21,23 +20,20 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
+from buses import bus_of, create_topics
+from command import parser_of, save
 from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import NewTopic
 
-from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.kafka import KafkaCluster
 from echo_bus.message import ACCEPTED, Message, Outcome
 from echo_bus.requests.request_reply import Begin, ReplyServer, reply_headers
 from echo_embedded import EmbeddedKafka
 from echo_learner.sequential.replies import PARTITION, ReplyInbox
 from echo_schemas.codec import lock_file_codec
-from echo_schemas.naming import Namespace
 from echo_schemas.records import ChatMessage, Coordinates, Purpose, ReplyOutcome, RolloutReply, RolloutRequest, Sampling
-from echo_schemas.topics import REPLIES, REQUESTS, Topic
+from echo_schemas.topics import REPLIES, REQUESTS
 
 _CONTEXT = mp.get_context("spawn")
 _WAIT_S = 120.0
@@ -45,23 +41,13 @@ _NAMESPACE = "bench.requestreply"
 _DEADLINE_MS = 60_000
 _GROUP_PARTITIONS = 4
 _BARE_REQUESTS, _BARE_REPLIES = f"{_NAMESPACE}.bare-requests", f"{_NAMESPACE}.bare-replies"
-# Requests of one kind before it is the other's turn.
+# Requests of one kind before the other's turn.
 _TURN = 50
 
 
-def bus_of(bootstrap: str, role: str) -> Bus:
-    """A bus for one process of the benchmark."""
-    return Bus(
-        cluster=KafkaCluster(bootstrap),
-        namespace=Namespace(_NAMESPACE),
-        role=role,
-        run_id="bench",
-    )
-
-
 def serve(bootstrap: str, stop: Any) -> None:
-    """A worker that has its receipt ready."""
-    bus = bus_of(bootstrap, "worker")
+    """A worker that answers at once."""
+    bus = bus_of(bootstrap, _NAMESPACE, "worker")
     with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
         server = ReplyServer(publisher, REPLIES, bus)
 
@@ -80,7 +66,7 @@ def serve(bootstrap: str, stop: Any) -> None:
 
 
 def serve_bare(bootstrap: str, stop: Any) -> None:
-    """The least that answers."""
+    """Answer with plain clients."""
     consumer, producer = bare_clients(bootstrap, _BARE_REQUESTS)
     answer = lock_file_codec().encode(receipt(request_of(0), "0" * 32))
     while not stop.is_set():
@@ -93,7 +79,7 @@ def serve_bare(bootstrap: str, stop: Any) -> None:
 
 
 def bare_clients(bootstrap: str, topic: str) -> tuple[Consumer, Producer]:
-    """A consumer at the end of a topic, and a producer, with the project's own properties."""
+    """A consumer at the end of a topic, and a producer, with the project's properties."""
     consumer = Consumer({**profiles.READER, "group.id": "bare", "bootstrap.servers": bootstrap, "auto.offset.reset": "latest"})
     consumer.assign([TopicPartition(topic, 0, OFFSET_END)])
     return consumer, Producer({**profiles.PRODUCER_LATENCY, "bootstrap.servers": bootstrap})
@@ -107,7 +93,7 @@ class BareRequester:
         self._value = lock_file_codec().encode(request_of(0))
 
     def ask(self) -> None:
-        """There and back. Asked again each second, for the server may read from after the first request on."""
+        """Send and wait for the answer. Sends again each second: the server may begin to read after the first request."""
         for _ in range(int(_WAIT_S)):
             self._producer.produce(_BARE_REQUESTS, self._value, partition=0)
             self._producer.poll(0)
@@ -118,7 +104,7 @@ class BareRequester:
 
 
 def receipt(request: RolloutRequest, correlation: str) -> RolloutReply:
-    """What a worker says of a group of 16."""
+    """A worker's reply for a group of 16."""
     return RolloutReply(
         run_id=request.run_id,
         correlation=correlation,
@@ -134,7 +120,7 @@ def receipt(request: RolloutRequest, correlation: str) -> RolloutReply:
 
 
 def request_of(seq: int) -> RolloutRequest:
-    """One as a sequential learner sends it."""
+    """A request of a sequential learner."""
     return RolloutRequest(
         run_id="bench",
         group_id=f"bench/{seq}",
@@ -152,12 +138,12 @@ def request_of(seq: int) -> RolloutRequest:
 
 
 def measure(bootstrap: str, *, num_requests: int, warm_up: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of each request after the warm-up: ours, and bare."""
+    """The milliseconds of each request after the warm-up: ours, and bare."""
     stop = _CONTEXT.Event()
     servers = [_CONTEXT.Process(target=target, args=(bootstrap, stop), daemon=True) for target in (serve, serve_bare)]
     for server in servers:
         server.start()
-    bus, bare = bus_of(bootstrap, "learner"), BareRequester(bootstrap)
+    bus, bare = bus_of(bootstrap, _NAMESPACE, "learner"), BareRequester(bootstrap)
     ours_ms: list[float] = []
     bare_ms: list[float] = []
     answered = threading.Event()
@@ -177,7 +163,7 @@ def measure(bootstrap: str, *, num_requests: int, warm_up: int) -> tuple[list[fl
                     raise TimeoutError("The server did not answer.")
                 answered.clear()
 
-        # The first answers say that both read.
+        # The first answers show that both servers read.
         ask()
         bare.ask()
         for start in range(0, warm_up + num_requests, _TURN):
@@ -193,34 +179,23 @@ def measure(bootstrap: str, *, num_requests: int, warm_up: int) -> tuple[list[fl
 
 
 def timed_ms(call: Callable[[], None]) -> float:
-    """How long `call` took."""
+    """The duration of `call`."""
     started_s = time.perf_counter()
     call()
     return (time.perf_counter() - started_s) * 1000
 
 
-def create_topics(bootstrap: str) -> None:
-    """Partitions for both kinds, and where bad letters go."""
-    namespace = Namespace(_NAMESPACE)
-
-    def topics(topic: Topic, count: int) -> list[NewTopic]:
-        return [NewTopic(name, count, 1) for name in (namespace.topic(topic), namespace.dead_letters(topic))]
-
-    admin = KafkaCluster(bootstrap).admin()
-    wanted = [*topics(REQUESTS, _GROUP_PARTITIONS), *topics(REPLIES, 1), NewTopic(_BARE_REQUESTS, 1, 1), NewTopic(_BARE_REPLIES, 1, 1)]
-    for future in admin.create_topics(wanted).values():
-        future.result(_WAIT_S)
-
-
 def main() -> None:
-    """Measure, print, and write the numbers where --json says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure, print and save."""
+    parser = parser_of(__doc__)
     parser.add_argument("--requests", type=int, default=2_000)
-    parser.add_argument("--warm-up", type=int, default=1_000, help="requests that are not counted: the broker compiles its hot paths")
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    parser.add_argument("--warm-up", type=int, default=1_000, help="uncounted requests: the broker compiles its hot paths")
     arguments = parser.parse_args()
     with EmbeddedKafka() as kafka:
-        create_topics(kafka.bootstrap)
+        bus = bus_of(kafka.bootstrap, _NAMESPACE)
+        groups = {bus.namespace.topic(REQUESTS): _GROUP_PARTITIONS, bus.namespace.dead_letters(REQUESTS): _GROUP_PARTITIONS}
+        singles = (bus.namespace.topic(REPLIES), bus.namespace.dead_letters(REPLIES), _BARE_REQUESTS, _BARE_REPLIES)
+        create_topics(bus, groups | dict.fromkeys(singles, 1))
         ours_ms, bare_ms = measure(kafka.bootstrap, num_requests=arguments.requests, warm_up=arguments.warm_up)
     ours, bare = statistics.quantiles(ours_ms, n=100), statistics.quantiles(bare_ms, n=100)
     figures = {
@@ -233,8 +208,7 @@ def main() -> None:
         "conditions": {"cores": len(os.sched_getaffinity(0)), "requests": len(ours_ms), "load": round(os.getloadavg()[0], 1)},
     }
     sys.stdout.write(f"{json.dumps(figures)}\n")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    save(arguments.json, figures)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,22 @@
-"""Trajectories scored a second by one reward process and by two, on a real broker, with a reward that costs nothing.
+"""Trajectories scored per second by one reward process and by two, on a real broker, with a reward that costs nothing.
 
     python bench/rewards.py [--count N] [--json FILE]
 
-The topic is filled beforehand with trajectories of 1,024 tokens; what counts is the time from the first reward's timestamp to the last
-one's. For two processes it is the time in which both were at work: the rest is the group finding together. The CPU of a trajectory, start
-and end of the process left in, says what a busy machine hides.
+The topic is filled beforehand with trajectories of 1,024 tokens; the time runs from the first reward's timestamp to the last one's. For two
+processes only the time in which both worked counts, without the group's assignment. The CPU time of a trajectory, including the start and
+the end of the process, does not depend on other load on the machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing as mp
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from buses import create_topics
+from command import parser_of, save
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import NewTopic
 from payload import make_trajectories
 
 from echo_bus.client import profiles
@@ -38,23 +36,17 @@ _SOURCE = "ce_source"
 
 
 def settings_of(bootstrap: str, namespace: str) -> Settings:
-    """Settings of a run called bench with the built-in reward `exact`."""
+    """Settings of the run `bench` with the built-in reward `exact`."""
     return Settings.model_validate(
-        {
-            "run": {"name": "bench"},
-            "kafka": {"bootstrap": bootstrap, "namespace": namespace},
-            "rewards": {"exact": 1.0},
-        }
+        {"run": {"name": "bench"}, "kafka": {"bootstrap": bootstrap, "namespace": namespace}, "rewards": {"exact": 1.0}}
     )
 
 
 def score(bootstrap: str, namespace: str, name: str, ready: Any, go: Any, seconds: Any) -> None:
-    """One reward process. Imports come before the start, so that two of them start together.
-
-    `seconds` [2]: what the imports took, and the CPU of everything after them.
-    """
+    """One reward process. It imports before the start, so that two processes start together. `seconds` [2]: the duration of the imports,
+    and the CPU time after them."""
     began_s = time.monotonic()
-    import echo_streams.faust_app  # noqa: F401  what takes long is its import
+    import echo_streams.faust_app  # noqa: F401  a slow import
     from echo_streams.run import run_reward
 
     seconds[0] = time.monotonic() - began_s
@@ -68,17 +60,10 @@ def score(bootstrap: str, namespace: str, name: str, ready: Any, go: Any, second
 
 def fill(bootstrap: str, namespace: str, count: int) -> None:
     """Make the topics and write `count` trajectories."""
-    space = Namespace(namespace)
     bus = open_bus(settings_of(bootstrap, namespace), "filler")
-    admin = bus.cluster.admin()
-    wanted = {
-        space.topic(TRAJECTORIES): PARTITIONS,
-        space.topic(REWARDS): PARTITIONS,
-        space.dead_letters(TRAJECTORIES): 1,
-        space.topic(PROGRESS): 1,
-    }
-    for created in admin.create_topics([NewTopic(name, partitions, 1) for name, partitions in wanted.items()]).values():
-        created.result(_WAIT_S)
+    space = bus.namespace
+    wide, narrow = (space.topic(TRAJECTORIES), space.topic(REWARDS)), (space.dead_letters(TRAJECTORIES), space.topic(PROGRESS))
+    create_topics(bus, dict.fromkeys(wide, PARTITIONS) | dict.fromkeys(narrow, 1))
     payloads = make_trajectories(DISTINCT, TOKENS)
     publisher = bus.publisher()
     for number in range(count):
@@ -87,7 +72,7 @@ def fill(bootstrap: str, namespace: str, count: int) -> None:
 
 
 def timestamps(bootstrap: str, namespace: str, count: int, processes: list[Any]) -> dict[str, list[int]]:
-    """The timestamps in ms of `count` rewards, by the process that wrote them. Waits until they are there."""
+    """The timestamps in ms of `count` rewards, by the process that wrote them. Waits for them."""
     topic = Namespace(namespace).topic(REWARDS)
     consumer = Consumer({**profiles.READER, "bootstrap.servers": bootstrap, "group.id": "bench", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
@@ -95,11 +80,11 @@ def timestamps(bootstrap: str, namespace: str, count: int, processes: list[Any])
     seen, deadline_s = 0, time.monotonic() + _WAIT_S
     while seen < count:
         if time.monotonic() > deadline_s or not all(process.is_alive() for process in processes):
-            sys.exit(f"waited for {count} rewards, {seen} came, and no more will")
+            sys.exit(f"waited for {count} rewards, but only {seen} came")
         for message in consumer.consume(1_000, 0.5):
             if message.error() is None:
                 source = dict(message.headers() or ())[_SOURCE]
-                assert isinstance(source, bytes), "every record of ours names who wrote it"
+                assert isinstance(source, bytes), "each of our records names its source"
                 found.setdefault(source.decode(), []).append(message.timestamp()[1])
                 seen += 1
     consumer.close()
@@ -107,7 +92,7 @@ def timestamps(bootstrap: str, namespace: str, count: int, processes: list[Any])
 
 
 def measure(bootstrap: str, num_processes: int, count: int) -> tuple[float, float, float]:
-    """Rewards a second, the seconds of CPU of one, and the seconds that the imports of a process took."""
+    """Rewards per second, the CPU seconds of one, and the seconds of a process's imports."""
     namespace = f"bench.rewards.{num_processes}"
     fill(bootstrap, namespace, count)
     ready, go = _CONTEXT.Semaphore(0), _CONTEXT.Event()
@@ -138,10 +123,9 @@ def measure(bootstrap: str, num_processes: int, count: int) -> tuple[float, floa
 
 
 def main() -> None:
-    """Measure, print, and write the numbers where --json says."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure, print and save."""
+    parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=40_000)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with EmbeddedKafka() as kafka:
         one, cpu_s, import_s = measure(kafka.bootstrap, 1, arguments.count)
@@ -153,8 +137,7 @@ def main() -> None:
         "import_s": round(import_s, 2),
     }
     sys.stdout.write(f"one process {one:,.0f}/s, two processes {two:,.0f}/s, {cpu_s * 1e6:.0f} us of CPU each, imports {import_s:.2f} s\n")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    save(arguments.json, numbers)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,21 @@
-"""What a whole worker costs over vLLM driven bare: tokens per second of both, in turn, in one process, with the same requests.
+"""The overhead of a whole worker over bare vLLM: tokens per second of both, in turn, in one process, with the same requests.
 
     python bench/rollout.py [--rounds N] [--groups N] [--json FILE]
 
-Bare: `add_request` for all groups, then `step` until nothing is left; nothing is made of the outputs. Worker: `run_worker`, as `echoswarm
-run worker` starts it, with intake, text, publishing, commits, journal, heartbeat and metrics; timed from the order to write the requests
-to the last trajectory's acknowledgement. Both use the same engine. The embedded Kafka and the requests' writer are processes of their own.
+Bare: `add_request` for all groups, then `step` until none is left; the outputs are not used. Worker: `run_worker`, as `echoswarm run
+worker` starts it, with intake, text, publishing, commits, journal, heartbeat and metrics; timed from the order to write the requests to the
+last trajectory's acknowledgement. Both use the same engine. The embedded Kafka and the requests' writer are separate processes.
 
-`undisturbed_ratio` leaves out the time in which the engine's thread was ready and had no core (Linux): machines are shared.
+`undisturbed_ratio` excludes the time in which the engine's thread waited for a core (Linux), because machines are shared.
 
-Threads: the worker runs on the main thread with its asyncio loop; one more measures: it orders a round over a pipe and waits for it.
+Threads: the worker runs on the main thread with its asyncio loop; another thread orders rounds over a pipe and measures them.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import itertools
-import json
 import multiprocessing as mp
 import os
 import random
@@ -33,21 +31,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import NewTopic
+from command import parser_of, save
+from payload import make_manifest
 
 from echo_bus.client import profiles
-from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline
 from echo_embedded import EmbeddedKafka
+from echo_ops.supervisor.registration import make_topics
 from echo_rollout.engines.engine import EngineConfig, Generation, Snapshot
 from echo_rollout.engines.vllm_arguments import sampling_params
 from echo_rollout.engines.vllm_inprocess import VllmInProcess
 from echo_rollout.run import run_worker
-from echo_runtime.opening import open_bus
+from echo_runtime.opening import open_bus, open_cluster
 from echo_runtime.process import RoleProcess, open_role
 from echo_schemas.columns import pack_tokens
-from echo_schemas.records import Purpose, RolloutRequest, Sampling, WeightFile, WeightKind, WeightManifest, group_id_of
-from echo_schemas.topic_files import load_topic_specs
+from echo_schemas.records import Purpose, RolloutRequest, Sampling, group_id_of
 from echo_schemas.topics import REQUESTS, WEIGHT_CHUNKS, WEIGHTS, weights_key
 from echo_settings import Settings
 from echo_tasks.base_models import resolve_base
@@ -61,7 +59,7 @@ _START_S = 180.0
 
 
 class MeasuredEngine(VllmInProcess):
-    """The worker's own engine, which the bench reaches: `running` is set with the first version, `wait_for` counts groups."""
+    """The worker's engine, which this benchmark reaches: `loop` is set with the first version, `wait_for` counts groups."""
 
     latest: MeasuredEngine | None = None
 
@@ -87,12 +85,12 @@ class MeasuredEngine(VllmInProcess):
         return generations
 
     def waited_s(self) -> float:
-        """How long its thread has been ready without a core; 0 where the system does not say."""
+        """How long its thread has waited for a core; 0 if the system does not tell."""
         file = Path(f"/proc/self/task/{self._thread.native_id}/schedstat")
         return int(file.read_text().split()[1]) / 1e9 if file.exists() else 0.0
 
     def wait_for(self, num_groups: int) -> None:
-        """Until so many groups came out of it, or, for 0, until a version is installed. Raises TimeoutError."""
+        """Wait until it has generated so many groups, or, for 0, until a version is installed. Raises TimeoutError."""
         with self._counted:
             if not self._counted.wait_for(lambda: self.loop is not None and self.num_groups >= num_groups, _ROUND_S):
                 message = f"only {self.num_groups} of {num_groups} groups were generated within {_ROUND_S:g} s"
@@ -100,7 +98,7 @@ class MeasuredEngine(VllmInProcess):
 
 
 def settings_of(bootstrap: str) -> Settings:
-    """The demo's, with the engine above."""
+    """The demo's settings, with the engine above."""
     return Settings.model_validate(
         {
             "run": {"name": RUN},
@@ -120,7 +118,7 @@ def settings_of(bootstrap: str) -> Settings:
 
 
 def prompts_of(number: int, num_groups: int) -> list[list[int]]:
-    """The prompts of one round: six digits and the sign that asks for the answer."""
+    """The prompts of one round: six digits and the sign before the answer."""
     draw = random.Random(number)
     return [[*(draw.randrange(2, 12) for _ in range(6)), 12] for _ in range(num_groups)]
 
@@ -129,28 +127,14 @@ def prompts_of(number: int, num_groups: int) -> list[list[int]]:
 
 
 def write(bootstrap: str, num_groups: int, orders: Connection) -> None:
-    """Publish version 0, then the requests of each round that is ordered, until None is."""
+    """Publish version 0, then the requests of each ordered round, until None is received."""
     bus = open_bus(settings_of(bootstrap), "feeder")
     with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
         contents = _adapter(resolve_base(BASE))
         whole = b"".join(contents.values())
         sha256 = hashlib.sha256(whole).hexdigest()
-        manifest = WeightManifest(
-            run_id=RUN,
-            version=0,
-            kind=WeightKind.LORA,
-            files=tuple(
-                WeightFile(name=name, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-                for name, content in contents.items()
-            ),
-            num_bytes=len(whole),
-            sha256=sha256,
-            blob=bus.blob_writer(publisher).write(WEIGHT_CHUNKS, RUN, f"v/0/{sha256[:12]}", whole),
-            session="bench",
-            checkpoint="bench",
-            next_seq=0,
-            created_ms=time.time_ns() // 1_000_000,
-        )
+        blob = bus.blob_writer(publisher).write(WEIGHT_CHUNKS, RUN, f"v/0/{sha256[:12]}", whole)
+        manifest = make_manifest(0, contents, blob=blob)
         for key in (weights_key(RUN, 0), weights_key(RUN, None)):
             publisher.publish(WEIGHTS, manifest, key=key).wait(_START_S)
         num_partitions = publisher.num_partitions(REQUESTS)
@@ -178,7 +162,7 @@ def _request(seq: int, prompt: list[int]) -> RolloutRequest:
 
 
 def _adapter(base: Path) -> dict[str, bytes]:
-    """A fresh adapter's files by name."""
+    """A new adapter's files by name."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -193,7 +177,7 @@ def _adapter(base: Path) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Tokens, seconds, and those of them in which the engine's thread waited for a core."""
+    """Tokens, seconds, and the seconds of these in which the engine's thread waited for a core."""
 
     num_tokens: int
     seconds: float
@@ -206,12 +190,12 @@ class Round:
 
     @property
     def undisturbed_per_s(self) -> float:
-        """Tokens per second with a core to itself."""
+        """Tokens per second with an exclusive core."""
         return self.num_tokens / (self.seconds - self.waited_s)
 
 
 class Measuring:
-    """Rounds in turn, bare and worker, the first of each for warming up; then the worker is stopped."""
+    """Bare and worker rounds in turn, the first of each as warm-up; then it stops the worker."""
 
     def __init__(self, process: RoleProcess, orders: Connection, *, rounds: int, num_groups: int) -> None:
         self._process = process
@@ -236,7 +220,7 @@ class Measuring:
         bare: list[Round] = []
         worker: list[Round] = []
         for number in range(self._rounds + 1):
-            # The order changes from pair to pair, so that a machine that grows slower or faster favours neither.
+            # The order alternates, so that a change of the machine's speed favours neither.
             for is_bare in (True, False) if number % 2 else (False, True):
                 began_s, waited_s, num_tokens = time.perf_counter(), engine.waited_s(), engine.num_tokens
                 if is_bare:
@@ -286,7 +270,7 @@ class Measuring:
 
 
 def _bare(vllm: Any, request: Any, prompts: list[list[int]], names: Any) -> int:
-    """How many tokens were generated."""
+    """Returns the number of generated tokens."""
     from vllm.inputs import TokensPrompt
 
     num_tokens = 0
@@ -300,7 +284,7 @@ def _bare(vllm: Any, request: Any, prompts: list[list[int]], names: Any) -> int:
 
 
 def measure(bootstrap: str, *, rounds: int, num_groups: int) -> dict[str, float]:
-    """Medians over `rounds` pairs, and the median of the pairs' ratios."""
+    """The medians over `rounds` pairs, and the median of the pairs' ratios."""
     ours, theirs = _CONTEXT.Pipe()
     writer = _CONTEXT.Process(target=write, args=(bootstrap, num_groups, theirs), daemon=True)
     writer.start()
@@ -321,32 +305,22 @@ def measure(bootstrap: str, *, rounds: int, num_groups: int) -> dict[str, float]
     return measuring.results
 
 
-def create_topics(bootstrap: str) -> None:
-    """All topics, on one broker."""
-    admin: Any = KafkaCluster(bootstrap).admin()
-    topics = [NewTopic(f"{NAMESPACE}.{spec.name}", spec.partitions, 1) for spec in load_topic_specs()]
-    for future in admin.create_topics(topics).values():
-        future.result(20)
-
-
-def main() -> int:
-    """Measure and print one line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="pairs that count")
+def main() -> None:
+    """Measure, print one line and save."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="counted pairs")
     parser.add_argument("--groups", type=int, default=512, help=f"groups of {GROUP_SIZE} samples in a round")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     # As the supervisor places one worker on two cores.
     for name, value in (("OMP_NUM_THREADS", "1"), ("MALLOC_ARENA_MAX", "2"), ("VLLM_CPU_OMP_THREADS_BIND", "0")):
         os.environ.setdefault(name, value)
     with EmbeddedKafka() as kafka:
-        create_topics(kafka.bootstrap)
+        settings = settings_of(kafka.bootstrap)
+        make_topics(open_cluster(settings), open_bus(settings, "operator").namespace)
         results = measure(kafka.bootstrap, rounds=arguments.rounds, num_groups=arguments.groups)
     sys.stdout.write("".join(f"{name} {value:.3f}  " for name, value in results.items()).rstrip() + "\n")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results) + "\n", encoding="utf-8")
-    return 0
+    save(arguments.json, results)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,10 +2,10 @@
 
     python bench/simulation.py [--steps 40] [--train-s 3] [--json FILE]
 
-Feeder, rewards, workers and learner are those of `bench/rehearsal.py`: real roles, a trainer that waits, engines that make as many groups a
-second as they are told to. Two pools: `enough` makes more than the learner needs, `short` two thirds of it. The run measures T_train,
-T_bcast and the time of scoring, and the simulation takes them from it; throughput, bubble ratio and staleness come out of both. `off` is
-simulated / real - 1, and simulated - real for the bubble ratio. Exit 1 if one is further than 10 % off.
+Feeder, rewards, workers and learner are those of `bench/rehearsal.py`: real roles, a trainer that waits, engines with a set rate. Two
+pools: `enough` makes more than the learner needs, `short` two thirds of it. The run measures T_train, T_bcast and the time of scoring as
+inputs of the simulation; throughput, bubble ratio and staleness are compared. `off` is simulated / real - 1, and simulated - real for the
+bubble ratio. Exits with 1 if one is more than 10 % off.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from buses import records_of
+from command import parser_of, save
 from rehearsal import BUDGET, RUN, Stage, check, spread_requests
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
 from echo_core.policy import StalenessPolicy
 from echo_core.simulation.fleet import simulate
-from echo_core.simulation.outcome import Outcome
 from echo_core.simulation.scenario import Generation, Kind, PoolKind, PoolPlan, Route, Scenario, Weights
 from echo_embedded import EmbeddedKafka
 from echo_embedded.guard import Guard
@@ -44,27 +45,20 @@ GROUP_SIZE, PERIOD = 4, 2
 SLOTS = 2
 # Kind, workers, seconds of a group: 3 · 2 · 4 / 2 s + 2 · 4 / 4 s = 14 rollouts/s.
 KINDS = (("fast", 3, 2.0), ("slow", 1, 4.0))
-# Groups of a step, in rollouts/s that the learner could train per rollouts/s that the pool makes.
+# The learner's possible rollouts/s per rollouts/s of the pool.
 POOLS = {"enough": 0.75, "short": 1.5}
 _CLOSE = 0.1
-# The run settles: the first steps have all workers' joining in them.
+# The workers join during the first steps.
 _WARMUP = 3 * PERIOD
-_START_S, _READ_S, _LOOK_S = 300.0, 60.0, 0.5
+_START_S, _LOOK_S = 300.0, 0.5
 _PARTITIONS = 32
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What both say. Ages in versions, shares of 1."""
-
-    steps_per_s: float
-    bubble_ratio: float
-    staleness_mean: float
-    staleness_max: int
+Figures = dict[str, float]
+"""`steps_per_s`, `bubble_ratio` (a share), `staleness_mean` and `staleness_max` (versions)."""
 
 
 def groups_per_step(pool: str, train_s: float) -> int:
-    """So many that the pool makes the share that `POOLS` says."""
+    """The number of groups with which the pool makes its share of `POOLS`."""
     rate = sum(count * SLOTS * GROUP_SIZE / seconds for _, count, seconds in KINDS)
     return round(POOLS[pool] * rate * train_s / GROUP_SIZE)
 
@@ -105,7 +99,7 @@ every = {PERIOD}
 
 
 def run_pool(stage: Stage, bus: Bus, options: argparse.Namespace) -> None:
-    """Until the learner's last step. Workers before the learner, so that no step waits for their start."""
+    """Run until the learner's last step. The workers start before the learner, so that no step waits for them."""
     limit = Deadline.after(_START_S + 4 * options.steps * options.train_s)
     with ExitStack() as stack:
         others = [stack.enter_context(stage.role(role)) for role in ("feeder", "reward")]
@@ -126,67 +120,48 @@ def run_pool(stage: Stage, bus: Bus, options: argparse.Namespace) -> None:
 
 
 def read_reports(bus: Bus) -> list[StepReport]:
-    """The steps that count."""
-    found = []
-    with closing(bus.reader([STEPS])) as reader:
-        reader.start()
-        for messages in reader.read_to_end(Deadline.after(_READ_S)):
-            found += [message.record for message in messages if isinstance(message.record, StepReport)]
+    """The counted steps."""
+    found = [record for record in records_of(bus, [STEPS]) if isinstance(record, StepReport)]
     return sorted(found, key=lambda report: report.version)[_WARMUP:]
 
 
 def scoring_s(bus: Bus) -> float:
-    """Median over the samples of the time from its last token to its reward."""
+    """The median time from a sample's last token to its reward."""
     finished: dict[tuple[str, str, int], int] = {}
-    found: list[float] = []
-    with closing(bus.reader([TRAJECTORIES, REWARDS])) as reader:
-        reader.start()
-        rewards: list[Reward] = []
-        for messages in reader.read_to_end(Deadline.after(_READ_S)):
-            for message in messages:
-                match message.record:
-                    case Trajectory() as sample:
-                        finished[sample.group_id, sample.attempt, sample.index] = sample.finished_ms
-                    case Reward() as reward:
-                        rewards.append(reward)
-    for reward in rewards:
-        ended_ms = finished.get((reward.group_id, reward.attempt, reward.index))
-        if ended_ms is not None:
-            found.append(max(0.0, (reward.time_ms - ended_ms) / 1000))
-    return statistics.median(found)
+    rewards: list[Reward] = []
+    for record in records_of(bus, [TRAJECTORIES, REWARDS]):
+        match record:
+            case Trajectory() as sample:
+                finished[sample.group_id, sample.attempt, sample.index] = sample.finished_ms
+            case Reward() as reward:
+                rewards.append(reward)
+    ended = ((each.time_ms, finished.get((each.group_id, each.attempt, each.index))) for each in rewards)
+    return statistics.median(max(0.0, (time_ms - ended_ms) / 1000) for time_ms, ended_ms in ended if ended_ms is not None)
 
 
 def real_figures(reports: list[StepReport]) -> Figures:
-    """By the reports of the steps; the learner's own times."""
+    """From the step reports, by the learner's times."""
     idle_s, training_s = sum(each.idle_s for each in reports), sum(each.training_s for each in reports)
-    ages: list[int] = [sum(counts) for counts in _columns(reports)]
-    return Figures(
-        steps_per_s=len(reports) / (idle_s + training_s),
-        bubble_ratio=idle_s / (idle_s + training_s),
-        staleness_mean=sum(age * count for age, count in enumerate(ages)) / sum(ages),
-        staleness_max=max(age for age, count in enumerate(ages) if count),
-    )
-
-
-def _columns(reports: list[StepReport]) -> list[list[int]]:
-    longest = max(len(each.staleness_total) for each in reports)
-    return [[each.staleness_total[age] if age < len(each.staleness_total) else 0 for each in reports] for age in range(longest)]
+    ages = [sum(counts) for counts in zip_longest(*(each.staleness_total for each in reports), fillvalue=0)]
+    return {
+        "steps_per_s": len(reports) / (idle_s + training_s),
+        "bubble_ratio": idle_s / (idle_s + training_s),
+        "staleness_mean": sum(age * count for age, count in enumerate(ages)) / sum(ages),
+        "staleness_max": max(age for age, count in enumerate(ages) if count),
+    }
 
 
 def simulated_figures(
     pool: str, reports: list[StepReport], score_s: float, options: argparse.Namespace
 ) -> tuple[Figures, dict[str, float]]:
-    """The same pool, with T_train, T_bcast and the time of scoring as the run measured them."""
+    """The same pool, with the measured T_train, T_bcast and time of scoring."""
     train_s = statistics.median(each.training_s for each in reports)
     measured = [each.metrics["broadcast_s"] for each in reports if each.metrics.get("broadcast_s")]
     broadcast_s = statistics.median(measured) if measured else 0.0
     scenario = Scenario(
         train_s=train_s,
         policy=StalenessPolicy(
-            budget=BUDGET,
-            publication_period=PERIOD,
-            groups_per_step=groups_per_step(pool, options.train_s),
-            group_size=GROUP_SIZE,
+            budget=BUDGET, publication_period=PERIOD, groups_per_step=groups_per_step(pool, options.train_s), group_size=GROUP_SIZE
         ),
         weights=Weights(route=Route.FIXED, fixed_s=broadcast_s),
         kinds=[Kind(name=name, count=count, rate=SLOTS * GROUP_SIZE / seconds, groups_at_once=SLOTS) for name, count, seconds in KINDS],
@@ -195,16 +170,9 @@ def simulated_figures(
         generation=Generation(score_s=score_s),
         pool=PoolPlan(kind=PoolKind.EVERYBODY),
     )
-    return _figures(simulate(scenario)), {"train_s": train_s, "broadcast_s": broadcast_s, "score_s": score_s}
-
-
-def _figures(outcome: Outcome) -> Figures:
-    return Figures(
-        steps_per_s=outcome.steps_per_s,
-        bubble_ratio=outcome.bubble_ratio,
-        staleness_mean=outcome.staleness_mean,
-        staleness_max=outcome.staleness_max,
-    )
+    outcome = simulate(scenario)
+    figures = {name: getattr(outcome, name) for name in ("steps_per_s", "bubble_ratio", "staleness_mean", "staleness_max")}
+    return figures, {"train_s": train_s, "broadcast_s": broadcast_s, "score_s": score_s}
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -223,38 +191,34 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             reports = read_reports(bus)
             real = real_figures(reports)
             simulated, inputs = simulated_figures(pool, reports, scoring_s(bus), options)
-            found[pool] = {"real": _plain(real), "simulated": _plain(simulated), "inputs": inputs, "off": off(real, simulated)}
+            found[pool] = {"real": real, "simulated": simulated, "inputs": inputs, "off": off(real, simulated)}
     return {
         **found,
         "conditions": {"cores": os.cpu_count(), "load": os.getloadavg()[1], "steps": options.steps, "train_s": options.train_s},
     }
 
 
-def _plain(figures: Figures) -> dict[str, float]:
-    return {name: getattr(figures, name) for name in figures.__slots__}
-
-
-def off(real: Figures, simulated: Figures) -> dict[str, float]:
+def off(real: Figures, simulated: Figures) -> Figures:
     """Throughput and staleness relative, the bubble ratio as a difference of shares."""
+    staleness = simulated["staleness_mean"]
     return {
-        "steps_per_s": simulated.steps_per_s / real.steps_per_s - 1,
-        "staleness_mean": simulated.staleness_mean / real.staleness_mean - 1 if real.staleness_mean else simulated.staleness_mean,
-        "bubble_ratio": simulated.bubble_ratio - real.bubble_ratio,
+        "steps_per_s": simulated["steps_per_s"] / real["steps_per_s"] - 1,
+        "staleness_mean": staleness / real["staleness_mean"] - 1 if real["staleness_mean"] else staleness,
+        "bubble_ratio": simulated["bubble_ratio"] - real["bubble_ratio"],
     }
 
 
 def is_close(results: Mapping[str, Any]) -> bool:
-    """Whether every figure of every pool is within a tenth."""
+    """Whether all figures of all pools are within a tenth."""
     return all(abs(value) <= _CLOSE for pool in POOLS for value in results[pool]["off"].values())
 
 
 def main() -> int:
     """Run, simulate, compare."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--train-s", type=float, default=3.0, help="seconds that the trainer waits in each step")
     parser.add_argument("--folder", type=Path, help="keep data and logs here")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         results = measure((options.folder or Path(scratch)).resolve(), options)
@@ -262,8 +226,7 @@ def main() -> int:
         for name, value in results[pool]["off"].items():
             real, simulated = results[pool]["real"][name], results[pool]["simulated"][name]
             sys.stdout.write(f"{pool:8} {name:16} real {real:<10.4g} simulated {simulated:<10.4g} off {value:+.1%}\n")
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    save(options.json, results)
     return 0 if is_close(results) else 1
 
 

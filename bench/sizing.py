@@ -1,20 +1,19 @@
-"""What each way of sizing a pool costs, in simulated time: everybody, a fixed choice, the cheapest anew at each look, and the
-coordinator's rule.
+"""The cost of each rule of sizing a pool, in simulated time: all workers, a fixed choice, the cheapest at each look, and the coordinator's
+rule.
 
     python bench/sizing.py [--steps 100] [--seeds 3] [--json FILE]
 
-Forty machines, of which thirty are taken away every six hours for an hour (exponential); T_train 1600 s, T_bcast 120 s, 1024 rollouts a
-step, S = 3, kappa = 2, a look every five minutes, lengths that differ by a fifth. First random pools: the greedy choices against the
+Forty machines, of which thirty are preempted every six hours for an hour (exponential); T_train 1600 s, T_bcast 120 s, 1024 rollouts a
+step, S = 3, kappa = 2, a look every five minutes, lengths that differ by a fifth. Random pools first compare the greedy choices with the
 optimum. Needs no Kafka.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
-from pathlib import Path
+
+from command import parser_of, save
 
 from echo_core.capacity.activation import Candidate, cheapest_first, choose_optimum, choose_workers, total_price, total_rate
 from echo_core.policy import StalenessPolicy
@@ -22,7 +21,7 @@ from echo_core.simulation.fleet import simulate
 from echo_core.simulation.scenario import Generation, Kind, PoolKind, PoolPlan, Route, Scenario, Weights
 
 _LEARNER_PRICE = 4 * 3.06
-# The coordinator begins with everybody and releases one in five looks; what is compared is how it goes on.
+# The coordinator begins with all workers and releases one in five looks, which is not compared.
 _WARMUP_STEPS = 40
 RULES: dict[str, PoolKind] = {
     "everybody": PoolKind.EVERYBODY,
@@ -33,7 +32,7 @@ RULES: dict[str, PoolKind] = {
 
 
 def fleet(steps: int, seed: int, rule: PoolKind) -> Scenario:
-    """The scenario of the module's head."""
+    """The scenario of the module's docstring."""
     return Scenario(
         train_s=1600.0,
         policy=StalenessPolicy(budget=3, publication_period=2, groups_per_step=64, group_size=16),
@@ -52,7 +51,7 @@ def fleet(steps: int, seed: int, rule: PoolKind) -> Scenario:
 
 
 def compare_rules(steps: int, seeds: int) -> dict[str, dict[str, float]]:
-    """Means over the seeds."""
+    """The means over the seeds."""
     found = {}
     for name, rule in RULES.items():
         outcomes = [simulate(fleet(steps, seed, rule)) for seed in range(seeds)]
@@ -69,7 +68,7 @@ def compare_rules(steps: int, seeds: int) -> dict[str, dict[str, float]]:
 
 
 def compare_choices(pools: int, size: int) -> dict[str, float]:
-    """Price of each greedy choice by the optimum's, for pools of random workers (rates and prices log-uniform over a factor of 20)."""
+    """Each greedy choice's price divided by the optimum's, for random workers (rates and prices log-uniform over a factor of 20)."""
     drawn = random.Random(0)
     plain, tried = [], []
     for _ in range(pools):
@@ -95,15 +94,13 @@ def compare_choices(pools: int, size: int) -> dict[str, float]:
 
 def main() -> None:
     """Simulate, compare, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pools", type=int, default=1000, help="random pools of twelve workers")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     found = {"choices": compare_choices(options.pools, 12), "rules": compare_rules(options.steps, options.seeds)}
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    save(options.json, found)
 
 
 if __name__ == "__main__":

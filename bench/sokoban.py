@@ -1,8 +1,8 @@
-"""How fast Sokoban's boards are made and its turns are played, in ECHO's configuration, on one core.
+"""Sokoban's boards and turns per second, in ECHO's configuration, on one core.
 
     python bench/sokoban.py [--boards N]
 
-Prints one JSON object. Seconds are those of this process, so that others on the machine do not count.
+Prints one JSON object. Seconds are processor time, so that other load on the machine does not count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from echo_tasks.sokoban.board import Move
 
 
 def measure(num_boards: int = 300) -> dict[str, Any]:
-    """`boards_per_s`; `step_us`: microseconds for a turn of 25 actions and what is shown after it; `solution_moves`: a board's mean."""
+    """`boards_per_s`; `step_us`: microseconds of a turn of 25 actions and its observation; `solution_moves`: a board's mean."""
     task = Sokoban()
     started_s = time.process_time()
     levels = [task.level(0, seq) for seq in range(num_boards)]

@@ -1,24 +1,23 @@
-"""What judging an answer costs: mathematics a second and core, plain and in LaTeX; a hostile answer; puzzles; Sokoban's boards and turns.
+"""The cost of judging an answer: mathematics, plain and in LaTeX; a hostile answer; puzzles; Sokoban's boards and turns.
 
     python bench/tasks.py [--answers N] [--json FILE]
 
-Rates are of processor time, so that others on the machine do not count. `hostile_extra_s` is of the wall clock: what each hostile answer
-added to a pool of one scoring process that judged the same good answers with and without them.
+Rates are per second of processor time, so that other load on the machine does not count. `hostile_extra_s` is wall time: the time that each
+hostile answer adds to a pool of one scoring process, which judges the same good answers with and without them.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command import parser_of, save
 from sokoban import measure as measure_sokoban
 
 from echo_schemas.records import FinishReason
@@ -28,7 +27,7 @@ from echo_streams.values import Score
 from echo_tasks.catalogue import load_reward, load_task
 from echo_tasks.rewards import RewardFunction, ScoredSample
 
-# As many answers to one prompt as ECHO-2 samples.
+# ECHO-2's number of samples per prompt.
 GROUP_SIZE = 16
 HOSTILE = (
     "9^{9^{9^{9}}}",
@@ -39,12 +38,12 @@ HOSTILE = (
     "(x+1)^{100000}",
 )
 _THOUGHTS = "Let us think step by step. First we add, then we multiply. " * 8
-# Nothing is killed because this machine is busy.
+# So long that a busy machine kills no call.
 _LIMIT_S = 120.0
 
 
 def sample(completion: str, entry: Any) -> ScoredSample:
-    """A completion behind some thoughts, as reward functions see it."""
+    """A completion after some thoughts, as reward functions get it."""
     return ScoredSample(
         prompt="?",
         completion=_THOUGHTS + completion,
@@ -59,13 +58,13 @@ def sample(completion: str, entry: Any) -> ScoredSample:
 
 
 def numbers(count: int) -> list[ScoredSample]:
-    """Answers such as GSM8K's and AIME's: whole numbers, every other one right."""
+    """Answers such as GSM8K's and AIME's: whole numbers, each second one right."""
     groups = [number // GROUP_SIZE for number in range(count)]
     return [sample(f"\\boxed{{{1_000 + group + number % 2}}}", {"answer": f"{1_000 + group:,}"}) for number, group in enumerate(groups)]
 
 
 def distinct_formulas(count: int) -> list[ScoredSample]:
-    """The same, but no two answers are alike."""
+    """Formulas that all differ."""
     return [sample(f"\\boxed{{\\sqrt{{12}}+{number}}}", {"answer": f"2\\sqrt{{3}} + {number}"}) for number in range(count)]
 
 
@@ -84,7 +83,7 @@ def formulas(count: int) -> list[ScoredSample]:
 
 
 def per_second(call: Callable[[ScoredSample], Any], samples: Sequence[ScoredSample]) -> float:
-    """Calls in a second of this process's time, the first, which fills caches, left out."""
+    """Calls per second of processor time, after one call that fills caches."""
     call(samples[0])
     started_s = time.process_time()
     for one in samples:
@@ -93,7 +92,7 @@ def per_second(call: Callable[[ScoredSample], Any], samples: Sequence[ScoredSamp
 
 
 def puzzles(name: str, count: int) -> dict[str, float]:
-    """Prompts made and reference answers judged, a second."""
+    """Prompts made and reference answers judged per second."""
     task, judge = load_task(name), load_reward(name)
     task.prompt(0, 0)
     started_s = time.process_time()
@@ -105,7 +104,7 @@ def puzzles(name: str, count: int) -> dict[str, float]:
 
 
 async def judged(pool: ScoringPool, function: RewardFunction, samples: Iterable[ScoredSample]) -> tuple[float, float]:
-    """Seconds of the wall clock, and the sum of the values, of samples one after another."""
+    """The wall time and the sum of the values of samples, one after another."""
     started_s, total = time.perf_counter(), 0.0
     for one in samples:
         answer = await pool.call(function, one, _LIMIT_S)
@@ -117,7 +116,7 @@ async def judged(pool: ScoringPool, function: RewardFunction, samples: Iterable[
 
 
 async def hostile_cost(good: Sequence[ScoredSample]) -> dict[str, float]:
-    """What hostile answers between good ones cost the pool, and whether the good ones had their values all the same."""
+    """The cost of hostile answers between good ones. Checks that the good ones keep their values."""
     function, metrics = load_reward("math"), StreamsMetrics()
     pool = ScoringPool([function], num_processes=1, metrics=metrics)
     await pool.start()
@@ -134,7 +133,7 @@ async def hostile_cost(good: Sequence[ScoredSample]) -> dict[str, float]:
     finally:
         pool.close()
     if total != alone:
-        sys.exit(f"good answers were worth {alone}, and {total} between hostile ones")
+        sys.exit(f"good answers scored {alone} alone and {total} between hostile ones")
     restarts = metrics.registry.get_sample_value("echo_streams_pool_restarts_total", {"reason": "hung"}) or 0.0
     return {
         "hostile_extra_s": (mixed_s - alone_s) / len(HOSTILE),
@@ -144,15 +143,14 @@ async def hostile_cost(good: Sequence[ScoredSample]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, and write the numbers where --json says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure, print and save."""
+    parser = parser_of(__doc__)
     parser.add_argument("--answers", type=int, default=2_000)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     judge = load_reward("math")
     plain, latex = per_second(judge, numbers(arguments.answers)), per_second(judge, formulas(arguments.answers))
     found = {
-        # Half of each: a mean of times, not of rates.
+        # Half of each: the mean of times, not of rates.
         "math_answers_per_s": 2 / (1 / plain + 1 / latex),
         "math_numbers_per_s": plain,
         "math_formulas_per_s": latex,
@@ -163,10 +161,9 @@ def main() -> None:
         **{f"sokoban_{name}": value for name, value in measure_sokoban().items()},
         "load": os.getloadavg()[0],
     }
-    text = json.dumps({name: round(value, 3) for name, value in found.items()}, indent=2)
-    sys.stdout.write(text + "\n")
-    if arguments.json is not None:
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+    figures = {name: round(value, 3) for name, value in found.items()}
+    print(json.dumps(figures, indent=2))
+    save(arguments.json, figures)
 
 
 if __name__ == "__main__":

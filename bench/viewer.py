@@ -1,15 +1,14 @@
-"""The viewer over a large run on a real broker: the first page, any page, a question in SQL, and the same while an export runs beside it.
+"""The viewer with a large run on a real broker: the first page, any page, a query in SQL, and any page during an export.
 
     python bench/viewer.py [--trajectories N] [--json FILE]
 
-The run is made up (`echo_ops.viewer.demo`): 1,024 samples of 60 tokens a step, 100 a second by their timestamps, two rewards. The viewer is
-`echoswarm view`, a process of its own; a page is its JSON, from the request to the last byte. `open_s` is what the command takes until it
-serves: it reads the books of the whole run first.
+The run is invented (`echo_ops.viewer.demo`): 1,024 samples of 60 tokens per step, 100 per second by their timestamps, two rewards. The
+viewer is `echoswarm view` in its own process; a page is its JSON, from the request to the last byte. `open_s`: the time until the command
+serves; it first reads the books of the whole run.
 """
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -27,14 +26,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from confluent_kafka.admin import NewTopic
+from command import parser_of, save
 
 from echo_bus.client.cluster import Cluster
 from echo_embedded import EmbeddedKafka
+from echo_ops.supervisor.registration import make_topics
 from echo_ops.viewer.demo.episodes import Episode, Words
 from echo_ops.viewer.demo.made_run import MadePlan, MadeRun, StoryClock
-from echo_runtime.opening import open_bus
-from echo_schemas.topic_files import load_topic_specs
+from echo_runtime.opening import open_bus, open_cluster
 from echo_settings import Settings
 
 RUN, NAMESPACE = "large", "bench.viewer"
@@ -46,13 +45,13 @@ _ANSWER = "First there are three red ones and then two blue ones which makes fiv
 
 
 class Backdated:
-    """A cluster whose producers write the clock's time as the timestamp of each record."""
+    """A cluster whose producers give each record the clock's time as its timestamp."""
 
     def __init__(self, cluster: Cluster, clock: StoryClock) -> None:
         self._cluster, self._clock = cluster, clock
 
     def producer(self, config: Mapping[str, Any]) -> Any:
-        """One of the cluster's, with our timestamps."""
+        """A producer with our timestamps."""
         return _BackdatedProducer(self._cluster.producer(config), self._clock)
 
     def __getattr__(self, name: str) -> Any:
@@ -74,7 +73,7 @@ class _BackdatedProducer:
 
 
 def play(seq: int, skill: float, rng: random.Random) -> Episode:
-    """Sixty tokens or so, and right as often as the policy has skill."""
+    """About sixty tokens, right with probability `skill`."""
     value = 1.0 if rng.random() < skill else 0.0
     answer = f"{_ANSWER} {rng.randrange(9)}"
     return Episode(entry="{}", prompt=f"{_TEXT} {seq % 97}", answers=(answer,), observations=("",), rewards=(value,))
@@ -85,10 +84,7 @@ def make(bootstrap: str, num_steps: int) -> None:
     clock = StoryClock(time.time_ns() // 1_000_000 - int(1000 * STEP_S * num_steps) - 60_000)
     settings = Settings.model_validate({"run": {"name": RUN}, "kafka": {"bootstrap": bootstrap, "namespace": NAMESPACE}})
     bus = open_bus(settings, "operator")
-    topics = [NewTopic(f"{NAMESPACE}.{spec.name}", spec.partitions, 1) for spec in load_topic_specs()]
-    admin = bus.cluster.admin()
-    for future in admin.create_topics(topics).values():
-        future.result(60)
+    make_topics(open_cluster(settings), bus.namespace)
     plan = MadePlan(
         steps=(0, num_steps), groups_per_step=GROUPS, group_size=SIZE, step_s=STEP_S, skill_per_step=0.8 / num_steps, task="balls"
     )
@@ -104,7 +100,7 @@ class Viewer:
     open_s: float
 
     def ask(self, path: str, **query: Any) -> tuple[float, Any]:
-        """Milliseconds and the answer."""
+        """The milliseconds and the answer."""
         began_s = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_WAIT_S)
         connection.request("GET", f"/api/{path}{'?' if query else ''}{urlencode(query)}")
@@ -118,13 +114,13 @@ class Viewer:
 
 
 def environment(bootstrap: str) -> dict[str, str]:
-    """Of the commands."""
+    """The commands' environment."""
     return {**os.environ, "ECHO_KAFKA__BOOTSTRAP": bootstrap, "ECHO_KAFKA__NAMESPACE": NAMESPACE, "ECHO_RUN__NAME": RUN, "COLUMNS": "200"}
 
 
 @contextmanager
 def serving(bootstrap: str) -> Iterator[Viewer]:
-    """The viewer until the end of the block."""
+    """Run the viewer until the end of the block."""
     began_s = time.perf_counter()
     command = [sys.executable, "-u", "-m", "echo_ops.cli", "view"]
     with subprocess.Popen(command, env=environment(bootstrap), stdout=subprocess.PIPE, text=True, cwd=tempfile.gettempdir()) as process:
@@ -134,13 +130,13 @@ def serving(bootstrap: str) -> Iterator[Viewer]:
                 if (match := re.search(r"127\.0\.0\.1:(\d+)", line)) is not None:
                     yield Viewer(int(match[1]), time.perf_counter() - began_s)
                     return
-            sys.exit("the viewer ended before it served")
+            sys.exit("the viewer ended before it began to serve")
         finally:
             process.terminate()
 
 
 def pages(viewer: Viewer, num_steps: int, rng: random.Random) -> dict[str, list[float]]:
-    """Milliseconds of pages of every kind, by kind."""
+    """The milliseconds of pages, by kind."""
     found: dict[str, list[float]] = {}
 
     def ask(path: str, **query: Any) -> Any:
@@ -156,7 +152,7 @@ def pages(viewer: Viewer, num_steps: int, rng: random.Random) -> dict[str, list[
         step = ask(f"step/{version}", sort=rng.choice(["spread", "reward"]))
         group = ask(f"group/{step['groups'][rng.randrange(len(step['groups']))]['seq']}")
         sample = group["samples"][rng.randrange(len(group["samples"]))]
-        assert sample["rewards"], "a sample of a page has its rewards"
+        assert sample["rewards"], "a page's sample has its rewards"
         for _ in range(2):
             ask(f"trajectory/{sample['partition']}:{sample['offset']}")
         ask("timeline", step=version)
@@ -206,10 +202,9 @@ def measure(bootstrap: str, num_steps: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Make the run, look at it, say what it took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Make the run, measure its pages, print and save."""
+    parser = parser_of(__doc__)
     parser.add_argument("--trajectories", type=int, default=1_000_000)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     num_steps = max(4, options.trajectories // (GROUPS * SIZE))
     with tempfile.TemporaryDirectory() as name, EmbeddedKafka(folder=Path(name) / "kafka") as kafka:
@@ -219,8 +214,7 @@ def main() -> None:
         figures = measure(kafka.bootstrap, num_steps, Path(name))
     for label, value in figures.items():
         print(f"{label:<28}{value}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    save(options.json, figures)
 
 
 if __name__ == "__main__":

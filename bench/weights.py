@@ -1,44 +1,42 @@
-"""Publish → acknowledged: how long a new version takes from its first chunk to the worker's word on `workers`.
+"""Publish → acknowledged: the time of a new version from its first chunk to the worker's acknowledgement on `workers`.
 
     python bench/weights.py [--json FILE]
 
-The publisher and the watcher are processes of their own, on the embedded broker; the watcher is the worker's own, with an engine that
-loads nothing: what is measured is chunks, manifest, fetch, verification, files in shared memory, and the acknowledgement. The snapshot's
-checksum is made before the clock starts: the learner has it from its checkpoint.
+The publisher and the watcher are separate processes, on the embedded broker; the watcher is the worker's, with an engine that loads
+nothing: it measures chunks, manifest, fetch, verification, files in shared memory, and the acknowledgement. The snapshot's checksum is
+computed before the clock starts: the learner has it from its checkpoint.
 
-Beside it a bare loop, in turn with the rounds: the same bytes in records of the same size through one partition with
-confluent-kafka alone, read back, hashed once and written to shared memory.
+In turn with the rounds, a bare loop: the same bytes in records of the same size through one partition with confluent-kafka alone, read
+back, hashed once and written to shared memory.
 
 Stages: publish (chunks acknowledged), commit (manifest), see (fetch begins), fetch (verified files), acknowledge (seen by the publisher).
-Processor time is given beside them, because on a machine that others use it says more than the clock.
+It also gives processor time, which is more reliable than the clock on a shared machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import hashlib
 import itertools
-import json
 import multiprocessing as mp
 import os
 import statistics
-import sys
 import tempfile
 import time
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
+from buses import RUN, bus_of, create_topics
+from command import parser_of, save
 from confluent_kafka import Consumer, Producer, TopicPartition
+from payload import make_manifest
 from prometheus_client import CollectorRegistry
 
 from echo_bus.blobs.transfer import CHUNK_BYTES, BlobReader
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.kafka import KafkaCluster
 from echo_bus.client.publisher import Publisher
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Deadline, SystemClock
@@ -53,33 +51,20 @@ from echo_rollout.weights.sources import PublishedSource
 from echo_rollout.weights.watcher import WeightWatcher
 from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
-from echo_schemas.naming import Namespace
-from echo_schemas.records import BlobRef, WeightFile, WeightKind, WeightManifest, WorkerStatus
+from echo_schemas.records import WeightManifest, WorkerStatus
 from echo_schemas.topics import WEIGHT_CHUNKS, WEIGHTS, WORKERS, weights_key
 
-RUN, NAMESPACE = "bench", "bench.weights"
+NAMESPACE = "bench.weights"
 SIZES = {"demo_adapter_s": 557_000, "adapter_66mb_s": 66_000_000}
 CONFIG = b'{"r": 32}' * 100
 STAGES = ("publish", "commit", "see", "fetch", "acknowledge")
 CPU_STAGES = ("publish_cpu", "fetch_cpu")
 ROUNDS = 9
-# The files' checksums are made before the clock starts; where the blob lies is known only after.
-_NOWHERE = BlobRef(topic="", partition=0, blob="", num_bytes=0, sha256="", num_chunks=0, first_offset=0, last_offset=0)
 _CONTEXT = mp.get_context("spawn")
 
 
-def bus_of(bootstrap: str, role: str) -> Bus:
-    """A bus for one process of the benchmark."""
-    return Bus(
-        cluster=KafkaCluster(bootstrap),
-        namespace=Namespace(NAMESPACE),
-        role=role,
-        run_id=RUN,
-    )
-
-
 class TimedSource(PublishedSource):
-    """Tells when each fetch began and ended; the monotonic clock is the machine's, so that other processes understand it."""
+    """Sends the times at which each fetch began and ended, by the monotonic clock, which all processes of a machine share."""
 
     def __init__(self, reader: BlobReader, times: Connection) -> None:
         super().__init__(reader)
@@ -93,7 +78,7 @@ class TimedSource(PublishedSource):
 
 def watch(bootstrap: str, times: Connection) -> None:
     """A worker's watcher, until terminated."""
-    asyncio.run(_watch(bus_of(bootstrap, "worker"), times))
+    asyncio.run(_watch(bus_of(bootstrap, NAMESPACE, "worker"), times))
 
 
 async def _watch(bus: Bus, times: Connection) -> None:
@@ -131,7 +116,7 @@ async def _watch(bus: Bus, times: Connection) -> None:
 
 
 def bare_loop(bootstrap: str, data: bytes) -> float:
-    """Seconds for `data` through one partition of the chunks' topic: produced, fetched, hashed once, written."""
+    """The seconds of `data` through one partition of the chunks' topic: produced, fetched, hashed once, written."""
     topic, view = f"{NAMESPACE}.{WEIGHT_CHUNKS.name}", memoryview(data)
     pieces = [bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES)]
     common = {"bootstrap.servers": bootstrap}
@@ -163,28 +148,9 @@ def files_of(num_bytes: int) -> dict[str, bytes]:
     return {"adapter_model.safetensors": os.urandom(num_bytes - len(CONFIG)), "adapter_config.json": CONFIG}
 
 
-def manifest_of(version: int, files: dict[str, bytes], blob: BlobRef) -> WeightManifest:
-    """What the learner would publish."""
-    return WeightManifest(
-        run_id=RUN,
-        version=version,
-        kind=WeightKind.LORA,
-        files=tuple(
-            WeightFile(name=name, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()) for name, content in files.items()
-        ),
-        num_bytes=blob.num_bytes,
-        sha256=blob.sha256,
-        blob=blob,
-        session="bench",
-        checkpoint="bench",
-        next_seq=0,
-        created_ms=time.time_ns() // 1_000_000,
-    )
-
-
 def measure(bootstrap: str, times: Connection) -> dict[str, float]:
-    """Median seconds per size over `ROUNDS` versions, all and by stage; two more warm everything up."""
-    bus, results = bus_of(bootstrap, "learner"), {}
+    """Median seconds per size over `ROUNDS` versions, in all and by stage, after two as warm-up."""
+    bus, results = bus_of(bootstrap, NAMESPACE, "learner"), {}
     versions = itertools.count()
     with (
         closing(bus.publisher(profiles.PRODUCER_BLOBS)) as chunks,
@@ -214,15 +180,16 @@ def _round(
     num_bytes: int,
     times: Connection,
 ) -> tuple[float, ...]:
-    """Seconds of each stage for one version, then processor seconds of the two processes while they publish and fetch."""
+    """The seconds of each stage for one version, then the processor seconds of publishing and fetching."""
     files = files_of(num_bytes)
     data = b"".join(files.values())
-    sha256 = hashlib.sha256(data).hexdigest()
-    template = manifest_of(version, files, _NOWHERE)
+    # All checksums are computed before the clock starts.
+    template = make_manifest(version, files)
+    sha256 = template.sha256
     started_s, started_cpu_s = time.monotonic(), time.process_time()
     blob = bus.blob_writer(chunks).write(WEIGHT_CHUNKS, RUN, f"v/{version}/{sha256[:12]}", data, sha256=sha256)
     published_s, publish_cpu_s = time.monotonic(), time.process_time() - started_cpu_s
-    manifest = dataclasses.replace(template, num_bytes=num_bytes, sha256=sha256, blob=blob)
+    manifest = dataclasses.replace(template, blob=blob)
     with writer.transaction() as transaction:
         for key in (weights_key(RUN, version), weights_key(RUN, None)):
             transaction.publish(WEIGHTS, manifest, key=key)
@@ -236,38 +203,22 @@ def _round(
     return (*(after - before for before, after in itertools.pairwise(moments)), publish_cpu_s, fetch_cpu_s)
 
 
-def create_topics(bootstrap: str) -> None:
-    """The topics that are used, with one partition, or four for chunks."""
-    from confluent_kafka.admin import NewTopic
-
-    admin: Any = KafkaCluster(bootstrap).admin()
-    topics = [NewTopic(f"{NAMESPACE}.{topic.name}", 4 if topic is WEIGHT_CHUNKS else 1, 1) for topic in (WEIGHTS, WEIGHT_CHUNKS, WORKERS)]
-    for future in admin.create_topics(topics).values():
-        future.result(20)
-
-
-def main() -> int:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", type=Path, help="write the medians here")
-    arguments = parser.parse_args()
-    kafka = EmbeddedKafka().start()
-    try:
-        create_topics(kafka.bootstrap)
+def main() -> None:
+    """Measure, print and save."""
+    arguments = parser_of(__doc__).parse_args()
+    with EmbeddedKafka() as kafka:
+        topics = {WEIGHTS: 1, WEIGHT_CHUNKS: 4, WORKERS: 1}
+        create_topics(bus_of(kafka.bootstrap, NAMESPACE), {f"{NAMESPACE}.{topic.name}": count for topic, count in topics.items()})
         ours, theirs = _CONTEXT.Pipe(duplex=False)
         watcher = _CONTEXT.Process(target=watch, args=(kafka.bootstrap, theirs), daemon=True)
         watcher.start()
         results = measure(kafka.bootstrap, ours)
         watcher.terminate()
         watcher.join(10)
-    finally:
-        kafka.stop()
     for name, value in results.items():
-        sys.stdout.write(f"{name} {value:.3f}\n")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results), encoding="utf-8")
-    return 0
+        print(f"{name} {value:.3f}")
+    save(arguments.json, results)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,11 +1,11 @@
-"""The baseline: one process in which the pipeline's own sampler and learner take turns. No Kafka, no staleness.
+"""The baseline: one process in which the pipeline's sampler and learner take turns. No Kafka, no staleness.
 
     python -m laboratory.colocated RUN_FILE RESULT_FILE
 
     sample all groups of the step ─▶ score ─▶ the learner's step ─▶ install the new weights ─▶ sample …
 
-Engine, sampler, rewards, batch, loss, optimizer and held-out prompts are what `echoswarm up` takes for the same file; only who runs when,
-and how things get from one to the other, is different.
+Engine, sampler, rewards, batch, loss, optimizer and held-out prompts are those of `echoswarm up` for the same file; only the order and the
+transport differ.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _BENCH = Path(__file__).resolve().parent.parent
 
 
 def run_colocated(cell: Cell, folder: Path, patience_s: float) -> Result:
-    """Run `cell` in `folder`, in a process of its own that has all cores. Raises RuntimeError, with the end of the output."""
+    """Run `cell` in `folder`, in a new process that has all cores. Raises RuntimeError, with the end of the output."""
     config, file = folder / "run.toml", folder / "result.json"
     config.write_text(as_toml(cell.settings), encoding="utf-8")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
@@ -83,7 +83,7 @@ def run_colocated(cell: Cell, folder: Path, patience_s: float) -> Result:
 
 
 class CoLocated:
-    """Learner and sampler of one run. Used from one asyncio loop."""
+    """The learner and the sampler of one run. Used from one asyncio loop."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         """`folder`: for snapshots."""
@@ -116,14 +116,13 @@ class CoLocated:
             draft = self._stepper.step(groups, version, self._terms, parent=None, measured={})
             await self._install(version + 1)
             report = draft.report
-            # As the pipeline's curves: what is right, else the weighted sum, which is the last.
+            # As in the pipeline's curves: `exact`, else the weighted sum, which is the last.
             reward = next((each.mean for each in report.reward_stats if each.name == "exact"), report.reward_stats[-1].mean)
             curve.add(version + 1, self._clock.monotonic_s(), draft.num_samples, reward, 0.0)
             evaluated += await self._evaluations(version + 1)
         wall_s = self._clock.monotonic_s() - started_s
-        return Result(
-            outcome="finished", wall_s=wall_s, curve=curve, evaluated=evaluated, facts={"max_staleness": 0, "dropped": 0, "bubble": None}
-        )
+        facts = {"max_staleness": 0, "dropped": 0, "bubble": None}
+        return Result(outcome="finished", wall_s=wall_s, curve=curve, evaluated=evaluated, facts=facts)
 
     async def close(self) -> None:
         """End both."""
@@ -132,7 +131,7 @@ class CoLocated:
         self._trainer.close()
 
     async def _install(self, version: int) -> None:
-        """The learner's weights of now, where the engine samples with them."""
+        """Install the learner's current weights in the engine."""
         snapshot = self._trainer.snapshot(version, self._folder / str(version))
         ref = SnapshotRef(version=version, sha256=snapshot.sha256)
         await self._engine.install(Snapshot(ref=ref, kind=WeightKind(self._settings.policy.update), folder=snapshot.folder))
@@ -141,10 +140,9 @@ class CoLocated:
                 shutil.rmtree(folder)
 
     async def _group(self, seq: int) -> ChosenGroup:
-        """A group of the run's own task, scored."""
-        request = self._builder.build(
-            seq, Purpose.TRAIN, group_size=self._settings.rollout.group_size, sampling=training_sampling(self._settings)
-        )
+        """A scored group of the run's task."""
+        size, sampling = self._settings.rollout.group_size, training_sampling(self._settings)
+        request = self._builder.build(seq, Purpose.TRAIN, group_size=size, sampling=sampling)
         trajectories = await self._trajectories(self._sampler, request)
         samples = []
         columns = {name: await _values(function, trajectories) for name, function in _functions(tuple(self._settings.rewards))}
@@ -210,7 +208,7 @@ def _functions(names: tuple[str, ...]) -> Sequence[tuple[str, RewardFunction]]:
 
 
 async def _values(function: RewardFunction, trajectories: Sequence[Trajectory]) -> list[float]:
-    """One reward's value of each sample."""
+    """One reward's value for each sample."""
     samples = [sample_of(trajectory) for trajectory in trajectories]
     if function.kind is RewardKind.BATCH:
         return [_plain(value) for value in function.call(samples)]

@@ -1,4 +1,4 @@
-"""What is run: cells of one condition, task and seed out of a file, each as the run file of a pipeline."""
+"""The cells: condition, task and seed from a file, each as the run file of a pipeline."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 from echo_schemas.errors import UserError
 
 HELD_OUT, FINAL = "held-out", "final"
-"""The evaluations of every cell: now and then, and of the last version with more prompts."""
+"""The evaluations of each cell: at intervals, and of the last version with more prompts."""
 _RUN = "learning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run. `settings`: its file's content, without Kafka. `is_colocated`: in one process. `kill_every_s`: seconds between the deaths of
-    a second worker; 0: there is none."""
+    """One run. `settings`: its file's content, without Kafka. `is_colocated`: in one process. `kill_every_s`: seconds between the kills of
+    a second worker; 0: no second worker."""
 
     task: str
     condition: str
@@ -32,13 +32,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """The name of its files."""
         return f"{self.task}.{self.condition}.{self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What the command line takes instead of what the file says; None: as the file says."""
+    """The command line's values, which replace the file's; None: the file's value."""
 
     conditions: Sequence[str] | None = None
     tasks: Sequence[str] | None = None
@@ -48,7 +48,7 @@ class Choice:
 
 
 def load_cells(path: Path, set_name: str, choice: Choice) -> list[Cell]:
-    """The cells of one set, seed after seed, so that what is compared ran at about the same time. Raises UserError."""
+    """The cells of one set, seed after seed, so that compared cells run at about the same time. Raises UserError."""
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     chosen = _entry(content, "sets", set_name)
     tasks = chosen["tasks"] if choice.tasks is None else choice.tasks
@@ -81,11 +81,11 @@ def _cell(content: Mapping[str, Any], task: str, condition: str, seed: int, choi
         "learner": {"steps": steps},
         "eval": _evaluations(content["evaluation"], steps, list(base["rewards"])),
     }
-    # Without them the demo's own lead of two steps would stand beside another budget.
+    # Else the demo's lead of two steps would be combined with another budget.
     base["staleness"] = {}
     settings = merged(merged(merged(base, asked.get("settings", {})), own), changed.get("settings", {}))
     if choice.engine is not None:
-        # One that is elsewhere has the other engine inside.
+        # The engine "elsewhere" contains another engine.
         is_inside = ":" in settings["rollout"]["engine"]
         settings = merged(settings, {"rollout": {"options": {"engine": choice.engine}} if is_inside else {"engine": choice.engine}})
     return Cell(
@@ -105,7 +105,7 @@ def _condition(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _evaluations(wanted: Mapping[str, Any], steps: int, rewards: Sequence[str]) -> list[dict[str, Any]]:
     common = {"rewards": list(rewards)}
-    # More often than a short run has steps would be no evaluation between.
+    # A run with fewer steps has no evaluation between.
     every = wanted["every"] if steps > wanted["every"] else 0
     return [
         {**common, "name": HELD_OUT, "prompts": wanted["prompts"], "samples": wanted["samples"], "every": every},
@@ -129,5 +129,5 @@ def _value(value: object) -> str:
         return f"{{ {', '.join(f'{_key(key)} = {_value(each)}' for key, each in value.items())} }}" if value else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
-    # Text, numbers and truth are written alike in JSON and TOML.
+    # Strings, numbers and booleans are the same in JSON and TOML.
     return json.dumps(value, ensure_ascii=False)

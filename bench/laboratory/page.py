@@ -1,4 +1,4 @@
-"""What the cells say, for people: tables as Markdown and the curves as a picture."""
+"""The results of the cells for people: tables as Markdown and the curves as a picture."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SMOOTHED = 10
 
 
 def tables(tasks: Mapping[str, Runs]) -> str:
-    """Every task's conditions and claims."""
+    """The conditions and claims of each task."""
     return "\n".join(part for task, runs in tasks.items() for part in (f"### {task}\n", _conditions(runs), _claims(findings(runs))))
 
 
 def figures(tasks: Mapping[str, Runs]) -> dict[str, Any]:
-    """The same as plain numbers, for `--json`."""
+    """The same as numbers, for `--json`."""
     return {
         task: {
             "conditions": {name: _numbers(list(seeds.values())) for name, seeds in runs.items()},
@@ -45,7 +45,7 @@ def figures(tasks: Mapping[str, Runs]) -> dict[str, Any]:
 
 
 def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the two marks of `page`. Raises UserError if it has none."""
+    """Replace the text between the two marks of `page`. Raises UserError without marks."""
     content = page.read_text(encoding="utf-8")
     before, begin, rest = content.partition(_BEGIN)
     _, end, after = rest.partition(_END)
@@ -74,9 +74,8 @@ def _numbers(results: Sequence[Result]) -> dict[str, Any]:
 
 def _by_version(results: Sequence[Result]) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
-    for result in results:
-        for each in result.held_out():
-            found.setdefault(each.version, []).append(each.mean)
+    for each in (each for result in results for each in result.held_out()):
+        found.setdefault(each.version, []).append(each.mean)
     return dict(sorted(found.items()))
 
 
@@ -116,10 +115,8 @@ _AXES: Sequence[tuple[str, Callable[[Result, int], float]]] = (
 
 
 def draw(tasks: Mapping[str, Runs], picture: Path) -> None:
-    """For each task the batch's reward (mean over ten steps) and the held-out accuracy, by step, by wall time and by samples.
-
-    A line is the mean over seeds at the same step, its shade one standard error; dots are evaluations.
-    """
+    """For each task the batch's reward (mean over ten steps) and the held-out accuracy, by step, by wall time and by samples. A line is the
+    mean over seeds at the same step, its shade one standard error; dots are evaluations."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""What some conditions put into a run, by import path: a loss without correction, an engine that is elsewhere, a reward that is late."""
+"""What some conditions add to a run, by import path: a loss without correction, a remote engine, a slow reward."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _SECONDS = "seconds"
 _INNER = "engine"
-# A reward comes so many seconds late, at least and at most.
+# The least and most seconds until a reward.
 _LATE_S = (1.0, 4.0)
 
 
 def uncorrected(batch: LossInputs) -> LossOutputs:
-    """The default loss, told that the sampler was the policy at the start of the step: every token has the weight 1, however old it is."""
+    """The default loss with the policy at the start of the step as the sampler: each token has the weight 1, at any age."""
     from echo_learner.losses.grpo_tis import grpo_tis
 
     return grpo_tis(replace(batch, sampler=batch.start_of_step), GrpoTis())
@@ -33,18 +33,15 @@ def uncorrected(batch: LossInputs) -> LossOutputs:
 
 @reward(name="late", timeout_s=60.0)
 async def late(sample: ScoredSample) -> float:
-    """0 after one to four seconds, by the sample: it changes no sum, and the group waits for it."""
+    """0 after one to four seconds, by the sample: it does not change the sum, but the group waits for it."""
     least, most = _LATE_S
     await asyncio.sleep(least + (most - least) * (zlib.crc32(sample.token_ids.tobytes()) % 1000) / 1000)
     return 0.0
 
 
 class Elsewhere:
-    """An engine whose groups take `seconds` each, whatever this machine computes meanwhile: as workers elsewhere take their time without
-    this machine's processors. `engine`: what really generates. See `Engine`.
-
-    What it computes here it still computes; a machine elsewhere would spare that too, so a run is no faster here than it would be.
-    """
+    """An engine whose groups take `seconds` each, like those of workers on other machines. `engine`: the engine that generates. See
+    `Engine`. It generates on this machine, which a remote worker would not, so a run with remote workers would be at least as fast."""
 
     def __init__(self, config: EngineConfig) -> None:
         options = dict(config.options)

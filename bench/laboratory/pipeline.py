@@ -1,15 +1,14 @@
-"""One cell as a real run: a Kafka of its own, `echoswarm up`, and at the end what the log says."""
+"""One cell as a real run: its own Kafka, `echoswarm up`, and then the results from the log."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
+from buses import records_of
 from guarded import running
 
 from echo_bus.clock import Deadline
@@ -23,15 +22,14 @@ from echo_settings import load_settings
 from laboratory.matrix import Cell, as_toml
 from laboratory.results import Curve, Evaluated, Result
 
-_READ_S = 60.0
 _SHOWN = 3_000
-# Words of the learner that ends because a number is not finite.
+# In the log of a learner that ends because a number is not finite.
 _DIVERGED = "not finite"
 _CLI = ("-m", "echo_ops.cli")
 
 
 def run_pipeline(cell: Cell, folder: Path, patience_s: float) -> Result:
-    """Run `cell` in `folder`. Raises RuntimeError, with the end of the output, if it ends for another reason than that it diverged."""
+    """Run `cell` in `folder`. Raises RuntimeError, with the end of the output, if it fails for another reason than divergence."""
     with EmbeddedKafka(folder=folder / "kafka") as kafka, closing(Guard()) as guard:
         config = folder / "run.toml"
         own = {"kafka": {"bootstrap": kafka.bootstrap, "namespace": "echo.learning"}, "checkpoint": {"folder": "run"}}
@@ -52,7 +50,7 @@ def run_pipeline(cell: Cell, folder: Path, patience_s: float) -> Result:
 
 
 def _wait(process: subprocess.Popen[bytes], guard: Guard, folder: Path, cell: Cell, patience_s: float) -> None:
-    """Until the run has ended. Meanwhile, if the cell wants that, kill its second worker and put another in its place."""
+    """Wait until the run has ended. If the cell asks for it, kill and replace its second worker at intervals."""
     deadline, num_dead = Deadline.after(patience_s), 0
     while process.poll() is None and not deadline.expired():
         if not cell.kill_every_s:
@@ -69,7 +67,7 @@ def _wait(process: subprocess.Popen[bytes], guard: Guard, folder: Path, cell: Ce
 
 
 def _nap(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """So long, or until the run has ended."""
+    """Wait so long, or until the run has ended."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -79,13 +77,8 @@ def _nap(process: subprocess.Popen[bytes], seconds: float) -> None:
 def _read(config: Path, cell: Cell) -> RunView:
     settings = load_settings(config, {})
     view = RunView(settings.run.name, started_ms=0, steps_wanted=settings.learner.steps, budget=settings.budget)
-    bus = open_bus(settings, "view")
-    with closing(bus.reader([STEPS, DROPS, EVALS])) as reader:
-        reader.start()
-        for messages in reader.read_to_end(Deadline.after(_READ_S)):
-            for each in messages:
-                if each.record is not None:
-                    view.apply(each.record)
+    for record in records_of(open_bus(settings, "view"), [STEPS, DROPS, EVALS]):
+        view.apply(record)
     if not view.steps:
         message = f"{cell.name} has trained no step"
         raise RuntimeError(message)
@@ -97,14 +90,12 @@ def _result(view: RunView, wall_s: float, outcome: str) -> Result:
     for step in view.steps:
         age = sum(age * count for age, count in enumerate(step.staleness)) / step.samples
         curve.add(step.number, step.time_s, step.samples, step.reward, age)
-    evaluated = [
-        Evaluated(name=each.name, version=each.version, mean=shown_reward(each).mean, stderr=shown_reward(each).stderr)
-        for each in view.evaluations.all
-    ]
+    shown = [(each, shown_reward(each)) for each in view.evaluations.all]
+    evaluated = [Evaluated(name=each.name, version=each.version, mean=stats.mean, stderr=stats.stderr) for each, stats in shown]
     ages = view.staleness()
-    facts: Mapping[str, Any] = {
+    facts = {
         "max_staleness": max((age for age, count in enumerate(ages) if count), default=0),
         "dropped": sum(view.drops.values()),
         "bubble": view.bubble_ratio(),
     }
-    return Result(outcome=outcome, wall_s=wall_s, curve=curve, evaluated=evaluated, facts=dict(facts))
+    return Result(outcome=outcome, wall_s=wall_s, curve=curve, evaluated=evaluated, facts=facts)

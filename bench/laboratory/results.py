@@ -1,4 +1,4 @@
-"""What became of a cell: curves and evaluations, as a file of JSON."""
+"""A cell's result: curves and evaluations, as a JSON file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from laboratory.matrix import FINAL, HELD_OUT
 
 @dataclass(slots=True)
 class Curve:
-    """One value a step. `seconds`: when it ended, after the first one did, so that no start-up is in it; `samples` trained until then;
-    `reward` and `staleness`: means of the batch."""
+    """One value per step. `seconds`: from the end of the first step, without start-up; `samples`: trained in all; `reward` and `staleness`:
+    means of the batch."""
 
     version: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Curve:
     zero_s: float = 0.0
 
     def add(self, version: int, time_s: float, num_samples: int, reward: float, staleness: float) -> None:
-        """One more step, which ended at `time_s` of any clock."""
+        """Add a step that ended at `time_s` of any clock."""
         if not self.version:
             self.zero_s = time_s
         self.version.append(version)
@@ -36,7 +36,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """An evaluation of one version on prompts that nothing is trained on; `stderr` over its prompts."""
+    """An evaluation of one version on held-out prompts; `stderr` over its prompts."""
 
     name: str
     version: int
@@ -46,7 +46,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """`outcome`: finished, or diverged. `wall_s`: the whole command, its start included. `facts`: what else is worth a look."""
+    """`outcome`: finished or diverged. `wall_s`: the whole command, including its start. `facts`: other figures."""
 
     outcome: str
     wall_s: float
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def final(self) -> float:
-        """Accuracy of the last version on the most held-out prompts; of a run that diverged, on those of its last evaluation, else 0."""
+        """The last version's accuracy on the most held-out prompts; if it diverged, that of the last evaluation, else 0."""
         for name in (FINAL, HELD_OUT):
             found = [each.mean for each in self.evaluated if each.name == name]
             if found:
@@ -65,23 +65,23 @@ class Result:
 
     @property
     def train_s(self) -> float:
-        """From the end of the first step to that of the last; evaluations between are in it."""
+        """From the end of the first step to that of the last, including evaluations."""
         return self.curve.seconds[-1]
 
     def held_out(self) -> list[Evaluated]:
-        """By version."""
+        """The held-out evaluations by version."""
         return sorted((each for each in self.evaluated if each.name == HELD_OUT), key=lambda each: each.version)
 
 
 def write_result(file: Path, result: Result, conditions: dict[str, Any]) -> None:
-    """Whole, or not there."""
+    """Write the file atomically."""
     beside = file.with_suffix(".part")
     beside.write_text(json.dumps({**asdict(result), "conditions": conditions}) + "\n", encoding="utf-8")
     beside.replace(file)
 
 
 def read_result(file: Path) -> Result:
-    """What `write_result` wrote."""
+    """Read a file of `write_result`."""
     content = json.loads(file.read_text(encoding="utf-8"))
     return Result(
         outcome=content["outcome"],

@@ -1,5 +1,5 @@
-"""What is claimed of the conditions, each with its test. Seeds are paired: two conditions of one seed have the same weights to begin with,
-the same prompts and the same held-out prompts.
+"""The claims about the conditions, each with its test. Seeds are paired: two conditions of one seed have the same first weights, prompts
+and held-out prompts.
 
 Equal within a margin   two one-sided t tests of the differences (Schuirmann 1987): p is the larger one, so p < 0.05 says that the mean
                         difference lies inside
@@ -24,11 +24,11 @@ LEVEL = 0.05
 CO_LOCATED, SEQUENTIAL = "co-located", "sequential"
 
 Runs = Mapping[str, Mapping[int, Result]]
-"""Of one task: by condition and seed."""
+"""The results of one task by condition and seed."""
 
 
 class Verdict(StrEnum):
-    """What the seeds say."""
+    """The outcome of a test."""
 
     HOLDS = "holds"
     REFUTED = "refuted"
@@ -37,7 +37,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tested:
-    """The mean over `num` pairs, its standard error, and how likely that is if the claim (`p`) or its opposite (`p_against`) is wrong."""
+    """The mean over `num` pairs, its standard error, and its probability if the claim (`p`) or its opposite (`p_against`) is wrong."""
 
     mean: float
     stderr: float
@@ -53,7 +53,7 @@ class Tested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One claim and its test; `said`: the test in words; `needed`: seeds with which an equality could be shown."""
+    """One claim and its test; `said`: the test in words; `needed`: the seeds that would show an equality."""
 
     letter: str
     claim: str
@@ -63,24 +63,24 @@ class Finding:
 
 
 def check_less(values: Sequence[float], bound: float) -> Tested:
-    """That the mean is below `bound`. Raises ValueError for fewer than two values."""
+    """Test that the mean is below `bound`. Raises ValueError for fewer than two values."""
     return _tested(values, p=_tail(values, bound, below=True), p_against=_tail(values, bound, below=False))
 
 
 def check_within(values: Sequence[float], margin: float) -> Tested:
-    """That the mean lies within ± `margin`. Raises ValueError for fewer than two values."""
+    """Test that the mean lies within ± `margin`. Raises ValueError for fewer than two values."""
     p = max(_tail(values, margin, below=True), _tail(values, -margin, below=False))
-    # The opposite is two-sided: beyond either end.
+    # The opposite is two-sided.
     against = min(1.0, 2 * min(_tail(values, margin, below=False), _tail(values, -margin, below=True)))
     return _tested(values, p=p, p_against=against)
 
 
 def seeds_needed(values: Sequence[float], margin: float) -> int | None:
-    """Pairs with which a test that two equal conditions lie within ± `margin` would succeed nine times in ten, were the deviation the one
-    of `values`; None above a thousand."""
+    """The pairs with which a test that two equal conditions lie within ± `margin` succeeds nine times in ten, given the deviation of
+    `values`; None above a thousand."""
     deviation = statistics.stdev(values)
     for num in range(2, 1001):
-        # For a true difference of zero: the distance from 0 to the margin, in standard errors, less what the test asks for.
+        # For a true difference of zero: the distance from 0 to the margin, in standard errors, minus the test's quantile.
         free = num - 1
         distance = margin / (deviation / math.sqrt(num)) if deviation else math.inf
         if 2 * stats.t.cdf(distance - stats.t.ppf(1 - LEVEL, free), free) - 1 >= 0.9:
@@ -94,7 +94,7 @@ def _tested(values: Sequence[float], *, p: float, p_against: float) -> Tested:
 
 
 def _tail(values: Sequence[float], bound: float, *, below: bool) -> float:
-    """p of the t test that the mean is below `bound`, or above it."""
+    """The p of the t test that the mean is below `bound`, or above it."""
     if len(values) < 2:
         message = f"A test needs two pairs; there are {len(values)}."
         raise ValueError(message)
@@ -106,13 +106,8 @@ def _tail(values: Sequence[float], bound: float, *, below: bool) -> float:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    """Every claim whose conditions have two seeds in common."""
+    """The claims whose conditions have two seeds in common."""
     found: list[Finding] = []
-
-    def say(letter: str, claim: str, said: str, pair: tuple[str, str], tested: Callable[[list[float]], Tested], of: Measure) -> None:
-        values = _paired(runs, pair, of)
-        if len(values) >= 2:
-            found.append(Finding(letter=letter, claim=claim, said=said, tested=tested(values)))
 
     def equal(letter: str, claim: str, pair: tuple[str, str], margin: float) -> None:
         values = _paired(runs, pair, _accuracy)
@@ -121,9 +116,20 @@ def findings(runs: Runs) -> list[Finding]:
             tested, needed = check_within(values, margin), seeds_needed(values, margin)
             found.append(Finding(letter=letter, claim=claim, said=said, tested=tested, needed=needed))
 
+    def less(letter: str, claim: str, said: str, pair: tuple[str, str], of: Measure, bound: float = 0.0) -> None:
+        values = _paired(runs, pair, of)
+        if len(values) >= 2:
+            found.append(Finding(letter=letter, claim=claim, said=said, tested=check_less(values, bound)))
+
     def faster(letter: str, claim: str, pair: tuple[str, str], share: float) -> None:
-        said = f"ln of the wall time of {pair[0]} over that of {pair[1]}, below ln {share:g}"
-        say(letter, claim, said, pair, lambda values: check_less(values, math.log(share)), _log_seconds)
+        less(
+            letter,
+            claim,
+            f"ln of the wall time of {pair[0]} over that of {pair[1]}, below ln {share:g}",
+            pair,
+            _log_seconds,
+            math.log(share),
+        )
 
     equal("a", "sequential learns as co-located does", (SEQUENTIAL, CO_LOCATED), 0.03)
     equal("b", "S = 3 reaches the accuracy of sequential", ("s3", SEQUENTIAL), 0.03)
@@ -133,22 +139,10 @@ def findings(runs: Runs) -> list[Finding]:
     if base := [result.final for result in runs.get(SEQUENTIAL, {}).values()]:
         equal("c", "S = 6 lies within 5 % of sequential", ("s6", SEQUENTIAL), 0.05 * statistics.fmean(base))
         equal("d", "S = 11 with correction lies within 5 % of sequential", ("s11", SEQUENTIAL), 0.05 * statistics.fmean(base))
-    say(
-        "d",
-        "S = 11 without correction is worse than with it",
-        "accuracy of s11-uncorrected less that of s11, below 0",
-        ("s11-uncorrected", "s11"),
-        lambda values: check_less(values, 0.0),
-        _accuracy,
-    )
-    say(
-        "d",
-        "or less stable",
-        "largest fall of the batch's reward, s11 less s11-uncorrected, below 0",
-        ("s11", "s11-uncorrected"),
-        lambda values: check_less(values, 0.0),
-        _largest_fall,
-    )
+    worse, corrected = "S = 11 without correction is worse than with it", ("s11-uncorrected", "s11")
+    less("d", worse, "accuracy of s11-uncorrected less that of s11, below 0", corrected, _accuracy)
+    falls = "largest fall of the batch's reward, s11 less s11-uncorrected, below 0"
+    less("d", "or less stable", falls, ("s11", "s11-uncorrected"), _largest_fall)
     equal("e", "LoRA ends where all weights do", ("s3", "s3-full"), 0.05)
     equal("f", "killing a worker each minute changes no accuracy", ("s3-dying", "s3"), 0.03)
     return found
@@ -166,7 +160,7 @@ def _log_seconds(result: Result) -> float:
 
 
 def _largest_fall(result: Result) -> float:
-    """By how much the mean reward over ten steps ever fell below what it had been."""
+    """The largest fall of the mean reward over ten steps below an earlier one."""
     rewards, highest, fall = result.curve.reward, 0.0, 0.0
     for end in range(10, len(rewards) + 1):
         mean = statistics.fmean(rewards[end - 10 : end])
@@ -176,12 +170,12 @@ def _largest_fall(result: Result) -> float:
 
 
 def _paired(runs: Runs, pair: tuple[str, str], of: Measure) -> list[float]:
-    """Differences of the seeds that both have."""
+    """The differences for the common seeds."""
     first, second = (runs.get(name, {}) for name in pair)
     return [of(first[seed]) - of(second[seed]) for seed in sorted(first.keys() & second.keys())]
 
 
 def mean_and_error(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and its standard error over seeds; the error of one value is not a number."""
+    """The mean and its standard error over seeds; the error of one value is NaN."""
     listed = list(values)
     return statistics.fmean(listed), statistics.stdev(listed) / math.sqrt(len(listed)) if len(listed) > 1 else math.nan
