@@ -1,4 +1,4 @@
-"""The audit of a run: everything its topics hold is read once, and each promise of docs/audit.md is proved, or shown to be broken.
+"""The audit of a run: reads all records of its topics once, and proves or refutes each promise of docs/audit.md.
 
     steps ─▶ drops, weights, requests, replies, runs, dead letters ─▶ trajectories ─▶ drops that came meanwhile ─▶ checks
 
@@ -14,14 +14,14 @@ from dataclasses import replace
 
 from echo_bus.bus import Bus
 from echo_bus.reading.decoding import Decoder
-from echo_replay.books import Samples, SecondLook, close_books, samples_of
+from echo_replay.books import SecondLook, close_books, samples_of
 from echo_replay.lineage import check_chain, check_requests, check_seqs
 from echo_replay.published import check_blobs, check_staleness, check_tags, check_versions
 from echo_replay.raw_log import RawLog
 from echo_replay.run_log import RunLog, read_ancestors, read_rest, read_steps
 from echo_replay.signed import SignatureCheck, check_rewards
 from echo_replay.trajectory_index import TrajectoryIndex, index_trajectories
-from echo_replay.verdicts import AuditReport, Finding
+from echo_replay.verdicts import AuditReport
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.topics import TRAJECTORIES
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def audit_run(bus: Bus, run_id: str) -> AuditReport:
-    """Audit one run. Raises UserError if the log knows nothing of it; DeadlineExceeded, TransportError, RegistryError."""
+    """Audit one run. Raises UserError if the log has no record of it; DeadlineExceeded, TransportError, RegistryError."""
     bus = replace(bus, run_id=run_id)
     started_s = bus.clock.monotonic_s()
     log = RunLog(run_id)
@@ -72,7 +72,7 @@ def _report(
         check_tags(log, index, samples),
         check_requests(log, samples),
         check_chain(log),
-        *([] if signed is None else [_signed(bus, log, samples, signed)]),
+        *([] if signed is None else [check_rewards(bus, log, samples, signed.finding(samples))]),
     )
     return AuditReport(
         run_id=log.run_id,
@@ -85,14 +85,8 @@ def _report(
     )
 
 
-def _signed(bus: Bus, log: RunLog, samples: Samples, trajectories: SignatureCheck) -> Finding:
-    finding = trajectories.finding(samples)
-    check_rewards(bus, log, samples, finding)
-    return finding
-
-
 def _look(bus: Bus, trajectories: RawLog, partition: int, offsets: list[int]) -> Mapping[int, SecondLook]:
-    """What the learner's own decoder makes of some records."""
+    """Decode some records as the learner does."""
     decoder = Decoder(bus, [TRAJECTORIES])
     decoder.set_num_partitions({bus.namespace.topic(TRAJECTORIES): trajectories.num_partitions})
     found: dict[int, SecondLook] = {}

@@ -1,4 +1,4 @@
-"""A step's training batch, formed again from its report and its trajectories: rewards, groups, order and cuts as they were. Pure."""
+"""Forms a step's training batch again from its report and its trajectories, with the same rewards, groups, order and cuts. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_
 from echo_schemas.errors import UserError
 from echo_schemas.records import Batch, Coordinates, RewardTerm, StepReport, Trajectory
 
-# Rounding of one machine's float32 against another's.
+# Machines round float32 differently.
 _ADVANTAGE_TOLERANCE = 1e-5
 
 Place = tuple[int, int]
@@ -25,13 +25,13 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OtherRewards:
-    """What a run is trained on again in place of what it was trained on. `values` by place and name; a term without a value is an error."""
+    """Rewards that replace the run's own when it is trained again. `values` by place and name; a term without a value is an error."""
 
     terms: tuple[RewardTerm, ...]
     values: Mapping[Place, Mapping[str, float]]
 
     def scores_of(self, place: Place, version: int) -> dict[str, Score]:
-        """Of one sample of the step that made `version`. Raises UserError."""
+        """The scores of one sample of the step that made `version`. Raises UserError if one is missing."""
         found = self.values.get(place, {})
         for term in self.terms:
             if term.name not in found:
@@ -53,11 +53,9 @@ def training_batch(
     task: SignalSource,
     other: OtherRewards | None = None,
 ) -> TrainingBatch:
-    """What the trainer was given for `report.version`, or would have been given under `other` rewards. `over_budget`, `budget`: what became
-    of samples above S in asynchronous mode.
-
-    Raises UserError if the report's rewards do not give its advantages, its columns do not fit together, or `other` lacks a sample's value.
-    """
+    """The trainer's batch for `report.version`, or the one that `other` rewards would have given. `over_budget`, `budget`: the run's rule
+    for samples above S in asynchronous mode. Raises UserError if the report's rewards do not give its advantages, its columns do not fit
+    together, or `other` lacks a sample's value."""
     version = report.version - 1
     scores = _reported_scores(batch) if other is None else [other.scores_of(place, report.version) for place in places_of(batch)]
     groups = _groups(batch, trajectories, scores, version, over_budget, budget)
@@ -65,7 +63,7 @@ def training_batch(
     own, reported = (np.frombuffer(columns.advantages, LOGPROB_DTYPE) for columns in (formed.columns, batch))
     if other is None and not np.allclose(own, reported, rtol=_ADVANTAGE_TOLERANCE, atol=_ADVANTAGE_TOLERANCE):
         raise UserError(
-            f"The rewards in the report of version {report.version} do not give the advantages that stand beside them.",
+            f"The rewards in the report of version {report.version} do not give the report's advantages.",
             hint="Are [learner] scale_by_std and std as they were when the run was trained?",
         )
     return replace(
@@ -109,7 +107,7 @@ def _groups(
 
 
 def places_of(batch: Batch) -> list[Place]:
-    """Where each sample lies, in the batch's order."""
+    """The place of each sample, in the batch's order."""
     return list(
         zip(np.frombuffer(batch.partitions, TOKEN_DTYPE).tolist(), np.frombuffer(batch.offsets, OFFSET_DTYPE).tolist(), strict=True)
     )

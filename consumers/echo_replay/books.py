@@ -1,10 +1,10 @@
-"""The books of one run: what became of each trajectory record, and of each seq. Pure, but for the second look at what nothing accounts for.
+"""The books of one run: the state of each trajectory record and of each seq. Pure, except that `look` reads unaccounted records again.
 
     trained   ── batch columns of the reports ──┐
     dropped   ── records of `drops` ────────────┼──▶ one bit each per record ──▶ none: open, or lost; two: broken
     dead      ── copies that the learner made ──┘
 
-A record without a state is open while its seq is, or while it lies beyond what the newest report says was read.
+A record without a state is open while its seq is open, or while it lies behind the end of what the newest report says was read.
 """
 
 from __future__ import annotations
@@ -12,23 +12,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from echo_replay.run_log import RunLog, Step
-from echo_replay.trajectory_index import Ints, Kind, PartitionIndex, TrajectoryIndex
+from echo_replay.run_log import Ints, RunLog, Step
+from echo_replay.trajectory_index import Kind, PartitionIndex, TrajectoryIndex
 from echo_replay.verdicts import Finding, Promise
 from echo_schemas.records import Coordinates, Drop
 
 Bits = npt.NDArray[np.uint8]
 
 # An offset needs fewer bits than this.
-_OFFSET_BITS = 44
+OFFSET_BITS = 44
+
+Whole = TypeVar("Whole", int, Ints)
+
+
+def place_code(partition: Whole, offset: Whole) -> Whole:
+    """Coordinates as one number; of numbers or of arrays."""
+    return partition << OFFSET_BITS | offset
 
 
 class State(IntFlag):
-    """What was said of a record."""
+    """What the learner's records say of a trajectory record."""
 
     TRAINED = 1
     DROPPED = 2
@@ -36,7 +44,7 @@ class State(IntFlag):
 
 
 class SecondLook(IntFlag):
-    """What the codec says of a record that nothing accounts for."""
+    """What the codec says of a record without a state."""
 
     SOUND = 1
     INVALID = 2
@@ -44,12 +52,12 @@ class SecondLook(IntFlag):
 
 
 Look = Callable[[int, list[int]], Mapping[int, SecondLook]]
-"""`look(partition, offsets)`: fetches and decodes them as the learner would."""
+"""`look(partition, offsets)`: fetches the records there and decodes them as the learner would."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Samples:
-    """All samples of all steps, one after another. `steps`: which of the run's steps a sample belongs to; `places` in the index."""
+    """All samples of all steps, one after another. `steps`: number of the sample's step among the run's steps."""
 
     steps: Ints
     versions: Ints
@@ -59,17 +67,22 @@ class Samples:
     indices: Ints
     attempts: Ints
 
+    @property
+    def codes(self) -> Ints:
+        """`place_code` of each sample; -1 in a topic that was recreated later."""
+        return np.where(self.offsets < 0, -1, place_code(self.partitions, self.offsets))
+
 
 @dataclass(slots=True)
 class Books:
-    """What was found. `states`: bits of each record of each partition, in the index's order."""
+    """The result. `states`: by partition, the bits of each record in the index's order. `counts`: records by state."""
 
     states: dict[int, Bits] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
 
 def samples_of(steps: Iterable[Step]) -> Samples:
-    """The columns of all batches. Offsets in a topic that was made anew since are negative: nothing is found there."""
+    """The columns of all batches. Offsets in a topic that was recreated later become -1, so that they match no record."""
     all_steps = list(steps)
     since = made_anew(all_steps)
 
@@ -93,9 +106,8 @@ def samples_of(steps: Iterable[Step]) -> Samples:
 
 
 def made_anew(steps: Sequence[Step]) -> dict[int, int]:
-    """Partitions of `trajectories` that were read to a lower offset than before, which happens to a topic that was made anew, or cut off,
-    and was gone on with knowingly (`--skip`): the version from which on coordinates speak of the log that is there.
-    """
+    """By partition of `trajectories`: the first version whose coordinates name the present log. Contains the partitions that were read to a
+    lower offset than before. That happens if the topic was recreated or cut off and the run was continued with `--skip`."""
     read_to: dict[int, int] = {}
     found: dict[int, int] = {}
     for step in steps:
@@ -107,7 +119,7 @@ def made_anew(steps: Sequence[Step]) -> dict[int, int]:
 
 
 def close_books(log: RunLog, index: TrajectoryIndex, samples: Samples, look: Look) -> tuple[Finding, Books]:
-    """Every trajectory record in exactly one state, or open."""
+    """Check that every trajectory record is in exactly one state, or open."""
     finding = Finding(Promise.ONE_STATE, num_looked_at=index.num_records)
     books = Books(states={number: np.zeros(len(each.offsets), np.uint8) for number, each in index.partitions.items()})
     _enter_trained(finding, books, index, samples)
@@ -117,15 +129,16 @@ def close_books(log: RunLog, index: TrajectoryIndex, samples: Samples, look: Loo
     late = [drop for drop in log.late_drops if drop.what is not None and (drop.what.partition, drop.what.offset) not in early]
     _enter_dropped(finding, books, index, late, since, may_be_beyond=True)
     _enter_dead(books, index, log.dead)
-    _enter_refused(books, index, log.refused)
+    # With other settings the learner may have accepted a refused record later: it then has the state that it got there.
+    _enter_dead(books, index, log.refused, only_without_state=True)
     _two_states(finding, books, index)
     _stateless(finding, books, index, log, look)
     _note_gaps(finding, log)
     return finding, books
 
 
-def has_all_reports(log: RunLog) -> str | None:
-    """Why it is not known what all steps trained, if so."""
+def unknown_samples(log: RunLog) -> str | None:
+    """Why some steps' samples are unknown; None if all are known."""
     if log.inherited.doubt:
         return log.inherited.doubt
     if not log.has_whole_history:
@@ -134,8 +147,13 @@ def has_all_reports(log: RunLog) -> str | None:
     return f"the batch of version {missing[0].version} could not be read ({missing[0].missing})" if missing else None
 
 
+def unknown_records(log: RunLog) -> str | None:
+    """Why some trained or dropped seqs are unknown; None if all are known."""
+    return unknown_samples(log) or ("retention has removed drops" if log.has_lost_drops else None)
+
+
 def _enter_trained(finding: Finding, books: Books, index: TrajectoryIndex, samples: Samples) -> None:
-    codes = np.where(samples.offsets < 0, -1, samples.partitions << _OFFSET_BITS | samples.offsets)
+    codes = samples.codes
     unique, first, counts = np.unique(codes, return_index=True, return_counts=True)
     counts[unique < 0] = 1
     for code, at in zip(unique[counts > 1].tolist(), first[counts > 1].tolist(), strict=True):
@@ -214,22 +232,15 @@ def _enter_dropped(
         finding.gap(f"{num_removed} dropped records are not in the log any more")
 
 
-def _enter_dead(books: Books, index: TrajectoryIndex, dead: list[Coordinates]) -> None:
+def _enter_dead(books: Books, index: TrajectoryIndex, dead: list[Coordinates], *, only_without_state: bool = False) -> None:
     for number, offsets, _ in _by_partition(dead, dead):
         partition = index.partitions.get(number)
         if partition is not None:
             places, found = partition.find(offsets)
-            books.states[number][places[found]] |= np.uint8(State.DEAD)
-
-
-def _enter_refused(books: Books, index: TrajectoryIndex, refused: list[Coordinates]) -> None:
-    """Under other settings what was refused may be what is asked: a record that was read again has the state that it got then."""
-    for number, offsets, _ in _by_partition(refused, refused):
-        partition = index.partitions.get(number)
-        if partition is not None:
-            places, found = partition.find(offsets)
-            silent = places[found][books.states[number][places[found]] == 0]
-            books.states[number][silent] |= np.uint8(State.DEAD)
+            places = places[found]
+            if only_without_state:
+                places = places[books.states[number][places] == 0]
+            books.states[number][places] |= np.uint8(State.DEAD)
 
 
 def _two_states(finding: Finding, books: Books, index: TrajectoryIndex) -> None:
@@ -247,10 +258,9 @@ def _two_states(finding: Finding, books: Books, index: TrajectoryIndex) -> None:
 
 
 def _stateless(finding: Finding, books: Books, index: TrajectoryIndex, log: RunLog, look: Look) -> None:
-    """Records of which nothing is said: open, of no concern to training, or lost."""
+    """Sort the records without a state into: open, not for training, or lost."""
     counts = dict.fromkeys(("trained", "dropped", "dead-lettered", "open", "not_for_training", "not_ours", "unaccounted"), 0)
-    closed, read_to = _closed_seqs(log), _read_to(log)
-    doubt = has_all_reports(log) or _removed_drops(log)
+    closed, read_to, doubt = _closed_seqs(log), log.read_to, unknown_records(log)
     for number, bits in books.states.items():
         partition = index.partitions[number]
         for name, state in (("trained", State.TRAINED), ("dropped", State.DROPPED), ("dead-lettered", State.DEAD)):
@@ -277,7 +287,7 @@ def _look_again(
     look: Look,
     doubt: str | None,
 ) -> None:
-    """Records that the learner has read and said nothing of."""
+    """Look at the records that the learner has read without giving them a state."""
     verdicts = look(number, partition.offsets[left].tolist()) if len(left) else {}
     for at, closed in zip(left.tolist(), is_closed.tolist(), strict=True):
         offset, seq = int(partition.offsets[at]), int(partition.seqs[at])
@@ -296,21 +306,10 @@ def _look_again(
 
 
 def _closed_seqs(log: RunLog) -> Ints:
-    """Seqs that were trained or dropped by the time of the newest report."""
+    """Seqs that were trained or dropped when the newest report was written."""
     trained = [step.seqs for step in log.steps]
     dropped = [drop.seq for drop in log.drops if drop.what is None and drop.learner_version <= log.tip]
     return np.unique(np.concatenate([*trained, np.array(dropped, np.int64), np.array(sorted(log.inherited.closed), np.int64)]))
-
-
-def _read_to(log: RunLog) -> dict[int, int]:
-    """The offset after the last record that the newest report accounts for, by partition."""
-    if not log.steps:
-        return {}
-    return {position.partition: position.read_to for position in log.steps[-1].report.positions}
-
-
-def _removed_drops(log: RunLog) -> str | None:
-    return "retention has removed drops" if any(log.lows.get("drops", {}).values()) else None
 
 
 def _note_gaps(finding: Finding, log: RunLog) -> None:

@@ -1,10 +1,10 @@
-"""What became of each trajectory record of a run, by its coordinates: looked up, not judged (the audit judges). Pure.
+"""The fate of each trajectory record of a run, by its coordinates. A lookup that trusts the log; the audit checks it. Pure.
 
     batches of the reports ─▶ trained: step, advantage
-    records of `drops`     ─▶ dropped: why, when                   one lookup: fate_of(partition, offset, purpose)
+    records of `drops`     ─▶ dropped: why, when                   one lookup: Fates.of(partition, offset, …)
     dead letters           ─▶ dead
 
-About forty bytes a record that has a fate, whatever it weighs itself.
+Memory: about forty bytes for each record that has a fate.
 """
 
 from __future__ import annotations
@@ -13,27 +13,21 @@ import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
-from echo_replay.books import made_anew, samples_of
+from echo_replay.books import OFFSET_BITS, made_anew, place_code, samples_of
 from echo_replay.run_log import Ints, Step
 from echo_replay.selection import Fate
 from echo_schemas.records import Coordinates, Drop, DropReason, Purpose
 
-# An offset needs fewer bits than this.
-_OFFSET_BITS = 44
 _REASONS = tuple(DropReason)
 _REASON_CODES = {reason: code for code, reason in enumerate(_REASONS)}
 
 
-Whole = TypeVar("Whole", int, Ints)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """Why a record was never trained. `learner_version`: the learner's at that time. `of_group`: its whole seq was dropped."""
+    """The drop of a record. `learner_version`: the learner's version at that time. `of_group`: the whole seq was dropped."""
 
     why: DropReason
     learner_version: int
@@ -54,11 +48,10 @@ class BookEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DropTable:
-    """Every drop in the order of the log, first those of records, then those of whole seqs; all columns have one entry a drop.
+    """Every drop in the order of the log, first the drops of records, then those of whole seqs. One entry a drop in each column.
 
-    `partitions`, `offsets`: of the record, -1 where a whole seq was dropped. `reasons`: places in `DropReason`'s order. `sampled_by`: the
-    oldest version that made a token of it, -1 where the drop does not say; `num_tokens`: 0 there.
-    """
+    `partitions`, `offsets`: of the record; -1 if a whole seq was dropped. `reasons`: positions in `DropReason`. `sampled_by`: the oldest
+    version that made one of its tokens; -1, and `num_tokens` 0, if the drop does not name it."""
 
     partitions: Ints
     offsets: Ints
@@ -69,7 +62,7 @@ class DropTable:
     sampled_by: Ints
     num_tokens: Ints
     workers: tuple[str, ...]
-    """Who sampled it, where that is why; else empty."""
+    """The worker that sampled the record, if that is the reason of the drop; else empty."""
     details: tuple[str, ...]
 
 
@@ -79,7 +72,7 @@ _NOT_TRAINED = {Purpose.EVAL: BookEntry(fate=Fate.EVALUATED), Purpose.PROBE: Boo
 
 
 class _Drops:
-    """Drops in columns, in the order of the log; of equal keys the first counts."""
+    """Drops in columns, in the order of the log. Of several drops with one key the first counts."""
 
     def __init__(self) -> None:
         self._keys, self._reasons, self._versions, self._times, self._details, self._workers = (array(kind) for kind in "qbiqii")
@@ -137,7 +130,7 @@ class _Drops:
 
 
 class Fates:
-    """The books of one run. One thread calls `add_*` as they are read; lookups from any thread: each takes the lock for a moment."""
+    """The books of one run. One thread calls the `add_*` methods; any thread may look up, which takes the lock for a moment."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -152,13 +145,13 @@ class Fates:
         self._dead: set[int] = set()
 
     def add_steps(self, steps: Sequence[Step]) -> None:
-        """Steps behind those that were added before."""
+        """Add steps, which follow the earlier ones."""
         if not steps:
             return
-        # One thread adds: only the exchange of the columns needs the lock, not the sorting.
+        # Only one thread adds, so sorting needs no lock; exchanging the columns does.
         self._steps += steps
         samples = samples_of(self._steps)
-        codes = _codes(samples.partitions, samples.offsets)
+        codes = samples.codes
         order = np.argsort(codes, kind="stable")
         advantages = np.concatenate([step.advantages for step in self._steps])[order]
         since = made_anew(self._steps)
@@ -167,7 +160,7 @@ class Fates:
             self._advantages, self._since = advantages, since
 
     def add_drops(self, drops: Iterable[Drop]) -> None:
-        """Drops in the order of the log, after the steps."""
+        """Add drops, in the order of the log. Add the steps first."""
         with self._lock:
             for drop in drops:
                 if drop.what is None:
@@ -177,12 +170,12 @@ class Fates:
                     self._record_seqs.append(drop.seq)
 
     def add_dead(self, places: Iterable[Coordinates]) -> None:
-        """Records of which the learner put a copy among the dead letters."""
+        """Add records that the learner copied to the dead letters."""
         with self._lock:
             self._dead.update(place_code(place.partition, place.offset) for place in places)
 
     def of(self, partition: int, offset: int, purpose: Purpose | None, seq: int | None = None) -> BookEntry:
-        """The fate of the record at (partition, offset); `purpose` and `seq` are what it says itself, None if nobody can read it."""
+        """The fate of the record at (partition, offset). `purpose` and `seq`: as in the record; None if it is unreadable."""
         with self._lock:
             code = place_code(partition, offset)
             at = int(self._codes.searchsorted(code))
@@ -208,17 +201,17 @@ class Fates:
         with self._lock:
             dropped = self._records.keys()[np.array(self._record_seqs, np.int64) == seq]
             found = np.unique(np.concatenate([self._codes[self._seqs == seq], dropped]))
-            return [(int(code >> _OFFSET_BITS), int(code & ((1 << _OFFSET_BITS) - 1))) for code in found.tolist() if code >= 0]
+            return [(int(code >> OFFSET_BITS), int(code & ((1 << OFFSET_BITS) - 1))) for code in found.tolist() if code >= 0]
 
     def places_of_steps(self, first: int, last: int) -> dict[int, Ints]:
         """The offsets, ascending, of every sample of the steps that made the versions `first` to `last`, by partition."""
         with self._lock:
             codes = self._codes[(self._versions >= first) & (self._versions <= last) & (self._codes >= 0)]
-            partitions, offsets = codes >> _OFFSET_BITS, codes & ((1 << _OFFSET_BITS) - 1)
+            partitions, offsets = codes >> OFFSET_BITS, codes & ((1 << OFFSET_BITS) - 1)
             return {int(number): offsets[partitions == number] for number in np.unique(partitions).tolist()}
 
     def drops(self) -> DropTable:
-        """All of them, copied."""
+        """All drops, copied."""
         with self._lock:
             records, groups = self._records, self._groups
             codes = records.keys()
@@ -228,8 +221,8 @@ class Fates:
             )
             workers, details = (one + other for one, other in zip(records.texts(), groups.texts(), strict=True))
             return DropTable(
-                partitions=np.concatenate([codes >> _OFFSET_BITS, none]),
-                offsets=np.concatenate([codes & ((1 << _OFFSET_BITS) - 1), none]),
+                partitions=np.concatenate([codes >> OFFSET_BITS, none]),
+                offsets=np.concatenate([codes & ((1 << OFFSET_BITS) - 1), none]),
                 seqs=np.concatenate([np.array(self._record_seqs, np.int64), groups.keys()]),
                 reasons=reasons,
                 versions=versions,
@@ -239,13 +232,3 @@ class Fates:
                 workers=tuple(workers),
                 details=tuple(details),
             )
-
-
-def place_code(partition: Whole, offset: Whole) -> Whole:
-    """Coordinates as one number; of numbers or of arrays."""
-    return partition << _OFFSET_BITS | offset
-
-
-def _codes(partitions: Ints, offsets: Ints) -> Ints:
-    """-1 for coordinates in a topic that was made anew since."""
-    return np.where(offsets < 0, -1, place_code(partitions, offsets))

@@ -1,10 +1,10 @@
-"""The history as it goes on: what comes to the log behind a range that was read, each record told once.
+"""The history of a run that goes on: the records that follow a range that was read, each yielded once.
 
-    new trajectory ─▶ held ─▶ told as soon as it has a fate, or when it was held for `hold_s`
-    new reward     ─▶ to the one that is held
-    steps, drops   ─▶ the books, looked at again every second while something is held
+    new trajectory ─▶ held ─▶ yielded as soon as it has a fate, or after `hold_s`
+    new reward     ─▶ added to its held trajectory
+    steps, drops   ─▶ the books, refreshed every second while a record is held
 
-At most `_MOST_HELD` records are held; beyond that the oldest is told as it is. One thread, the caller's, and it never ends by itself.
+At most `_MOST_HELD` records are held; beyond that the oldest is yielded as it is. One thread, the caller's. Never ends by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawMessage
-from echo_replay.fates import BookEntry
 from echo_replay.history import History, Told
 from echo_replay.raw_log import RawLog
 from echo_replay.selection import Fate, Offsets, Selection, Steps
@@ -42,12 +41,10 @@ class _Held:
 
 
 def follow(history: History, selection: Selection, *, hold_s: float) -> Iterator[Told]:
-    """What of `selection` comes to `trajectories` from where the last `history.read` ended on, for ever.
-
-    Raises UserError for a selection that is a cut of the past: of steps or of offsets; TransportError, RegistryError.
-    """
+    """The new trajectories of `selection`, from the end of the last `history.read` on; never ends. Raises UserError for a selection of
+    steps or offsets, which lie in the past; TransportError, RegistryError."""
     if isinstance(selection.range, Offsets | Steps):
-        raise UserError("Offsets and steps are in the past: nothing of them is to come.", hint="Follow versions, a group, or everything.")
+        raise UserError("Offsets and steps lie in the past: there is nothing to follow.", hint="Follow versions, a group, or everything.")
     namespace = history.bus.namespace
     with (
         RawLog(history.bus, namespace.topic(TRAJECTORIES), profiles.READER) as trajectories,
@@ -62,7 +59,7 @@ def follow(history: History, selection: Selection, *, hold_s: float) -> Iterator
 class _Following:
     def __init__(self, history: History, selection: Selection, hold_s: float) -> None:
         self._history, self._clock, self._hold_s = history, history.bus.clock, hold_s
-        # The fate is not known yet when a record comes: it is compared when the record is told.
+        # A new record has no fate yet: the filter of fates applies when the record is yielded.
         self._sieve = Sieve(history.run_id, replace(selection, fates=frozenset()), history.fates, history.bus.codec)
         self._fates = selection.fates
         self._read_reward = Projection(Reward, _REWARD, history.bus.codec.ids).read
@@ -102,7 +99,7 @@ class _Following:
             self._early.popitem(last=False)
 
     def _ready(self, now_s: float) -> Iterator[Told]:
-        """Those that have a fate, or have waited long enough; from the oldest on."""
+        """Held records that have a fate or have waited long enough, oldest first."""
         for place, held in list(self._held.items()):
             purpose, seq = (None, None) if held.trajectory is None else (held.trajectory.purpose, held.trajectory.seq)
             entry = self._history.fates.of(*place, purpose, seq)
@@ -111,15 +108,11 @@ class _Following:
                 continue
             del self._held[place]
             if not self._fates or entry.fate in self._fates:
-                yield _told(place, held, entry)
-
-
-def _told(place: Place, held: _Held, entry: BookEntry) -> Told:
-    return Told(
-        where=Coordinates(partition=place[0], offset=place[1]),
-        time_ms=held.raw.timestamp()[1],
-        raw=held.raw,
-        trajectory=held.trajectory,
-        rewards=held.rewards,
-        entry=entry,
-    )
+                yield Told(
+                    where=Coordinates(partition=place[0], offset=place[1]),
+                    time_ms=held.raw.timestamp()[1],
+                    raw=held.raw,
+                    trajectory=held.trajectory,
+                    rewards=held.rewards,
+                    entry=entry,
+                )

@@ -8,9 +8,9 @@
         for told in history.read(Selection(range=Versions(100, 140))):
             print(told.where, told.fate, told.rewards)
 
-Reads committed records only, writes nothing, joins no group: a going run is not disturbed. Memory: the books (some forty bytes a sample and
-drop), the rewards of one range of one partition, and what the client has fetched ahead. One thread, the caller's; another one that reads
-meanwhile takes `beside()`.
+Reads committed records only, writes nothing, joins no group, so it does not disturb a running run. Memory: the books (some forty bytes a
+sample and drop), the rewards of one range of one partition, and the client's prefetched messages. One thread, the caller's; a second thread
+reads through `beside()`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from types import TracebackType
+from functools import partial
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
@@ -40,13 +40,13 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import Coordinates, Drop, Run, Trajectory
 from echo_schemas.topics import DROPS, REWARDS, RUNS, TRAJECTORIES, WEIGHTS
 
-# How long an open transaction is waited for; what it holds is not in the past yet.
+# How long to wait for an open transaction; its records do not belong to the past yet.
 _SETTLE_S = 3.0
-# The same for whoever looks again soon anyway.
+# The same for a `refresh`, which the caller repeats.
 _LOOK_S = 1.0
-# Records, and steps, that are fetched by themselves rather than in bulk.
+# Up to so many records or steps are fetched singly, more in bulk.
 _FEW, _FEW_STEPS = 200, 8
-# Messages of one partition that wait for those of another while they are merged by time.
+# Messages of one partition held back at most while partitions are merged by time.
 _MOST_WAITING = 4_000
 
 _OPEN_DROPS = "a transaction on drops is open: what it drops is shown as open"
@@ -54,10 +54,8 @@ _OPEN_DROPS = "a transaction on drops is open: what it drops is shown as open"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """One trajectory record of the past. `raw`: the message as it lies on the log. `time_ms`: the message's own timestamp.
-
-    `trajectory` is None where nobody can read the record, and where nobody asked for it. `rewards`: those that have a value, by name.
-    """
+    """One trajectory record of the past. `raw`: its message. `time_ms`: the message's timestamp. `trajectory` is None if the record is
+    unreadable, or was not to be decoded. `rewards`: those with a value, by name."""
 
     where: Coordinates
     time_ms: int
@@ -68,17 +66,17 @@ class Told:
 
     @property
     def fate(self) -> Fate:
-        """What became of it."""
+        """The record's fate."""
         return self.entry.fate
 
     @property
     def step(self) -> int | None:
-        """The version that was made of it, if it was trained."""
+        """The version whose step trained it, if it was trained."""
         return self.entry.step
 
     @property
     def drop(self) -> Dropped | None:
-        """Why it was not trained, if it was dropped."""
+        """The reason for which it was dropped, if it was."""
         return self.entry.drop
 
 
@@ -92,46 +90,39 @@ class History:
         self.log = RunLog(run_id)
         self.fates = Fates()
         self.notes: list[str] = []
-        """What the books do not know: fates may be missing for it."""
+        """Gaps in the books, a sentence each: fates may be missing there."""
         self.missing: list[str] = []
-        """What `read` was asked for and retention has removed, a sentence each."""
+        """The parts of the last `read` that retention has removed, a sentence each."""
         self.num_planned = 0
-        """How many records at most `read` looks at: those of other runs and what a filter leaves out are among them."""
+        """How many records `read` looks at, at most; records of other runs and filtered ones count too."""
         self.read_to: dict[int, int] = {}
-        """Where each partition of `trajectories` ended for the last `read`: from there on the history is followed (`following.follow`)."""
+        """By partition: the end of `trajectories` at the last `read`. `following.follow` goes on from there."""
         self.rewards_to: dict[int, int] = {}
-        """The same of `rewards`, looked at a little earlier: what judges a later trajectory lies behind it."""
-        self._steps = StepsFollower(self.bus, self.log)
-        try:
-            self._drops = DropsFollower(self.bus, self.log)
-        except BaseException:  # whatever ends it: the client must not outlive it
-            self._steps.close()
-            raise
-        try:
+        """The same of `rewards`, taken a little earlier, so that every reward of a later trajectory lies behind it."""
+        with ExitStack() as clients:
+            self._steps = clients.enter_context(closing(StepsFollower(self.bus, self.log)))
+            self._drops = clients.enter_context(closing(DropsFollower(self.bus, self.log)))
             self._read_books()
-        except BaseException:  # see above
-            self.close()
-            raise
+            self._clients = clients.pop_all()
 
     def __enter__(self) -> History:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the clients."""
-        self._steps.close()
-        self._drops.close()
+        self._clients.close()
 
     def beside(self) -> History:
-        """The same books for another thread, which may `read` while this one reads and refreshes; it has nothing to close."""
+        """The same books for another thread, which may `read` while this one reads and refreshes. The caller need not close it."""
         other = copy.copy(self)
         other.missing = []
         return other
 
     def refresh(self) -> bool:
-        """Read what the learner has said since; whether it has said anything. Raises DeadlineExceeded, TransportError."""
+        """Read the learner's new records; return whether there are any. Raises DeadlineExceeded, TransportError."""
         steps = self._steps.read()
         self.fates.add_steps(steps)
         if _OPEN_DROPS in self.notes:
@@ -153,21 +144,21 @@ class History:
         answered: str = "",
         clock_error_ms: int = MAX_CLOCK_ERROR_MS,
     ) -> Iterator[Told]:
-        """What the log holds of `selection` now, partition after partition in the order of each, or (`by_time`) merged by timestamp.
+        """The records of `selection` that the log holds now, partition after partition, each in its order, or (`by_time`) by timestamp.
 
-        `rewards_until_ms`: rewards that were written later are not looked for; None: to the end of the log. `decodes` False: trajectories
-        are left undecoded. `answered`: of the reward of this name a record without a value counts too, as NaN. `clock_error_ms`: how far
-        the clocks of those who write may differ; where much is written, a small one spares reading most of it.
-        What retention has removed of it is in `missing` before the first one comes. Raises UserError for a range that is not there;
-        DeadlineExceeded, TransportError, RegistryError.
+        `rewards_until_ms`: ignore rewards that were written later; None: read them to the end of the log. `decodes` False: leave
+        trajectories undecoded. `answered`: a reward of this name counts without a value too, as NaN. `clock_error_ms`: the largest
+        difference between writers' clocks; on a busy topic a small one saves most of the reading. `missing` is complete before the first
+        record comes. Raises UserError for a range that does not exist; DeadlineExceeded, TransportError, RegistryError.
         """
         self.missing.clear()
         profile = self._profile(selection)
-        reach = _Reach(until_ms=rewards_until_ms, answered=answered, clock_error_ms=clock_error_ms)
         with ExitStack() as stack:
-            join = stack.enter_context(closing(_Rewards(self.bus, self.run_id, selection, profile, reach))) if rewards else None
-            if join is not None:
-                self.rewards_to = dict(join.ends)
+            join = None
+            if rewards:
+                log = stack.enter_context(RawLog(self.bus, self.bus.namespace.topic(REWARDS), profile))
+                self.rewards_to = dict(log.ends)
+                join = _Rewards(self.bus, self.run_id, selection, log, rewards_until_ms, answered, clock_error_ms)
             trajectories = stack.enter_context(RawLog(self.bus, self.bus.namespace.topic(TRAJECTORIES), profile))
             plan = plan_ranges(selection.range, self.log, self.fates, trajectories)
             self.missing += plan.missing
@@ -198,14 +189,14 @@ class History:
         self._note_gaps()
 
     def _refresh_rest(self) -> None:
-        """Versions that were published since, and what the learner could not read."""
+        """Read new manifests, and new dead letters of the learner."""
         now = RunLog(self.run_id)
         read_dead_letters(self.bus, now)
         self.fates.add_dead([*now.dead, *now.refused])
         try:
             read_manifests(self.bus, now, high_watermarks(self.bus, [WEIGHTS]), _LOOK_S)
         except DeadlineExceeded:
-            return  # a publication is going on: the next time says it
+            return  # a publication is going on; the next refresh reads it
         self.log.manifests = now.manifests
 
     def _settled_drops(self, goal: dict[tuple[str, int], int] | None = None, settle_s: float = _SETTLE_S) -> Iterator[Drop]:
@@ -221,12 +212,12 @@ class History:
         for step in self.log.steps:
             if step.missing:
                 self.notes.append(f"the batch of version {step.version} cannot be read ({step.missing})")
-        if any(self.log.lows.get(DROPS.name, {}).values()):
+        if self.log.has_lost_drops:
             self.notes.append("retention has removed drops")
 
     @staticmethod
     def _profile(selection: Selection) -> profiles.Properties:
-        # Of a few groups or records little is wanted, and what is fetched ahead is fetched for nothing.
+        # For a few groups or records prefetching would be wasted.
         where = selection.range
         few = isinstance(where, Offsets) and sum(last - first + 1 for first, last in where.ranges.values()) <= _FEW
         few = few or (isinstance(where, Steps) and where.last - where.first < _FEW_STEPS)
@@ -234,44 +225,29 @@ class History:
 
 
 def open_history(bus: Bus, run_id: str) -> History:
-    """The past of one run, its books read to where they end now. Raises UserError if the log knows no such run; DeadlineExceeded,
-    TransportError.
-    """
+    """The past of one run, its books read to their present end. Raises UserError for an unknown run; DeadlineExceeded, TransportError."""
     return History(bus, run_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reach:
-    """Which rewards are looked for: see `History.read`."""
-
-    until_ms: int | None
-    answered: str
-    clock_error_ms: int
-
-
 class _Rewards:
-    """Rewards of pieces of `trajectories`, read from the time of the first record on to the end: one may be attached long afterwards."""
+    """Rewards of pieces of `trajectories`, read from the first record's time to the end: a reward may be attached long afterwards."""
 
-    def __init__(self, bus: Bus, run_id: str, selection: Selection, profile: profiles.Properties, reach: _Reach) -> None:
+    def __init__(
+        self, bus: Bus, run_id: str, selection: Selection, log: RawLog, until_ms: int | None, answered: str, clock_error_ms: int
+    ) -> None:
         keys = selection.range.group_ids if isinstance(selection.range, Groups) else ()
-        self._keys = frozenset(key.encode() for key in keys)  # of the groups that are wanted; empty: all
-        self._ids, self._run_id, self._reach, self._verifier = bus.codec.ids, run_id, reach, bus.verifier
-        self._log = RawLog(bus, bus.namespace.topic(REWARDS), profile)
-
-    @property
-    def ends(self) -> Mapping[int, int]:
-        """Where each partition of `rewards` ended when it was opened."""
-        return self._log.ends
+        self._keys = frozenset(key.encode() for key in keys)  # of the selected groups; empty: of all
+        self._join = partial(RewardJoin, run_id, bus.codec.ids, answered=answered, verifier=bus.verifier)
+        self._log, self._until_ms, self._clock_error_ms = log, until_ms, clock_error_ms
 
     def columns(self, pieces: list[Piece], first_ms: int) -> dict[int, RewardColumns]:
-        """By partition, for records of `pieces`, of which the oldest was written at `first_ms`."""
-        starts = self._log.offsets_at(max(0, first_ms - self._reach.clock_error_ms))
-        ends = self._log.ends if self._reach.until_ms is None else self._log.offsets_at(self._reach.until_ms + self._reach.clock_error_ms)
+        """By partition, the rewards of the records of `pieces`, whose oldest was written at `first_ms`."""
+        starts = self._log.offsets_at(max(0, first_ms - self._clock_error_ms))
+        ends = self._log.ends if self._until_ms is None else self._log.offsets_at(self._until_ms + self._clock_error_ms)
         joins: dict[int, RewardJoin] = {}
         for number in {piece.partition for piece in pieces if piece.partition in starts}:
             mine = [piece for piece in pieces if piece.partition == number]
-            span = min(piece.first for piece in mine), max(piece.end for piece in mine)
-            joins[number] = RewardJoin(self._run_id, self._ids, number, *span, answered=self._reach.answered, verifier=self._verifier)
+            joins[number] = self._join(number, min(piece.first for piece in mine), max(piece.end for piece in mine))
         for batch in self._log.within({number: (starts[number], ends[number]) for number in joins}):
             by_partition: dict[int, list[RawMessage]] = {}
             for raw in batch:
@@ -281,14 +257,11 @@ class _Rewards:
                 joins[number].add(messages)
         return {number: join.columns() for number, join in joins.items()}
 
-    def close(self) -> None:
-        self._log.close()
-
 
 def _told(
     plan: ReadingPlan, pieces: list[Piece], messages: Iterator[RawMessage], sieve: Sieve, join: _Rewards | None
 ) -> Iterator[Told]:  # fmt: skip
-    """The messages of some pieces that are wanted, with their rewards."""
+    """The selected messages of some pieces, with their rewards."""
     first = next(messages, None)
     if first is None:
         return
@@ -313,7 +286,7 @@ def _in_order(log: RawLog, piece: Piece) -> Iterator[RawMessage]:
 
 
 def _merged(log: RawLog, pieces: list[Piece]) -> Iterator[RawMessage]:
-    """By timestamp; equal ones by partition. Of each partition only so much is kept as the slowest one makes necessary."""
+    """By timestamp; equal ones by partition. A partition that is ahead of the slowest is paused."""
     ranges = {piece.partition: (piece.first, piece.end) for piece in pieces if piece.first < piece.end}
     waiting: dict[int, deque[RawMessage]] = {number: deque() for number in ranges}
     paused: set[int] = set()
@@ -328,7 +301,7 @@ def _merged(log: RawLog, pieces: list[Piece]) -> Iterator[RawMessage]:
             if len(waiting[number]) > _MOST_WAITING and number in batch.left:
                 log.pause(number)
                 paused.add(number)
-        # The oldest may go as soon as no partition can have an older one.
+        # The oldest message may go out once no partition can deliver an older one.
         while heads and all(waiting[number] or number not in batch.left for number in waiting):
             _, number = heapq.heappop(heads)
             yield waiting[number].popleft()

@@ -1,4 +1,4 @@
-"""Seqs, steps and requests of one run: nothing twice, nothing left out, each step from the one before. Pure."""
+"""Checks of seqs, steps and requests of one run: each counted once, none left out, each step made from the one before. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from echo_replay.books import Samples, has_all_reports
+from echo_replay.books import Samples, unknown_records, unknown_samples
 from echo_replay.run_log import RunLog, Step
 from echo_replay.verdicts import Finding, Promise
 from echo_schemas.headers import number_of
@@ -18,7 +18,7 @@ _NAMED = 8
 
 
 def check_seqs(log: RunLog, samples: Samples) -> Finding:
-    """No seq trained twice, none trained and dropped, and every one below the floor closed."""
+    """Check that no seq is trained twice, none is both trained and dropped, and each one below the floor is closed."""
     trained = _versions_of_seqs(samples)
     finding = Finding(Promise.SEQS, num_looked_at=len(trained))
     for seq, versions in trained.items():
@@ -41,7 +41,7 @@ def check_seqs(log: RunLog, samples: Samples) -> Finding:
 
 
 def check_chain(log: RunLog) -> Finding:
-    """One report of each version, each trained from its predecessor's checkpoint."""
+    """Check that each version has one report and was trained from its predecessor's checkpoint."""
     finding = Finding(Promise.CHAIN, num_looked_at=len(log.steps))
     times = Counter(step.version for step in log.steps)
     for version, count in times.items():
@@ -68,13 +68,13 @@ def check_chain(log: RunLog) -> Finding:
 
 
 def check_requests(log: RunLog, samples: Samples) -> Finding:
-    """Of each request one answer is taken: a group is one attempt, and of a correlation id one attempt at most was trained."""
+    """Check that each request has one accepted answer: a group is one attempt, and of a correlation id at most one attempt was trained."""
     finding = Finding(Promise.REQUESTS, num_looked_at=len(log.issued))
     trained: set[tuple[int, str]] = set()
     for step in log.steps:
         _check_groups(finding, step)
         trained.update((int(step.seqs[np.argmax(step.groups == group)]), token) for group, token in enumerate(step.tokens))
-    # Of all steps together: a receipt may come when its group is trained already, and counts with the next step then.
+    # Counted over all steps: a receipt that comes after its group was trained counts in the next step's report.
     taken = int(sum(step.report.metrics.get("replies_accepted", 0.0) for step in log.steps if step.is_sequential))
     if taken > len(log.correlations) and not any(log.lows.get("requests", {}).values()):
         finding.broken("More receipts were taken than requests wanted one.", receipts=taken, requests=len(log.correlations))
@@ -93,7 +93,7 @@ def check_requests(log: RunLog, samples: Samples) -> Finding:
             )
     if unasked := len(answers.keys() - log.correlations):
         finding.note(f"{unasked} receipts answer requests that are no longer in the log, or never were")
-    if why := has_all_reports(log):
+    if why := unknown_samples(log):
         finding.gap(why)
     if samples.seqs.size and any(log.lows.get("replies", {}).values()):
         finding.note("retention has removed replies; what was trained of them is in the reports")
@@ -110,7 +110,7 @@ def _versions_of_seqs(samples: Samples) -> dict[int, list[int]]:
 
 
 def _check_floors(finding: Finding, log: RunLog, closed_seqs: Set[int]) -> None:
-    """Below `next_seq` of a manifest every seq is trained or dropped, and no manifest takes a floor back."""
+    """Check that each seq below `next_seq` of a manifest is trained or dropped, and that no newer manifest lowers `next_seq`."""
     known = [(offset, manifest) for offset, _, manifest in log.manifests if manifest.version <= log.tip]
     for (_, before), (_, after) in pairwise(known):
         if after.next_seq < before.next_seq and after.version >= before.version:
@@ -120,19 +120,16 @@ def _check_floors(finding: Finding, log: RunLog, closed_seqs: Set[int]) -> None:
     below = np.array([seq for seq in closed_seqs if seq < floor], np.int64)
     closed[below] = True
     lost = np.flatnonzero(~closed).tolist()
-    doubt = has_all_reports(log) or ("retention has removed drops" if any(log.lows.get("drops", {}).values()) else None)
-    if not lost:
-        return
-    if doubt is not None:
+    if lost and (doubt := unknown_records(log)) is not None:
         finding.gap(f"{len(lost)} seqs below the floor {floor} have no state that is still in the log: {doubt}")
-        return
-    finding.broken(f"{len(lost)} seqs below the floor are neither trained nor dropped.", floor=floor, seqs=lost[:_NAMED])
+    elif lost:
+        finding.broken(f"{len(lost)} seqs below the floor are neither trained nor dropped.", floor=floor, seqs=lost[:_NAMED])
 
 
 def _is_linked(log: RunLog, before: Step, after: Step) -> bool:
-    """Whether `after` comes from `before`: from its checkpoint; out of the same one, where several steps share it; or from one of the same
-    version that a later session made of it, which it does when the other mode needs a snapshot that was not published.
-    """
+    """Whether `after` was trained from `before`. Its parent is the checkpoint of `before`; or both steps share one checkpoint; or the
+    parent is a checkpoint of the same version that a later session wrote, which it does when the other mode needs a snapshot that was not
+    published."""
     parent = after.report.parent
     if parent == before.report.checkpoint:
         return True
@@ -155,7 +152,7 @@ def _check_first(finding: Finding, log: RunLog) -> None:
 
 
 def _check_groups(finding: Finding, step: Step) -> None:
-    """Every group of a step is of one seq, with no index twice."""
+    """Check that each group of a step has one seq, and no index twice."""
     if not step.groups.size:
         return
     by_group = np.unique(np.stack([step.groups, step.seqs], axis=1), axis=0)

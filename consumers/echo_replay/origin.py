@@ -1,4 +1,4 @@
-"""What made a version's weights, and what became of the samples that it made: counted from the history."""
+"""The origin of a version's weights, and the fates of the samples that it generated: counted from the history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from echo_schemas.records import StepReport, WeightManifest
 
 @dataclass(slots=True, kw_only=True)
 class Moments:
-    """Count, mean, standard deviation, least and most of some values, as they come (Welford)."""
+    """Count, mean, standard deviation, least and most of a stream of values (Welford)."""
 
     count: int = 0
     mean: float = 0.0
@@ -26,7 +26,7 @@ class Moments:
     most: float = -math.inf
 
     def add(self, value: float) -> None:
-        """One value more."""
+        """Add a value."""
         self.count += 1
         distance = value - self.mean
         self.mean += distance / self.count
@@ -35,7 +35,7 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Of the values as a whole, not of a sample of them."""
+        """The population's standard deviation."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
@@ -52,10 +52,8 @@ class GroupMade:
 
 @dataclass(slots=True, kw_only=True)
 class VersionOrigin:
-    """Where the weights of `version` come from. `report` is None for the version that a run begins with, `manifest` for one that was not
-    published. `sampled_by`: samples by the oldest version that made a token of each. `became`: samples of this version by what became of
-    them.
-    """
+    """The origin of the weights of `version`. `report` is None for the version that a run begins with, `manifest` for an unpublished one.
+    `sampled_by`: its training samples by the oldest version that made a token of each. `became`: by fate, the samples that it generated."""
 
     version: int
     report: StepReport | None = None
@@ -68,7 +66,7 @@ class VersionOrigin:
     missing: list[str] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON can show it."""
+        """For JSON."""
         return {
             "version": self.version,
             "checkpoint": None if self.report is None else self.report.checkpoint,
@@ -85,10 +83,8 @@ class VersionOrigin:
 
 
 def origin_of(history: History, version: int, *, with_samples: bool = True) -> VersionOrigin:
-    """Of one version; `with_samples`: also what became of the samples that it made, which reads the log from its publication on.
-
-    Raises UserError for a version that is neither published nor trained.
-    """
+    """The origin of one version. `with_samples`: count also the fates of its samples, which reads the log from its publication on. Raises
+    UserError for a version that is neither published nor trained."""
     reports = {step.version: step.report for step in history.log.steps}
     manifests = {manifest.version: manifest for _, is_current, manifest in history.log.manifests if not is_current}
     if version not in reports and version not in manifests:
@@ -108,7 +104,7 @@ def origin_of(history: History, version: int, *, with_samples: bool = True) -> V
 
 
 def became(told: Told) -> str:
-    """A fate in words: `trained in v121`, `dropped: stale`, `open`."""
+    """A record's fate in words: `trained in v121`, `dropped: stale`, `open`."""
     if told.fate is Fate.TRAINED:
         return f"trained in v{told.step}"
     return told.fate.value if told.drop is None else f"dropped: {told.drop.why.value}"

@@ -1,4 +1,4 @@
-"""What was published, and whether it is what samples were made of: versions, bytes, tags, staleness."""
+"""Checks of the published weights and of the samples made with them: versions, bytes, tags, staleness."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READ_AT_ONCE = 8 << 20
 
 
 def check_versions(log: RunLog) -> Finding:
-    """`current` never goes back, and a version has one checksum, in manifests and reports alike."""
+    """Check that `current` never goes back, and that a version has one checksum in all manifests and reports."""
     finding = Finding(Promise.VERSIONS, num_looked_at=len(log.manifests))
     current = [manifest for _, is_current, manifest in log.manifests if is_current]
     for before, after in pairwise(current):
@@ -50,7 +50,7 @@ def check_versions(log: RunLog) -> Finding:
 
 
 def checksums_of(log: RunLog) -> dict[int, set[str]]:
-    """What each published version is said to hash to."""
+    """By published version, the checksums that manifests and reports name."""
     found: dict[int, set[str]] = defaultdict(set)
     for _, _, manifest in log.manifests:
         found[manifest.version].add(manifest.sha256)
@@ -61,7 +61,7 @@ def checksums_of(log: RunLog) -> dict[int, set[str]]:
 
 
 def check_blobs(bus: Bus, log: RunLog) -> Finding:
-    """Fetch and hash what every manifest names. What `current` names must be there; older versions may have been removed by retention."""
+    """Fetch and hash the bytes that each manifest names. Those of `current` must exist; retention may have removed older ones."""
     newest = {manifest.version: manifest for _, _, manifest in log.manifests}
     current = max(newest, default=None)
     finding = Finding(Promise.CURRENT, num_looked_at=len(newest))
@@ -83,14 +83,14 @@ def check_blobs(bus: Bus, log: RunLog) -> Finding:
 
 
 def _hashed(bus: Bus, run_id: str, manifests: Mapping[int, WeightManifest]) -> Iterator[tuple[int, str | TransportError | OSError]]:
-    """Each version's checksum, of the bytes that are there, or why they cannot be read."""
+    """Each version with the checksum of its bytes, or the error of reading them."""
     in_log = [(version, manifest.blob) for version, manifest in manifests.items() if manifest.blob is not None]
     with closing(bus.blob_reader()) as blobs:
         if in_log:
             blobs.warm(WEIGHT_CHUNKS)
         for number, found in blobs.read_each([blob for _, blob in in_log], run_id):
             version, blob = in_log[number]
-            # What is read has the checksum that its reference promises.
+            # The reader has compared the bytes with the reference's checksum.
             yield version, found if isinstance(found, TransportError) else blob.sha256
     for version, manifest in manifests.items():
         if manifest.blob is None:
@@ -101,7 +101,7 @@ def _hashed(bus: Bus, run_id: str, manifests: Mapping[int, WeightManifest]) -> I
 
 
 def check_tags(log: RunLog, index: TrajectoryIndex, samples: Samples) -> Finding:
-    """The versions that a trained sample names were published, and the newest of them with the checksum that it names."""
+    """Check that the versions that a trained sample names were published, the newest of them with the checksum that the sample names."""
     finding = Finding(Promise.TAGS)
     published = checksums_of(log)
     known = np.array(sorted(published), np.int64)
@@ -138,7 +138,7 @@ def check_tags(log: RunLog, index: TrajectoryIndex, samples: Samples) -> Finding
 
 
 def check_staleness(log: RunLog, index: TrajectoryIndex, samples: Samples) -> Finding:
-    """0 ≤ learner version − oldest version ≤ S for every live sample; above S only where the run keeps such samples."""
+    """Check 0 ≤ learner version − oldest version ≤ S for every live sample; above S only if the run's policy keeps such samples."""
     finding = Finding(Promise.STALENESS)
     ages = np.full(len(samples.offsets), -1, np.int64)
     exempt = np.zeros(len(samples.offsets), np.bool_)
@@ -185,12 +185,9 @@ def check_staleness(log: RunLog, index: TrajectoryIndex, samples: Samples) -> Fi
 
 
 def _policy_at(runs: Sequence[Run], step: Step) -> tuple[int | None, bool]:
-    """The budget in force at a step, and whether older samples may stay in its batch (with less weight, or none).
-
-    A sequential step takes what its own version sampled. For others what the learner committed with the step counts. Reports of earlier
-    releases do not say it: then the newest record of the run that is not younger than the step; `runs` is compacted, so where only a
-    younger one is left, that.
-    """
+    """The budget in force at a step, and whether older samples may stay in its batch (with less weight, or none). A sequential step takes
+    only samples of its own version. Other steps have their policy in the report. Reports of earlier releases lack it: then the newest
+    record on `runs` that is not younger than the step counts; if compaction left only a younger one, that one."""
     if step.is_sequential:
         return 0, False
     policy = step.report.policy
@@ -217,7 +214,7 @@ def _sha256_in_store(manifest: WeightManifest) -> str:
 
 
 def read_from_store(manifest: WeightManifest) -> Iterator[bytes]:
-    """The files of a snapshot in the object store, one after another, in pieces. Raises OSError."""
+    """The bytes of a snapshot's files in the object store, in order, in pieces. Raises OSError."""
     import fsspec
 
     files, root = fsspec.core.url_to_fs(manifest.uri)

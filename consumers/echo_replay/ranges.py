@@ -1,8 +1,8 @@
-"""From what is asked for to offsets: which pieces of which partitions are read, and what of them retention has removed.
+"""From a selection to offsets: the pieces of partitions to read, and the parts of them that retention has removed.
 
 Versions  the time at which the first of them was published, by the cluster's time index
 Steps     the coordinates in the reports
-Groups    the key's partition; there the coordinates in the books, and behind what the learner has read
+Groups    the key's partition; there the coordinates in the books, and all records that the learner has not read yet
 Times     the cluster's time index
 """
 
@@ -21,7 +21,7 @@ from echo_schemas.errors import UserError
 from echo_schemas.headers import number_of
 from echo_schemas.partitioning import partition_of
 
-# Records of a group that lie this far apart are fetched one by one.
+# Records of a group that lie further apart are fetched singly.
 _NEAR = 500
 
 
@@ -36,7 +36,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingPlan:
-    """What to read. `places`: within the pieces only these offsets, ascending, by partition; None: all. `missing`: sentences."""
+    """The pieces to read. `places`: by partition, the only offsets to read in the pieces, ascending; None: all. `missing`: sentences."""
 
     pieces: list[Piece]
     places: Mapping[int, Ints] | None = None
@@ -44,13 +44,13 @@ class ReadingPlan:
 
     @property
     def num_records(self) -> int:
-        """How many offsets it names."""
+        """Number of offsets to read."""
         if self.places is not None:
             return sum(len(offsets) for offsets in self.places.values())
         return sum(piece.end - piece.first for piece in self.pieces)
 
     def wants(self, partition: int, offset: int) -> bool:
-        """Whether a message of a piece is one of `places`."""
+        """Whether `places` names this message of a piece."""
         if self.places is None:
             return True
         offsets = self.places.get(partition)
@@ -61,18 +61,18 @@ class ReadingPlan:
 
 
 class Bounds(Protocol):
-    """What a log says of its partitions; `RawLog` does."""
+    """Bounds of a topic's partitions. Implemented by `RawLog`."""
 
     num_partitions: int
     lows: Mapping[int, int]
     ends: Mapping[int, int]
 
     def offsets_at(self, time_ms: int) -> Mapping[int, int]:
-        """The first offset of every partition whose record is not older than `time_ms`; where all are, its end."""
+        """By partition: the first offset whose record is not older than `time_ms`; where all records are older, the end."""
 
 
 def plan_ranges(where: Where, log: RunLog, fates: Fates, bounds: Bounds) -> ReadingPlan:
-    """Raises UserError for a range that is not there at all: never published, never trained, removed by retention."""
+    """Raises UserError if the whole range is missing: never published, never trained, or removed by retention."""
     match where:
         case Everything():
             return _from(bounds, dict(bounds.lows), dict.fromkeys(bounds.lows, 0))
@@ -89,12 +89,12 @@ def plan_ranges(where: Where, log: RunLog, fates: Fates, bounds: Bounds) -> Read
 
 
 def published(log: RunLog) -> dict[int, int]:
-    """When each published version became public (Unix, ms)."""
+    """By published version, the time of its publication (Unix, ms)."""
     return {manifest.version: manifest.created_ms for _, is_current, manifest in log.manifests if not is_current}
 
 
 def _from(bounds: Bounds, starts: Mapping[int, int], wanted: Mapping[int, int], ends: Mapping[int, int] | None = None) -> ReadingPlan:
-    """Every partition from `starts` on; where the log begins above `wanted`, that is missing."""
+    """Every partition from `starts` on. Offsets from `wanted` to the log's beginning are missing."""
     missing = [
         f"Retention has removed offsets {wanted[number]} to {low - 1} of partition {number} of trajectories."
         for number, low in sorted(bounds.lows.items())
@@ -139,7 +139,7 @@ def _of_times(where: Times, bounds: Bounds) -> ReadingPlan:
                 f"Retention has removed everything that was written up to {_said(where.until_ms)}.",
                 hint="Ask for a later time; `echoswarm tail trajectories` shows the newest records.",
             )
-        # Writers' clocks differ: records of before may lie behind. The time of each is looked at again.
+        # Writers' clocks differ, so older records may follow newer ones. The sieve compares each record's time again.
         ends = dict(bounds.offsets_at(where.until_ms + MAX_CLOCK_ERROR_MS))
     removed = {number: 0 if starts[number] == low else low for number, low in bounds.lows.items()}
     return _from(bounds, starts, removed, ends)
@@ -180,7 +180,7 @@ def _of_steps(where: Steps, log: RunLog, fates: Fates, bounds: Bounds) -> Readin
 
 
 def _of_groups(where: Groups, log: RunLog, fates: Fates, bounds: Bounds) -> ReadingPlan:
-    read_to = {each.partition: each.read_to for each in log.steps[-1].report.positions} if log.steps else {}
+    read_to = log.read_to
     pieces: set[Piece] = set()
     missing = []
     for group_id in sorted(where.group_ids):
@@ -202,7 +202,7 @@ def _of_groups(where: Groups, log: RunLog, fates: Fates, bounds: Bounds) -> Read
 
 
 def _joined(pieces: set[Piece]) -> list[Piece]:
-    """In order, with those that overlap as one: groups lie among one another, and each record is read once."""
+    """In order, overlapping pieces joined: groups lie among one another, and each record is to be read once."""
     found: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: (piece.partition, piece.first)):
         if found and found[-1].partition == piece.partition and piece.first <= found[-1].end:
@@ -213,7 +213,7 @@ def _joined(pieces: set[Piece]) -> list[Piece]:
 
 
 def _clusters(offsets: list[int]) -> list[tuple[int, int]]:
-    """Runs of ascending offsets that are read in one go: (first, last)."""
+    """Stretches (first, last) of ascending offsets, each fetched at once."""
     found: list[tuple[int, int]] = []
     for offset in offsets:
         if found and offset - found[-1][1] <= _NEAR:

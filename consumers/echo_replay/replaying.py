@@ -1,4 +1,4 @@
-"""Trajectories of the past, written again at a pace: as fast as they come, so many a second, or with the gaps that they once had."""
+"""Replays trajectories of the past at a pace: as fast as possible, so many a second, or with their original gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Sleep = Callable[[float], None]
 
 
 def at_rate(told: Iterable[Told], rate: float, clock: Clock, sleep: Sleep = time.sleep) -> Iterator[Told]:
-    """Not more than `rate` a second, counted from the first one: a pause of the source is not made up for by a burst."""
+    """At most `rate` a second. After a pause of the source there is no burst."""
     due_s = clock.monotonic_s()
     for each in told:
         now_s = clock.monotonic_s()
@@ -24,7 +24,7 @@ def at_rate(told: Iterable[Told], rate: float, clock: Clock, sleep: Sleep = time
 
 
 def at_original_pace(told: Iterable[Told], clock: Clock, sleep: Sleep = time.sleep) -> Iterator[Told]:
-    """Each as long after the first one as it was written after it. `told` is in the order of time."""
+    """Each at its original distance in time from the first one. `told` is in the order of time."""
     begun_s = clock.monotonic_s()
     first_ms: int | None = None
     for each in told:
@@ -36,7 +36,7 @@ def at_original_pace(told: Iterable[Told], clock: Clock, sleep: Sleep = time.sle
 
 
 def replay(told: Iterable[Told], sink: Sink) -> int:
-    """Write all of it; how many. Whatever goes wrong, an interrupt included, leaves nothing half-written. Raises as the sink."""
+    """Write all; return how many. After any failure, an interrupt included, the sink abandons what is half-written. Raises as the sink."""
     count = 0
     try:
         for each in told:

@@ -1,9 +1,9 @@
-"""Training again from the log: the weights of published versions come out as they were.
+"""Training again from the log: it makes the weights of published versions again and compares them.
 
     version 0, or a kept checkpoint ─▶ for each report: samples from the log, rewards and plan from the report ─▶ train ─▶ compare checksums
 
-On the same machine with the same library builds, threads and ranks every byte is the same. Elsewhere floating-point sums come out a little
-different, and how far the weights are off is measured against how far training has moved them.
+On the same machine with the same library builds, threads and ranks every byte is the same. Elsewhere floating-point sums differ a little;
+then the distance of the weights is compared with the distance that training has moved them.
 
 Reads the log and the checkpoint folder, writes to neither; snapshots lie in a temporary folder while they are compared. The caller's thread
 does everything; the trainer may have other ranks.
@@ -43,11 +43,11 @@ from echo_settings import Settings
 logger = logging.getLogger(__name__)
 
 Distance = Callable[[WeightManifest, SnapshotFiles, SnapshotFiles], float]
-"""`distance(published, retrained, start)`: how far the second is from the first, as a share of the way from the start."""
+"""`distance(published, retrained, start)`: the distance of the first two, as a share of the distance from `start` to `published`."""
 
 
 class Match(StrEnum):
-    """How a version that was trained again compares with the published one."""
+    """The result of comparing a retrained version with the published one."""
 
     IDENTICAL = "identical"
     WITHIN = "within_tolerance"
@@ -56,9 +56,8 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrainedVersion:
-    """One published version, trained again. `distance`: share of the way from the start; 0 where the bytes are the same. `cosine`, where it
-    was asked for: between the way that training went from the start and the way that it went again; 1 is the same direction.
-    """
+    """One published version, trained again. `distance`: as `Distance`; 0 if the bytes are the same. `cosine`, if requested: between the
+    published and the retrained direction from the start; 1 is the same direction."""
 
     version: int
     match: Match
@@ -70,7 +69,7 @@ class RetrainedVersion:
 
 
 class TrainingLog:
-    """What the history of a run says of the steps to train again: reports, without their batches, and manifests by version."""
+    """The steps to train again, from a run's history: reports without their batches, and manifests, by version."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -82,7 +81,7 @@ class TrainingLog:
 
     @property
     def run(self) -> Run | None:
-        """What the run is, if the log still knows."""
+        """The run's own record, if the log still holds it."""
         return next(reversed(self._history.log.runs), None)
 
     @property
@@ -91,13 +90,13 @@ class TrainingLog:
         return next((manifest.version for manifest in self.manifests.values() if manifest.parent_run is not None), None)
 
     def refuse_gaps(self, versions: range) -> None:
-        """Raise as `batch` for the first of `versions` whose batch was not there when the history was read."""
+        """Raise as `batch` for the first of `versions` whose batch was missing when the history was read."""
         for version in versions:
             if self._steps[version].missing:
                 self.batch(version)
 
     def batch(self, version: int) -> Batch:
-        """What `version` was trained on. Raises UserError where it is gone or cannot be read; DeadlineExceeded, TransportError."""
+        """The batch of `version`. Raises UserError if it was removed or is unreadable; DeadlineExceeded, TransportError."""
         try:
             return read_batch(self._history.bus, self._steps[version])
         except OffsetLost as exc:
@@ -108,14 +107,13 @@ class TrainingLog:
             raise UserError(f"The batch of version {version} cannot be read: {exc.message}", hint="`echoswarm audit` says more.") from exc
 
     def samples(self, version: int, batch: Batch) -> list[Trajectory]:
-        """The samples of `batch`, in its order. Raises UserError if one is not in the log or is not what the batch says; DeadlineExceeded,
-        TransportError.
-        """
+        """The samples of `batch`, in its order. Raises UserError if the log lacks one or holds another record there; DeadlineExceeded,
+        TransportError."""
         told = self._history.read(Selection(range=Steps(version, version)), rewards=False)
         found = {(each.where.partition, each.where.offset): each.trajectory for each in told}
         if self._history.missing:
             raise UserError(
-                f"Not all of what version {version} was trained on is there. {self._history.missing[0]}",
+                f"Some samples of version {version} are missing. {self._history.missing[0]}",
                 hint="Start from a checkpoint at or above this version, with a later first --version.",
             )
         samples = []
@@ -130,7 +128,7 @@ class TrainingLog:
                 raise UserError(
                     f"At partition {place[0]}, offset {place[1]} lies {trajectory.name}; version {version} was trained on seq {seq}, "
                     f"sample {index}.",
-                    hint="It is not the log that the run was trained on: `echoswarm audit` says more.",
+                    hint="This is not the log that the run was trained on: `echoswarm audit` says more.",
                 )
             samples.append(trajectory)
         return samples
@@ -152,10 +150,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrainParts:
-    """What is trained with; opened, and closed, by whoever made it. `trainer` is fresh: as it is before version 0 is trained on.
-    `tolerance`: the largest distance that is no difference. `other`: what is trained on in place of the reports' rewards. `keep`: a new
-    folder for the snapshot of the last version that is compared.
-    """
+    """The parts of a retraining, which the caller opens and closes. `trainer` is fresh, as before the first step. `tolerance`: up to this
+    distance versions count as equal. `other`: rewards in place of the reports'. `keep`: a new folder for the snapshot of the last compared
+    version."""
 
     settings: Settings
     store: CheckpointStore
@@ -169,10 +166,8 @@ class RetrainParts:
 
 
 def plan_retraining(log: TrainingLog, store: CheckpointStore, settings: Settings, versions: range, *, from_start: bool) -> Plan:
-    """Where to begin so that all of `versions` are trained again: the newest kept checkpoint below them, or the base model.
-
-    Raises UserError if the log does not hold what that needs, or the settings are not the run's.
-    """
+    """The plan that trains all of `versions` again, from the newest kept checkpoint below them, or from the base model. Raises UserError if
+    the log lacks records for it, or the settings are not the run's."""
     run_id, first, last = settings.run.name, versions.start, versions.stop - 1
     if not log.manifests:
         raise UserError(f"Run {run_id!r} has published nothing that could be trained again.", hint="Are [kafka] and [run] name right?")
@@ -207,10 +202,8 @@ def plan_retraining(log: TrainingLog, store: CheckpointStore, settings: Settings
 
 
 def retrain(parts: RetrainParts, log: TrainingLog, plan: Plan) -> Iterator[RetrainedVersion]:
-    """Train the plan's steps again; each published version among those asked for as soon as it is there.
-
-    Raises UserError, DeadlineExceeded, TransportError.
-    """
+    """Train the plan's steps again; yield each compared version as soon as it is trained. Raises UserError, DeadlineExceeded,
+    TransportError."""
     log.refuse_gaps(range(plan.start + 1, plan.last + 1))
     if plan.state is not None:
         parts.store.verify(plan.state.id)
@@ -268,7 +261,7 @@ def _compare(parts: RetrainParts, log: TrainingLog, retrained: SnapshotFiles, st
 
 
 def _newest_below(log: TrainingLog, store: CheckpointStore, run_id: str, first: int) -> LearnerState | None:
-    """The newest kept checkpoint below version `first` that the run's own steps came out of; not one of a session that came to nothing."""
+    """The newest kept checkpoint below version `first` that belongs to the run's steps; not one whose step was never reported."""
     own = {report.checkpoint for report in log.reports.values()} | {report.parent for report in log.reports.values()}
     own |= {manifest.checkpoint for manifest in log.manifests.values()}
     found = [state for name in store.ids() if name in own and (state := store.load(name)).run_id == run_id and state.version < first]
@@ -276,7 +269,7 @@ def _newest_below(log: TrainingLog, store: CheckpointStore, run_id: str, first: 
 
 
 def _refuse_other_settings(run: Run | None, settings: Settings) -> None:
-    """Raise UserError if the settings are not those that `runs` has of the run."""
+    """Raise UserError if the settings differ from the run's record on `runs`."""
     if run is None:
         return
     config: dict[str, Any] = json.loads(run.config)
@@ -292,6 +285,6 @@ def _refuse_other_settings(run: Run | None, settings: Settings) -> None:
 
 def _other_settings(changed: list[str]) -> UserError:
     return UserError(
-        f"The run was trained with other values of {', '.join(changed)}: with these its weights would come out as others.",
+        f"The run was trained with other values of {', '.join(changed)}: with these its weights would be different.",
         hint="Use the configuration that the run was started with.",
     )

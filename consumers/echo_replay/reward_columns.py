@@ -1,7 +1,7 @@
-"""The rewards of one partition's trajectories in numpy columns: which value each name has for each record.
+"""The rewards of one partition's trajectories in numpy columns: the value of each name for each record.
 
-`rewards` has its trajectory's partition, so rewards are joined partition by partition. Of several scored values of one name for one record
-the first on the log counts, as in the learner. About 22 bytes a reward while a partition is read.
+A reward lies on its trajectory's partition, so rewards are joined partition by partition. Of several scored values of one name for one
+record the first on the log counts, as in the learner. About 22 bytes a reward while a partition is read.
 
     offsets  names  values          of record 17: {"exact": 1.0, "length": 0.3}
     17       0      1.0
@@ -38,7 +38,7 @@ _FIELDS = ("run_id", "of.partition", "of.offset", "name", "value")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RewardColumns:
-    """Scored rewards, sorted by the offset of what they judge, then by name. `names[codes[i]]` is the name of reward i."""
+    """Scored rewards, sorted by the offset of their record, then by name. `names[codes[i]]` is the name of reward i."""
 
     offsets: Ints
     codes: npt.NDArray[np.int16]
@@ -46,9 +46,9 @@ class RewardColumns:
     names: tuple[str, ...]
 
     def of(self, offset: int) -> Mapping[str, float]:
-        """The rewards by name of the record at `offset`; empty if it has none."""
+        """By name, the rewards of the record at `offset`."""
         found: dict[str, float] = {}
-        # The method, not numpy's function of the same name, which costs five times as much for one number.
+        # The array's method: numpy's function of the same name costs five times as much for one number.
         at = int(self.offsets.searchsorted(offset))
         while at < len(self.offsets) and self.offsets[at] == offset:
             found[self.names[self.codes[at]]] = float(self.values[at])
@@ -57,13 +57,13 @@ class RewardColumns:
 
 
 class RewardJoin:
-    """Rewards of one run as they are read, for records of one partition within [first, end). `add` in the order of the log."""
+    """Joins rewards of one run while they are read, for records of one partition within [first, end). `add` in the order of the log."""
 
     def __init__(
         self, run_id: str, ids: SchemaIds, partition: int, first: int, end: int, *, answered: str = "", verifier: Verifier | None = None
     ) -> None:
-        """`answered`: the name of a reward of which a record without a value counts too, as NaN. `verifier`: what it refuses does not
-        count, as for the learner."""
+        """`answered`: a reward of this name counts without a value too, as NaN. `verifier`: rewards that it refuses do not count, as in the
+        learner."""
         self._verifier = verifier
         self._answered = answered.encode()
         self._run = run_id.encode()
@@ -74,7 +74,7 @@ class RewardJoin:
         self._names: dict[bytes, int] = {}
 
     def add(self, batch: Iterable[RawMessage]) -> None:
-        """Take what belongs here; what is no record of the run, judges another partition or has no value is passed over."""
+        """Take the run's rewards for this partition; ignore messages of other runs and partitions, and rewards without a value."""
         for raw in batch:
             key = raw.key()
             if (key is None or not key.startswith(self._prefix)) and run_of(raw_headers(raw)) not in (None, self._run.decode()):
@@ -88,14 +88,14 @@ class RewardJoin:
                 self._take(partition, offset, name, value)
 
     def take(self, raw: RawMessage, reward: Reward) -> None:
-        """The same of a record of the run that is decoded already."""
+        """The same for a decoded record of the run."""
         name = reward.name.encode()
         with suppress(InvalidRecord):
             self._check_author(raw, name)
             self._take(reward.of.partition, reward.of.offset, name, reward.value)
 
     def _check_author(self, raw: RawMessage, name: bytes) -> None:
-        """Raises InvalidRecord if nobody has signed it who may give this reward."""
+        """Raises InvalidRecord unless the message is signed by an application that may give this reward."""
         if self._verifier is not None:
             self._verifier.signer_of(raw).require_author(REWARDS, name.decode(errors="replace"))
 
@@ -107,9 +107,9 @@ class RewardJoin:
         self._values.append(math.nan if value is None else value)
 
     def columns(self, *, every: bool = False) -> RewardColumns:
-        """What was added, sorted, each name once for each record; with `every` as often as it was given."""
+        """The rewards, sorted, each name once for each record; with `every` all values of a name."""
         offsets, codes = np.array(self._offsets, np.int64), np.array(self._codes, np.int16)
-        # `lexsort` is stable: of equal ones the first on the log stays first.
+        # `lexsort` is stable: of equal keys the first on the log stays first.
         order = np.lexsort((codes, offsets))
         offsets, codes, values = offsets[order], codes[order], np.array(self._values, np.float64)[order]
         first = np.ones(len(offsets), np.bool_)

@@ -1,16 +1,16 @@
-"""What the log says of one run beside its trajectories: steps, drops, manifests, requests, replies, dead letters, and what the run is.
+"""The records of one run beside its trajectories: steps, drops, manifests, requests, replies, dead letters, and the run's own record.
 
-Order of reading. `steps` is read first, to where it ends now; everything else afterwards. So whatever a step speaks of is there, or will
-never be. A transaction becomes visible partition by partition: `drops` and `weights` are read until every transaction is decided that was
-open when `steps` had been read.
+Order of reading: first `steps`, to its present end, then all other topics. So every record that a step names is in the log by then, or
+never comes. A transaction becomes visible partition by partition: `drops` and `weights` are read until every transaction is decided that
+was open when `steps` had been read.
 
-Memory: what is kept is a few dozen bytes a sample, drop and request, and the reports without their batches.
+Memory: a few dozen bytes for each sample, drop and request, and the reports without their batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -47,7 +47,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 Goal = dict[tuple[str, int], int]
-"""Up to where to read, by (logical topic, partition)."""
+"""The offset at which reading ends, by (logical topic, partition)."""
 
 READ_S = 600.0
 # Longer than any transaction may stay open.
@@ -56,37 +56,39 @@ _READ_AT_ONCE = 1_000
 # `steps` has one partition: reports are in one order.
 _STEPS_PARTITION = 0
 _DEAD_LETTER = "__connect.errors."
-# What other settings may take.
+# Reasons of refusals that other settings would not give.
 _REFUSED = frozenset(reason.value.encode() for reason in (InvalidReason.NOT_ASKED, InvalidReason.BAD_SIGNATURE))
-# An audit reads on whatever it meets: what is no record is counted, and proves nothing.
+# An audit never stops at an invalid message: it counts the message, and the promise stays unproved.
 _ANY_NUMBER = DeadLetterLimits(stop_after=0)
+
+
+def _no_numbers() -> Ints:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """A report, and its batch as arrays of one entry a sample. `offset`: of the report on `steps`.
-
-    `groups`: which group of the batch a sample belongs to; `attempts`: `hash` of its group's token, as an index has it.
-    `rewards`: the columns of the batch. `missing`: why the batch could not be read; the arrays are empty then.
-    """
+    """A report, and its batch as arrays of one entry a sample. `offset`: of the report on `steps`. `groups`: number of the sample's group
+    in the batch; `attempts`: `hash` of its group's token, as in `TrajectoryIndex`. `rewards`: the columns of the batch. `missing`: why the
+    batch could not be read; the arrays are empty then."""
 
     report: StepReport
     offset: int
-    partitions: Ints
-    offsets: Ints
-    seqs: Ints
-    indices: Ints
-    groups: Ints
-    attempts: Ints
-    advantages: Floats
-    tokens: tuple[str, ...]
+    partitions: Ints = field(default_factory=_no_numbers)
+    offsets: Ints = field(default_factory=_no_numbers)
+    seqs: Ints = field(default_factory=_no_numbers)
+    indices: Ints = field(default_factory=_no_numbers)
+    groups: Ints = field(default_factory=_no_numbers)
+    attempts: Ints = field(default_factory=_no_numbers)
+    advantages: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    tokens: tuple[str, ...] = ()
     rewards: tuple[RewardColumn, ...] = ()
     missing: str = ""
     corrupt: bool = False
 
     @property
     def version(self) -> int:
-        """The version that it made."""
+        """The version that the step made."""
         return self.report.version
 
     @property
@@ -97,10 +99,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inherited:
-    """What a fork goes on from: its ancestors' seqs up to the version that it began at. `trained`: the run and version of each.
-
-    `version` 0 and `run_id` None: it is no fork. `doubt`: why not all of it is known, if so.
-    """
+    """The ancestors' seqs up to the version at which a fork began. `trained`: by seq, the run and version that trained it. `version` 0 and
+    `run_id` None: the run is no fork. `doubt`: why some of these seqs are unknown; empty if none are."""
 
     run_id: str | None = None
     version: int = 0
@@ -112,7 +112,7 @@ class Inherited:
 
 @dataclass(slots=True)
 class RunLog:
-    """One run, without its trajectories. Lists are in the order of the log; `lows` tells what of each partition retention has left."""
+    """One run, without its trajectories. Lists are in the order of the log; `lows`: the first offset that each partition still holds."""
 
     run_id: str
     steps: list[Step] = field(default_factory=list)
@@ -124,25 +124,26 @@ class RunLog:
     manifests: list[tuple[int, bool, WeightManifest]] = field(default_factory=list)
     """(offset, whether under the key `current`, manifest)."""
     dead: list[Coordinates] = field(default_factory=list)
-    """Trajectory records that the learner could not read, and of which it put a copy into the dead letters."""
+    """Trajectory records that the learner could not read and copied to the dead letters."""
     refused: list[Coordinates] = field(default_factory=list)
-    """Those that it put there because nobody had asked for them, or no trusted key had signed them: other settings may take them."""
+    """Trajectory records that the learner copied there because no request asked for them, or no trusted key signed them. With other
+    settings the learner may accept them."""
     issued: set[int] = field(default_factory=set)
     correlations: set[str] = field(default_factory=set)
     replies: list[RolloutReply] = field(default_factory=list)
     lows: dict[str, dict[int, int]] = field(default_factory=dict)
     inherited: Inherited = Inherited()
     unreadable: dict[str, int] = field(default_factory=dict)
-    """Messages that are no record of their topic, by topic."""
+    """By topic: the number of messages that are no record of it."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether the log knows the run at all."""
+        """Whether the log has any record of the run."""
         return bool(self.steps or self.claims or self.runs or self.manifests or self.issued)
 
     @property
     def has_whole_history(self) -> bool:
-        """Whether no report of the run was removed: the first one is there, or there is none yet."""
+        """Whether the log still holds the run's first report, or the run has none yet."""
         first = self.inherited.version + 1
         return not self.steps or self.steps[0].report.version == first or not self.lows[STEPS.name].get(0)
 
@@ -151,30 +152,38 @@ class RunLog:
         """The newest version whose report is committed."""
         return max((step.version for step in self.steps), default=0)
 
+    @property
+    def read_to(self) -> dict[int, int]:
+        """By partition of `trajectories`: the offset after the last record that the newest report accounts for."""
+        return {position.partition: position.read_to for position in self.steps[-1].report.positions} if self.steps else {}
+
+    @property
+    def has_lost_drops(self) -> bool:
+        """Whether retention has removed drops."""
+        return any(self.lows.get(DROPS.name, {}).values())
+
 
 def read_steps(bus: Bus, log: RunLog) -> None:
-    """The reports and claims, to where `steps` ends now. Raises DeadlineExceeded, TransportError."""
+    """Read reports and claims, to the present end of `steps`. Raises DeadlineExceeded, TransportError."""
     with closing(StepsFollower(bus, log)) as follower:
         follower.read()
 
 
 def read_rest(bus: Bus, log: RunLog) -> DropsFollower:
-    """Everything else but trajectories. The follower, to be closed, goes on where the drops ended."""
+    """Read all other topics but `trajectories`. The caller closes the follower, which goes on where the drops ended."""
     goal = high_watermarks(bus, [DROPS, WEIGHTS])
-    follower = DropsFollower(bus, log)
-    try:
+    with ExitStack() as clients:
+        follower = clients.enter_context(closing(DropsFollower(bus, log)))
         log.drops = follower.read(goal)
         read_manifests(bus, log, goal)
         _read_asked(bus, log)
         read_dead_letters(bus, log)
-    except BaseException:  # whatever ends the reading: the client must not outlive it
-        follower.close()
-        raise
+        clients.pop_all()
     return follower
 
 
 def read_manifests(bus: Bus, log: RunLog, goal: Goal, settle_s: float | None = None) -> None:
-    """What was published, up to `goal`. Raises DeadlineExceeded if a transaction stays open for `settle_s`."""
+    """Read the manifests below `goal`. Raises DeadlineExceeded if a transaction stays open for `settle_s`."""
     with closing(_reader(bus, [WEIGHTS], log)) as reader:
         reader.start()
         _note_lows(log, reader)
@@ -185,7 +194,7 @@ def read_manifests(bus: Bus, log: RunLog, goal: Goal, settle_s: float | None = N
 
 
 def read_ancestors(bus: Bus, log: RunLog) -> None:
-    """Of a fork, what it inherited: read from its ancestors' reports and drops. Raises DeadlineExceeded, TransportError."""
+    """Fill `log.inherited` of a fork from its ancestors' reports and drops. Raises DeadlineExceeded, TransportError."""
     first = next((manifest for _, _, manifest in log.manifests if manifest.parent_run is not None), None)
     if first is None or first.parent_run is None:
         return
@@ -214,7 +223,7 @@ def read_ancestors(bus: Bus, log: RunLog) -> None:
 
 
 class StepsFollower:
-    """Reads the reports and claims into a `RunLog`, and again what has come since. `close` it."""
+    """Reads reports and claims into a `RunLog`; each further `read` adds the new ones. `close` it."""
 
     def __init__(self, bus: Bus, log: RunLog) -> None:
         self._bus, self._log = bus, log
@@ -223,13 +232,13 @@ class StepsFollower:
         _note_lows(log, self._reader)
 
     def read(self) -> list[Step]:
-        """Up to where `steps` ends now; the steps that are new. Raises DeadlineExceeded, TransportError."""
+        """Read to the present end of `steps`; return the new steps. Raises DeadlineExceeded, TransportError."""
         num_known = len(self._log.steps)
         if self._ends is not None:
-            # The first time, where it ended when the partitions' beginnings were noted.
+            # The first time: up to the end at the moment when `lows` were noted.
             messages, self._ends = _messages(self._reader, self._ends, self._bus), None
         else:
-            # A reader that was at the end once takes itself to be there: only positions say whether something has come.
+            # `read_to_end` returns at once on a reader that has reached the end before: compare positions instead.
             messages = _settled(self._reader, self._reader.end_offsets(), self._bus, None)
         for message in messages:
             if isinstance(message.record, StepReport):
@@ -244,7 +253,7 @@ class StepsFollower:
 
 
 class DropsFollower:
-    """Reads `drops`, and again what has come since. `close` it."""
+    """Reads `drops`; each further `read` returns the new ones. `close` it."""
 
     def __init__(self, bus: Bus, log: RunLog) -> None:
         self._bus = bus
@@ -253,13 +262,11 @@ class DropsFollower:
         _note_lows(log, self._reader)
 
     def read(self, goal: Goal | None = None) -> list[Drop]:
-        """Up to `goal`, or to where the topic ends now, every open transaction decided."""
+        """The drops up to `goal`, or to the topic's present end, once every open transaction is decided."""
         return list(self.each(goal))
 
     def each(self, goal: Goal | None = None, settle_s: float | None = None) -> Iterator[Drop]:
-        """The same one by one, for whoever keeps less than the records. Raises DeadlineExceeded if a transaction stays open for
-        `settle_s`.
-        """
+        """The same one by one. Raises DeadlineExceeded if a transaction stays open for `settle_s`."""
         wanted = goal or high_watermarks(self._bus, [DROPS])
         for message in _settled(self._reader, wanted, self._bus, settle_s):
             if isinstance(message.record, Drop):
@@ -271,7 +278,7 @@ class DropsFollower:
 
 
 def batch_of(bus: Bus, report: StepReport) -> Batch:
-    """The report's batch, wherever it is. Raises BlobCorrupt, OffsetLost (retention took it), DeadlineExceeded."""
+    """The report's batch, inline or from its blob. Raises BlobCorrupt, OffsetLost (removed by retention), DeadlineExceeded."""
     if report.batch is not None:
         return report.batch
     assert report.batch_blob is not None, "a report has one of the two"
@@ -285,7 +292,7 @@ def batch_of(bus: Bus, report: StepReport) -> Batch:
 
 
 def read_batch(bus: Bus, step: Step) -> Batch:
-    """The batch of a step once more, with its rewards, of which a `Step` keeps none. Raises as `batch_of`."""
+    """Read the batch of a step again: a `Step` keeps only arrays of it. Raises as `batch_of`."""
     with RawLog(bus, bus.namespace.topic(STEPS), profiles.GLIMPSE) as steps:
         for raw in steps.between(_STEPS_PARTITION, [step.offset]):
             record = bus.codec.decode(raw.value())
@@ -296,15 +303,14 @@ def read_batch(bus: Bus, step: Step) -> Batch:
 
 def _step(bus: Bus, report: StepReport, offset: int) -> Step:
     try:
-        batch = batch_of(bus, report)
-    except (BlobCorrupt, DeadlineExceeded) as exc:
-        return _empty_step(report, offset, exc.message, corrupt=True)
+        return _filled_step(report, offset, batch_of(bus, report))
     except OffsetLost as exc:
-        return _empty_step(report, offset, exc.message)
-    try:
-        return _filled_step(report, offset, batch)
+        return Step(report=report, offset=offset, missing=exc.message)
+    except (BlobCorrupt, DeadlineExceeded) as exc:
+        return Step(report=report, offset=offset, missing=exc.message, corrupt=True)
     except ValueError as exc:
-        return _empty_step(report, offset, f"the columns of its batch contradict one another ({exc})", corrupt=True)
+        missing = f"the columns of its batch contradict one another ({exc})"
+        return Step(report=report, offset=offset, missing=missing, corrupt=True)
 
 
 def _filled_step(report: StepReport, offset: int, batch: Batch) -> Step:
@@ -316,7 +322,7 @@ def _filled_step(report: StepReport, offset: int, batch: Batch) -> Step:
         raise ValueError(message)
     keys = np.array([hash(attempt.encode()) for attempt in batch.attempts], np.int64)
     return Step(
-        # What an audit needs of the batch is in the arrays.
+        # The arrays below hold what an audit needs of the batch.
         report=replace(report, batch=None),
         offset=offset,
         partitions=np.frombuffer(batch.partitions, TOKEN_DTYPE).astype(np.int64),
@@ -331,26 +337,8 @@ def _filled_step(report: StepReport, offset: int, batch: Batch) -> Step:
     )
 
 
-def _empty_step(report: StepReport, offset: int, missing: str, *, corrupt: bool = False) -> Step:
-    none = np.zeros(0, np.int64)
-    return Step(
-        report=report,
-        offset=offset,
-        partitions=none,
-        offsets=none,
-        seqs=none,
-        indices=none,
-        groups=none,
-        attempts=none,
-        advantages=np.zeros(0, np.float32),
-        tokens=(),
-        missing=missing,
-        corrupt=corrupt,
-    )
-
-
 def _read_asked(bus: Bus, log: RunLog) -> None:
-    """What was asked for and answered, and what the run is."""
+    """Read requests, replies and the run's own record."""
     with closing(_reader(bus, [REQUESTS, REPLIES, RUNS], log)) as reader:
         ends = reader.start()
         _note_lows(log, reader)
@@ -368,7 +356,7 @@ def _read_asked(bus: Bus, log: RunLog) -> None:
 
 
 def read_dead_letters(bus: Bus, log: RunLog) -> None:
-    """Copies of trajectories that the learner could not read; those of other readers are no terminal state."""
+    """Read the dead letters of `trajectories` that the learner wrote; another reader's dead letter is no terminal state."""
     physical = bus.namespace.topic(TRAJECTORIES)
     learner = bus.namespace.client_id("learner")
     with RawLog(bus, bus.namespace.dead_letters(TRAJECTORIES)) as letters:
@@ -406,7 +394,7 @@ def _messages(reader: LogReader, ends: dict[tuple[str, int], int], bus: Bus) -> 
 
 
 def _settled(reader: LogReader, goal: Goal, bus: Bus, settle_s: float | None) -> Iterator[Message]:
-    """Everything below `goal`, the ends of a log with transactions that may still be open: waits until they are decided."""
+    """Every message below `goal`. Waits until the transactions that are open below it are decided."""
     settle_s = _SETTLE_S if settle_s is None else settle_s
     places = [place for place in reader.places if place in goal]
     deadline = Deadline.after(READ_S, bus.clock)
@@ -418,12 +406,12 @@ def _settled(reader: LogReader, goal: Goal, bus: Bus, settle_s: float | None) ->
         if quiet.expired() or deadline.expired():
             raise DeadlineExceeded(
                 f"A transaction on {', '.join(sorted({place[0] for place in places}))} has stayed open for {settle_s:g} s.",
-                hint="A learner that was killed leaves one, which the cluster rolls back after a minute: audit again.",
+                hint="A killed learner leaves one open, and the cluster rolls it back after a minute: audit again.",
             )
         yield from messages
 
 
 def high_watermarks(bus: Bus, topics: Sequence[Topic]) -> Goal:
-    """Where the topics end, open transactions included."""
+    """The topics' ends, open transactions included."""
     with closing(bus.look(topics, isolation=Isolation.UNCOMMITTED)) as reader:
         return {place: end for place, (_, end) in reader.bounds().items()}

@@ -1,4 +1,4 @@
-"""Which trajectories hold a text or a row of tokens, and where. Pure."""
+"""Search of a text or a row of tokens in trajectories. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_TOKEN = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Where something was found: characters [start, end) of `text`, or (in `tokens`) positions of `token_ids`."""
+    """A found place: characters [start, end) of `text`, or (`where` is `tokens`) positions of `token_ids`."""
 
     where: str
     text: str
@@ -26,7 +26,7 @@ class Hit:
 
 
 class TextMatcher:
-    """A regular expression in the prompt, the completion or both."""
+    """Searches a regular expression in the prompt, the completion or both."""
 
     def __init__(self, pattern: str, *, ignore_case: bool = False, within: Sequence[str] = ("prompt", "completion")) -> None:
         """Raises UserError for a broken expression."""
@@ -50,7 +50,7 @@ class TextMatcher:
 
 
 class TokenMatcher:
-    """A row of token ids, one after another, anywhere in the episode."""
+    """Searches consecutive token ids anywhere in the episode."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._wanted = pack_tokens(tokens)
@@ -59,7 +59,7 @@ class TokenMatcher:
         """The first place."""
         at = trajectory.token_ids.find(self._wanted)
         while at >= 0 and at % TOKEN_BYTES:
-            # Found across the border of two numbers, which is chance.
+            # A match across the border of two numbers is chance.
             at = trajectory.token_ids.find(self._wanted, at + 1)
         if at < 0:
             return None

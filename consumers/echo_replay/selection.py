@@ -1,8 +1,8 @@
-"""Which trajectories are asked for: one range of a run's past, and filters on what lies in it. Pure.
+"""A selection of trajectories: one range of a run's past, and filters. Pure.
 
     Selection(range=Versions(100, 140), worker="w-3", fates={Fate.DROPPED})
 
-A range says where to look, a filter what to keep of it. Both ends of a range are included.
+Both ends of a range are included.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from echo_schemas.records import Purpose
 
 
 class Fate(StrEnum):
-    """What became of a trajectory record."""
+    """The fate of a trajectory record."""
 
     TRAINED = "trained"
     DROPPED = "dropped"
     DEAD = "dead"
-    """The learner could not read it, or nobody had asked for it: a copy of it is among the dead letters."""
+    """The learner could not read it, or no request asked for it: the dead letters hold a copy."""
     EVALUATED = "evaluated"
     PROBED = "probed"
     OPEN = "open"
@@ -28,7 +28,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Everything:
-    """All that the log holds of the run."""
+    """All records of the run that the log holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Trajectories of which a token was generated under one of these versions."""
+    """Trajectories with a token that was generated under one of these versions."""
 
     first: int
     last: int
@@ -56,7 +56,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Trajectories that were trained in the steps that made these versions."""
+    """Trajectories that the steps which made these versions trained."""
 
     first: int
     last: int
@@ -74,7 +74,7 @@ Where = Everything | Offsets | Times | Versions | Steps | Groups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A range, and what of it is wanted; an empty filter lets everything through. `sample`: its index in the group."""
+    """A range and filters; an empty filter lets everything through. `sample`: the index in the group."""
 
     range: Where = Everything()
     worker: str = ""
@@ -85,5 +85,5 @@ class Selection:
 
     @property
     def wants_unreadable(self) -> bool:
-        """Whether a record that nobody can read may be part of it: nothing is known of such a one but where it lies, and its fate."""
+        """Whether it may contain an unreadable record, of which only place and fate are known."""
         return not (self.worker or self.task or self.purposes or self.sample is not None) and not isinstance(self.range, Versions)

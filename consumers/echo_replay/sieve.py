@@ -1,6 +1,6 @@
-"""Which messages of `trajectories` a selection lets through. Pure, but for the codec's schemas.
+"""The filter of a selection on messages of `trajectories`. Pure, except for the codec's schemas.
 
-What can be told from a few fields is told before the record is decoded: a filter that keeps little reads fifty thousand messages a second.
+Compares a few projected fields before it decodes a record: a filter that keeps little reads fifty thousand messages a second.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from echo_schemas.projection import Projection
 from echo_schemas.records import Purpose, Trajectory
 
 _FIELDS = ("run_id", "seq", "index", "purpose", "task", "min_version", "max_version", "worker_id")
-# Of these the fate is known, and nothing behind them is looked at.
+# Enough to look the fate up.
 _HEAD = ("run_id", "seq", "purpose")
 Passed = tuple[Trajectory | None, BookEntry]
 
 
 class Sieve:
-    """For one run and one selection. `fates` may grow meanwhile."""
+    """The filter of one run and one selection. `fates` may grow meanwhile."""
 
     def __init__(self, run_id: str, selection: Selection, fates: Fates, codec: Codec, *, decodes: bool = True) -> None:
-        """`decodes` False: what is let through is left as it is, and so is what only decoding would refuse."""
+        """`decodes` False: records pass undecoded, also those that decoding would refuse."""
         self._decodes = decodes
         self._run_id, self._selection, self._fates, self._codec = run_id, selection, fates, codec
         self._takes_all = replace(selection, range=Everything()) == Selection() and not isinstance(selection.range, Versions)
@@ -42,7 +42,7 @@ class Sieve:
         self._purposes = frozenset(purpose.value.encode() for purpose in selection.purposes)
 
     def look(self, raw: RawMessage) -> Passed | None:
-        """The trajectory (None: nobody can read it) and its fate; None if the message is not wanted. Raises RegistryError."""
+        """The trajectory (None: unreadable) and its fate; None if the selection excludes the message. Raises RegistryError."""
         if not self._may_be_ours(raw):
             return None
         partition, offset = raw.partition() or 0, raw.offset() or 0
@@ -66,7 +66,7 @@ class Sieve:
         return (record, entry) if isinstance(record, Trajectory) else None
 
     def _decoded(self, raw: RawMessage, partition: int, offset: int) -> Passed | None:
-        """Where nothing is filtered, a look at a few fields before all are decoded would be a waste."""
+        """Without a filter, decode at once: reading a few fields first would be wasted time."""
         try:
             record = self._codec.decode(raw.value())
         except InvalidRecord:
@@ -94,7 +94,7 @@ class Sieve:
             time_ms = raw.timestamp()[1]
             if (self._times.since_ms or 0) > time_ms or (self._times.until_ms is not None and time_ms > self._times.until_ms):
                 return False
-        # A key that begins with the run is probably ours: the body decides. Any other is looked at more closely.
+        # A key that begins with the run id is probably ours, and the body decides. For any other key look at the headers too.
         return (key is not None and key.startswith(self._prefix)) or (run_of(raw_headers(raw)) or self._run_id) == self._run_id
 
     def _admits(self, index: int, purpose: bytes, task: bytes, oldest: int, newest: int, worker: bytes) -> bool:

@@ -1,8 +1,8 @@
-"""Is every trained sample signed by the worker that it names, and each of its rewards by who may give it? Of a run whose [trust] requires
-signatures.
+"""Checks that every trained sample is signed by the worker that it names, and each of its rewards by an application that may give it.
+For runs whose [trust] requires signatures.
 
-Trajectories are looked at as they go by for the books. Of `rewards` the values that a trusted key has signed are kept, in columns, and each
-value that a report says was trained must be among them.
+The check of trajectories runs while they are read for the books. Of `rewards`, the values with a trusted signature are kept in columns, and
+each value that a report names as trained must be among them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from echo_bus.signatures import Verifier
 
 _ANY_OFFSET = 1 << 62
-# A value that was given to a record.
+# The value of a record's reward.
 _GIVEN = np.dtype([("offset", np.int64), ("value", np.float64)])
 
 
 class SignatureCheck:
-    """Looks at the messages of `trajectories` as they go by, and keeps where those lie that no trusted key has signed."""
+    """Checks the messages of `trajectories` while they are read, and remembers the places of those without a trusted signature."""
 
     def __init__(self, verifier: Verifier, ids: SchemaIds) -> None:
         self._verifier = verifier
@@ -44,7 +44,7 @@ class SignatureCheck:
         self._unsigned: dict[tuple[int, int], str] = {}
 
     def watch(self, batches: Iterable[list[RawMessage]]) -> Iterator[list[RawMessage]]:
-        """The same batches."""
+        """Check each message; yields the same batches."""
         for batch in batches:
             for raw in batch:
                 try:
@@ -55,7 +55,7 @@ class SignatureCheck:
             yield batch
 
     def finding(self, samples: Samples) -> Finding:
-        """What is said of the promise."""
+        """The finding so far: of the samples, not yet of their rewards."""
         finding = Finding(Promise.SIGNED, num_looked_at=len(samples.offsets))
         places = zip(samples.partitions.tolist(), samples.offsets.tolist(), samples.versions.tolist(), strict=True)
         for partition, offset, version in places:
@@ -63,13 +63,13 @@ class SignatureCheck:
                 finding.broken(f"A trained record has no good signature: {why}", partition=partition, offset=offset, version=version)
         if self._unsigned:
             finding.note(
-                f"{len(self._unsigned)} records of the topic are not signed by who they name; those that were not trained harm nobody"
+                f"{len(self._unsigned)} records of the topic are not signed by the worker that they name; untrained ones do no harm"
             )
         return finding
 
 
-def check_rewards(bus: Bus, log: RunLog, samples: Samples, finding: Finding) -> None:
-    """Add to `finding` what is to be said of the rewards. Raises DeadlineExceeded, TransportError."""
+def check_rewards(bus: Bus, log: RunLog, samples: Samples, finding: Finding) -> Finding:
+    """`finding`, with the check of the rewards added. Raises DeadlineExceeded, TransportError."""
     with RawLog(bus, bus.namespace.topic(REWARDS)) as rewards:
         joins = {number: RewardJoin(log.run_id, bus.codec.ids, number, 0, _ANY_OFFSET, verifier=bus.verifier) for number in rewards.lows}
         for batch in rewards.messages():
@@ -90,10 +90,11 @@ def check_rewards(bus: Bus, log: RunLog, samples: Samples, finding: Finding) -> 
             for at in mine[~found].tolist():
                 where = {"partition": number, "offset": int(samples.offsets[at]), "version": int(samples.versions[at])}
                 finding.broken(f"No trusted key has signed the trained value {values[at]:g} of the reward {name!r}.", **where)
+    return finding
 
 
 def _trained_values(step: Step, name: str) -> npt.NDArray[np.float64]:
-    """The values of one reward in a step, one a sample; NaN where its default stood in, or the step knew no such reward."""
+    """The values of one reward in a step, one a sample; NaN where its default was used, or the step has no such reward."""
     for column in step.rewards:
         if column.name == name:
             return np.where(np.frombuffer(column.defaulted, FLAG_DTYPE), np.nan, np.frombuffer(column.values, VALUE_DTYPE))

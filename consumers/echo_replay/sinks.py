@@ -1,7 +1,7 @@
-"""Where trajectories of the past are written again: a topic, a file of JSON lines or of Avro, a folder, or a stream.
+"""Targets of a replay: a topic, a file of JSON lines or of Avro, a folder, or a stream.
 
-Into a topic go the very bytes of value and key, the headers and the timestamp, and one header more that says where they come from. In a
-line stand the same bytes in base64, and beside them what can be read of them. Files and folders appear by one rename when all is written.
+A topic gets the original bytes of value and key, the headers, the timestamp, and one more header with the record's origin. A JSON line
+holds the same bytes in base64 and the decoded fields. Files and folders appear by one rename when all is written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from echo_schemas.schemas import newest
 from echo_schemas.topics import BY_NAME, RUNS
 
 REPLAYED_FROM = "echo-replayed-from"
-"""The header that a replayed record has more: `<topic>/<partition>/<offset>`."""
+"""The additional header of a replayed record: `<topic>/<partition>/<offset>`."""
 STREAM = "-"
 _LINES, _AVRO = ".jsonl", ".avro"
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -45,23 +45,21 @@ _FULL_BUFFER_S = 0.1
 
 
 class Sink(Protocol):
-    """Takes what is told, one after another. Exactly one of `finish` and `abandon` ends it."""
+    """Takes records one after another. Exactly one of `finish` and `abandon` ends it."""
 
     def write(self, told: Told) -> None:
         """Blocks while the sink is full. Raises TransportError, OSError."""
 
     def finish(self) -> None:
-        """Everything is where it belongs when this returns. Raises as `write`."""
+        """Complete the target. Raises as `write`."""
 
     def abandon(self) -> None:
-        """Leave nothing half-written behind, as far as the sink can take back what it was given."""
+        """Remove what is half-written, as far as the target allows it."""
 
 
 def open_sink(bus: Bus, target: str, stream: IO[str], about: dict[str, Any]) -> Sink:
-    """`-`: `stream`. A name with `.jsonl` or `.avro` behind it: a file. A name with a slash, or a folder: a folder. Else a topic.
-
-    `about`: what is asked for, for a folder's manifest or the metadata of an Avro file. Raises UserError if it cannot be written to.
-    """
+    """`-`: `stream`. A name with `.jsonl` or `.avro` behind it: a file. A name with a slash, or a folder: a folder. Else a topic. `about`:
+    the selection, for a folder's manifest or the metadata of an Avro file. Raises UserError if the target cannot be written."""
     if target == STREAM:
         return StreamSink(stream)
     if target.endswith(_LINES):
@@ -74,7 +72,7 @@ def open_sink(bus: Bus, target: str, stream: IO[str], about: dict[str, Any]) -> 
 
 
 def is_whole(target: str) -> bool:
-    """Whether the target is there only when all is written: a file or a folder."""
+    """Whether the target appears only when all is written: a file or a folder."""
     return target != STREAM and (target.endswith((_LINES, _AVRO)) or "/" in target or Path(target).is_dir())
 
 
@@ -91,11 +89,11 @@ class StreamSink:
         self._stream.flush()
 
     def abandon(self) -> None:
-        """What was written was written."""
+        """Nothing to remove: written lines stay."""
 
 
 class FileSink:
-    """One file of JSON lines, which has its name once it is whole."""
+    """One file of JSON lines, renamed to its name when it is whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,9 +104,7 @@ class FileSink:
         self._file.write(line_of(told).encode())
 
     def finish(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        _close_synced(self._file)
         self._staged.rename(self._path)
 
     def abandon(self) -> None:
@@ -117,9 +113,8 @@ class FileSink:
 
 
 class AvroSink(FileSink):
-    """An Avro object container file: a record for each trajectory, with where it lies, its headers, its rewards and its fate (Avro 1.11
-    specification, "Object Container Files"). What nobody can read is there as bytes.
-    """
+    """An Avro object container file: a record for each trajectory, with its place, headers, rewards and fate (Avro 1.11 specification,
+    "Object Container Files"). It holds unreadable trajectories as bytes."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         super().__init__(path)
@@ -152,7 +147,7 @@ class AvroSink(FileSink):
 
 
 class FolderSink:
-    """A file of JSON lines for each partition, and `manifest.json`: what was asked for, and each file's records and checksum."""
+    """A file of JSON lines for each partition, and `manifest.json`: the selection, and each file's records and checksum."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self._path, self._about = path, about
@@ -174,9 +169,7 @@ class FolderSink:
     def finish(self) -> None:
         files = {}
         for number, (file, digest) in sorted(self._files.items()):
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
+            _close_synced(file)
             files[_file_of(number)] = {"partition": number, "records": self._counts[number], "sha256": digest.hexdigest()}
         content = json.dumps({**self._about, "files": files}, indent=1, ensure_ascii=False)
         (self._staged / "manifest.json").write_text(content + "\n", encoding="utf-8")
@@ -189,7 +182,7 @@ class FolderSink:
 
 
 class TopicSink:
-    """A topic that is there and belongs to no pipeline. What it was given before something failed stays in it: a log takes nothing back."""
+    """An existing topic that belongs to no pipeline. Records written before a failure stay in it: a log cannot take them back."""
 
     def __init__(self, bus: Bus, topic: str) -> None:
         self._topic, self._clock = topic, bus.clock
@@ -198,7 +191,7 @@ class TopicSink:
         found = self._producer.list_topics(timeout=_ASK_S).topics
         if topic not in found:
             raise UserError(
-                f"There is no topic {topic}.", hint="Create it first (its partitions are yours to choose), or name a file ending in .jsonl."
+                f"There is no topic {topic}.", hint="Create it first, with as many partitions as you like, or name a file ending in .jsonl."
             )
         namespace, _, logical = topic.rpartition(".")
         if logical in BY_NAME and f"{namespace}.{RUNS.name}" in found:
@@ -240,13 +233,13 @@ class TopicSink:
     def _raise_problem(self) -> None:
         if self._problem is not None:
             raise DeliveryFailed(
-                f"A record was not taken by {self._topic}: {self._problem.str()}.",
-                hint="Those before it are there; begin again behind them.",
+                f"{self._topic} did not accept a record: {self._problem.str()}.",
+                hint="The records before it were written; start the replay again after them.",
             )
 
 
 def line_of(told: Told) -> str:
-    """One line of JSON, all ASCII (so nothing in it moves a terminal): the bytes in base64 under `raw`, and what they say."""
+    """One line of JSON, all ASCII, so that it holds no terminal control codes: the decoded fields, and under `raw` the bytes in base64."""
     raw = told.raw
     content = {
         "from": {"topic": raw.topic(), "partition": told.where.partition, "offset": told.where.offset},
@@ -262,7 +255,7 @@ def line_of(told: Told) -> str:
 
 
 def spoken(told: Told) -> dict[str, Any]:
-    """What is known of a trajectory, as JSON can show it."""
+    """A trajectory with its fate and rewards, for JSON."""
     drop = told.drop
     return {
         "fate": told.fate.value,
@@ -323,12 +316,19 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else base64.b64encode(value).decode()
 
 
+def _close_synced(file: IO[bytes]) -> None:
+    """Close a file whose content survives a loss of power from now on."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
 def _file_of(partition: int) -> str:
     return f"trajectories-{partition:05}{_LINES}"
 
 
 def _free(path: Path) -> Path:
-    """`path`, known to be free and to have a parent. Raises UserError."""
+    """`path`. Raises UserError if it exists, or its parent folder does not."""
     if path.exists():
         raise UserError(f"{path} is there already.", hint="Name another one, or remove it.")
     if not path.absolute().parent.is_dir():
@@ -344,6 +344,6 @@ def _refuse_own(bus: Bus, topic: str) -> None:
     logical = topic.removesuffix(DEAD_LETTER_SUFFIX)
     if logical in BY_NAME or bus.namespace.logical(logical) is not None:
         raise UserError(
-            f"{topic} is one of the pipeline's own topics: what is replayed into it would be taken for new.",
+            f"{topic} is one of the pipeline's own topics: its readers would take replayed records for new ones.",
             hint="Name a topic of your own.",
         )

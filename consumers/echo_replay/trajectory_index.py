@@ -1,9 +1,8 @@
-"""Every trajectory record of one run as a few numbers: what an audit must know of millions of them.
+"""A few numbers of every trajectory record of one run, for an audit of millions of them.
 
     log ─▶ key tells the run ─▶ projection: seq, attempt, index, purpose, versions, checksum ─▶ columns, sorted by offset
 
-About fifty bytes a record. Only what an audit compares is read; whether the rest is sound the codec says, for the few records that nothing
-else accounts for.
+About fifty bytes a record. Only the fields that an audit compares are read. The codec checks the rest, for the few records without a state.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ import numpy.typing as npt
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.message import raw_headers
+from echo_replay.run_log import Ints
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import run_of
 from echo_schemas.projection import Projection
 from echo_schemas.records import Purpose, Trajectory, TrajectorySource
 from echo_schemas.registry import SchemaIds
-
-Ints = npt.NDArray[np.int64]
 
 _FIELDS = ("run_id", "seq", "attempt", "index", "purpose", "min_version", "max_version", "weights_sha256", "source")
 _TRAIN = Purpose.TRAIN.value.encode()
@@ -35,7 +33,7 @@ _NONE = -1
 
 
 class Kind(IntEnum):
-    """What a record is to the books."""
+    """How the books count a record."""
 
     LIVE = 0
     OFFLINE = 1
@@ -45,10 +43,9 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartitionIndex:
-    """The run's records of one partition in the order of their offsets; all arrays have one entry a record.
-
-    `attempts`: `attempt_key` of each. `checksums` index `TrajectoryIndex.checksums`. `low`, `end`: what the partition held.
-    """
+    """The run's records of one partition in the order of their offsets; all arrays have one entry a record. `attempts`: `hash` of each
+    attempt's token, valid within this process. `checksums` index `TrajectoryIndex.checksums`. `low`, `end`: the partition held the offsets
+    [low, end)."""
 
     low: int
     end: int
@@ -62,7 +59,7 @@ class PartitionIndex:
     kinds: npt.NDArray[np.int8]
 
     def find(self, offsets: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Where in the arrays each of `offsets` stands, and whether it is there at all."""
+        """The position of each of `offsets` in the arrays, and whether the arrays hold it."""
         if not len(self.offsets):
             return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), np.bool_)
         places = np.minimum(np.searchsorted(self.offsets, offsets), len(self.offsets) - 1)
@@ -71,19 +68,19 @@ class PartitionIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrajectoryIndex:
-    """All partitions, and the checksums that records name."""
+    """All partitions, and the checksums that their records name."""
 
     partitions: Mapping[int, PartitionIndex]
     checksums: tuple[str, ...]
 
     @property
     def num_records(self) -> int:
-        """Records of the run."""
+        """Number of the run's records."""
         return sum(len(each.offsets) for each in self.partitions.values())
 
 
 class _Columns:
-    """A partition as it is read. Arrays of C numbers: a list of Python's would take five times the memory."""
+    """A partition while it is read. Arrays of C numbers: Python lists would take five times the memory."""
 
     __slots__ = ("add", "arrays")
 
@@ -95,18 +92,11 @@ class _Columns:
         return PartitionIndex(low=low, end=end, **{name: np.array(values, values.typecode) for name, values in self.arrays.items()})
 
 
-def attempt_key(attempt: bytes) -> int:
-    """A number that stands for an attempt's token within this process: 64 bits of its hash."""
-    return hash(attempt)
-
-
 def index_trajectories(
     run_id: str, batches: Iterable[list[RawMessage]], ids: SchemaIds, *, lows: Mapping[int, int], ends: Mapping[int, int]
 ) -> TrajectoryIndex:
-    """Go through all messages of `trajectories`, in offset order within each partition. Raises RegistryError.
-
-    The hot path: fifty thousand of them a second.
-    """
+    """Index all messages of `trajectories`, in offset order within each partition. Raises RegistryError. Hot path: fifty thousand messages
+    a second."""
     columns = {number: _Columns() for number in lows}
     adders = {number: each.add for number, each in columns.items()}
     checksums: dict[bytes, int] = {}
@@ -116,7 +106,7 @@ def index_trajectories(
     for batch in batches:
         for raw in batch:
             key = raw.key()
-            # A key that begins with the run is probably ours: the body decides. Any other is looked at more closely.
+            # A key that begins with the run id is probably ours, and the body decides. For any other key look at the headers too.
             if (key is None or not key.startswith(prefix)) and (run_of(raw_headers(raw)) or run_id) != run_id:
                 continue
             offset, seq, index, attempt, oldest, newest, checksum, kind = adders[raw.partition()]  # type: ignore[index]  # it has one

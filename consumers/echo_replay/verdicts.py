@@ -1,7 +1,7 @@
-"""The promises that an audit looks at, and what it may say of each. Pure.
+"""The promises that an audit checks, and its possible verdicts. Pure.
 
-PROVED      everything that the promise speaks of was looked at, and holds
-UNPROVED    nothing speaks against it, and something could not be looked at: retention has taken it, or nobody wrote it down
+PROVED      all records that the promise is about were checked, and it holds
+UNPROVED    no counter-example, but some records could not be checked: retention removed them, or the log never had them
 BROKEN      at least one counter-example, named by its coordinates, seq or version
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-# Counter-examples kept of each promise; all are counted.
+# Counter-examples kept for each promise; all are counted.
 _KEPT = 10
 
 
 class Promise(StrEnum):
-    """What EchoSwarm promises of a run (docs/audit.md)."""
+    """A promise of EchoSwarm about a run (docs/audit.md)."""
 
     ONE_STATE = "one-terminal-state"
     SEQS = "seqs-accounted-for"
@@ -39,12 +39,12 @@ SENTENCES: Mapping[Promise, str] = {
     Promise.TAGS: "The version tag of every trained sample is that of published weights",
     Promise.REQUESTS: "Every request is accepted at most once",
     Promise.CHAIN: "Step reports follow one another without a gap, each from its predecessor's checkpoint",
-    Promise.SIGNED: "Every trained sample is signed by the worker that it names, and its rewards by who gives them",
+    Promise.SIGNED: "Every trained sample is signed by the worker that it names, and its rewards by an application that may give them",
 }
 
 
 class Verdict(StrEnum):
-    """What is said of a promise."""
+    """The audit's answer to one promise."""
 
     PROVED = "proved"
     UNPROVED = "unproved"
@@ -53,7 +53,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One counter-example. `where` names what it is about: partition, offset, seq, version, correlation, …"""
+    """One counter-example. `where` names its subject: partition, offset, seq, version, correlation, …"""
 
     says: str
     where: Mapping[str, Any]
@@ -61,7 +61,7 @@ class Example:
 
 @dataclass(slots=True)
 class Finding:
-    """What was found of one promise while it is looked at."""
+    """The result for one promise, filled while the audit runs."""
 
     promise: Promise
     num_looked_at: int = 0
@@ -71,23 +71,23 @@ class Finding:
     notes: list[str] = field(default_factory=list)
 
     def broken(self, says: str, **where: Any) -> None:
-        """A counter-example."""
+        """Add a counter-example."""
         self.num_broken += 1
         if len(self.examples) < _KEPT:
             self.examples.append(Example(says=says, where=where))
 
     def gap(self, why: str) -> None:
-        """Something that could not be looked at; the same sentence once."""
+        """Add a reason why some records could not be checked; the same sentence only once."""
         if why not in self.gaps:
             self.gaps.append(why)
 
     def note(self, says: str) -> None:
-        """Something worth knowing that breaks no promise."""
+        """Add a remark that breaks no promise."""
         self.notes.append(says)
 
     @property
     def verdict(self) -> Verdict:
-        """What is said of the promise."""
+        """The verdict so far."""
         if self.num_broken:
             return Verdict.BROKEN
         return Verdict.UNPROVED if self.gaps else Verdict.PROVED
@@ -108,7 +108,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What an audit says of one run. `counts`: records by state; `seconds` that it took, `num_trajectories` that it read for it."""
+    """The audit of one run. `counts`: records by state. `seconds`: its duration, of which `reading_s` to read `num_trajectories`."""
 
     run_id: str
     findings: tuple[Finding, ...]
@@ -120,12 +120,12 @@ class AuditReport:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of them."""
+        """The worst verdict of all findings."""
         verdicts = {finding.verdict for finding in self.findings}
         return next((each for each in (Verdict.BROKEN, Verdict.UNPROVED) if each in verdicts), Verdict.PROVED)
 
     def finding(self, promise: Promise) -> Finding:
-        """What was found of one promise."""
+        """The finding for one promise."""
         return next(finding for finding in self.findings if finding.promise is promise)
 
     def to_plain(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How far weights that were trained again are from the published ones. Imports torch and safetensors."""
+"""The distance between retrained and published weights. Imports torch and safetensors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from echo_schemas.records import WeightManifest
 
 
 def weight_distance(bus: Bus, published: WeightManifest, retrained: SnapshotFiles, start: SnapshotFiles) -> float:
-    """‖retrained − published‖ / ‖published − start‖, over all tensors (Euclidean norm, float64); infinite where tensors or shapes differ.
-
-    The share of the way that training went, and not the largest difference of a number: Adam moves a weight whose gradient is all rounding
-    by a whole learning rate, this way or that. Raises UserError if the published bytes are not there, TransportError.
-    """
+    """‖retrained − published‖ / ‖published − start‖, over all tensors (Euclidean norm, float64); infinite where tensors or shapes differ. A
+    norm over all weights, not the largest difference: Adam moves a weight whose gradient is only rounding error by a whole learning rate in
+    either direction. Raises UserError if the published bytes are missing, TransportError."""
     theirs = _tensors(_published_bytes(bus, published)[: published.files[0].num_bytes])
     with _opened(retrained) as ours, _opened(start) as base:
         shapes = {name: ours.get_slice(name).get_shape() for name in ours.keys()}  # noqa: SIM118  it is no mapping
@@ -34,9 +32,8 @@ def weight_distance(bus: Bus, published: WeightManifest, retrained: SnapshotFile
 
 
 def weight_cosine(bus: Bus, published: WeightManifest, retrained: SnapshotFiles, start: SnapshotFiles) -> float:
-    """The cosine between published − start and retrained − start, over all tensors (float64); NaN where one of them is nothing. Raises as
-    `weight_distance`.
-    """
+    """The cosine between published − start and retrained − start, over all tensors (float64); NaN if one of them is zero. Raises as
+    `weight_distance`."""
     theirs = _tensors(_published_bytes(bus, published)[: published.files[0].num_bytes])
     with _opened(retrained) as ours, _opened(start) as base:
         ways = [
@@ -64,7 +61,7 @@ def _opened(snapshot: SnapshotFiles) -> Any:
 def _tensors(data: bytes) -> dict[str, Any]:
     try:
         return safetensors.torch.load(data)
-    except Exception as exc:  # the library raises its own, and whatever a malformed header leads it to
+    except Exception as exc:  # the library raises its own errors, and others for a malformed header
         raise UserError(f"A snapshot's first file does not hold tensors: {exc}") from exc
 
 

@@ -1,7 +1,7 @@
-"""What a run would have become under other rewards: values for its samples, and its weights beside others on held-out prompts.
+"""A run under other rewards: their values for its samples, and the comparison of weights on held-out prompts.
 
-The answers stay those that the run's own policy gave; only what they were worth is another. So a few steps say where training would have
-turned, and the further it turns, the less the answers are its own.
+The answers stay those of the run's own policy; only their rewards change. So a few steps show the direction of the training. The further
+the weights move, the less these answers are those that they would give.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from echo_tasks.rewards import ScoredSample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One reward over held-out prompts: the mean of the prompts' means and its standard error. `num_failed`: samples without a value."""
+    """One reward over held-out prompts: the mean of the prompts' means, its standard error, and the number of samples without a value."""
 
     name: str
     mean: float
@@ -43,8 +43,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Of the base model and the run: token ids are below `vocabulary`, an episode has at most `max_length` tokens, one answer of it at most
-    `max_turn_tokens`."""
+    """Limits of the base model and the run: token ids are below `vocabulary`, an episode has at most `max_length` tokens, one answer at
+    most `max_turn_tokens`."""
 
     vocabulary: int
     max_length: int
@@ -52,10 +52,7 @@ class ModelLimits:
 
 
 def read_other_rewards(history: History, steps: range, terms: tuple[RewardTerm, ...]) -> OtherRewards:
-    """The values that the log has of `terms` for the samples of some steps.
-
-    Raises UserError for steps that are not there, TransportError.
-    """
+    """The values of `terms` in the log, for the samples of some steps. Raises UserError if the log has no such step, TransportError."""
     names = {term.name for term in terms}
     values = {
         (told.where.partition, told.where.offset): {name: value for name, value in told.rewards.items() if name in names}
@@ -73,10 +70,8 @@ async def measure(
     *,
     limits: ModelLimits,
 ) -> list[list[Measured]]:
-    """Each of `weights` on the prompts of an evaluation: every reward of each. `engine` is not started yet and is closed.
-
-    Raises EngineError, UserError for a prompt or an answer that cannot be.
-    """
+    """Every reward of each of `weights` on the prompts of an evaluation. Starts and closes `engine`. Raises EngineError, UserError for an
+    impossible prompt or answer."""
     scorer = Scorer(
         rewards, run_id="", limits=ScoringLimits(timeout_s=planned.spec.patience_s), metrics=StreamsMetrics(), clock=SystemClock()
     )
@@ -84,12 +79,7 @@ async def measure(
     await engine.start()
     try:
         opened = GroupSampler(
-            engine,
-            planned.task,
-            codec,
-            vocabulary=limits.vocabulary,
-            on_empty=lambda: None,
-            max_turn_tokens=limits.max_turn_tokens,
+            engine, planned.task, codec, vocabulary=limits.vocabulary, on_empty=lambda: None, max_turn_tokens=limits.max_turn_tokens
         )
         with closing(opened) as sampler:
             for number, files in enumerate(weights):

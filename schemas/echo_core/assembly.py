@@ -1,11 +1,11 @@
-"""Trajectories and rewards, in any order and any number of times, into groups that are yielded at most once.
+"""Assembles trajectories and rewards, in any order and any number of times, into groups. Each group is yielded at most once.
 
     trajectories ──▶ open group ── one attempt whole ──▶ chosen ── required rewards ──▶ ready ── take ──▶ closed
     rewards ───────▶ joined on (partition, offset, name)             late, repeated, foreign: counted
 
-Rules (docs/decisions/0001-group-assembly.md): a group takes its members from one attempt, the first that is whole. A reward judges the
-record at its coordinates and nothing else; of several the scored one with the lowest offset counts. A record of a closed seq is a duplicate
-for ever. Every record read is exactly one of yielded, dropped or open. Deterministic; the caller owns clock, log and thread.
+Rules (docs/decisions/0001-group-assembly.md): a group takes its members from the first whole attempt. A reward judges only the record at
+its coordinates; of several rewards the scored one with the lowest offset counts. A record of a closed seq is always a duplicate. Every
+record read is exactly one of yielded, dropped or open. Deterministic; the caller owns clock, log and thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from echo_core.groups import AssemblyCounters, AssemblyLimits, AssemblyState, Dr
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardOutcome, RewardTerm, Trajectory
 
-# What a record takes beside its arrays and texts.
+# Memory of a record beside its arrays and texts.
 _RECORD_BYTES = 2_048
 
 
@@ -55,7 +55,7 @@ class GroupAssembler:
     """Assembles the training groups of one run. One thread uses it."""
 
     def __init__(self, run_id: str, terms: tuple[RewardTerm, ...], limits: AssemblyLimits, *, state: AssemblyState | None = None) -> None:
-        """`terms`: the reward specification in force. `state`: go on from a checkpoint; the caller then reads from its lows."""
+        """`terms`: the reward specification in force. `state`: continue from a checkpoint; the caller then reads from its lows."""
         self.counters = AssemblyCounters()
         self._run_id = run_id
         self._terms = terms
@@ -65,7 +65,8 @@ class GroupAssembler:
         self._by_place: dict[Coordinates, tuple[int, _Sample]] = {}
         self._early: dict[Coordinates, list[tuple[Coordinates, Reward]]] = {}
         self._num_early = 0
-        # (minus the distance to where its partition was read to, place): what is needed last comes first. Joined ones stay for a while.
+        # A heap of (minus the distance to the read position of its partition, place): the reward needed last comes first. Joined ones stay
+        # for a while.
         self._far: list[tuple[int, int, int]] = []
         self._open_bytes = 0
         self._settled: dict[Coordinates, int] = {}
@@ -79,7 +80,7 @@ class GroupAssembler:
     # What is read
 
     def add_trajectory(self, where: Coordinates, trajectory: Trajectory) -> None:
-        """A record of `trajectories`. Offsets of a partition come in order."""
+        """Take a record of `trajectories`. Offsets of a partition come in order."""
         self._read_to[where.partition] = max(self._read_to.get(where.partition, 0), where.offset + 1)
         early = self._take_early(where)
         if trajectory.run_id != self._run_id:
@@ -91,7 +92,7 @@ class GroupAssembler:
         elif trajectory.seq in self._closed:
             self._settle_closed(where, trajectory)
         elif where in self._restored_settled:
-            # Dropped before the checkpoint, while its seq was and is open.
+            # Dropped before the checkpoint; its seq was and is open.
             self._settled[where] = trajectory.seq
             self.counters.reread += 1
         else:
@@ -100,27 +101,27 @@ class GroupAssembler:
         self.counters.late_rewards += len(early)
 
     def add_reward(self, at: Coordinates, reward: Reward) -> None:
-        """A record of `rewards`, itself at `at`. Joined on what it judges; kept for a while if that was not read yet."""
+        """Take a record of `rewards`, which lies at `at`. Joined with its trajectory, or kept for a while if that was not read yet."""
         self._rewards_read_to[at.partition] = max(self._rewards_read_to.get(at.partition, 0), at.offset + 1)
         if reward.run_id != self._run_id:
             self.counters.other_run += 1
             return
         found = self._by_place.get(reward.of)
         if found is not None and not _judges(reward, found[1].trajectory):
-            # It was given to a record that stood there in a topic of this name before.
+            # It judges a record at these coordinates of an earlier topic of this name.
             self.counters.unjudgeable_rewards += 1
         elif found is not None:
             self._join(found[0], found[1], at, reward)
         elif reward.seq in self._closed:
             self.counters.late_rewards += 1
         elif reward.of.offset < self._read_to.get(reward.of.partition, 0):
-            # The record it names was read and is not open: dropped, of another run, or never a trajectory.
+            # Its record was read and is not open: dropped, of another run, or no trajectory.
             self.counters.unjudgeable_rewards += 1
         else:
             self._keep_early(at, reward)
 
     def skip_to(self, partition: int, offset: int) -> None:
-        """Records of `trajectories` below `offset` were read and are no trajectories (invalid, markers, compacted away)."""
+        """Note that the offsets of `trajectories` below `offset` were read and hold no further trajectory (invalid, markers, compacted)."""
         self._read_to[partition] = max(self._read_to.get(partition, 0), offset)
 
     def skip_rewards_to(self, partition: int, offset: int) -> None:
@@ -128,10 +129,8 @@ class GroupAssembler:
         self._rewards_read_to[partition] = max(self._rewards_read_to.get(partition, 0), offset)
 
     def tick(self, now_s: float, caught_up: Collection[int]) -> None:
-        """Let time pass for the groups whose partitions are caught up on both topics; who waited too long gets a default or is dropped.
-
-        `caught_up`: partitions whose ends were reached since the last tick. What was true before may not be any more.
-        """
+        """Let time pass for groups whose partitions are caught up on both topics; a group that waits too long gets defaults or is dropped.
+        `caught_up`: partitions whose ends were reached since the last tick; an earlier tick's may have new records."""
         elapsed_s = 0.0 if self._ticked_s is None else min(max(0.0, now_s - self._ticked_s), self._limits.longest_tick_s)
         self._ticked_s = now_s
         reached = frozenset(caught_up)
@@ -147,7 +146,7 @@ class GroupAssembler:
 
     @property
     def waiting_in(self) -> frozenset[int]:
-        """Partitions of the groups that are not ready: those whose ends matter to the next tick."""
+        """Partitions of the groups that are not ready: the next tick needs their ends."""
         return frozenset(partition for group in self._open.values() if group.ready is None for partition in group.partitions())
 
     # What comes out
@@ -165,30 +164,30 @@ class GroupAssembler:
 
     @property
     def open_bytes(self) -> int:
-        """What the records of open groups take, about."""
+        """Approximate memory of the records of open groups."""
         return self._open_bytes
 
     @property
     def num_ready(self) -> int:
-        """Groups that wait to be taken: what back-pressure counts."""
+        """Groups that wait to be taken; back-pressure counts them."""
         return sum(group.ready is not None for group in self._open.values())
 
     @property
     def open_records(self) -> frozenset[Coordinates]:
-        """Records that are neither yielded nor dropped."""
+        """The records that are neither yielded nor dropped."""
         return frozenset(self._by_place)
 
     @property
     def floor(self) -> int:
-        """Every seq below is closed: what a new allocator starts from."""
+        """Every lower seq is closed; a new allocator starts from here."""
         return self._closed.floor
 
     def closed_from(self, base: int) -> bytes:
-        """The closed seqs from `base` on, as `pack_seqs` has them."""
+        """The closed seqs from `base` on, packed by `pack_seqs`."""
         return pack_seqs(base, self._closed.from_seq(base))
 
     def seen_from(self, base: int) -> bytes:
-        """The same with those of which a record is open."""
+        """The same, with the seqs of open records."""
         return pack_seqs(base, chain(self._closed.from_seq(base), self._open))
 
     @property
@@ -206,8 +205,8 @@ class GroupAssembler:
         return group is not None and group.chosen is not None
 
     def missing_rewards(self, least_wait_s: float = 0.0) -> dict[str, list[Coordinates]]:
-        """Records of whole groups for which an awaited reward has no value yet, by the reward's name; oldest seq first. Of groups that
-        have waited for `least_wait_s` since they were whole."""
+        """By reward name, the records of whole groups that lack an awaited value; oldest seq first. Only of groups that have been whole for
+        `least_wait_s`."""
         missing: dict[str, list[Coordinates]] = {}
         for _, group in sorted(self._open.items()):
             if group.chosen is None or group.ready is not None or group.waited_s < least_wait_s:
@@ -220,10 +219,8 @@ class GroupAssembler:
         return missing
 
     def take(self, seq: int, dropped: Iterable[tuple[Coordinates, DropReason]] = ()) -> ReadyGroup:
-        """Yield a ready group and close its seq. `dropped`: members that are not trained after all, and why; the others are yielded.
-
-        The records of its other attempts become drops. Raises KeyError if no such group is ready.
-        """
+        """Yield a ready group and close its seq. `dropped`: members not to be trained, and why; the other members are yielded. The records
+        of other attempts become drops. Raises KeyError if no such group is ready."""
         group = self._open.get(seq)
         if group is None or group.ready is None:
             raise KeyError(seq)
@@ -233,7 +230,7 @@ class GroupAssembler:
         return group.ready
 
     def drop_group(self, seq: int, why: DropReason, detail: str = "") -> None:
-        """Close a seq, open or never seen, without training it. A closed one stays as it is."""
+        """Close a seq, open or never seen, without training it. Does nothing for a closed one."""
         group = self._open.get(seq)
         if group is not None:
             self._drop_group(group, why, detail)
@@ -251,7 +248,7 @@ class GroupAssembler:
         return drops
 
     def set_terms(self, terms: tuple[RewardTerm, ...]) -> None:
-        """Another reward specification from now on; groups that it leaves without a required reward wait again."""
+        """Use another reward specification from now on; groups that lack one of its required rewards wait again."""
         self._terms = terms
         for group in self._open.values():
             group.ready = None
@@ -259,7 +256,7 @@ class GroupAssembler:
                 self._make_ready(group)
 
     def state(self) -> AssemblyState:
-        """What a checkpoint keeps. Undrained drops are not part of it: drain them into the same checkpoint."""
+        """The state for a checkpoint. Undrained drops are not part of it: drain them into the same checkpoint."""
         lows = dict(self._read_to)
         reward_lows = dict(self._rewards_read_to)
         open_lows: dict[tuple[int, int], Coordinates] = {}
@@ -297,7 +294,7 @@ class GroupAssembler:
     # Inside
 
     def _settle_closed(self, where: Coordinates, trajectory: Trajectory) -> None:
-        """A record of a closed seq: settled before the checkpoint if it was read before it, else one more duplicate."""
+        """Handle a record of a closed seq: already settled if it was read before the checkpoint, else a duplicate."""
         if where.offset < self._restored_read_to.get(where.partition, 0):
             self.counters.reread += 1
         else:
@@ -335,9 +332,9 @@ class GroupAssembler:
             self._drop_group(largest, DropReason.EVICTED, f"Open groups held more than {self._limits.max_open_bytes} bytes.")
 
     def _join(self, seq: int, sample: _Sample, at: Coordinates, reward: Reward) -> None:
-        """Keep the scored reward of the lowest offset; an unscored one only until a scored one comes."""
+        """Keep the scored reward with the lowest offset, in any order of arrival; an unscored one only until a scored one comes."""
         known = sample.rewards.get(reward.name)
-        if known is not None and not _is_better(at.offset, reward, *known):
+        if known is not None and (reward.value is None, at.offset) >= (known[1].value is None, known[0]):
             self.counters.repeated_rewards += 1
             return
         sample.rewards[reward.name] = (at.offset, reward)
@@ -346,7 +343,7 @@ class GroupAssembler:
             self._make_ready(group)
 
     def _make_ready(self, group: _Open) -> None:
-        """Build the ready group if every required reward is there, or past its deadline with a default."""
+        """Build the ready group if every required reward is there, or past its deadline."""
         assert group.chosen is not None
         members = []
         for _, sample in sorted(group.attempts[group.chosen].items()):
@@ -357,7 +354,7 @@ class GroupAssembler:
         group.ready = ReadyGroup(seq=group.seq, attempt=group.chosen, members=tuple(members))
 
     def _scores_of(self, sample: _Sample, waited_s: float) -> dict[str, Score] | None:
-        """The sample's scores, or None while a required one may still come. One that will not come and has no default is left out."""
+        """The sample's scores, or None while a required one may still come. A reward that will not come and has no default is left out."""
         scores = {
             name: Score(value=reward.value, offset=offset, code_version=reward.code_version)
             for name, (offset, reward) in sample.rewards.items()
@@ -380,7 +377,7 @@ class GroupAssembler:
         self._close(group, set(), why, {})
 
     def _close(self, group: _Open, yielded: set[Coordinates], why: DropReason, reasons: dict[Coordinates, DropReason]) -> None:
-        """Close the seq; every open record of it that is not yielded becomes a drop."""
+        """Close the seq; each of its open records that is not yielded becomes a drop."""
         del self._open[group.seq]
         self._open_bytes -= group.num_bytes
         self._closed.close(group.seq)
@@ -404,11 +401,11 @@ class GroupAssembler:
         )
 
     def _keep_early(self, at: Coordinates, reward: Reward) -> None:
-        """Keep a reward until its trajectory is read. Over the limit, forget what is needed last, and what names a place far ahead."""
+        """Keep a reward until its trajectory is read. Over the limit, forget the reward whose place lies furthest ahead."""
         if reward.of not in self._early:
             distance = reward.of.offset - self._read_to.get(reward.of.partition, 0)
             heappush(self._far, (-distance, reward.of.partition, reward.of.offset))
-        # Nobody reads what a function says beside its value here.
+        # The assembler does not use components and errors.
         self._early.setdefault(reward.of, []).append((at, replace(reward, components={}, error=None)))
         self._num_early += 1
         while self._num_early > self._limits.max_early_rewards:
@@ -433,12 +430,5 @@ def _bytes_of(trajectory: Trajectory) -> int:
 
 
 def _judges(reward: Reward, trajectory: Trajectory) -> bool:
-    """Whether the reward is of this record, beyond naming the place where it stands."""
+    """Whether the reward is of this record, and not only of its coordinates."""
     return (reward.seq, reward.attempt) == (trajectory.seq, trajectory.attempt)
-
-
-def _is_better(offset: int, reward: Reward, known_offset: int, known: Reward) -> bool:
-    """A scored reward beats an unscored one; between two of a kind the lower offset wins, whatever the order of arrival."""
-    if (reward.outcome is RewardOutcome.SCORED) != (known.outcome is RewardOutcome.SCORED):
-        return reward.outcome is RewardOutcome.SCORED
-    return offset < known_offset

@@ -1,4 +1,4 @@
-"""Which ready groups make the next batch, and what becomes of samples that are too old. The authoritative check of staleness."""
+"""Chooses the groups of the next batch, and drops or weights samples that are too old. The authoritative check of staleness."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChosenSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenGroup:
-    """A group of the batch: the samples kept, and the members left out with their reasons."""
+    """A group of the batch: the kept samples, and the dropped members with their reasons."""
 
     seq: int
     samples: tuple[ChosenSample, ...]
@@ -33,7 +33,7 @@ class ChosenGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """`batch`: the groups to train, None while there are too few. `refused`: groups that can never be trained, with a reason."""
+    """`batch`: the groups to train, None while there are too few. `refused`: by seq, groups that can never be trained, and why."""
 
     batch: tuple[ChosenGroup, ...] | None
     refused: Mapping[int, DropReason]
@@ -41,11 +41,9 @@ class Choice:
 
 
 def choose_batch(ready: Sequence[ReadyGroup], learner_version: int, policy: StalenessPolicy, terms: tuple[RewardTerm, ...] = ()) -> Choice:
-    """The oldest admissible groups, by (oldest version, seq) and never by arrival, so that restarts and readers agree.
-
-    A group that keeps fewer than `min_group_size` samples is refused whole. Nothing is refused that could become admissible later:
-    staleness only grows.
-    """
+    """The oldest admissible groups, by (oldest version, seq) and never by arrival, so that the choice is the same after a restart. A group
+    that keeps fewer than `min_group_size` samples is refused whole. A refused group cannot become admissible later: staleness only
+    grows."""
     batch: list[ChosenGroup] = []
     refused: dict[int, DropReason] = {}
     for group in sorted(ready, key=lambda each: (each.min_version, each.seq)):
@@ -60,7 +58,7 @@ def choose_batch(ready: Sequence[ReadyGroup], learner_version: int, policy: Stal
 
 
 def weight_of(age: int, over_budget: OverBudget, budget: int) -> float:
-    """What scales the loss of a sample that is kept. Above the budget, withheld ones stay in the group's baseline; others fade with age."""
+    """The factor of a kept sample's loss. Above the budget: 0 under `withhold` (it stays in the group's baseline), else budget / age."""
     if age <= budget or over_budget is OverBudget.DROP:
         return 1.0
     return 0.0 if over_budget is OverBudget.WITHHOLD else budget / age

@@ -1,7 +1,7 @@
-"""What a run waits for: one answer, computed from the seconds that each place of the pipeline was busy, empty or blocked.
+"""The bottleneck of a run, computed from the seconds that each place of the pipeline was busy, empty or blocked.
 
-A pipeline moves at the pace of its slowest place. That place is busy nearly all the time, the places behind it are empty, the places before
-it blocked. So the answer is the busiest place, and it is trusted only as far as it stands out.
+A pipeline is as fast as its slowest place. That place is busy nearly all the time; the places after it are empty, the places before it
+blocked. So the answer is the busiest place.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from echo_core.capacity.costs import grown
+
 
 class Place(StrEnum):
-    """The places of the pipeline, in the order a trajectory passes them; the last two are the way back of the weights."""
+    """The places of the pipeline, in the order in which a trajectory passes them; the last two bring back the weights."""
 
     REQUEST = "request"
     GENERATION = "generation"
@@ -27,7 +29,7 @@ class Place(StrEnum):
 
 
 class Use(StrEnum):
-    """What a place did with its time."""
+    """The use of a place's time."""
 
     BUSY = "busy"
     EMPTY = "empty"
@@ -49,7 +51,7 @@ class PlaceUse:
 
     @property
     def busy_share(self) -> float:
-        """Of the time observed; 0 if none was."""
+        """Busy share of the observed time; 0 if none was observed."""
         return self.busy_s / self.observed_s if self.observed_s > 0 else 0.0
 
     def __add__(self, other: PlaceUse) -> PlaceUse:
@@ -57,37 +59,30 @@ class PlaceUse:
         return PlaceUse(busy_s=self.busy_s + other.busy_s, empty_s=self.empty_s + other.empty_s, blocked_s=self.blocked_s + other.blocked_s)
 
     def since(self, earlier: PlaceUse) -> PlaceUse:
-        """What came after `earlier`; a counter that began anew counts from its new beginning."""
+        """The use since `earlier`; a counter that was reset counts from 0."""
         return PlaceUse(
-            busy_s=_grown(self.busy_s, earlier.busy_s),
-            empty_s=_grown(self.empty_s, earlier.empty_s),
-            blocked_s=_grown(self.blocked_s, earlier.blocked_s),
+            busy_s=grown(self.busy_s, earlier.busy_s),
+            empty_s=grown(self.empty_s, earlier.empty_s),
+            blocked_s=grown(self.blocked_s, earlier.blocked_s),
         )
-
-
-def _grown(now: float, before: float) -> float:
-    return now - before if now >= before else now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """The answer. `place` is None while too little was seen; `learner_waits` is the share of the learner's time without a batch."""
+    """The answer. `place` is None while too little was observed. `learner_waits`: share of the learner's time without a batch."""
 
     place: Place | None
     busy_share: float
     learner_waits: float
 
 
-# Places that work; a queue only holds.
+# Places that work; a queue only stores.
 _WORKING = tuple(place for place in Place if place is not Place.QUEUE)
 _LEAST_OBSERVED_S = 1.0
 
 
 def find_bottleneck(places: Mapping[Place, PlaceUse]) -> Bottleneck:
-    """The working place with the largest busy share; among equals the earlier one.
-
-    None while the learner was hardly seen: what it waits for is the question.
-    """
+    """The working place with the largest busy share; among equals the earlier one. None while the learner was observed too briefly."""
     seen = [place for place in _WORKING if place in places and places[place].observed_s >= _LEAST_OBSERVED_S]
     train = places.get(Place.TRAIN, PlaceUse())
     waits = train.empty_s / train.observed_s if train.observed_s > 0 else 0.0
@@ -113,7 +108,7 @@ _NAMES = {
     Place.PUBLISH_WEIGHTS: "publishing weights",
     Place.INSTALL: "installing weights",
 }
-# Below this, waiting is what any pipeline of unequal stages does.
+# Every pipeline of unequal stages waits for less than this share.
 _WORTH_SAYING = 0.02
 
 

@@ -1,4 +1,4 @@
-"""Which seqs are settled for ever: a floor below which all are, and the closed ones above it; and where an allocator goes on."""
+"""The closed seqs of a run: a floor below which all are closed, and the closed ones above it. Also the resume point of an allocator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from echo_schemas.columns import MOST_SEQS
 
 logger = logging.getLogger(__name__)
 
-# Between two seqs of a run that the log shows, no more are missing: one far above the others was not issued by this run's allocator.
+# No more seqs are missing between two seqs of a run: a seq further above the others was not issued by this run's allocator.
 _MOST_MISSING = 10_000
 
 
@@ -41,7 +41,7 @@ class ClosedSeqs:
 
     @property
     def num_closed(self) -> int:
-        """How many are closed. While another thread closes one, it may be missing from the number."""
+        """Number of closed seqs. A seq that another thread is closing may not be counted yet."""
         return self._floor + len(self._above)
 
     def __contains__(self, seq: int) -> bool:
@@ -63,23 +63,20 @@ class ClosedSeqs:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where an allocator goes on: `missing` were never written, or the log has lost them; `next_seq` was never issued."""
+    """The resume point of an allocator: `missing` seqs were never written, or the log has lost them; `next_seq` was never issued."""
 
     missing: tuple[int, ...]
     next_seq: int
 
 
 def plan_resume(floor: int, known: Set[int]) -> Resume:
-    """Every seq from `floor` on is in `known`, or missing, or new; none is skipped.
-
-    `floor`: every seq below it is trained or dropped. `known`: the training seqs that are in the log, or closed. One far above the others
-    is passed over: nobody issued it.
-    """
+    """Every seq from `floor` on is in `known`, or missing, or new; none is skipped. `floor`: every lower seq is trained or dropped.
+    `known`: the training seqs that are in the log, or closed. A seq far above the others is ignored: this run did not issue it."""
     next_seq = floor
     missing: list[int] = []
     for seq in sorted(seq for seq in known if seq >= floor):
         if seq - next_seq > _MOST_MISSING or len(missing) > MOST_SEQS:
-            logger.warning("The log names seq %d, and this run has issued none from %d on: it is passed over", seq, next_seq)
+            logger.warning("The log names seq %d, and this run has issued none from %d on: it is ignored", seq, next_seq)
             break
         missing.extend(range(next_seq, seq))
         next_seq = seq + 1

@@ -1,4 +1,4 @@
-"""When the next prompt may be issued, and under which weights it must be generated at least."""
+"""Decides when the next prompt may be issued, and the oldest weights that may generate it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from echo_core.policy import Admission, StalenessPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where the run stands, as the allocator of seqs knows it. `undecided`: training groups issued, and neither trained nor dropped.
-
-    Not how many were ever issued: before a fork each step may have taken another number of groups.
-    """
+    """The state of the run, as the allocator of seqs knows it. `undecided`: training groups issued, and neither trained nor dropped. It is
+    not derived from the number of groups ever issued: before a fork each step may have taken another number of groups."""
 
     version: int
     published: int
@@ -24,9 +22,9 @@ def may_issue(standing: Standing, policy: StalenessPolicy) -> bool:
 
     With S = lead = 3 at v = p = 5 and 32 groups a step: 128, for the steps 6 to 9, of which the last trains what is 3 versions old.
 
-    With lead = S: more could not be trained within the budget, however fast the workers are. Since p ≥ v − kappa + 1 ≥ v − lead the bound
-    always admits the next step's groups, so pace never starves the learner. A smaller lead keeps samples of fast workers younger and leaves
-    the rest of the budget for what comes late.
+    With lead = S: more groups could not be trained within the budget, however fast the workers are. Since p ≥ v − kappa + 1 ≥ v − lead the
+    bound always admits the next step's groups, so pace never starves the learner. A smaller lead keeps samples of fast workers younger and
+    leaves the rest of the budget for late samples.
     """
     if policy.admission is Admission.FREE:
         return True
@@ -38,8 +36,8 @@ def required_version(standing: Standing, policy: StalenessPolicy) -> int:
     """The oldest weights that may generate the next group.
 
     `line` is the step that will train it, if the groups ahead are trained in order; weights older than line − S would be too old by then.
-    Rounded up to a published version, and never above the newest one, so a worker never waits for what does not exist. It counts undecided
-    groups and not an index, because dropped groups would make an index run away from the learner.
+    Rounded up to a published version, and never above the newest one, so a worker never waits for weights that do not exist. It counts
+    undecided groups instead of using the seq, because dropped groups would let the seq run ahead of the learner.
     """
     line = standing.version + standing.undecided // policy.groups_per_step
     kappa = policy.publication_period

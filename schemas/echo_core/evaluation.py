@@ -1,7 +1,7 @@
-"""Evaluations: what one asks, when it is due, what its answers say. Pure.
+"""Evaluations: their specification, when they are due, and their results. Pure.
 
-EvaluationSpec   one [[eval]] section with everything filled in
-is_due           which versions it is asked of
+EvaluationSpec   one [[eval]] section with all defaults filled in
+is_due           whether a version is evaluated
 EvaluationTally  trajectories and rewards in any order → answered prompts
 pass_at_k        the unbiased estimator; `reward_stats`: mean and standard error over prompts
 """
@@ -18,23 +18,21 @@ from typing import Any
 from echo_schemas.records import Coordinates, PassAtK, Purpose, Reward, RewardOutcome, RewardStats, Sampling, Trajectory
 
 MOST_PROMPTS = 1_000_000
-"""Prompts of one evaluation, at most: what a part of its seqs and the distance of its seeds have room for."""
+"""Prompts of one evaluation at most: the range of a seq's last part, and the distance between seeds."""
 _NAMES = 1_000_000
 HELD_OUT_SEED = 2_000_000_000
-"""Where the seeds of evaluations begin. Some data sets make item i of seed + i, so seeds lie a whole evaluation apart, and below 2^32."""
+"""The first seed of evaluations. Some data sets make item i from seed + i, so seeds lie a whole evaluation apart, and below 2^32."""
 MOST_SEED = 2_000
 LEAST_DISTANCE = 1_000_000_000
-"""A run's own seed lies so far from those of evaluations: more prompts than a run ever asks."""
+"""The distance of a run's own seed from those of evaluations: more prompts than a run ever asks."""
 EVALUATION = "evaluation"
 """Key of a trajectory's metadata: the evaluation that it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
-    """One evaluation. `seed` is the tasks' seed of its prompts; `pass_at` empty: no pass@k. `every` 0: not between start and end.
-
-    `patience_s`: so long without a new answer, and what is missing is asked once more, then given up.
-    """
+    """One evaluation. `seed`: the task's seed of its prompts. `pass_at` empty: no pass@k. `every` 0: not between start and end.
+    `patience_s`: after so long without a new answer, missing prompts are requested once more, then given up."""
 
     name: str
     task: str
@@ -54,38 +52,35 @@ class EvaluationSpec:
 
 
 def held_out_seed(seed: int) -> int:
-    """The tasks' seed of an evaluation whose own seed is `seed`: the same in every run, so that runs can be compared."""
+    """The task's seed for an evaluation whose own seed is `seed`: the same in every run, so that runs can be compared."""
     return HELD_OUT_SEED + seed * MOST_PROMPTS
 
 
 def evaluation_seq(version: int, name: str, index: int) -> int:
-    """The seq of prompt `index`: a function of what is asked, so that an evaluation that is asked again has the same groups."""
+    """The seq of prompt `index`: a function of version, name and index, so that a repeated evaluation has the same groups."""
     return (version * _NAMES + name_code(name)) * MOST_PROMPTS + index
 
 
 def index_of(seq: int) -> int:
-    """The prompt that a seq of an evaluation stands for."""
+    """The index of the prompt of an evaluation's seq."""
     return seq % MOST_PROMPTS
 
 
 def name_code(name: str) -> int:
-    """A name's part in its seqs. Two names of one run must not have the same."""
+    """The part of a name in its seqs. It must differ between the names of one run."""
     return zlib.crc32(name.encode()) % _NAMES
 
 
 def is_due(spec: EvaluationSpec, version: int, *, is_last: bool) -> bool:
-    """Whether the published `version` is evaluated: before the first step, every so many steps, after the last."""
+    """Whether the published `version` is evaluated: at the start, every `every` versions, at the end."""
     if version == 0:
         return spec.at_start
     return (is_last and spec.at_end) or (spec.every > 0 and version % spec.every == 0)
 
 
 def due_after_restart(spec: EvaluationSpec, newest: int, published: Iterable[int], *, is_complete: bool) -> list[int]:
-    """Versions that a learner which begins at `newest` evaluates, unless they have been, oldest first.
-
-    The start, which everything is compared with, and the newest that was due: older ones that were missed are left to whoever asks for
-    them. `published`: what is kept.
-    """
+    """The versions to evaluate by a learner that begins at `newest`, unless they have been evaluated, oldest first. These are version 0,
+    for comparison, and the newest version that was due; older missed ones can be ordered by hand. `published`: the kept versions."""
     found = [version for version in sorted(published) if version <= newest and is_due(spec, version, is_last=False)]
     chosen = {version for version in found if version == 0} | set(found[-1:])
     if is_complete and spec.at_end and newest in set(published):
@@ -94,11 +89,10 @@ def due_after_restart(spec: EvaluationSpec, newest: int, published: Iterable[int
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """The probability that at least one of k samples is right, estimated without bias from `num_samples` ≥ k of which `num_right` are.
+    """The unbiased estimate of the probability that at least one of k samples is right, from `num_samples` ≥ k with `num_right` right ones.
 
     1 − C(n − c, k) / C(n, k), as a product so that no factorial overflows (Chen et al. 2021, arXiv 2107.03374, section 2.1). Raises
-    ValueError for numbers that contradict one another.
-    """
+    ValueError for contradictory numbers."""
     if not (0 <= num_right <= num_samples and 1 <= k <= num_samples):
         message = f"pass@{k} cannot be estimated from {num_samples} samples of which {num_right} are right."
         raise ValueError(message)
@@ -110,9 +104,8 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 def reward_stats(name: str, by_prompt: Sequence[Sequence[float]]) -> RewardStats:
     """Moments of one reward over all samples, and the standard error of the mean over prompts.
 
-    Samples of one prompt resemble each other, so prompts are the independent draws: the error is that of the mean of the prompts' means
-    (clustered standard error, Miller 2024, arXiv 2411.00640, section 2.2). 0 where one prompt cannot say. Raises ValueError for no sample.
-    """
+    Samples of one prompt are alike, so prompts are the independent draws: the error is that of the mean of the prompts' means (clustered
+    standard error, Miller 2024, arXiv 2411.00640, section 2.2); 0 for a single prompt. Raises ValueError without samples."""
     values = [value for prompt in by_prompt for value in prompt]
     if not values or not all(by_prompt):
         message = f"Reward {name!r} has a prompt without samples."
@@ -120,7 +113,7 @@ def reward_stats(name: str, by_prompt: Sequence[Sequence[float]]) -> RewardStats
     mean = math.fsum(values) / len(values)
     num_prompts = len(by_prompt)
     residuals = [math.fsum(value - mean for value in prompt) for prompt in by_prompt]
-    # For prompts of equal size the same as the deviation of their means over the root of their number.
+    # For prompts of equal size equal to the standard deviation of their means over the root of their number.
     spread = math.fsum(residual**2 for residual in residuals) * num_prompts / (num_prompts - 1) if num_prompts > 1 else 0.0
     return RewardStats(
         name=name,
@@ -134,29 +127,19 @@ def reward_stats(name: str, by_prompt: Sequence[Sequence[float]]) -> RewardStats
 
 @dataclass(slots=True)
 class _Attempt:
-    """One worker's answer to one prompt, under assembly: the records by index, and what the rewards say of each."""
+    """One worker's answer to one prompt, under assembly: the places of its records by index."""
 
     members: dict[int, Coordinates] = field(default_factory=dict)
     sha256: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """The best that was heard of one reward for one record: a value beats none, then the lower offset."""
-
-    offset: int
-    value: float | None
-
-
 class EvaluationTally:
-    """Collects the answers of one evaluation of one version. Records of others are passed over. One thread at a time uses it.
-
-    A prompt is answered by the first attempt whose members are all there. It is settled when each of them has an outcome of each reward,
-    and counts if all of these are values: a prompt that cannot be judged whole is left out, not taken for wrong.
-    """
+    """Collects the answers of one evaluation of one version. Ignores records of others. One thread at a time uses it. A prompt is answered
+    by its first complete attempt. It is settled when each of the attempt's records has an outcome of each reward, and counts if all of
+    these are values: a prompt with a missing value is left out, not counted as wrong."""
 
     def __init__(self, spec: EvaluationSpec, version: int, entry_of: Callable[[int], str] | None = None) -> None:
-        """`entry_of` makes the entry of a prompt, by index: what an answer is judged by. None: it is not compared."""
+        """`entry_of`: the entry of a prompt, by index, to compare with an answer's. None: it is not compared."""
         self._spec = spec
         self._entry_of = entry_of
         self._version = version
@@ -164,13 +147,14 @@ class EvaluationTally:
         self._seqs = range(first, first + spec.prompts)
         self._attempts: dict[int, dict[str, _Attempt]] = {}
         self._chosen: dict[int, _Attempt] = {}
-        self._verdicts: dict[Coordinates, dict[str, _Verdict]] = {}
+        # By record and reward name, (offset, value) of the best reward: one with a value, then the one with the lowest offset.
+        self._verdicts: dict[Coordinates, dict[str, tuple[int, float | None]]] = {}
         self._settled: set[int] = set()
         self.num_refused = 0
-        """Trajectories that were not what was asked for: another version, another size, other sampling, another entry."""
+        """Trajectories that do not fit the request: another version, group size, sampling or entry."""
 
     def add_trajectory(self, where: Coordinates, trajectory: Trajectory) -> bool:
-        """Whether it told anything new."""
+        """Take a trajectory; return whether it was new."""
         if trajectory.purpose is not Purpose.EVAL or trajectory.seq not in self._seqs or trajectory.seq in self._chosen:
             return False
         if not self._is_as_asked(trajectory):
@@ -188,20 +172,20 @@ class EvaluationTally:
         return True
 
     def add_reward(self, at: Coordinates, reward: Reward) -> bool:
-        """Whether it told anything new. `at`: where the reward itself lies. It may come before what it judges."""
+        """Take a reward, which lies at `at`; return whether it was new. It may come before its trajectory."""
         if reward.seq not in self._seqs or reward.name not in self._spec.rewards or reward.seq in self._settled:
             return False
         verdicts = self._verdicts.setdefault(reward.of, {})
         known, value = verdicts.get(reward.name), reward.value if reward.outcome is RewardOutcome.SCORED else None
-        if known is not None and not _is_better(at.offset, value, known):
+        if known is not None and (value is None, at.offset) >= (known[1] is None, known[0]):
             return False
-        verdicts[reward.name] = _Verdict(at.offset, value)
+        verdicts[reward.name] = (at.offset, value)
         self._settle(reward.seq)
         return True
 
     @property
     def num_settled(self) -> int:
-        """Prompts of which everything is known."""
+        """Number of settled prompts."""
         return len(self._settled)
 
     @property
@@ -210,17 +194,17 @@ class EvaluationTally:
         return len(self._settled) == self._spec.prompts
 
     def unsettled(self) -> list[int]:
-        """Prompts, by index, that are not settled."""
+        """Indices of the prompts that are not settled."""
         return [index_of(seq) for seq in self._seqs if seq not in self._settled]
 
     def results(self) -> EvaluationResults:
-        """What the settled prompts say."""
+        """The results of the settled prompts."""
         rewards: dict[str, list[list[float]]] = {name: [] for name in self._spec.rewards}
         num_answered = 0
         sha256 = ""
         for seq in sorted(self._settled):
             attempt = self._chosen[seq]
-            columns = {name: [self._verdicts[where][name].value for _, where in sorted(attempt.members.items())] for name in rewards}
+            columns = {name: [self._verdicts[where][name][1] for _, where in sorted(attempt.members.items())] for name in rewards}
             if any(value is None for column in columns.values() for value in column):
                 continue
             num_answered += 1
@@ -246,15 +230,9 @@ class EvaluationTally:
             self._settled.add(seq)
 
 
-def _is_better(offset: int, value: float | None, known: _Verdict) -> bool:
-    if (value is None) != (known.value is None):
-        return value is not None
-    return offset < known.offset
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResults:
-    """The answered prompts: for each reward its values by prompt. `weights_sha256`: of the snapshot that answered."""
+    """The answered prompts: for each reward its values by prompt. `weights_sha256`: the checksum of the evaluated snapshot."""
 
     num_prompts: int
     num_missing: int

@@ -1,4 +1,4 @@
-"""Which groups belong to a share of all: the same ones in every process, before and after a restart."""
+"""Chooses a share of all groups: the same groups in every process, also after a restart."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ _HASH_BYTES = 8
 
 
 def is_chosen(group_id: str, share: float) -> bool:
-    """Whether a group is among the `share` of all. By its name, so that everybody with the same share chooses the same groups, all samples
-    of one, and those of a smaller share are among those of a larger one.
-    """
+    """Whether a group belongs to the `share`. It depends on the group's name only, so all processes with one share choose the same groups,
+    and a larger share contains a smaller one."""
     if share >= 1.0:
         return True
     digest = hashlib.blake2b(group_id.encode(), digest_size=_HASH_BYTES).digest()

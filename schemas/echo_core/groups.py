@@ -1,4 +1,4 @@
-"""What the assembler takes in and gives out."""
+"""Input and output types of the assembler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from echo_schemas.records import Coordinates, DropReason, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One reward of one sample: a value that was given, or the default that stands in (`defaulted`, offset None)."""
+    """One reward of one sample: a scored value, or the default (`defaulted`, offset None)."""
 
     value: float
     defaulted: bool = False
@@ -20,7 +20,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One sample of a ready group. `scores` holds what is known of each reward name, shadow rewards included."""
+    """One sample of a ready group. `scores`: by reward name, shadow rewards included."""
 
     where: Coordinates
     trajectory: Trajectory
@@ -29,7 +29,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyGroup:
-    """A whole attempt whose required rewards are there. Members by index."""
+    """A whole attempt with its required rewards. Members by index."""
 
     seq: int
     attempt: str
@@ -61,24 +61,22 @@ class AssemblyLimits:
 
     max_open_groups: int
     max_open_bytes: int = 16 << 30
-    """What open groups may hold. Only attempts that are never whole, or records that nobody should write, come to it."""
+    """Limit of the memory of open groups. Reached only by attempts that are never whole, or by forged records."""
     max_early_rewards: int = 100_000
-    """Rewards kept before their trajectory was read."""
+    """Rewards kept until their trajectory is read."""
     group_timeout_s: float = 600.0
     """From a group's first record to a whole attempt."""
     reward_timeout_s: float = 300.0
     """From a whole attempt to its required rewards, for terms without a deadline of their own."""
     longest_tick_s: float = 2.0
-    """What passes between two ticks at most: a process that was stopped for an hour has not looked at the log for an hour."""
+    """At most so much time counts between two ticks: a process that was stopped for an hour did not read the log in that hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssemblyState:
-    """What a checkpoint keeps: enough to read again from `trajectory_lows` and `reward_lows` and to end up in the same place.
-
-    `settled`: records of seqs that are still open which already have a terminal state; they are at or above the lows and must stay silent.
-    `open`: the seqs under assembly, each with its lowest record in every partition that has any: what a log that loses records takes away.
-    """
+    """The state in a checkpoint: enough to read again from `trajectory_lows` and `reward_lows` and to reach the same state. `settled`:
+    records of open seqs that already have a terminal state; they lie at or above the lows and must not be counted again. `open`: the seqs
+    under assembly, each with its lowest record in every partition that has any: shows which seqs a lost log has taken."""
 
     floor: int
     closed: frozenset[int]
@@ -91,7 +89,7 @@ class AssemblyState:
 
 @dataclass(slots=True)
 class AssemblyCounters:
-    """What was passed over and why; for metrics."""
+    """Ignored records by reason; for metrics."""
 
     other_run: int = 0
     other_purpose: int = 0

@@ -1,21 +1,21 @@
-"""Which layers of one model each of several unequal devices holds: a pipeline, planned from memory and speed. Pure.
+"""Splits the layers of one model over several unequal devices: a pipeline, planned from memory and speed. Pure.
 
     layers   0 ────────────── 17 │ 17 ─────────── 31 │ 31 ── 36
     device   the fastest         │ one in the middle │ the slowest
              and the embedding   │                   │ and the output layer
 
 1. As few devices as can hold the model: each further stage is a hop for every token.
-2. Among as many devices, those whose slowest stage is the quickest, because a pipeline is as fast as its slowest stage. The least such time
-   T is found by bisection; a dynamic program over the devices says how many layers n of them hold when none may take longer than T.
-3. Water-filling: layer by layer to the device that is through with it the soonest, within its memory. The slowest stage then takes T, and
-   the others are as even as whole layers allow.
+2. Of the sets of so many devices, the one with the fastest slowest stage, because a pipeline is as fast as its slowest stage. The least
+   such time T is found by bisection; a dynamic program over the devices gives the number of layers that n of them hold if none takes
+   longer. 3. Water-filling: each further layer goes to the device that finishes it soonest, within its memory. The slowest stage then takes
+   T, and the others are as even as whole layers allow.
 
 Example: 10 layers of 1 GB, an embedding and an output layer of 1 GB each; devices of 8 GB at 10 TFLOPS and of 6 GB at 30 TFLOPS, all of
 their memory for weights. Neither holds the model alone, so both are used. The second is three times as fast and is filled: 5 layers beside
 one of the two ends. The first computes the other 5. The embedding takes no arithmetic and the output layer as much as a layer, so the slow
 device comes first: layers 0 to 5, 1 ms a token; the fast one has 5 to 10 and the output layer, 0.4 ms.
 
-Parallax (Gradient, src/scheduling) splits likewise, with ties in the number of stages left to chance.
+Parallax (Gradient, src/scheduling) splits likewise, but chooses at random among equal numbers of stages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from echo_schemas.errors import UserError
 
 WEIGHTS_SHARE = 0.65
-"""Of a device's memory, for weights: Parallax's own; the rest is for the KV cache, adapters and activations."""
+"""The share of a device's memory for weights, as in Parallax; the rest is for the KV cache, adapters and activations."""
 _GB = 1e9
 # A product with a weight is one multiplication and one addition.
 _FLOPS_PER_PARAMETER = 2
@@ -37,7 +37,7 @@ _FLOPS_PER_PARAMETER = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a device has: memory in GB (10⁹ bytes), speed in 10¹² operations a second."""
+    """A device: memory in GB (10⁹ bytes), speed in 10¹² operations a second."""
 
     memory_gb: float
     tflops: float
@@ -65,20 +65,20 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """The stages from the first layer to the last. `slowest_s`: of one token in the slowest stage, as far as arithmetic takes time."""
+    """The stages from the first layer to the last. `slowest_s`: seconds of arithmetic of one token in the slowest stage."""
 
     stages: tuple[Stage, ...]
     slowest_s: float
 
     @property
     def layer_counts(self) -> tuple[int, ...]:
-        """How many layers each stage has."""
+        """Number of layers of each stage."""
         return tuple(stage.end - stage.start for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """A device in a place of the pipeline: how many layers it has room for, what it takes before the first of them, and for each."""
+    """A device in a place of the pipeline: room in layers, seconds for the ends that it holds, and seconds for each layer."""
 
     device: int
     is_first: bool
@@ -88,9 +88,9 @@ class _Seat:
     layer_s: float
 
     def layers_within(self, limit_s: float) -> int:
-        """How many it is through with in time."""
+        """The number of layers that it finishes within the limit."""
         low, high = 0, self.room
-        # By comparing the very times that are compared elsewhere: a division could round the other way.
+        # Compares the same times as other code: a division could round differently.
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.seconds(middle) <= limit_s else (low, middle - 1)
@@ -136,17 +136,15 @@ def _seat(number: int, device: Device, model: ModelSize, share: float, *, is_fir
         is_first=is_first,
         is_last=is_last,
         room=max(0, min(model.num_layers, math.floor(room))),
-        # Looking a row up in the embedding is no arithmetic.
+        # A lookup in the embedding takes no arithmetic.
         base_s=is_last * model.head * second_per_parameter,
         layer_s=model.layer * second_per_parameter,
     )
 
 
 def _most_layers(seats: Sequence[Sequence[_Seat]], num_stages: int, limit_s: float) -> tuple[int, tuple[_Seat, ...]]:
-    """How many layers `num_stages` of the devices hold, each at least one and none for longer than `limit_s`, and which these are.
-
-    Over the devices, one after another: the best for each number of stages, with and without a first and a last one among them.
-    """
+    """The most layers that `num_stages` of the devices hold, each at least one and within `limit_s`, and these devices. Goes over the
+    devices and keeps the best for each number of stages, with and without a first and a last stage."""
     best: dict[tuple[int, bool, bool], tuple[int, tuple[_Seat, ...]]] = {(0, False, False): (0, ())}
     for places in seats:
         grown = dict(best)
@@ -165,7 +163,7 @@ def _most_layers(seats: Sequence[Sequence[_Seat]], num_stages: int, limit_s: flo
 
 
 def _fill(seats: Sequence[_Seat], num_layers: int) -> list[int]:
-    """Layers for each seat: one at least, every further one to whoever is through with it the soonest."""
+    """Layers for each seat: at least one; each further layer goes to the seat that finishes it soonest."""
     counts = [1] * len(seats)
     soonest = [(seat.seconds(2), place) for place, seat in enumerate(seats) if seat.room > 1]
     heapq.heapify(soonest)

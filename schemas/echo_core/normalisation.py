@@ -1,4 +1,4 @@
-"""What each token's loss is divided by, per optimizer update. Counts are of *unfiltered* tokens: a mask must not change the scale."""
+"""The divisor of each token's loss, per optimizer update. Counts are of *unfiltered* tokens: a mask must not change the scale."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ class Normalisation(StrEnum):
 
 
 def sequence_scales(num_tokens: npt.NDArray[np.int64], kind: Normalisation, *, constant: int = 0) -> npt.NDArray[np.float64]:
-    """The factor of every token of each sequence, shape [n], for one optimizer update of n sequences.
-
-    Adding up scaled token losses over any partition into micro-batches gives the update's loss. Raises ValueError for an update without
-    tokens, or `constant` without its number.
-    """
+    """The factor of every token of each sequence, shape [n], for one optimizer update of n sequences. Adding up scaled token losses over
+    any partition into micro-batches gives the update's loss. Raises ValueError for an update without tokens, or `constant` without its
+    number."""
     n = len(num_tokens)
     if n == 0 or num_tokens.sum() == 0:
         message = "An optimizer update without response tokens has no loss."
@@ -39,7 +37,7 @@ def sequence_scales(num_tokens: npt.NDArray[np.int64], kind: Normalisation, *, c
 
 
 def split_groups(num_groups: int, num_updates: int) -> list[range]:
-    """Disjoint runs of groups, one for each optimizer update, as equal as can be. Raises ValueError for more updates than groups."""
+    """Disjoint ranges of groups, one for each optimizer update, as equal as possible. Raises ValueError for more updates than groups."""
     if not 1 <= num_updates <= num_groups:
         message = f"{num_groups} groups cannot be split among {num_updates} updates."
         raise ValueError(message)

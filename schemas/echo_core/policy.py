@@ -1,4 +1,4 @@
-"""The numbers and choices that all rules of one run share."""
+"""The settings that all rules of one run share."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from echo_schemas.errors import UserError
 
 
 class Admission(StrEnum):
-    """How many prompts are let into the pipeline."""
+    """The rule for issuing prompts."""
 
     FREE = "free"
     PACE = "pace"
 
 
 class OverBudget(StrEnum):
-    """What becomes of a sample that is older than the budget."""
+    """The rule for a sample that is older than the budget."""
 
     DROP = "drop"
     WITHHOLD = "withhold"
@@ -25,7 +25,7 @@ class OverBudget(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalenessPolicy:
-    """S, kappa and what follows from them (ECHO-2 §4.2). Raises UserError for a combination under which a run would starve."""
+    """S, kappa and related settings (ECHO-2 §4.2). Raises UserError for a combination under which a run would starve."""
 
     budget: int
     """S: largest staleness that is trained."""
@@ -37,7 +37,7 @@ class StalenessPolicy:
     admission: Admission = Admission.PACE
     over_budget: OverBudget = OverBudget.DROP
     lead: int | None = None
-    """Under pace: steps whose groups are under way beyond the one that the newest published weights start; None: the budget."""
+    """Under pace: groups may be under way for so many steps beyond the first step of the newest published weights; None: the budget."""
 
     def __post_init__(self) -> None:
         if min(self.budget, self.publication_period - 1, self.groups_per_step - 1, self.group_size - 1, self.min_group_size - 1) < 0:
@@ -62,18 +62,14 @@ class StalenessPolicy:
 
     @property
     def max_open_groups(self) -> int:
-        """Groups that may be under assembly at once: four times what pace lets be undecided, so that only a fault reaches it."""
+        """Limit of groups under assembly: four times the undecided groups that pace allows, so that only a fault reaches it."""
         return 4 * (self.budget + self.publication_period + 1) * self.groups_per_step
 
     def may_be_issued(self, seq: int, num_closed: int) -> bool:
         """Under pace: whether `seq` may have been issued when the learner has closed `num_closed` seqs.
 
-        Seqs are dense, so seq − num_closed issued ones below it are open, and pace lets (lead + 1) · groups per step be open. The budget
-        stands for the lead, which may have been larger before a restart; one step more is for what is being closed at this moment, and a
+        Seqs are dense, so seq − num_closed issued ones below it are open, and pace allows (lead + 1) · groups per step. The budget is used
+        for the lead, which may have been larger before a restart; one step is added for groups being closed at this moment, and a
         publication period for the steps that a killed learner repeats from its checkpoint.
         """
         return seq < num_closed + (self.budget + self.publication_period + 2) * self.groups_per_step
-
-    def published_by(self, version: int) -> int:
-        """The newest version that is published once the learner is at `version`."""
-        return version - version % self.publication_period

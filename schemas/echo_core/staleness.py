@@ -8,7 +8,7 @@ from echo_schemas.records import Trajectory
 
 
 class Freshness(StrEnum):
-    """What a sample's age means for the learner."""
+    """Whether the learner may train a sample, by its age."""
 
     ADMISSIBLE = "admissible"
     STALE = "stale"
@@ -16,20 +16,18 @@ class Freshness(StrEnum):
 
 
 def age_of(trajectory: Trajectory, learner_version: int) -> int:
-    """A trajectory's staleness; 0 for one that is exempt, whatever version its spans name."""
+    """A trajectory's staleness; 0 for an exempt one, whatever version its spans name."""
     return 0 if trajectory.is_exempt else staleness(learner_version, trajectory.min_version)
 
 
 def freshness_of(trajectory: Trajectory, learner_version: int, budget: int) -> Freshness:
-    """A trajectory's freshness. One that is exempt is admissible for ever: no version of this run made it, so none makes it old."""
+    """A trajectory's freshness. An exempt one is always admissible, because no version of this run made it."""
     return Freshness.ADMISSIBLE if trajectory.is_exempt else freshness(learner_version, trajectory.min_version, budget)
 
 
 def staleness(learner_version: int, oldest_version: int) -> int:
-    """Learner version when the batch is formed, minus the oldest version that generated any of the sample's tokens.
-
-    Negative: the sample comes from weights that this learner has not made, so not from this run's past.
-    """
+    """Learner version when the batch is formed, minus the oldest version that generated any of the sample's tokens. Negative: this learner
+    has not made those weights, so the sample does not belong to this run's past."""
     return learner_version - oldest_version
 
 

@@ -1,6 +1,6 @@
 """Records to bytes and back: Confluent's prefix (0x00, 4-byte big-endian schema id), then the Avro body.
 
-Writers use the newest schema; readers take any version that `SchemaIds` knows and resolve it into the newest. Thread-safe.
+Writers use the newest schema; readers accept any version that `SchemaIds` knows and resolve it into the newest. Thread-safe.
 """
 
 from __future__ import annotations
@@ -17,42 +17,29 @@ from echo_schemas.converters import Converter, converter_of
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import RECORDS, Record
 from echo_schemas.registry import LockFileRegistry, SchemaIds
-from echo_schemas.schemas import AvroSchema, newest
+from echo_schemas.schemas import newest
 
 MAGIC = 0
 _PREFIX = struct.Struct(">bI")
 # Avro's `bytes` is a length and the bytes; this is the empty one.
 _NO_BYTES = b"\x00"
-# What fastavro or a converter raises on values of ours that are not what the schema says.
+# Errors of fastavro or a converter for values that do not fit the schema.
 _UNFIT = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, struct.error)
 
 
-class _Reader:
-    """How to read one schema id."""
-
-    __slots__ = ("converter", "reader_schema", "record", "writer_schema")
-
-    def __init__(self, record: type[Record], writer: AvroSchema, reader: AvroSchema) -> None:
-        self.record = record
-        self.converter: Converter = converter_of(record)
-        self.writer_schema = writer.parsed
-        # Resolution costs time on every message, so it is asked for only where the versions differ.
-        self.reader_schema = None if writer.fingerprint == reader.fingerprint else reader.parsed
+_Reader = tuple[type[Record], Converter, Any, Any]
+"""The record of one schema id, its converter, the writer's schema, and the reader's if it is another one."""
 
 
 class Codec:
     """Encodes and decodes every record in `RECORDS`."""
 
     def __init__(self, ids: SchemaIds) -> None:
-        self._ids = ids
+        self.ids = ids
+        """The source of schema ids."""
         self._by_full_name = {newest(record.SCHEMA).full_name: record for record in RECORDS}
         self._writers: dict[type[Record], tuple[bytes, Any, Converter, str | None]] = {}
         self._readers: dict[int, _Reader] = {}
-
-    @property
-    def ids(self) -> SchemaIds:
-        """Where schema ids come from."""
-        return self._ids
 
     def encode(self, record: Record) -> bytes:
         """The bytes of `record`. Raises InvalidRecord if it contradicts itself, RegistryError if its schema has no id."""
@@ -73,65 +60,61 @@ class Codec:
             return b"".join((memoryview(buffer.getvalue())[: -len(_NO_BYTES)], _avro_length(data), data))
         except _UNFIT as exc:
             raise InvalidRecord(
-                InvalidReason.MALFORMED,
-                f"A {type(record).__name__} holds a value that its schema does not allow: {exc}.",
+                InvalidReason.MALFORMED, f"A {type(record).__name__} holds a value that its schema does not allow: {exc}."
             ) from exc
 
     def decode(self, payload: bytes | None) -> Record:
-        """The record of `payload`. Raises InvalidRecord, with its reason, for anything that is not one of our records."""
+        """The record of `payload`. Raises InvalidRecord, with the reason, for any bytes that are not one of our records."""
         if payload is None:
             raise InvalidRecord(InvalidReason.NULL_VALUE, "The value is null where a record is expected.")
         if len(payload) <= _PREFIX.size:
             raise InvalidRecord(InvalidReason.TRUNCATED, f"{len(payload)} bytes are too few for a schema id and a record.")
         magic, schema_id = _PREFIX.unpack_from(payload)
         if magic != MAGIC:
-            raise InvalidRecord(
-                InvalidReason.BAD_MAGIC,
-                f"The first byte is {payload[0]:#04x}, not the 0x00 of Confluent's wire format.",
-            )
+            raise InvalidRecord(InvalidReason.BAD_MAGIC, f"The first byte is {payload[0]:#04x}, not the 0x00 of Confluent's wire format.")
         reader = self._readers.get(schema_id)
         if reader is None:
             reader = self._readers[schema_id] = self._reader_of(schema_id)
+        cls, converter, writer_schema, reader_schema = reader
         buffer = io.BytesIO(payload)
         buffer.seek(_PREFIX.size)
         try:
-            plain: Any = fastavro.schemaless_reader(buffer, reader.writer_schema, reader.reader_schema)
-            record: Record = reader.converter.from_plain(plain)
+            plain: Any = fastavro.schemaless_reader(buffer, writer_schema, reader_schema)
+            record: Record = converter.from_plain(plain)
             if buffer.tell() != len(payload):
-                raise InvalidRecord(
-                    InvalidReason.LENGTH_MISMATCH,
-                    f"{len(payload) - buffer.tell()} bytes follow the {reader.record.__name__}.",
-                )
+                raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, f"{len(payload) - buffer.tell()} bytes follow the {cls.__name__}.")
             record.validate()
         except SchemaResolutionError as exc:
             raise InvalidRecord(
                 InvalidReason.UNEXPECTED_RECORD,
-                f"Schema id {schema_id} is a {reader.record.__name__} that our newest version cannot read: {exc}.",
+                f"Schema id {schema_id} is a {cls.__name__} that our newest version cannot read: {exc}.",
                 hint="The writer's schema is not compatible: run `echoswarm schemas check` where it was made.",
             ) from exc
         except InvalidRecord:
             raise
-        except Exception as exc:  # strangers' bytes make fastavro, a converter or a check raise one thing or another; none of it is ours
+        except Exception as exc:  # on arbitrary bytes fastavro, a converter or a check may raise any error
             cut = buffer.tell() >= len(payload)
             raise InvalidRecord(
                 InvalidReason.TRUNCATED if cut else InvalidReason.MALFORMED,
-                f"The bytes are not those of a whole {reader.record.__name__} ({type(exc).__name__}).",
+                f"The bytes are not those of a whole {cls.__name__} ({type(exc).__name__}).",
             ) from exc
         return record
 
     def _writer_of(self, record: type[Record]) -> tuple[bytes, Any, Converter, str | None]:
-        """Prefix, schema, converter, and the name of a last field of bytes: fastavro copies such a field four times, `encode` once."""
+        """Prefix, schema, converter, and the last field's name if it holds bytes: fastavro copies such a field 4 times, `encode` once."""
         schema = newest(record.SCHEMA)
         last = schema.parsed["fields"][-1]
         tail = last["name"] if last["type"] == "bytes" else None
-        return _PREFIX.pack(MAGIC, self._ids.id_of(schema)), schema.parsed, converter_of(record), tail
+        return _PREFIX.pack(MAGIC, self.ids.id_of(schema)), schema.parsed, converter_of(record), tail
 
     def _reader_of(self, schema_id: int) -> _Reader:
-        schema = self._ids.schema_of(schema_id)
+        schema = self.ids.schema_of(schema_id)
         record = self._by_full_name.get(schema.full_name)
         if record is None:
             raise InvalidRecord(InvalidReason.UNEXPECTED_RECORD, f"Schema id {schema_id} is {schema.full_name}, not one of our records.")
-        return _Reader(record, schema, newest(record.SCHEMA))
+        own = newest(record.SCHEMA)
+        # Resolution costs time on every message: use it only if the versions differ.
+        return record, converter_of(record), schema.parsed, None if schema.fingerprint == own.fingerprint else own.parsed
 
 
 def _avro_length(data: bytes) -> bytes:

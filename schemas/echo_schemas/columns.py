@@ -1,7 +1,7 @@
 """Long number lists as bytes, and zero-copy numpy views of them.
 
-An Avro array of 2,048 numbers is two orders of magnitude slower to encode than the same numbers as `bytes`, so token ids are
-little-endian int32 and log-probabilities little-endian float32. The views are read-only and share the record's memory.
+An Avro array of 2,048 numbers is encoded a hundred times slower than the same numbers as `bytes`, so token ids are little-endian int32 and
+log-probabilities little-endian float32. The views are read-only and share the record's memory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ OFFSET_DTYPE: np.dtype[np.int64] = np.dtype("<i8")
 VALUE_DTYPE: np.dtype[np.float64] = np.dtype("<f8")
 FLAG_DTYPE: np.dtype[np.uint8] = np.dtype("u1")
 EXPERT_DTYPES: dict[float, np.dtype[Any]] = {1.0: np.dtype("u1"), 2.0: np.dtype("<u2")}
-"""Of a number of an expert, by its bytes."""
+"""Type of an expert's number, by its size in bytes."""
 TOKEN_BYTES = TOKEN_DTYPE.itemsize
 LOGPROB_BYTES = LOGPROB_DTYPE.itemsize
 MOST_SEQS = 1 << 20
-"""A bitmap of seqs covers so many: 128 KB, and a thousand times what is ever open in a run."""
+"""Seqs that a bitmap covers: 128 KB, and a thousand times the seqs that are ever open in a run."""
 
 
 def pack(values: Sequence[int] | Sequence[float] | npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
@@ -41,10 +41,8 @@ def pack_logprobs(logprobs: Sequence[float] | npt.NDArray[Any]) -> bytes:
 
 
 def pack_seqs(base: int, seqs: Iterable[int]) -> bytes:
-    """The `seqs` from `base` on as a bitmap: bit i, lowest first, is seq base + i. Those `MOST_SEQS` and more above it are left out.
-
-    A thousand seqs close together take 125 bytes, wherever they are.
-    """
+    """The `seqs` from `base` on as a bitmap: bit i, lowest first, is seq base + i. Seqs from base + `MOST_SEQS` on are left out. A thousand
+    consecutive seqs take 125 bytes."""
     bits = np.fromiter((seq - base for seq in seqs if 0 <= seq - base < MOST_SEQS), np.int64)
     if not len(bits):
         return b""
@@ -54,7 +52,7 @@ def pack_seqs(base: int, seqs: Iterable[int]) -> bytes:
 
 
 def seqs_of(base: int, packed: bytes) -> list[int]:
-    """The seqs that `pack_seqs` was given, ascending; at most `MOST_SEQS`."""
+    """The seqs of a bitmap of `pack_seqs`, ascending; at most `MOST_SEQS`."""
     flags = np.unpackbits(np.frombuffer(packed[: MOST_SEQS // 8], np.uint8), bitorder="little")
     return [base + int(bit) for bit in np.flatnonzero(flags)]
 
@@ -72,8 +70,7 @@ def view_logprobs(data: bytes) -> npt.NDArray[np.float32]:
 def all_finite(data: bytes) -> bool:
     """True iff none of the little-endian float32 numbers in `data` is NaN or infinite (from 2^127 on, a number counts as infinite).
 
-    Such a number has an exponent byte of 0x7f or 0xff. Two searches in every fourth byte are cheaper than any numpy reduction at a
-    thousand entries, and unlike those leave no overflow warning behind.
-    """
+    Such a number has an exponent byte of 0x7f or 0xff. At a thousand entries two searches in every fourth byte are cheaper than any numpy
+    reduction, and give no overflow warning."""
     exponents = data[LOGPROB_BYTES - 1 :: LOGPROB_BYTES]
     return b"\x7f" not in exponents and b"\xff" not in exponents

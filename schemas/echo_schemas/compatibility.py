@@ -1,43 +1,23 @@
-"""Whether a schema version may stand beside the earlier ones: Avro's rules of resolution, at the level that the topic files ask for.
+"""Checks that all versions of a schema are compatible: FULL_TRANSITIVE, so every version must read every other one (Avro's resolution).
 
-Avro's own checker decides whether a reader can read what a writer wrote. It is laxer than a log that is kept for years needs, so three
-rules come on top: a record keeps its full name, an enum keeps its symbols, and a default fits the first branch of its union.
+Avro's own checker decides whether a reader can read a writer's records. A log that is kept for years needs three more rules: a record keeps
+its full name, an enum keeps its symbols, and a default fits the first branch of its union.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 from echo_schemas.errors import SchemaFileError
 from echo_schemas.schemas import AvroSchema, all_schemas
-from echo_schemas.topic_files import load_topic_specs
-
-
-class Compatibility(StrEnum):
-    """Who must be able to read whom, over all versions of a record. The names are those of Confluent's registry."""
-
-    FULL_TRANSITIVE = "FULL_TRANSITIVE"
-    BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
-    FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
-    NONE = "NONE"
-
-    @property
-    def new_reads_old(self) -> bool:
-        """Whether a newer version must read what every older one wrote."""
-        return self in {Compatibility.FULL_TRANSITIVE, Compatibility.BACKWARD_TRANSITIVE}
-
-    @property
-    def old_reads_new(self) -> bool:
-        """Whether every older version must read what a newer one writes."""
-        return self in {Compatibility.FULL_TRANSITIVE, Compatibility.FORWARD_TRANSITIVE}
 
 
 @dataclass(frozen=True, slots=True)
 class Incompatibility:
-    """`reader` cannot read, or would misread, what `writer` wrote, and why. Both are labels such as `trajectory.v2`."""
+    """`reader` cannot read, or would misread, the records of `writer`. Both are labels such as `trajectory.v2`."""
 
     reader: str
     writer: str
@@ -48,48 +28,26 @@ class Incompatibility:
 
 
 def check_all() -> list[Incompatibility]:
-    """Every pair of versions of every record, at the level of its topics. Raises SchemaFileError for a schema that Avro refuses."""
-    found: list[Incompatibility] = []
-    for name in sorted({schema.name for schema in all_schemas()}):
-        found += check_versions([schema for schema in all_schemas() if schema.name == name], level_of(name))
-    return found
+    """Every pair of versions of every record. Raises SchemaFileError for a schema that Avro refuses."""
+    by_record = groupby(all_schemas(), key=lambda schema: schema.name)
+    return [problem for _, versions in by_record for problem in check_versions(list(versions))]
 
 
-def level_of(name: str) -> Compatibility:
-    """What the topic files ask of one record's schema: both ways as soon as any two of its topics together ask for both ways."""
-    levels = [
-        Compatibility(spec.compatibility)
-        for spec in load_topic_specs()
-        if spec.topic is not None and any(name == record.SCHEMA for record in spec.topic.records)
-    ]
-    backward, forward = any(level.new_reads_old for level in levels), any(level.old_reads_new for level in levels)
-    if backward and forward:
-        return Compatibility.FULL_TRANSITIVE
-    if backward:
-        return Compatibility.BACKWARD_TRANSITIVE
-    return Compatibility.FORWARD_TRANSITIVE if forward else Compatibility.NONE
-
-
-def check_versions(schemas: Sequence[AvroSchema], level: Compatibility = Compatibility.FULL_TRANSITIVE) -> list[Incompatibility]:
-    """What stands against these versions of one record, oldest first. Empty if nothing does.
-
-    Raises SchemaFileError for a schema that is not Avro at all, such as one with the same field twice.
-    """
+def check_versions(schemas: Sequence[AvroSchema]) -> list[Incompatibility]:
+    """The incompatible pairs among the versions of one record, oldest first. Raises SchemaFileError for a schema that is not valid Avro,
+    such as one with the same field twice."""
     found: list[Incompatibility] = []
     for position, new in enumerate(schemas):
-        found += [Incompatibility(_label(new), _label(new), why) for why in _misplaced_defaults(new.raw)]
+        found += [Incompatibility(new.label, new.label, why) for why in _misplaced_defaults(new.raw)]
         for old in schemas[:position]:
-            if level.new_reads_old:
-                found += [Incompatibility(_label(new), _label(old), why) for why in _reasons(reader=new, writer=old)]
-            if level.old_reads_new:
-                found += [Incompatibility(_label(old), _label(new), why) for why in _reasons(reader=old, writer=new)]
-            if level is not Compatibility.NONE:
-                found += [Incompatibility(_label(new), _label(old), why) for why in _lost(old, new)]
+            found += [Incompatibility(new.label, old.label, why) for why in _reasons(reader=new, writer=old)]
+            found += [Incompatibility(old.label, new.label, why) for why in _reasons(reader=old, writer=new)]
+            found += [Incompatibility(new.label, old.label, why) for why in _lost(old, new)]
     return found
 
 
 def _reasons(*, reader: AvroSchema, writer: AvroSchema) -> Iterator[str]:
-    """Avro's verdict; nothing if `reader` can read `writer`."""
+    """Why Avro's checker says that `reader` cannot read `writer`; nothing if it can."""
     from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
 
     result = ReaderWriterCompatibilityChecker().get_compatibility(_avro(reader), _avro(writer))
@@ -106,43 +64,31 @@ def _avro(schema: AvroSchema) -> Any:
     try:
         return make_avsc_object(schema.raw)
     except AvroException as exc:
-        raise SchemaFileError(f"Schema {_label(schema)} is not valid Avro: {exc}.") from exc
+        raise SchemaFileError(f"Schema {schema.label} is not valid Avro: {exc}.") from exc
 
 
 def _lost(old: AvroSchema, new: AvroSchema) -> Iterator[str]:
-    """What Avro lets go and a log must not: the record's name, by which readers know it, and symbols that old records hold."""
+    """Changes that Avro allows and a log must not: of the record's name, by which readers find it, and of symbols in old records."""
     if old.full_name != new.full_name:
         yield f"{old.full_name} became {new.full_name}; readers know a record by its full name."
-    kept = dict(_enums(new.raw))
-    for name, symbols in _enums(old.raw):
+    kept = {node["name"]: node["symbols"] for node in _objects(new.raw) if node.get("type") == "enum"}
+    for node in _objects(old.raw):
+        name, symbols = node.get("name"), node.get("symbols", ())
         if missing := [symbol for symbol in symbols if symbol not in kept.get(name, symbols)]:
             yield f"enum {name} lost {', '.join(missing)}; old records that hold it would be read as the default."
 
 
-def _enums(node: Any) -> Iterator[tuple[str, list[str]]]:
-    """(name, symbols) of every enum defined below `node`."""
-    if isinstance(node, dict):
-        if node.get("type") == "enum":
-            yield node["name"], node["symbols"]
-        for value in node.values():
-            yield from _enums(value)
-    elif isinstance(node, list):
-        for item in node:
-            yield from _enums(item)
-
-
-def _misplaced_defaults(node: Any) -> Iterator[str]:
-    """Fields whose default is not of their union's first branch: Avro before 1.12 refuses such a schema."""
-    if isinstance(node, dict):
+def _misplaced_defaults(schema: Any) -> Iterator[str]:
+    """Fields whose default does not fit their union's first branch: Avro before 1.12 refuses such a schema."""
+    for node in _objects(schema):
         union = node.get("type")
         if isinstance(union, list) and "default" in node and (node["default"] is None) != (union[0] == "null"):
             yield f"the default of {node['name']} is not of its union's first branch."
-        for value in node.values():
-            yield from _misplaced_defaults(value)
-    elif isinstance(node, list):
-        for item in node:
-            yield from _misplaced_defaults(item)
 
 
-def _label(schema: AvroSchema) -> str:
-    return f"{schema.name}.v{schema.version}"
+def _objects(node: Any) -> Iterator[dict[str, Any]]:
+    """Every JSON object in `node`, itself included."""
+    if isinstance(node, dict):
+        yield node
+    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _objects(inner)

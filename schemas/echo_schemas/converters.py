@@ -1,4 +1,4 @@
-"""Between a record dataclass and the plain dictionary that fastavro reads and writes, derived once per class from its annotations."""
+"""Converts between a record dataclass and the plain dictionary of fastavro; derived once per class from its annotations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ _PLAIN = (str, bytes, int, float, bool)
 
 
 class Converter:
-    """Converts one dataclass, with two functions generated as straight-line code, the way `dataclasses` generates `__init__`.
-
-    Every message passes here twice, and a loop over thirty fields costs as much as Avro itself. Fields that Avro already represents
-    (numbers, text, bytes) are copied; the others have a fix each way.
-    """
+    """Converts one dataclass, with two functions generated as straight-line code, as `dataclasses` generates `__init__`. Every message is
+    converted twice, and a loop over thirty fields would cost as much as Avro itself. Fields that Avro represents directly (numbers, text,
+    bytes) are copied; the others have a fix for each direction."""
 
     __slots__ = ("from_plain", "to_plain")
 
@@ -28,8 +26,8 @@ class Converter:
         fixes = {name: _fixes_for(hints[name]) for name in names}
         self.to_plain: Callable[[Any], dict[str, Any]] = _generate(_writer_source(fixes), fixes, 0, {})
         """The dictionary that fastavro writes."""
-        # A frozen dataclass sets each field through object.__setattr__. A twin with the same slots takes plain assignments, and
-        # becomes the real class when it is complete.
+        # A frozen dataclass sets each field through object.__setattr__. A twin with the same slots allows plain assignments; its class is
+        # replaced by the real one when it is complete.
         twin = type(cls.__name__, cls.__bases__, {"__slots__": tuple(names)})
         self.from_plain: Callable[[dict[str, Any]], Any] = _generate(
             _reader_source(fixes), fixes, 1, {"new": twin.__new__, "twin": twin, "cls": cls}
@@ -71,7 +69,7 @@ _converters: dict[type[Any], Converter] = {}
 
 
 def converter_of(cls: type[Any]) -> Converter:
-    """The one converter of a dataclass. Two threads that ask first at once make two equal ones."""
+    """The cached converter of a dataclass. Two threads that ask at the same time may make two equal ones."""
     converter = _converters.get(cls)
     if converter is None:
         converter = _converters[cls] = Converter(cls)
@@ -79,7 +77,7 @@ def converter_of(cls: type[Any]) -> Converter:
 
 
 def _fixes_for(hint: Any) -> tuple[Fix | None, Fix | None]:
-    """(encode, decode) of a value of type `hint`; None where the value passes as it is."""
+    """(encode, decode) of a value of type `hint`; None where the value is copied."""
     if hint in _PLAIN:
         return None, None
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -88,7 +86,7 @@ def _fixes_for(hint: Any) -> tuple[Fix | None, Fix | None]:
     if origin is tuple:
         return _sequence_fixes(arguments[0])
     if origin is not None and issubclass(origin, Mapping):
-        # A copy on the way out, so that a read-only mapping can be written too.
+        # Copied when encoding, so that a read-only mapping can be written too.
         return dict, None
     if isinstance(hint, type) and issubclass(hint, enum.StrEnum):
         return None, {member.value: member for member in hint}.__getitem__
@@ -106,7 +104,7 @@ def _sequence_fixes(item: Any) -> tuple[Fix | None, Fix | None]:
         return [encode(value) for value in values] if encode is not None else list(values)
 
     def decode_all(values: list[Any]) -> tuple[Any, ...]:
-        # A comprehension, not a generator: half the time for the one or two spans that most trajectories have.
+        # A list comprehension takes half the time of a generator for the one or two spans of most trajectories.
         return tuple([decode(value) for value in values]) if decode is not None else tuple(values)
 
     return encode_all, decode_all

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# Below what any library that walks, copies or pickles an object recursively can take; tasks use a handful.
+# Below the limit of every library that walks, copies or pickles objects recursively; tasks use a handful.
 _MOST_LEVELS = 64
 
 
 def parse_entry(text: str) -> dict[str, Any]:
-    """The object that `text` says. Raises ValueError, with a sentence, for anything else, and for one nested more than 64 levels deep."""
+    """The JSON object in `text`. Raises ValueError, with a sentence, for any other text, and for an object nested more than 64 levels."""
     too_deep = f"The entry is nested more than {_MOST_LEVELS} levels deep."
     try:
         found = json.loads(text)
@@ -22,15 +22,15 @@ def parse_entry(text: str) -> dict[str, Any]:
         raise ValueError(message) from exc
     if not isinstance(found, dict):
         message = f"The entry is {type(found).__name__}, not an object."
-        raise ValueError(message)  # noqa: TRY004  what is wrong is the text, not the argument's type
-    # Nearly every entry has too few brackets to be deep.
+        raise ValueError(message)  # noqa: TRY004  the text is wrong, not the argument's type
+    # Nearly every entry has too few brackets to be that deep.
     if text.count("[") + text.count("{") > _MOST_LEVELS and _levels(found) > _MOST_LEVELS:
         raise ValueError(too_deep)
     return found
 
 
 def _levels(value: object) -> int:
-    """How deep `value` is nested, counted level by level; no more than one above the limit."""
+    """The nesting depth of `value`, counted up to one above the limit."""
     level, number = [value], 0
     while number <= _MOST_LEVELS:
         level = [inner for outer in level for inner in _inside(outer)]
@@ -41,6 +41,6 @@ def _levels(value: object) -> int:
 
 
 def _inside(value: object) -> list[Any]:
-    """What a list or an object holds that may hold something itself."""
+    """The lists and objects directly inside a list or an object."""
     held = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return [inner for inner in held if isinstance(inner, (Mapping, list))]

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 
 class EchoError(Exception):
-    """Base of all errors of the project. `hint` says what to do, and is empty where there is nothing to do."""
+    """Base of all errors of the project. `hint` says what to do; empty if there is nothing to do."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class EchoError(Exception):
 
 
 class UserError(EchoError):
-    """Something the user wrote is wrong and the user can mend it."""
+    """A mistake of the user, who can correct it."""
 
 
 class SchemaFileError(UserError):
@@ -39,11 +39,11 @@ class RegistryError(EchoError):
 
 
 class NotRegistered(RegistryError):
-    """The schema registry answers, and does not have a schema."""
+    """The schema registry answers that it does not have a schema."""
 
 
 class InvalidReason(StrEnum):
-    """Why a message can never be accepted. Used as a metric label and as a dead-letter header."""
+    """Why a message can never be accepted: a metric label and a dead-letter header."""
 
     NULL_VALUE = "null_value"
     BAD_MAGIC = "bad_magic"
@@ -65,12 +65,12 @@ class InvalidReason(StrEnum):
     RETRIES_EXHAUSTED = "retries_exhausted"
 
 
-# Messages quote what a stranger wrote, and travel in headers and logs.
+# Messages quote untrusted bytes, and go to headers and logs.
 _MOST_SAID = 1_000
 
 
 class InvalidRecord(EchoError):
-    """A message or record that can never be accepted, and why. The message is cut to a thousand characters."""
+    """A message or record that can never be accepted, and why. The text is cut to a thousand characters."""
 
     def __init__(self, reason: InvalidReason, message: str, *, hint: str = "") -> None:
         super().__init__(message if len(message) <= _MOST_SAID else f"{message[: _MOST_SAID - 1]}…", hint=hint)

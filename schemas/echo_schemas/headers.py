@@ -16,23 +16,22 @@ GROUP = "echo-group"
 SOURCE = "ce_source"
 SIGNATURE = "echo-signature"
 
-# 10^18 is below 2^63, the end of what Avro and Kafka count with; and Python refuses to read numbers of thousands of digits.
+# 10^18 is below 2^63, the limit of Avro's and Kafka's numbers; and Python refuses to read numbers of thousands of digits.
 _MOST_DIGITS = 18
 
 Header = tuple[str, bytes]
 _SPEC_VERSION: Header = ("ce_specversion", b"1.0")
 
-# Seeded by the operating system, as each `uuid4` is, which takes ten times as long. Nobody else seeds it; a forked process does anew.
+# Seeded by the operating system, as `uuid4` is, which takes ten times as long. No other code seeds it; a forked process seeds it anew.
 _names = random.Random()
 os.register_at_fork(after_in_child=_names.seed)
 
 
 def headers_of(record: Record, *, source: str, time_ms: int) -> list[Header]:
-    """CloudEvents binary-mode headers, `echo-run`, and where they apply `echo-group` and `echo-version` (the oldest version).
+    """CloudEvents binary-mode headers, `echo-run`, and if the record has them `echo-group` and `echo-version` (the oldest version).
 
-    A stale trajectory is recognised on `echo-version` without decoding its body; one that is exempt has none, so nobody takes it for stale.
-    `source` is the writer's client id. Called for every record, so what repeats from one record to the next is made once.
-    """
+    `echo-version` shows a stale trajectory without decoding its body; an exempt trajectory has none, because it is never stale. `source`:
+    the writer's client id. Called for every record, so repeated parts are cached."""
     group_id = getattr(record, "group_id", None)
     headers = headers_for(record.SCHEMA, _id_of(record), run_id=record.run_id, group_id=group_id, source=source, time_ms=time_ms)
     if isinstance(record, Trajectory) and not record.is_exempt:
@@ -41,7 +40,7 @@ def headers_of(record: Record, *, source: str, time_ms: int) -> list[Header]:
 
 
 def headers_for(schema: str, name: bytes, *, run_id: str, group_id: str | None, source: str, time_ms: int) -> list[Header]:
-    """The same of a record that is not at hand, but for `echo-version`; `name` becomes `ce_id`."""
+    """The same headers without the record itself, and without `echo-version`; `name` becomes `ce_id`."""
     seconds, millis = divmod(time_ms, 1000)
     headers = [
         _SPEC_VERSION,
@@ -57,22 +56,22 @@ def headers_for(schema: str, name: bytes, *, run_id: str, group_id: str | None, 
 
 
 def fresh_name() -> bytes:
-    """A name that no other record has: 128 random bits."""
+    """A unique name: 128 random bits."""
     return b"%032x" % _names.getrandbits(128)
 
 
 def run_of(headers: Iterable[Header] | None) -> str | None:
-    """The run named in the headers, None where there is none."""
+    """The run named in the headers; None if they name none."""
     return _text(headers, RUN)
 
 
 def oldest_version(headers: Iterable[Header] | None) -> int | None:
-    """The oldest version named in the headers; None where it is missing or not a number (the body decides then)."""
+    """The oldest version named in the headers; None if it is missing or not a number: then the body decides."""
     return number_of(_text(headers, VERSION))
 
 
 def number_of(text: str | bytes | None) -> int | None:
-    """The number that a header's `text` says in decimal digits; None for anything else, also for one above every count there is."""
+    """The number in decimal digits in `text`; None for any other text, and for more than 18 digits."""
     if text is None or len(text) > _MOST_DIGITS or not (text.isascii() and text.isdigit()):
         return None
     return int(text)
@@ -86,7 +85,7 @@ def _text(headers: Iterable[Header] | None, name: str) -> str | None:
 
 
 def _id_of(record: Record) -> bytes:
-    """A trajectory's own name, so that a consumer may dedupe on it; a fresh id for every other record."""
+    """A trajectory's own name, so that a consumer can recognise duplicates; a fresh id for other records."""
     return record.name.encode() if isinstance(record, Trajectory) else fresh_name()
 
 

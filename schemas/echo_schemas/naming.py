@@ -9,7 +9,7 @@ from echo_schemas.errors import UserError
 from echo_schemas.topics import BY_NAME, Topic
 
 DEAD_LETTER_SUFFIX = ".dlq"
-# Kafka allows [a-zA-Z0-9._-] and 249 characters; the longest logical name, its suffix and a role leave room for this much.
+# Kafka allows [a-zA-Z0-9._-] and 249 characters; the longest logical name, its suffix and a role need the rest.
 MAX_NAMESPACE_LENGTH = 180
 _LEGAL = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]*[a-zA-Z0-9])?")
 
@@ -32,7 +32,7 @@ class Namespace:
         return f"{self.name}.{topic.name}"
 
     def dead_letters(self, topic: Topic) -> str:
-        """Where messages of `topic` go that nobody can read."""
+        """The topic of unreadable messages of `topic`."""
         return f"{self.name}.{topic.name}{DEAD_LETTER_SUFFIX}"
 
     def group(self, role: str, name: str = "") -> str:
@@ -40,14 +40,14 @@ class Namespace:
         return f"{self.name}.{role}.{name}" if name else f"{self.name}.{role}"
 
     def client_id(self, role: str, name: str = "") -> str:
-        """A client id, of the same form as a group, so that quotas and broker logs name the role."""
+        """A client id, in the form of a group, so that quotas and broker logs name the role."""
         return self.group(role, name)
 
     def transactional_id(self, role: str) -> str:
-        """A transactional id: one per role, so that a restarted process fences its predecessor."""
+        """A transactional id: one for each role, so that a restarted process fences its predecessor."""
         return self.group(role)
 
     def logical(self, physical: str) -> Topic | None:
-        """The topic behind a physical name of this namespace; None for any other name, dead letters included."""
+        """The topic of a physical name of this namespace; None for any other name, also of dead letters."""
         prefix = f"{self.name}."
         return BY_NAME.get(physical.removeprefix(prefix)) if physical.startswith(prefix) else None

@@ -1,4 +1,4 @@
-"""Kafka's default rule from key to partition, so that readers can check what writers did and Faust, Java and librdkafka agree."""
+"""Kafka's default rule from key to partition, as in Faust, Java and librdkafka, so that readers can check a record's partition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def murmur2(data: bytes) -> int:
     return h ^ (h >> 15)
 
 
-# More groups than are under way; every one more is kept by each process that reads.
+# More than the groups under way at a time; each reading process keeps so many.
 @functools.lru_cache(maxsize=8_192)
 def partition_of(key: str, num_partitions: int) -> int:
     """The partition of a key. Cached: the members of a group share their key."""

@@ -1,8 +1,8 @@
-"""A few fields of an Avro record, read out of its bytes without decoding the rest: for readers that go through millions of records.
+"""Reads a few fields of an Avro record without decoding the rest, for readers of millions of records.
 
-fastavro with a smaller reader schema builds every value that it then throws away, and is no faster than a whole decode. Here a function is
-generated from the writer's schema, as straight-line code: lengths are read, what is not wanted is stepped over, and what follows the last
-wanted field is never looked at. So nothing is said about whether the record as a whole is valid: the codec decides that.
+fastavro with a smaller reader schema builds every value before it drops it, and is no faster than a whole decode. Here a function is
+generated from the writer's schema, as straight-line code: it reads lengths, steps over other fields, and stops after the last wanted one.
+So it does not check whether the whole record is valid; the codec does.
 
 Texts come as UTF-8 bytes, enumerations as their symbols. Wire format: Avro 1.11 specification, "Binary Encoding".
 """
@@ -19,7 +19,7 @@ from echo_schemas.registry import SchemaIds
 from echo_schemas.schemas import AvroSchema, newest
 
 Extract = Callable[[bytes, int], tuple[Any, ...]]
-"""The wanted fields of the record that begins at a position. Raises IndexError or ValueError where the bytes end too early."""
+"""The wanted fields of the record that begins at a position. Raises IndexError or ValueError if the bytes end too early."""
 
 _PREFIX = struct.Struct(">bI")
 _START = _PREFIX.size
@@ -30,19 +30,18 @@ _TOO_LARGE = 1 << 64
 
 
 class Projection:
-    """The same fields of one kind of record, whatever version of its schema wrote it. Not thread-safe."""
+    """The same fields of one kind of record, for all versions of its schema. Not thread-safe."""
 
     def __init__(self, record: type[Record], fields: Sequence[str], ids: SchemaIds) -> None:
-        """`fields` are numbers, texts, bytes or enumerations of the newest schema, or one of them or null; `of.partition` is a field of
-        the record in the field `of`. Those that an older writer does not know have the newest schema's default.
-        """
+        """`fields` are numbers, texts, bytes or enumerations of the newest schema, or a union of one with null; `of.partition` is a field
+        of the record in the field `of`. A field that an older writer lacks has the newest schema's default."""
         self._record = record
         self._fields = tuple(fields)
         self._ids = ids
         self._extracts: dict[bytes, Extract] = {}
 
     def read(self, payload: bytes | None) -> tuple[Any, ...]:
-        """The fields in the order asked for. Raises InvalidRecord for what is not such a record; RegistryError if nobody knows."""
+        """The fields, in the order of `fields`. Raises InvalidRecord if the payload is no such record; RegistryError."""
         if payload is None:
             raise InvalidRecord(InvalidReason.NULL_VALUE, "The value is null where a record is expected.")
         extract = self._extracts.get(payload[:_START])
@@ -66,7 +65,7 @@ class Projection:
 
 
 def compile_extract(writer: AvroSchema, fields: Sequence[str], reader: AvroSchema) -> Extract:
-    """A function that reads `fields` out of a record of `writer`; those it does not know have their default in `reader`."""
+    """A function that reads `fields` of a record of `writer`; fields that `writer` lacks have their default in `reader`."""
     known = {field["name"]: field["type"] for field in writer.parsed["fields"]}
     defaults = {field["name"]: field["default"] for field in reader.parsed["fields"] if "default" in field}
     wanted = {name for name in fields if name.partition(".")[0] in known}
@@ -90,7 +89,7 @@ def compile_extract(writer: AvroSchema, fields: Sequence[str], reader: AvroSchem
         else:
             lines += [f"    {line}" for line in _skip(kind, named)]
     lines += [f"    {_variable(name)} = {_default(defaults[name])!r}" for name in fields if name not in wanted]
-    # What was stepped over may reach beyond the end, which no index has noticed.
+    # A field that was stepped over may reach beyond the end without an IndexError.
     lines += ["    if p > len(d): raise IndexError(p)", f"    return ({', '.join(_variable(name) for name in fields)},)"]
     scope: dict[str, Any] = {"tail": _tail, "double": _DOUBLE.unpack_from, **symbols}
     exec("\n".join(lines), scope)  # noqa: S102  the source is made above, of field names of our own schemas only
@@ -107,7 +106,7 @@ def _default(value: Any) -> Any:
 
 
 def _tail(data: bytes, position: int, first: int) -> tuple[int, int]:
-    """The rest of a variable-length number whose first byte was `first`; the number and where it ends."""
+    """Read the rest of a variable-length number whose first byte was `first`: the number and its end."""
     number, shift = first & _CONTINUED, 7
     while True:
         byte = data[position]
@@ -162,7 +161,7 @@ def _named(kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _skip(kind: Any, named: Mapping[str, Any]) -> Iterator[str]:
-    """Lines that move `p` behind a value. `named`: what the schema has defined under a name, which it then uses for it."""
+    """Lines that move `p` behind a value. `named`: types that the schema refers to by name."""
     kind = named.get(kind, kind) if isinstance(kind, str) else kind
     if isinstance(kind, dict) and kind["type"] == "record":
         for field in kind["fields"]:
@@ -189,7 +188,7 @@ def _skip(kind: Any, named: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _skip_array(kind: dict[str, Any], named: Mapping[str, Any]) -> Iterator[str]:
-    """Blocks of items, each block a count and, where that is negative, its size in bytes; a count of 0 ends them."""
+    """Blocks of items, each with its count and, if that is negative, its size in bytes; a count of 0 ends them."""
     items = kind["items"] if kind["type"] == "array" else kind["values"]
     yield "while True:"
     yield from (f"    {line}" for line in _NUMBER)

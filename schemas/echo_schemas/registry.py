@@ -1,4 +1,4 @@
-"""Where schema ids come from: a lock file in the package, or a Confluent-compatible registry. One interface for both."""
+"""Sources of schema ids: a lock file in the package, or a Confluent-compatible registry. One interface for both."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from echo_schemas.errors import EchoError, InvalidReason, InvalidRecord, NotRegi
 from echo_schemas.schemas import AvroSchema, all_schemas, newest, parse_schema
 from echo_schemas.topics import TOPICS, Topic
 
-# Far above any id that a registry hands out, so that data written without a registry never collides with data written with one.
+# Far above any id of a registry, so that ids written without a registry never collide with a registry's.
 FIRST_LOCK_ID = 1_000_000_000
-# By default the client waits for ever for an answer, and a minute between attempts; a process that starts should soon know.
+# The client's defaults are to wait without an end for an answer, and a minute between attempts; a starting process must know sooner.
 _CLIENT_DEFAULTS = {"timeout": 5, "max.retries": 3, "retries.wait.ms": 200, "retries.max.wait.ms": 2_000}
-# Not found, conflict and unprocessable: the registry understood the question and says no.
+# Not found, conflict and unprocessable: the registry understood the request and refuses it.
 _REFUSALS = frozenset({404, 409, 422})
 
 
 class SchemaIds(Protocol):
-    """Schema ↔ id, as the 4 bytes behind the magic byte name it."""
+    """Schema ↔ id, the 4 bytes after the magic byte."""
 
     def id_of(self, schema: AvroSchema) -> int:
         """The id under which `schema` is written. Raises RegistryError if it is not registered."""
 
     def schema_of(self, schema_id: int) -> AvroSchema:
-        """The schema of an id. Raises InvalidRecord (UNKNOWN_SCHEMA) if nobody knows it, RegistryError if nobody answers."""
+        """The schema of an id. Raises InvalidRecord (UNKNOWN_SCHEMA) for an unknown id, RegistryError if the registry does not answer."""
 
 
 class LockFileRegistry:
-    """Ids from `registry.lock.json`: fixed for ever by the repository, no service needed."""
+    """Ids from `registry.lock.json`: fixed for ever in the repository; needs no service."""
 
     def __init__(self, ids: Mapping[str, int] | None = None, schemas: Iterable[AvroSchema] | None = None) -> None:
         self._by_id: dict[int, AvroSchema] = {}
         self._by_fingerprint: dict[str, int] = {}
         locked = load_lock() if ids is None else ids
         for schema in all_schemas() if schemas is None else schemas:
-            label = lock_label(schema)
+            label = schema.label
             if label not in locked:
                 raise SchemaFileError(f"{label} has no id in registry.lock.json.", hint="Run `echoswarm schemas check --update-lock`.")
             self._by_id[locked[label]] = schema
@@ -51,7 +51,7 @@ class LockFileRegistry:
             return self._by_fingerprint[schema.fingerprint]
         except KeyError:
             raise RegistryError(
-                f"Schema {lock_label(schema)} is not in registry.lock.json, or was edited after it was locked.",
+                f"Schema {schema.label} is not in registry.lock.json, or was edited after it was locked.",
                 hint="Never edit a schema file: add the next version.",
             ) from None
 
@@ -67,21 +67,16 @@ class LockFileRegistry:
 
 
 class HttpRegistry:
-    """A Confluent-compatible registry over HTTP. Never registers by itself: `echoswarm schemas register` does.
-
-    Thread-safe. Calls block, at most about half a minute while nobody answers; every answer is cached for the life of the process,
-    since ids are for ever.
-    """
+    """A Confluent-compatible registry over HTTP. Never registers by itself: `echoswarm schemas register` does. Thread-safe. Calls block, at
+    most about half a minute if the registry does not answer. Every answer is cached for the life of the process, since ids never change."""
 
     def __init__(self, url: str, subjects: Mapping[str, Sequence[str]], properties: Mapping[str, Any] | None = None) -> None:
-        """`subjects`: schema full name → the subjects under which it is registered (see `subjects_of`).
-
-        `properties` are those of confluent_kafka's SchemaRegistryClient. Raises UserError if the client cannot be made of them.
-        """
-        # What stands before an @ in a URL is a password.
+        """`subjects`: schema full name → the subjects under which it is registered (see `subjects_of`). `properties`: of confluent_kafka's
+        SchemaRegistryClient. Raises UserError if the client refuses them."""
+        # The text before an @ in a URL is a password.
         self._shown = re.sub(r"//[^/@]*@", "//", url)
         self._client = _open_client(url, self._shown, properties or {})
-        # Nobody closes a codec: its connections go with the registry, and not when the garbage collector comes upon them.
+        # No caller closes a codec: close the connections with this object, not when the garbage collector finds them.
         weakref.finalize(self, self._client.close)
         self._subjects = subjects
         self._lock = threading.Lock()
@@ -99,7 +94,7 @@ class HttpRegistry:
 
     def _look_up(self, schema: AvroSchema, subject: str) -> int:
         """Raises NotRegistered, or RegistryError."""
-        # Not normalised: the registry compares the text that `register` sent it.
+        # Not normalised: the registry compares the text that `register` has sent.
         found: int = self._ask(
             lambda: int(self._client.lookup_schema(subject, _to_send(schema)).schema_id),
             refused=lambda answer: NotRegistered(
@@ -125,15 +120,13 @@ class HttpRegistry:
         return schema
 
     def register(self, schema: AvroSchema, compatibility: str) -> int:
-        """Register `schema` under each of its subjects at this compatibility level, and return its id; idempotent.
-
-        Raises RegistryError if the registry refuses, which is what it does with a schema that is not compatible.
-        """
+        """Register `schema` under each of its subjects at this compatibility level, and return its id; idempotent. Raises RegistryError if
+        the registry refuses, as it does for an incompatible schema."""
         ids = [self._register_under(subject, schema, compatibility) for subject in self._subjects_of(schema)]
         return ids[0]
 
     def missing(self, schema: AvroSchema) -> dict[str, bool]:
-        """The subjects under which `schema` is not registered, and whether it is compatible with what is. Raises RegistryError."""
+        """The subjects under which `schema` is not registered, and whether it is compatible with their versions. Raises RegistryError."""
         found = {}
         for subject in self._subjects_of(schema):
             try:
@@ -146,7 +139,7 @@ class HttpRegistry:
         try:
             return bool(self._ask(lambda: self._client.test_compatibility(subject, _to_send(schema)), refused=NotRegistered))
         except NotRegistered:
-            # It has nothing under the subject.
+            # The subject has no version yet.
             return True
 
     def _register_under(self, subject: str, schema: AvroSchema, compatibility: str) -> int:
@@ -164,7 +157,7 @@ class HttpRegistry:
         return subjects
 
     def _ask(self, question: Callable[[], Any], *, refused: Callable[[str], EchoError]) -> Any:
-        """The answer to `question`. What `refused` makes of the registry's words is raised where the registry says no to what was asked."""
+        """The answer to `question`. If the registry refuses the request, raises the error that `refused` makes of its message."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
@@ -177,7 +170,7 @@ class HttpRegistry:
                 f"The registry at {self._shown} answered {exc.http_status_code}: {exc.error_message}.",
                 hint="Check [registry] user and password_file." if denied else "",
             ) from exc
-        except Exception as exc:  # the client raises whatever its HTTP library raises; all of it means "no answer"
+        except Exception as exc:  # the client raises any error of its HTTP library; each one means "no answer"
             raise RegistryError(
                 f"The schema registry at {self._shown} does not answer ({type(exc).__name__}).",
                 hint="Check [registry] url, or leave it empty to use registry.lock.json.",
@@ -185,7 +178,7 @@ class HttpRegistry:
 
 
 def _open_client(url: str, shown: str, properties: Mapping[str, Any]) -> Any:
-    """confluent_kafka's client. Raises UserError if it is not installed or does not like its properties."""
+    """confluent_kafka's client. Raises UserError if it is not installed or refuses its properties."""
     try:
         from confluent_kafka.schema_registry import SchemaRegistryClient
     except ImportError as exc:
@@ -206,25 +199,19 @@ def _to_send(schema: AvroSchema) -> Any:
 
 
 def _received(schema_id: int, answer: Any) -> AvroSchema:
-    """The registry's schema as ours. Raises InvalidRecord for anything but an Avro record: somebody else's message."""
+    """The registry's schema as ours. Raises InvalidRecord unless it is an Avro record's: else the message is not ours."""
     try:
         if answer.schema_type not in {None, "AVRO"}:
             raise ValueError(answer.schema_type)
-        return known_version(parse_schema(json.loads(answer.schema_str)))
+        schema = parse_schema(json.loads(answer.schema_str))
+        # Our own file; a newer producer's schema has none here.
+        return next((known for known in all_schemas() if known.fingerprint == schema.fingerprint), schema)
     except (ValueError, TypeError, KeyError, AttributeError, SchemaFileError) as exc:
         raise InvalidRecord(InvalidReason.UNEXPECTED_RECORD, f"Schema id {schema_id} is not an Avro record's ({exc}).") from exc
 
 
-def known_version(schema: AvroSchema) -> AvroSchema:
-    """Our own file for a schema that came from a registry, or the schema itself when it is a newer producer's."""
-    for known in all_schemas():
-        if known.fingerprint == schema.fingerprint:
-            return known
-    return schema
-
-
 def subject_of(physical: str, topic: Topic, full_name: str) -> str:
-    """The subject of a record: `<topic>-value`, which tools assume, or `<topic>-<record>` where a topic carries several records."""
+    """The subject of a record: `<topic>-value`, which tools expect, or `<topic>-<record>` if a topic carries several records."""
     return f"{physical}-value" if len(topic.records) == 1 else f"{physical}-{full_name}"
 
 
@@ -238,26 +225,20 @@ def subjects_of(physical_name: Callable[[Topic], str]) -> dict[str, tuple[str, .
     return subjects
 
 
-def lock_label(schema: AvroSchema) -> str:
-    """`trajectory.v1`: how the lock file names a schema."""
-    return f"{schema.name}.v{schema.version}"
-
-
 def load_lock() -> dict[str, int]:
-    """The lock file's ids, label → id. Raises SchemaFileError if a schema was edited after it was locked, removed, or shares its id."""
+    """The lock file's ids, label → id. Raises SchemaFileError if a schema was edited after it was locked, was removed, or shares its id."""
     return check_lock(json.loads((resources.files("echo_schemas") / "registry.lock.json").read_text(encoding="utf-8")))
 
 
 def check_lock(content: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     """The ids of a lock file's content, with the checks of `load_lock`."""
-    fingerprints = {lock_label(schema): schema.fingerprint for schema in all_schemas()}
+    fingerprints = {schema.label: schema.fingerprint for schema in all_schemas()}
     for label, entry in content.items():
         if label not in fingerprints:
             raise SchemaFileError(f"registry.lock.json names {label}, which has no file.", hint="A published schema is never removed.")
         if fingerprints[label] != entry["fingerprint"]:
             raise SchemaFileError(
-                f"avro/{label}.avsc was edited after its id was locked.",
-                hint="Undo the edit and add the next version instead.",
+                f"avro/{label}.avsc was edited after its id was locked.", hint="Undo the edit and add the next version instead."
             )
     ids = {label: int(entry["id"]) for label, entry in content.items()}
     if len(set(ids.values())) < len(ids):
@@ -269,11 +250,11 @@ def check_lock(content: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 
 def make_lock(existing: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """`existing` with an id for every schema file that has none yet; ids are handed out in order and never reused."""
+    """`existing` with a new id for every schema file without one; ids are given in order and never reused."""
     lock = {label: dict(entry) for label, entry in existing.items()}
     next_id = max([FIRST_LOCK_ID - 1, *(int(entry["id"]) for entry in lock.values())]) + 1
     for schema in all_schemas():
-        label = lock_label(schema)
+        label = schema.label
         if label not in lock:
             lock[label] = {"id": next_id, "fingerprint": schema.fingerprint}
             next_id += 1

@@ -1,4 +1,4 @@
-"""What each role may do on the cluster: from topic files and roles, no more than its place in the pipeline needs. Pure."""
+"""The permissions of each role on the cluster, from topic files and roles: no more than the role needs. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from echo_schemas.naming import Namespace
 from echo_schemas.roles import Role, load_roles
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
-# `echo_bus.client.kafka` gives a reader that joins no group a name below its client id, `<role>[.<name>].reader`, for the client wants one:
-# it looks up the group's coordinator, which takes DESCRIBE, and never joins or commits. Processes have names of their own, hence a prefix.
+# The client needs a group id also for a reader that joins no group; `echo_bus.client.kafka` names it `<role>[.<name>].reader`. The client
+# looks up that group's coordinator, which needs DESCRIBE, and never joins or commits. Process names differ, hence a prefix.
 _OWN_GROUPS = "{role}.*"
-# Whose lag is watched decides which topic's end offsets are asked for.
+# By watched group, the topic whose end offsets give its lag.
 _WATCHED_TOPICS = {"worker": "requests", "reward.*": "trajectories", "redrive.*": "trajectories"}
-# Whose retention its writer looks at.
+# The topic whose retention its writer reads.
 _SIZED_TOPIC = "weights.chunks"
 
 
 class Resource(StrEnum):
-    """What an entry protects, in kafka-acls' words."""
+    """The kind of resource of an entry, in kafka-acls' words."""
 
     TOPIC = "topic"
     GROUP = "group"
@@ -30,7 +30,7 @@ class Resource(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Acl:
-    """One permission. `prefixed`: the name is a prefix. READ and WRITE imply DESCRIBE, so that is never listed beside them."""
+    """One permission. `prefixed`: the name is a prefix. READ and WRITE imply DESCRIBE, which is never listed beside them."""
 
     principal: str
     resource: Resource
@@ -45,26 +45,27 @@ class Acl:
         return f"{self.operation.upper()} on {what} {self.name.removesuffix('.') if self.prefixed else self.name}"
 
     def command(self, bootstrap: str) -> str:
-        """The call of Kafka's own tool that allows it."""
+        """The command of Kafka's own tool that grants it."""
         words = ["kafka-acls.sh", "--bootstrap-server", bootstrap, "--add", "--allow-principal", self.principal]
         words += ["--operation", self.operation, f"--{self.resource}", self.name]
         return shlex.join([*words, *(("--resource-pattern-type", "prefixed") if self.prefixed else ())])
 
 
 def acls_of(namespace: Namespace, principals: Mapping[str, str] | None = None) -> list[Acl]:
-    """Every permission that the pipeline needs. `principals`: role → principal, by default `User:<namespace>.<role>`."""
+    """All permissions of the pipeline. `principals`: role → principal, by default `User:<namespace>.<role>`."""
     return sorted({acl for role in load_roles() for acl in acls_of_role(role, namespace, (principals or {}).get(role, ""))})
 
 
 def acls_of_role(role: str, namespace: Namespace, principal: str = "") -> list[Acl]:
-    """Every permission that one role needs, sorted."""
+    """All permissions of one role, sorted."""
     principal = principal or f"User:{namespace.name}.{role}"
     return sorted(set(_of_role(load_roles()[role], principal, namespace, load_topic_specs())))
 
 
 def lacking(wanted: Sequence[Acl], allowed: Mapping[str, Collection[str]], closed_groups: Collection[str]) -> list[Acl]:
-    """Those of `wanted` that the cluster does not give. `allowed`: topic → operations, of the topics that the cluster spoke of;
-    `closed_groups`: names, as in `wanted`, of groups that it does not show. Transactional ids are not looked at: only their use tells."""
+    """Those of `wanted` that the cluster does not grant. `allowed`: topic → operations, for the topics that the cluster answered for.
+    `closed_groups`: groups that it does not show, named as in `wanted`. Transactional ids are not checked: only using one shows its right.
+    """
     topics = [acl for acl in wanted if acl.resource is Resource.TOPIC and acl.operation not in allowed.get(acl.name, (acl.operation,))]
     return topics + [acl for acl in wanted if acl.resource is Resource.GROUP and acl.name in closed_groups]
 
@@ -80,7 +81,7 @@ def _of_role(role: Role, principal: str, namespace: Namespace, specs: tuple[Topi
             # `topics check` and `doctor` compare settings; reading them changes nothing.
             yield Acl(principal, Resource.TOPIC, name, "DescribeConfigs")
         elif spec.name == _SIZED_TOPIC and role.name in spec.producers:
-            # Whether what is kept there is enough for a snapshot is compared before the first one is written.
+            # Before its first snapshot the writer checks that the topic keeps enough bytes for one.
             yield Acl(principal, Resource.TOPIC, name, "DescribeConfigs")
     for group in role.groups:
         yield _named(principal, Resource.GROUP, namespace, group, "Read")
@@ -96,7 +97,7 @@ def _of_role(role: Role, principal: str, namespace: Namespace, specs: tuple[Topi
 
 
 def _reads(role: Role, topic: str, specs: tuple[TopicSpec, ...]) -> bool:
-    """Whether the role has READ or WRITE on `topic` anyway, and so DESCRIBE too."""
+    """Whether the role has READ or WRITE on `topic`, and so DESCRIBE too."""
     return role.reads_all_topics or any(spec.name == topic and role.name in {*spec.consumers, *spec.producers} for spec in specs)
 
 

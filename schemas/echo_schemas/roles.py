@@ -1,4 +1,4 @@
-"""Who connects to the cluster: `roles.yaml`, from which, with the topic files, access lists are generated."""
+"""The roles that connect to the cluster: `roles.yaml`. Access lists are generated from it and the topic files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEYS = _REQUIRED_KEYS | {"watches_groups", "reads_all_topics"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """One kind of process. Group and transactional-id names are below the namespace; a group that ends in `.*` is a prefix."""
+    """One kind of process. Names of groups and transactional ids lack the namespace; a group that ends in `.*` is a prefix."""
 
     name: str
     purpose: str
@@ -31,7 +31,7 @@ class Role:
 
 @functools.cache
 def load_roles() -> dict[str, Role]:
-    """Role name → role. Raises SchemaFileError where roles and topic files disagree."""
+    """Role name → role. Raises SchemaFileError if roles and topic files disagree."""
     content = yaml.safe_load((resources.files("echo_schemas") / "roles.yaml").read_text(encoding="utf-8"))
     return parse_roles(content, load_topic_specs())
 
@@ -44,14 +44,8 @@ def parse_roles(content: Mapping[str, Mapping[str, Any]], specs: Iterable[TopicS
             raise SchemaFileError(f"roles.yaml: {name} has unknown keys: {', '.join(sorted(unknown))}.")
         if absent := _REQUIRED_KEYS - set(entry):
             raise SchemaFileError(f"roles.yaml: {name} lacks {', '.join(sorted(absent))}.")
-        roles[name] = Role(
-            name=name,
-            purpose=entry["purpose"],
-            groups=tuple(entry["groups"]),
-            transactional_ids=tuple(entry["transactional_ids"]),
-            watches_groups=tuple(entry.get("watches_groups", ())),
-            reads_all_topics=bool(entry.get("reads_all_topics", False)),
-        )
+        fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        roles[name] = Role(name=name, **fields)
     groups = {group for role in roles.values() for group in role.groups}
     for role in roles.values():
         if unwatched := set(role.watches_groups) - groups:

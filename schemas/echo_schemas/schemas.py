@@ -20,10 +20,8 @@ _FILE_NAME = re.compile(r"(?P<name>[a-z_]+)\.v(?P<version>[1-9][0-9]*)\.avsc")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AvroSchema:
-    """One schema version. `raw` is the JSON as written, `parsed` what fastavro wants, `fingerprint` the SHA-256 of the canonical form.
-
-    `version` is 0 for a schema that came from a registry and is not one of our files: a newer producer's.
-    """
+    """One schema version. `raw`: the JSON of the file; `parsed`: fastavro's form; `fingerprint`: SHA-256 of the canonical form. `version`
+    is 0 for a newer producer's schema, which came from a registry and is not one of our files."""
 
     name: str
     version: int
@@ -33,13 +31,18 @@ class AvroSchema:
     fingerprint: str = field(repr=False)
 
     @property
+    def label(self) -> str:
+        """`trajectory.v1`: its name in messages and in the lock file."""
+        return f"{self.name}.v{self.version}"
+
+    @property
     def text(self) -> str:
         """Compact JSON, as a registry stores it."""
         return json.dumps(self.raw, ensure_ascii=False, separators=(",", ":"))
 
 
 def parse_schema(raw: dict[str, Any], *, name: str = "", version: int = 0) -> AvroSchema:
-    """An AvroSchema from JSON. The fingerprint covers everything that matters on the wire or to a reader, so defaults but not docs."""
+    """An AvroSchema from JSON. The fingerprint covers everything that a reader uses: also defaults, not docs."""
     try:
         parsed: Any = fastavro.parse_schema(raw)
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, KeyError, TypeError) as exc:
@@ -58,7 +61,7 @@ def all_schemas() -> tuple[AvroSchema, ...]:
 
 
 def parse_files(files: Mapping[str, str]) -> tuple[AvroSchema, ...]:
-    """File name → text, as the schemas they are. Raises SchemaFileError for a misnamed file, a gap, or what is not Avro."""
+    """The schemas of files, given as file name → text. Raises SchemaFileError for a misnamed file, a missing version, or invalid Avro."""
     found: list[AvroSchema] = []
     for file_name, text in files.items():
         match = _FILE_NAME.fullmatch(file_name)

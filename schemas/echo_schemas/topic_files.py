@@ -1,10 +1,9 @@
-"""Topics as reviewable documents: `topics/<name>.yaml` as frozen specifications, dead-letter topics derived, contradictions refused."""
+"""Topics as reviewable documents: reads `topics/<name>.yaml` as frozen specifications, derives dead-letter topics, refuses errors."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -20,7 +19,7 @@ MS_PER_HOUR = 3_600_000
 # Dead letters are rare and read by people, days later: one partition, a month.
 DEAD_LETTER_RETENTION_HOURS = 720
 DEAD_LETTER_BYTES = 1 << 30
-# A request that no worker takes will never be a group, and closing a seq is the learner's.
+# The learner reads the requests that no worker accepts: it closes their seqs.
 _DEAD_LETTER_READERS = {"requests": ("learner",)}
 _FILE_KEYS = {"name", "purpose", "owner", "producers", "consumers", "records", "key", "compatibility", "partitions"} | {
     "replication_factor", "min_insync_replicas", "cleanup", "retention", "settings", "dead_letters", "examples",
@@ -29,7 +28,7 @@ _FILE_KEYS = {"name", "purpose", "owner", "producers", "consumers", "records", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSpec:
-    """One topic as it should be. `name` is logical; `config` holds Kafka's topic settings, all as text."""
+    """The specification of one topic. `name` is logical; `config` holds Kafka's topic settings, all as text."""
 
     name: str
     purpose: str
@@ -52,12 +51,12 @@ class TopicSpec:
 
     @property
     def keyed(self) -> bool:
-        """Whether a partition count that grows would move keys: such a topic is never grown without force."""
+        """Whether more partitions would move keys: such a topic grows only if forced."""
         topic = self.topic
         return topic is not None and topic.key is not None and not topic.placed
 
     def fitted_to(self, replicas: int) -> TopicSpec:
-        """The same topic with so many replicas. Of two or more, one may be away: so many less one must have a record at most."""
+        """The same topic with so many replicas. Of two or more one may be away, so at most `replicas` - 1 must acknowledge a record."""
         if replicas == self.replication_factor:
             return self
         config = dict(self.config)
@@ -67,7 +66,7 @@ class TopicSpec:
 
 @functools.cache
 def load_topic_specs() -> tuple[TopicSpec, ...]:
-    """Every topic in the order of `topics.TOPICS`, then the dead-letter topics. Raises SchemaFileError for a file that does not fit."""
+    """Every topic in the order of `topics.TOPICS`, then the dead-letter topics. Raises SchemaFileError for an invalid file."""
     folder = resources.files("echo_schemas") / "topics"
     found: dict[str, TopicSpec] = {}
     for file in folder.iterdir():
@@ -81,7 +80,7 @@ def load_topic_specs() -> tuple[TopicSpec, ...]:
 
 
 def parse_topic_file(file_name: str, content: Any) -> TopicSpec:
-    """One file's content as a specification. The meta-schema `topic.schema.json` says the same to editors and tests."""
+    """One file's content as a specification. Editors and tests check the same with the meta-schema `topic.schema.json`."""
     if not isinstance(content, dict):
         raise SchemaFileError(f"topics/{file_name} is not a mapping.")
     if unknown := set(content) - _FILE_KEYS:
@@ -101,28 +100,9 @@ def parse_topic_file(file_name: str, content: Any) -> TopicSpec:
         raise SchemaFileError(f"topics/{file_name} says cleanup {content['cleanup']!r}, but in the code compacted is {topic.compacted}.")
     if (content["cleanup"] == "delete") != ("retention" in content):
         raise SchemaFileError(f"topics/{file_name}: a topic that is deleted states its retention in hours and bytes, a compacted one none.")
-    return TopicSpec(
-        name=name,
-        purpose=content["purpose"],
-        owner=content["owner"],
-        producers=tuple(content["producers"]),
-        consumers=tuple(content["consumers"]),
-        records=records,
-        key=content["key"],
-        compatibility=content["compatibility"],
-        partitions=content["partitions"],
-        replication_factor=content["replication_factor"],
-        config=_config_of(content),
-        dead_letters=content["dead_letters"],
-        examples=content["examples"],
-    )
-
-
-def load_meta_schema() -> dict[str, Any]:
-    """The JSON Schema of a topic file."""
-    text = (resources.files("echo_schemas") / "topics" / "topic.schema.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    return schema
+    names = {each.name for each in dataclasses.fields(TopicSpec)}
+    own: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items() if key in names}
+    return TopicSpec(**own, config=_config_of(content))
 
 
 def _config_of(content: Mapping[str, Any]) -> dict[str, str]:
@@ -135,12 +115,12 @@ def _config_of(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _dead_letters_of(spec: TopicSpec) -> TopicSpec:
-    """The dead-letter topic of `spec`: written by its readers, read by people, who may bring its letters back."""
+    """The dead-letter topic of `spec`: its readers write it; operators read it and may redrive its letters."""
     return TopicSpec(
         name=f"{spec.name}{DEAD_LETTER_SUFFIX}",
         purpose=f"Messages of {spec.name} that could not be read, with their original bytes, key and headers.",
         owner=spec.owner,
-        # Who brings letters back writes none.
+        # Redriving reads dead letters and writes none.
         producers=tuple(role for role in spec.consumers if role != "redrive"),
         consumers=("operator", "redrive", *_DEAD_LETTER_READERS.get(spec.name, ())),
         records=(),

@@ -1,9 +1,9 @@
-"""The logical topics: which records each carries and how its key is made. Partitions, retention and owners are in `topics/*.yaml`.
+"""The logical topics: the records and the key of each. Partitions, retention and owners are in `topics/*.yaml`.
 
     requests ─▶ workers ─▶ trajectories ─▶ reward processors ─▶ rewards ─▶ learner ─▶ steps, drops, evals, weights (+ weights.chunks)
     replies: sequential mode's receipts      progress, workers, control, runs: state, compacted
 
-A logical name becomes a physical one by prefixing the namespace (`naming.Namespace`).
+A physical name is the namespace and the logical name (`naming.Namespace`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ KeyFunction = Callable[[Any], str]
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A logical topic. `key` makes a record's key; None means the writer chooses the partition and the record has no key.
+    """A logical topic. `key` makes a record's key; None: the writer chooses the partition and the record has no key.
 
-    `placed` topics have a key but no rule from key to partition: the writer names the partition (a reply to its requester, a reward beside
-    its trajectory), so readers do not check it. `dead_letters`: what nobody could take, so that a reader refuses nothing in it once more.
-    `author`: on a topic that many write, each for itself, whose word a record is, and so who may sign it; None: it is not signed.
+    `placed`: the writer names the partition of a key (a reply goes to its requester, a reward beside its trajectory), so readers do not
+    check it. `dead_letters`: holds refused messages, which a reader must not refuse again. `author`: the name that must sign a record, on a
+    topic with many writers; None: records are not signed.
     """
 
     name: str
@@ -70,7 +70,7 @@ def weights_key(run_id: str, version: int | None) -> str:
 
 
 def missing_rewards_key(run_id: str) -> str:
-    """`<run>/missing_rewards`, beside the run's progress."""
+    """`<run>/missing_rewards`: a key on the topic of the run's progress."""
     return f"{run_id}/missing_rewards"
 
 
@@ -79,12 +79,12 @@ def _progress_key(record: Any) -> str:
 
 
 def attachment_key(run_id: str, application: str) -> str:
-    """`<run>/reward/<application>`, among the orders of `control`."""
+    """`<run>/reward/<application>`: the key of the orders to one reward application."""
     return f"{run_id}/reward/{application}"
 
 
 def worker_order_key(run_id: str, worker_id: str) -> str:
-    """`<run>/worker/<id>`: where the orders to one worker are."""
+    """`<run>/worker/<id>`: the key of the orders to one worker."""
     return f"{run_id}/worker/{worker_id}"
 
 

@@ -18,13 +18,13 @@ import fastavro
 from echo_memory.message import MemoryMessage
 from echo_schemas.codec import Codec
 from echo_schemas.converters import converter_of
-from echo_schemas.examples import load_examples
 from echo_schemas.headers import headers_of
 from echo_schemas.naming import Namespace
 from echo_schemas.partitioning import partition_of
 from echo_schemas.records import Purpose, Record, group_id_of
 from echo_schemas.schemas import newest
 from echo_schemas.topics import Topic
+from tests.examples import load_examples
 
 NAMESPACE = Namespace("fuzz")
 NUM_PARTITIONS = 8

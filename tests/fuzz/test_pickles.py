@@ -23,10 +23,10 @@ from echo_memory.message import MemoryMessage
 from echo_rollout.weights.sources import PublishedSource
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.converters import converter_of
-from echo_schemas.examples import load_examples
 from echo_schemas.headers import headers_of
 from echo_schemas.schemas import newest
 from echo_schemas.topics import TOPICS
+from tests.examples import load_examples
 from tests.fuzz import test_surfaces
 from tests.fuzz.cases import Tally, _judge
 from tests.fuzz.mutations import _PREFIX, NAMESPACE, NUM_PARTITIONS, RUN, _places

@@ -1,4 +1,4 @@
-"""Arrow arrays of the columns of an export: of records' attributes, of numbers for each token, of where a message lies. Imports pyarrow."""
+"""Arrow arrays for the columns of an export: records' attributes, numbers of each token, places of messages. Imports pyarrow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACE = pa.struct([("partition", pa.int32()), ("offset", pa.int64())])
 
 
 def messages_array(messages: Sequence[RawMessage]) -> Any:
-    """Where messages lie, and what their headers say."""
+    """Places, keys and headers of messages."""
     headers = [raw_headers(raw) for raw in messages]
     ends = np.concatenate([[0], np.cumsum([len(each) for each in headers], dtype=np.int32)]).astype(np.int32)
     pairs = [pair for each in headers for pair in each]
@@ -47,9 +47,8 @@ def messages_array(messages: Sequence[RawMessage]) -> Any:
 
 
 def attribute_array(objects: Sequence[object | None], name: str, kind: Any) -> Any:
-    """An attribute of each object as an array of type `kind`; null for an object that is None. A record within becomes a struct, its
-    attributes by name.
-    """
+    """An attribute of each object as an array of type `kind`; null for an object that is None. An inner record becomes a struct of its
+    attributes."""
     try:
         values = list(map(attrgetter(name), objects))
     except AttributeError:  # one of them is None
@@ -58,7 +57,7 @@ def attribute_array(objects: Sequence[object | None], name: str, kind: Any) -> A
 
 
 def numbers_array(packed: Sequence[bytes | None], kind: Any) -> Any:
-    """A list column of the little-endian numbers that each entry holds: copied once, without a Python object for each number."""
+    """A list column of the little-endian numbers of each entry: copied once, without a Python object for each number."""
     ends = np.cumsum([0, *(0 if each is None else len(each) for each in packed)], dtype=np.int64) // (kind.bit_width // 8)
     data = pa.py_buffer(b"".join([each for each in packed if each is not None]))
     values = pa.Array.from_buffers(kind, int(ends[-1]), [None, data])
@@ -66,7 +65,7 @@ def numbers_array(packed: Sequence[bytes | None], kind: Any) -> Any:
 
 
 def _array(values: Sequence[Any], kind: Any) -> Any:
-    # Column by column down to the leaves: a dictionary for each struct would cost ten times as much.
+    # Column by column, also inside structs: a dictionary for each struct would cost ten times as much.
     if pa.types.is_struct(kind):
         arrays = [attribute_array(values, field.name, field.type) for field in kind]
         return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=_missing(values))
@@ -85,7 +84,7 @@ def _missing(values: Sequence[object | None]) -> Any:
 
 
 def _texts(values: Sequence[bytes | None]) -> Any:
-    """Text as it is, if all of it is UTF-8; else with a mark where it is not."""
+    """The values as text; bytes that are no UTF-8 become replacement characters."""
     try:
         return pa.array(values, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:

@@ -1,6 +1,6 @@
-"""A part of a run's past in the files of an export, for a question that is asked of the log itself. Imports pyarrow.
+"""A part of a run's past as files of an export, for an SQL question to the log itself. Imports pyarrow.
 
-Steps, samples, drops and workers are those of the whole run. Of a reward only what the history tells is known: record, name and value.
+Steps, samples, drops and workers are those of the whole run. Rewards have only record, name and value.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ _ROWS_AT_ONCE = 1_000
 
 
 def load_part(history: History, told: Iterator[Told], most: int, home: Path, deadline: Deadline | None = None) -> ExportManifest:
-    """Write what was read of `history` into `home`, which is empty. Raises UserError if it is more than `most` trajectories, or not read by
-    `deadline`; OSError, TransportError.
-    """
+    """Write the records `told` into `home`, an empty folder. Raises UserError if they are more than `most`, or not read by `deadline`;
+    OSError, TransportError."""
     files: list[ExportedFile] = []
     names: tuple[str, ...] = ()
     for number, batch in enumerate(_batches(told, most, deadline)):
@@ -72,6 +71,6 @@ def _batches(told: Iterator[Told], most: int, deadline: Deadline | None) -> Iter
             )
         if deadline is not None and deadline.expired():
             raise UserError(
-                f"{num_read:,} trajectories were read, and that took too long.", hint="Name a smaller range, or ask an export of the run."
+                f"Reading took too long: {num_read:,} trajectories so far.", hint="Name a smaller range, or ask an export of the run."
             )
         yield batch

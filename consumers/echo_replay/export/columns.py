@@ -1,6 +1,6 @@
 """Records as Arrow tables: the columns of every table of an export. Imports pyarrow.
 
-Times are Unix milliseconds, as in the records. `kafka` says where a row lies itself, `trajectory` which trajectory it speaks of.
+Times are Unix milliseconds, as in the records. `kafka`: the place of the row's own record; `trajectory`: the place of its trajectory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from echo_replay.export.layout import Table
 from echo_replay.fates import BookEntry
 from echo_replay.history import Told
 from echo_replay.run_log import Step
-from echo_schemas.records import Drop, Reward, StepReport, WorkerStatus
+from echo_schemas.records import Drop, Reward, WorkerStatus
 
 REWARD_PREFIX = "reward_"
-"""A reward's own column is its name with this before it."""
+"""The prefix of a reward's own column."""
 MOST_REWARD_COLUMNS = 200
-"""Names above this many have no column: a reward that has another name each time is no column. They are in the table of rewards."""
+"""So many rewards get a column; more are only in the table of rewards. Bounds the columns of rewards with ever new names."""
 
 _SPAN = [("start", pa.int32()), ("end", pa.int32())]
 _SAMPLING = pa.struct(
@@ -184,15 +184,14 @@ SCHEMAS: Mapping[Table, Any] = {
 
 
 def schema_of(reward_names: Iterable[str]) -> Any:
-    """Of trajectories, with a column for each reward."""
+    """The schema of trajectories, with a column for each reward."""
     columns = [pa.field(REWARD_PREFIX + name, pa.float64()) for name in sorted(reward_names)]
     return pa.schema([*_TRAJECTORIES, *columns])
 
 
 def choose_names(known: Iterable[str], new: Iterable[str]) -> tuple[str, ...]:
-    """The rewards that have a column: those that had one, then new ones in alphabetical order. SQL knows no capital letters, so of two
-    names that differ in these alone the first has one.
-    """
+    """The rewards that get a column: first those that had one, then new ones in alphabetical order. SQL ignores case, so of two names that
+    differ only in case the first gets one."""
     chosen = {name.lower(): name for name in known}
     for name in sorted(new):
         if len(chosen) < MOST_REWARD_COLUMNS:
@@ -201,12 +200,12 @@ def choose_names(known: Iterable[str], new: Iterable[str]) -> tuple[str, ...]:
 
 
 def names_in(schema: Any) -> frozenset[str]:
-    """The rewards that have a column in a schema of trajectories."""
+    """The rewards with a column in a schema of trajectories."""
     return frozenset(name.removeprefix(REWARD_PREFIX) for name in schema.names if name.startswith(REWARD_PREFIX))
 
 
 def trajectories_table(told: Sequence[Told], rewards: Sequence[Mapping[str, float]], reward_names: Iterable[str]) -> Any:
-    """A row for each of `told`; `rewards` beside it. Of a record that nobody can read only fate and `kafka` are known."""
+    """A row for each of `told`, with its `rewards`. An unreadable record has only fate and `kafka`."""
     schema = schema_of(reward_names)
     records = [each.trajectory for each in told]
     tokens = numbers_array([None if record is None else record.token_ids for record in records], pa.int32())
@@ -225,7 +224,7 @@ def trajectories_table(told: Sequence[Told], rewards: Sequence[Mapping[str, floa
 
 
 def fate_columns(entries: Sequence[BookEntry]) -> dict[str, Any]:
-    """The columns that say what became of a record."""
+    """The columns of records' fates."""
     drops = [entry.drop for entry in entries]
     return {
         "fate": pa.array([entry.fate.value for entry in entries], pa.string()),
@@ -244,12 +243,12 @@ def rewards_table(rewards: Sequence[tuple[RawMessage, Reward]]) -> Any:
 
 
 def judged_table(rewards: Sequence[Reward]) -> Any:
-    """The same, of rewards that lie in no topic."""
+    """The same for rewards that lie in no topic."""
     return _rewards_of(rewards, pa.nulls(len(rewards), KAFKA))
 
 
 def known_rewards_table(told: Iterable[Told]) -> Any:
-    """The same, of which only what the history says is known: which record, its name, its value."""
+    """The same from a history, which has only record, name and value."""
     return pa.Table.from_pylist(
         [
             {"trajectory": asdict(each.where), "name": name, "outcome": "scored", "value": value}
@@ -266,7 +265,18 @@ def _rewards_of(rewards: Sequence[Reward], kafka: Any) -> Any:
 
 def steps_table(steps: Iterable[Step]) -> Any:
     """A row for each step."""
-    return pa.Table.from_pylist([_step_row(step, step.report) for step in steps], schema=_STEPS)
+    found = list(steps)
+    reports = [step.report for step in found]
+    columns = {
+        "step": pa.array([step.version for step in found], pa.int64()),
+        "num_samples": pa.array([len(step.offsets) for step in found], pa.int64()),
+        "is_sequential": pa.array([step.is_sequential for step in found], pa.bool_()),
+        "budget": pa.array([report.policy and report.policy.budget for report in reports], pa.int64()),
+        "staleness": attribute_array(reports, "staleness_total", _STEPS.field("staleness").type),
+        "rewards": attribute_array(reports, "reward_stats", _STEPS.field("rewards").type),
+        "missing": pa.array([step.missing or None for step in found], pa.string()),
+    }
+    return _table(reports, _STEPS, columns)
 
 
 def samples_table(steps: Iterable[Step]) -> Any:
@@ -276,46 +286,25 @@ def samples_table(steps: Iterable[Step]) -> Any:
 
 
 def drops_table(drops: Iterable[Drop]) -> Any:
-    """A row for each drop; without `trajectory` it drops a whole seq."""
+    """A row for each drop; one of a whole seq has no `trajectory`."""
     found = list(drops)
     return _table(found, _DROPS, {"trajectory": attribute_array(found, "what", PLACE)})
 
 
 def workers_table(workers: Iterable[WorkerStatus]) -> Any:
-    """A row for each worker: what it said last."""
+    """A row for each worker: its newest status."""
     return _table(list(workers), _WORKERS, {})
 
 
 def records_table(found: Sequence[tuple[RawMessage, bytes | None]]) -> Any:
-    """A row for each message, with the bytes that are kept of it."""
+    """A row for each message, with its kept bytes."""
     return pa.table([pa.array([value for _, value in found], pa.binary()), messages_array([raw for raw, _ in found])], schema=_RECORDS)
 
 
 def newest_table(found: Sequence[tuple[str, bytes]]) -> Any:
-    """A row for each key of a compacted topic: where its newest record lies does not matter."""
+    """A row for each key of a compacted topic, without the place of its newest record."""
     kafka = pa.array([{"key": key} for key, _ in found], KAFKA)
     return pa.table([pa.array([value for _, value in found], pa.binary()), kafka], schema=_RECORDS)
-
-
-def _step_row(step: Step, report: StepReport) -> dict[str, Any]:
-    return {
-        "step": report.version,
-        "time_ms": report.time_ms,
-        "session": report.session,
-        "checkpoint": report.checkpoint,
-        "snapshot_sha256": report.snapshot_sha256,
-        "num_samples": len(step.offsets),
-        "is_sequential": step.is_sequential,
-        "budget": None if report.policy is None else report.policy.budget,
-        "world_size": report.world_size,
-        "idle_s": report.idle_s,
-        "training_s": report.training_s,
-        "staleness": list(report.staleness_total),
-        "metrics": list(report.metrics.items()),
-        "rewards": [asdict(each) for each in report.reward_stats],
-        "workers": [asdict(each) for each in report.workers],
-        "missing": step.missing or None,
-    }
 
 
 def _samples_of(step: Step) -> Any:
@@ -336,6 +325,6 @@ def _samples_of(step: Step) -> Any:
 
 
 def _table(records: Sequence[object | None], schema: Any, columns: Mapping[str, Any]) -> Any:
-    """`columns`, and the attributes of `records` for what they lack."""
+    """A table of `columns`, and of the records' attributes for the columns that are not given."""
     arrays = [columns[each.name] if each.name in columns else attribute_array(records, each.name, each.type) for each in schema]
     return pa.table(arrays, schema=schema)

@@ -1,11 +1,10 @@
-"""An export as a log that can only be read: a bus over its files, from which a history reads as it does from Kafka. Imports pyarrow.
+"""An export as a read-only log: a bus over its files, from which a history reads as from Kafka. Imports pyarrow.
 
     home, manifest = open_export(folder)
     with open_history(bus_of(home, manifest), manifest.run_id) as history: ...
 
-It holds what the export holds, as of its manifest. Trajectories and rewards are encoded from their columns when somebody asks for one:
-equal records, not the bytes that were signed, so no signature is verified here. Memory: 24 bytes a record of a stride that was read, and
-`_KEPT_BYTES` of columns.
+It holds the records that the manifest names. Trajectories and rewards are encoded from their columns on demand: equal records, but not the
+signed bytes, so no signature is verified here. Memory: 24 bytes a record of a stride that was read, and `_KEPT_BYTES` of columns.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from echo_schemas.schemas import newest
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REWARDS, STEPS, TRAJECTORIES
 
-# Columns that are kept for the next one who reads there; a group of rows has 32 MB.
+# Columns kept in memory for the next read; a group of rows has 32 MB.
 _KEPT_BYTES = 128 << 20
-# Rows that become Python objects at once: most are read with their neighbours.
+# Rows that become Python objects at once: most reads go on with the neighbours.
 _ROWS_AT_ONCE = 64
 # Above the rows of any group.
 _MOST_ROWS = 1 << 32
 _NOTHING: Ints = np.zeros(0, np.int64)
-# Fields of which the column has another name.
+# Fields whose column has another name.
 _COLUMNS = {"token_ids": "tokens", "of": "trajectory"}
 _NUMBERS = ("tokens", "logprobs")
 
@@ -55,12 +54,12 @@ ValueOf = Callable[[Mapping[str, Any]], bytes | None]
 
 
 def bus_of(home: Path, manifest: ExportManifest) -> Bus:
-    """A bus that reads the export of one run. Raises UserError for an export that has no records of other topics, or is of a rescore."""
+    """A bus that reads the export of one run. Raises UserError for an export without records of other topics, or of a rescore."""
     if manifest.rescored:
         raise UserError(f"{home} holds the scores of {manifest.rescored[0]!r} from a rescore, and no run.", hint="Name an export of a run.")
     if STEPS.name not in manifest.ranges:
         raise UserError(
-            f"{home} was exported by an earlier release: what the learner and the workers said is not in it as records.",
+            f"{home} was exported by an earlier release and lacks the records of the learner and the workers.",
             hint=f"`echoswarm export --to {home.parent} --run {manifest.run_id}` adds it, as far as the log still holds it; "
             f"`echoswarm sql --from {home.parent}` answers questions as it is.",
         )
@@ -86,7 +85,7 @@ def _partition(home: Path, manifest: ExportManifest, topic: str, number: int, gr
 
 
 class ExportedLog(PartitionLog):
-    """One partition of an export. Whoever reads it holds the lock of the cluster."""
+    """One partition of an export. A reader holds the lock of the cluster."""
 
     def __init__(self, strides: Mapping[int, Sequence[Path]], bounds: tuple[int, int], groups: _Groups, value_of: ValueOf) -> None:
         """`strides`: the files of each, by its first offset. `bounds`: offsets [start, end). `value_of`: the bytes of a row."""
@@ -97,7 +96,7 @@ class ExportedLog(PartitionLog):
         self._strides: dict[int, _Stride] = {}
 
     def read(self, offset: int, *, committed: bool) -> Iterator[Stored]:
-        """See `PartitionLog`. Raises UserError for a file that is gone."""
+        """See `PartitionLog`. Raises UserError for a missing file."""
         for start in self._starts[max(0, bisect_right(self._starts, offset) - 1) :]:
             stride = self._stride(start)
             for at in range(int(stride.offsets.searchsorted(offset)), len(stride.offsets)):
@@ -106,7 +105,7 @@ class ExportedLog(PartitionLog):
                 yield _ExportedRecord(int(stride.offsets[at]), int(stride.times_ms[at]), rows, self._value_of)
 
     def offset_at(self, timestamp_ms: int) -> int | None:
-        """See `PartitionLog`. Where all are older, behind the last one: the records of other runs that follow in the log are not here."""
+        """See `PartitionLog`. If all records are older, the offset after the last one: other runs' records may follow it in the log."""
         offset = None
         for start in self._starts:
             stride = self._stride(start)
@@ -151,14 +150,14 @@ def _read_stride(paths: Sequence[Path]) -> _Stride:
 
 
 class _Groups:
-    """Groups of rows that were read last. Thread-safe."""
+    """The groups of rows read last. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[Path, int], _Rows] = OrderedDict()
 
     def row(self, path: Path, number: int, at: int) -> dict[str, Any]:
-        """Raises UserError for a file that is gone."""
+        """Raises UserError for a missing file."""
         with self._lock:
             if (rows := self._kept.get((path, number))) is None:
                 with _opened(path) as file:
@@ -170,7 +169,7 @@ class _Groups:
 
 
 class _Rows:
-    """A group of rows, of which some are Python objects."""
+    """A group of rows, some of them as Python objects."""
 
     def __init__(self, table: Any) -> None:
         self.num_bytes = table.nbytes
@@ -179,7 +178,7 @@ class _Rows:
         self._first, self._objects = 0, list[dict[str, Any]]()
 
     def row(self, at: int) -> dict[str, Any]:
-        """Texts, numbers, lists and dictionaries; of tokens and log-probabilities the bytes that a record has of them."""
+        """One row as Python objects; tokens and log-probabilities as the bytes that a record holds."""
         if not self._first <= at < self._first + len(self._objects):
             self._first = at - at % _ROWS_AT_ONCE
             part = self._table.slice(self._first, _ROWS_AT_ONCE)
@@ -210,48 +209,44 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 class _ExportedRecord(Stored):
-    """A row that is looked at when somebody asks: a reader fetches more than it looks at."""
+    """A row that is read on demand: a reader fetches more records than it uses."""
 
-    __slots__ = ("_row", "_value_of")
+    __slots__ = ("row", "value_of")
 
     def __init__(self, offset: int, time_ms: int, row: Callable[[], dict[str, Any]], value_of: ValueOf) -> None:
         super().__init__(offset, None, None, None, time_ms)
-        self._row, self._value_of = row, value_of
+        self.row, self.value_of = row, value_of
 
     def message(self, topic: str, partition: int) -> MemoryMessage:
-        return _ExportedMessage(topic, partition, self.offset, self.timestamp_ms, self._row, self._value_of)
+        return _ExportedMessage(topic, partition, self)
 
 
 class _ExportedMessage(MemoryMessage):
-    """Key, headers and value are made of the row each time."""
+    """Makes key, headers and value from the row at each call."""
 
-    __slots__ = ("_row", "_value_of")
-    _row: Callable[[], dict[str, Any]]
-    _value_of: ValueOf
+    __slots__ = ("_record",)
+    _record: _ExportedRecord
 
-    def __init__(
-        self, topic: str, partition: int, offset: int, time_ms: int, row: Callable[[], dict[str, Any]], value_of: ValueOf
-    ) -> None:  # fmt: skip
-        super().__init__(topic, partition, offset, _timestamp_ms=time_ms)
-        object.__setattr__(self, "_row", row)
-        object.__setattr__(self, "_value_of", value_of)
+    def __init__(self, topic: str, partition: int, record: _ExportedRecord) -> None:
+        super().__init__(topic, partition, record.offset, _timestamp_ms=record.timestamp_ms)
+        object.__setattr__(self, "_record", record)
 
     def key(self) -> bytes | None:
-        key = self._row()["kafka"]["key"]
+        key = self._record.row()["kafka"]["key"]
         return None if key is None else key.encode()
 
     def value(self) -> bytes | None:
-        return self._value_of(self._row())
+        return self._record.value_of(self._record.row())
 
     def headers(self) -> list[tuple[str, bytes]] | None:
-        return [(each["name"], (each["value"] or "").encode()) for each in self._row()["kafka"]["headers"] or ()]
+        return [(each["name"], (each["value"] or "").encode()) for each in self._record.row()["kafka"]["headers"] or ()]
 
     def __len__(self) -> int:
         return len(self.value() or b"")
 
 
 def _value_of(record: type[Record] | None, run_id: str, row: Mapping[str, Any]) -> bytes | None:
-    """The bytes of a row's record; None: they lie in the row. Of one that nobody could read there are none."""
+    """The bytes of a row's record. `record` None: the row holds them. Of an unreadable record there are none."""
     if record is None:
         kept: bytes | None = row["value"]
         return kept
@@ -262,6 +257,6 @@ def _value_of(record: type[Record] | None, run_id: str, row: Mapping[str, Any]) 
         name, kind = field["name"], field["type"]
         value: Any = run_id if name == "run_id" else row.get(_COLUMNS.get(name, name))
         is_map = isinstance(kind, dict) and kind["type"] == "map"
-        # A column that an older release did not write has the schema's default.
+        # A column that an older release did not write gets the schema's default.
         plain[name] = field.get("default") if value is None else dict(value) if is_map else value
     return lock_file_codec().encode(converter_of(record).from_plain(plain))

@@ -1,19 +1,18 @@
-"""A whole run into a folder of Parquet files, and on from there: what was exported stays, what is new is added. Imports pyarrow.
+"""Exports a whole run into a folder of Parquet files. A further export adds what is new. Imports pyarrow.
 
     books (steps, drops, dead letters) ─▶ steps, samples, drops; the fate of each trajectory
-    the same topics and some more      ─▶ records, for whoever reads the export as if it were the log (`exported_log`)
+    the same topics and some more      ─▶ records, for readers that use the export as a log (`exported_log`)
     rewards [end of last time, now)     ─▶ rewards; columns of trajectories, those of earlier files too
     trajectories [end of last time, now) ─▶ trajectories
 
-Order of reading: books, records, then the end of `rewards`, then the end of `trajectories`. So a step's samples and whatever a reward
-judges are exported no later than the step and the reward; what they have not said yet comes next time. Partition after partition, and after
-each one the manifest is committed: whoever is killed goes on behind the last commit. Memory: the books, the new rewards of one partition
-(22 bytes each), and some 32 MB for each bucket of versions in one stride. Threads: the caller's, and one that writes (`writing`).
+Order of reading: books, records, then the end of `rewards`, then the end of `trajectories`. So a trajectory is exported no later than its
+step and its rewards; the next export adds later ones. The manifest is committed after each partition: after a kill the next export goes on
+from the last commit. Memory: the books, the new rewards of one partition (22 bytes each), and some 32 MB for each bucket of versions in one
+stride. Threads: the caller's, and one that writes (`writing`).
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawMessage
 from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import raw_headers
+from echo_learner.commit.session import identities
 from echo_replay.export.columns import (
     SCHEMAS,
     choose_names,
@@ -39,15 +39,16 @@ from echo_replay.export.columns import (
     trajectories_table,
     workers_table,
 )
-from echo_replay.export.identity import check_identity, identity_of
 from echo_replay.export.layout import STRIDE, Slot, Table, bucket_of, folder_of
 from echo_replay.export.manifest import (
     ExportedFile,
     ExportManifest,
+    check_identity,
     forget_if_empty,
     locked,
     read_manifest,
     remove_leftovers,
+    unwritable,
     write_manifest,
 )
 from echo_replay.export.records import kept_topics, newest_records, own_records
@@ -69,18 +70,18 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long an open transaction on drops is waited for; what it holds comes next time.
+# How long to wait for an open transaction on drops; the next export adds its drops.
 _SETTLE_S = 3.0
-# A long export commits so often, so that a kill costs no more.
+# A long export commits so often: a kill loses no more.
 _COMMIT_S = 30.0
-# Records that become Arrow columns at once: enough that a column costs more than its call, few enough for long trajectories.
+# Records that become Arrow columns at once: enough to hide the cost of a call, few enough for long trajectories.
 _ROWS_AT_ONCE = 500
 _BYTES_AT_ONCE = 16 << 20
 
 
 @dataclass(slots=True, kw_only=True)
 class Exported:
-    """What one export did. `num_updated`: rows of earlier exports of which more is known now."""
+    """The result of one export. `num_updated`: rows of earlier exports that changed."""
 
     manifest: ExportManifest
     num_new: int = 0
@@ -91,10 +92,8 @@ class Exported:
 
 
 def export_run(bus: Bus, run_id: str, folder: Path, *, stride: int = STRIDE) -> Exported:
-    """Export what is new of a run. `stride`: offsets to a file, where nothing is exported yet.
-
-    Raises UserError for a folder that is not this run's, a run that is not there, a full disk; TransportError, RegistryError.
-    """
+    """Export the new records of a run. `stride`: offsets of a file, for a first export. Raises UserError for another run's folder, an
+    unknown run, a full disk; TransportError, RegistryError."""
     home = folder_of(folder, run_id)
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -105,15 +104,11 @@ def export_run(bus: Bus, run_id: str, folder: Path, *, stride: int = STRIDE) -> 
                 forget_if_empty(home)
                 raise
     except OSError as exc:
-        full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise UserError(
-            f"The export cannot write to {home} ({exc.strerror or exc}).",
-            hint=f"{'Make room, or choose another disk' if full else 'Choose a folder that you may write to'}; what was committed stays.",
-        ) from exc
+        raise unwritable("export", home, exc) from exc
 
 
 def _export(bus: Bus, run_id: str, home: Path, stride: int) -> Exported:
-    identity = identity_of(bus)
+    identity = identities(bus)
     known = read_manifest(home)
     if known is not None:
         check_identity(known, home, run_id=run_id, namespace=bus.namespace.name, identity=identity)
@@ -142,13 +137,13 @@ def _export(bus: Bus, run_id: str, home: Path, stride: int) -> Exported:
 
 
 def read_drops(bus: Bus, run_id: str) -> tuple[list[Drop], list[str]]:
-    """The drops of a run, and what is not known of them, a sentence each. Raises TransportError."""
+    """The drops of a run, and why some are unknown, a sentence each. Raises TransportError."""
     drops: list[Drop] = []
     with closing(DropsFollower(bus, RunLog(run_id))) as follower:
         try:
             drops.extend(follower.each(None, _SETTLE_S))
         except DeadlineExceeded:
-            return drops, ["a transaction on drops is open: what it drops comes next time"]
+            return drops, ["a transaction on drops is open: the next export adds its drops"]
     return drops, []
 
 
@@ -164,12 +159,12 @@ class _Export:
         self._fresh_missing: list[str] = []
         self.notes: list[str] = list(history.notes)
         self._num_new = self._num_updated = self._num_files = 0
-        # Files of rewards that do not count yet.
+        # Written files of rewards that are not to be committed yet.
         self._judged: list[ExportedFile] = []
         self._committed_s = bus.clock.monotonic_s()
 
     def write_books(self, drops: list[Drop]) -> None:
-        """Steps, samples and drops: the buckets that have grown."""
+        """Write steps, samples and drops: the buckets that have grown."""
         width = self._manifest.bucket
         for version, steps in itertools.groupby(self._history.log.steps, lambda step: step.version - step.version % width):
             chosen = list(steps)
@@ -182,7 +177,7 @@ class _Export:
             self._grow(Slot(Table.DROPS, 0, version, bucket_of(version, width)), drops_table(mine))
 
     def write_records(self) -> None:
-        """What other topics hold of the run."""
+        """Write the run's records of other topics."""
         for name, physical in kept_topics(self._bus.namespace).items():
             with RawLog(self._bus, physical) as log:
                 for number, low in log.lows.items():
@@ -192,20 +187,20 @@ class _Export:
                     self._ranges.setdefault(name, {})[number] = (begun, log.ends[number])
 
     def write_newest(self, workers: Mapping[str, WorkerStatus]) -> None:
-        """What each worker said last, and the learner."""
+        """Write the newest status of each worker, and the newest records of other compacted topics."""
         mine = {name: worker for name, worker in sorted(workers.items()) if worker.run_id == self._manifest.run_id}
         self._renew(Slot(Table.WORKERS, 0, 0), workers_table(mine.values()))
         for topic, records in newest_records(self._bus, mine):
             self._renew(Slot(Table.RECORDS, 0, 0, topic), newest_table(records))
 
     def _renew(self, slot: Slot, table: Any) -> None:
-        """A table that is written again if it says something else."""
+        """Write a table again if it has changed."""
         known = self._files.get(slot)
         if known is None or (table.num_rows and next(row_groups(self._home / known.path), None) != table):
             self._keep(write_whole(self._home, slot, table))
 
     def write_partition(self, number: int, rewards: RawLog, bounds: tuple[int, int]) -> None:
-        """What is new of one partition of trajectories and of its rewards, then what became known of the rest of it."""
+        """Write the new trajectories and rewards of one partition, then update its earlier rows."""
         low, end = bounds
         begun, start = self._range(TRAJECTORIES.name, number, low, end)
         columns = self._take_rewards(number, rewards, end)
@@ -215,7 +210,7 @@ class _Export:
         told = self._told(number, start, end)
         for first, stride in itertools.groupby(told, lambda each: each.where.offset - each.where.offset % self._manifest.stride):
             written |= self._write_stride(number, first, stride, news)
-            # The rewards of what comes behind are not joined yet, so only trajectories may be committed so far.
+            # Rewards of later strides are not joined yet, so commit only trajectories so far.
             self._ranges.setdefault(TRAJECTORIES.name, {})[number] = (begun, min(first + self._manifest.stride, end))
             self.commit(only_if_due=True)
         self._refresh_rest(number, news, written)
@@ -230,7 +225,7 @@ class _Export:
         self.commit()
 
     def commit(self, *, only_if_due: bool = False, always: bool = False) -> None:
-        """What is written counts from now on, if anything is new."""
+        """Commit the written files, if there is anything new."""
         now_s = self._bus.clock.monotonic_s()
         if only_if_due and now_s < self._committed_s + _COMMIT_S:
             return
@@ -251,7 +246,7 @@ class _Export:
         logger.info("Committed %d files of %s", len(self._files), self._manifest.run_id)
 
     def done(self) -> Exported:
-        """What this export did."""
+        """The result."""
         return Exported(
             manifest=self._manifest,
             num_new=self._num_new,
@@ -262,7 +257,7 @@ class _Export:
         )
 
     def _range(self, topic: str, number: int, low: int, end: int) -> tuple[int, int]:
-        """Where the export of a partition begins, and where it goes on. Notes what retention has removed between."""
+        """The first exported offset of a partition, and the next one to export. Notes offsets that retention has removed between."""
         begun, known_end = self._ranges.get(topic, {}).get(number, (None, None))
         if begun is None or known_end is None:
             if low:
@@ -287,7 +282,7 @@ class _Export:
             yield from self._history.read(Selection(range=Offsets({number: (start, end - 1)})), rewards=False)
 
     def _take_rewards(self, number: int, log: RawLog, end: int) -> RewardColumns:
-        """New rewards of a partition, as columns and as files that do not count yet."""
+        """The new rewards of a partition, as columns, and in files that are not committed yet."""
         join = RewardJoin(self._manifest.run_id, self._bus.codec.ids, number, 0, end, verifier=self._bus.verifier)
         if number in log.ends:
             _, start = self._range(REWARDS.name, number, log.lows[number], log.ends[number])
@@ -295,7 +290,7 @@ class _Export:
         return join.columns()
 
     def _append(self, slot: Slot, found: Iterable[tuple[RawMessage, T]], table_of: Callable[[Sequence[tuple[RawMessage, T]]], Any]) -> None:
-        """What is new of the partition of `slot`, in the file of each stride behind the rows that it has."""
+        """Append new rows of the partition of `slot` to the file of their stride."""
         stride = self._manifest.stride
         for first, mine in itertools.groupby(found, lambda each: (each[0].offset() or 0) // stride * stride):
             file = self._staged(replace(slot, start=first), SCHEMAS[slot.table])
@@ -304,7 +299,7 @@ class _Export:
             self._writing.finish(file)
 
     def _rewards(self, log: RawLog, number: int, start: int, join: RewardJoin) -> Iterator[tuple[RawMessage, Reward]]:
-        """The run's own, each also given to `join`."""
+        """The run's own rewards; adds each to `join`."""
         prefix = f"{self._manifest.run_id}/".encode()
         for batch in log.within({number: (start, log.ends[number])}):
             for raw in batch:
@@ -329,7 +324,7 @@ class _Export:
         return file
 
     def _write_stride(self, number: int, first: int, told: Iterable[Told], news: News) -> set[Slot]:
-        """One file for each bucket of versions in a stride; the slots that were written."""
+        """Write one file for each bucket of versions in a stride. Returns the written slots."""
         staged: dict[Slot, tuple[StagedFile, Any]] = {}
         for slot, batch in self._by_slot(number, first, told):
             if slot not in staged:
@@ -358,7 +353,7 @@ class _Export:
         yield from waiting.items()
 
     def _begin(self, slot: Slot, news: News) -> tuple[StagedFile, Any]:
-        """The new file of a slot, with the rows of the old one as they are known now."""
+        """The new file of a slot, with the updated rows of the old one."""
         known = self._files.get(slot)
         schema = news.schema_of(None if known is None else schema_in(self._home / known.path))
         file = self._writing.begin(slot, schema)
@@ -369,7 +364,7 @@ class _Export:
         return file, schema
 
     def _refresh_rest(self, number: int, news: News, written: set[Slot]) -> None:
-        """Write those earlier files again of which more is known."""
+        """Write earlier files again if their rows have changed."""
         stride = self._manifest.stride
         judged = set((news.rewards.offsets // stride * stride).tolist())
         for slot, known in sorted(self._files.items()):
@@ -383,13 +378,13 @@ class _Export:
                 self._writing.finish(file)
 
     def _grow(self, slot: Slot, table: Any) -> None:
-        """A table that only ever grows: written again if it did. What retention has removed of it since stays in the file."""
+        """Write a table again if it has grown. Rows that retention has removed from the log since stay in the file."""
         known = self._files.get(slot)
         if table.num_rows > (0 if known is None else known.rows):
             self._keep(write_whole(self._home, slot, table))
 
     def _collect(self) -> None:
-        """Keep the files that are finished; those of rewards wait until their trajectories are there."""
+        """Keep the finished files. Files of rewards wait until their trajectories are written."""
         for file in self._writing.finished():
             if file.slot.table is Table.REWARDS:
                 self._judged.append(file)

@@ -1,11 +1,11 @@
-"""An export in a lakehouse: its tables as Apache Iceberg tables, the same for all runs. Imports pyiceberg.
+"""Publishes an export to a lakehouse: its tables as Apache Iceberg tables, shared by all runs. Imports pyiceberg.
 
     files of the manifest that the table lacks ─▶ appended  ┐ one commit for each batch, with the
     files of the table that the manifest lacks ─▶ deleted   ┘ offsets of the export in the snapshot's properties
 
-Each row has the run and the name of the exported file that it comes from, and the tables are partitioned by both. So the table itself says
-what it holds: whoever is killed goes on, nothing is there twice, and a file that was written again replaces its rows. Snapshots may be
-expired and data files compacted by whoever keeps the lakehouse.
+Each row has its run and the name of its exported file, and the tables are partitioned by both. So the table itself shows which files it
+holds: after a kill the next call goes on, no row is there twice, and a file that was written again replaces its rows. The owner of the
+lakehouse may expire snapshots and compact data files.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from echo_schemas.errors import UserError
 
 RUN, FILE = "run_id", "export_file"
 PREFIX = "echoswarm."
-"""How the properties of a snapshot begin: `run`, `offsets` (by topic and partition, [start, end)), `tip`, `written-ms`."""
-# Files of so many bytes are one commit: a table with a commit for each file of a long run would be slow to open.
+"""Prefix of a snapshot's properties: `run`, `offsets` (by topic and partition, [start, end)), `tip`, `written-ms`."""
+# Bytes of files in one commit: with a commit for each file, the table of a long run would be slow to open.
 _BATCH_BYTES = 64 << 20
 
 
 @dataclass(slots=True, kw_only=True)
 class Published:
-    """What one call did, over all tables: rows and files that were appended, and files of before that they replace."""
+    """The result of one call, over all tables: appended rows and files, and earlier files that they replace."""
 
     num_rows: int = 0
     num_files: int = 0
@@ -47,20 +47,18 @@ class Published:
 
 
 def publish_export(home: Path, manifest: ExportManifest, catalog: str, namespace: str) -> Published:
-    """Bring the tables of `namespace` to where the export of a run is. `catalog`: by its name in pyiceberg's own configuration.
-
-    Raises UserError for a catalog that cannot be used, a table that is not an export's, and another writer at the same time.
-    """
+    """Bring the tables of `namespace` to the state of a run's export. `catalog`: its name in pyiceberg's own configuration. Raises
+    UserError for an unusable catalog, a table that is not of an export, and another writer at the same time."""
     done = Published()
     try:
         opened = load_catalog(catalog)
         opened.create_namespace_if_not_exists(namespace)
-        # Records are bytes for the viewer.
+        # The table of records holds bytes for the viewer only.
         for table in (table for table in Table if table is not Table.RECORDS):
             _publish_table(home, manifest, table, _opened(opened, f"{namespace}.{table.value}", manifest, table), done)
     except CommitFailedException as exc:
         raise UserError(
-            f"Somebody else has changed a table of {catalog}.{namespace} meanwhile ({exc}).", hint="Export again: it goes on from there."
+            f"Another writer has changed a table of {catalog}.{namespace} meanwhile ({exc}).", hint="Export again: it goes on from there."
         ) from exc
     except (ValueError, OSError, SQLAlchemyError) as exc:
         raise UserError(
@@ -71,7 +69,7 @@ def publish_export(home: Path, manifest: ExportManifest, catalog: str, namespace
 
 
 def _opened(catalog: Catalog, name: str, manifest: ExportManifest, table: Table) -> IcebergTable:
-    """The table, made if need be, with a column for each reward of the run."""
+    """The table, created if it is missing, with a column for each reward of the run."""
     columns = schema_of(manifest.reward_names) if table is Table.TRAJECTORIES else SCHEMAS[table]
     schema = pa.schema([(RUN, pa.string()), (FILE, pa.string()), *columns])
     try:
@@ -121,13 +119,13 @@ def _publish_table(home: Path, manifest: ExportManifest, table: Table, iceberg: 
 
 def _of_files(run_id: str, paths: Sequence[str]) -> Any:
     """The rows of some exported files of a run."""
-    # What pyiceberg's expressions are said to take is what they keep inside.
+    # pyiceberg annotates these with the types that they store, not with those that they accept.
     is_equal, is_one_of = cast("Any", EqualTo), cast("Any", In)
     return And(is_equal(RUN, run_id), is_one_of(FILE, paths))
 
 
 def _files_in(iceberg: IcebergTable, run_id: str) -> set[str]:
-    """The exported files of a run that a table holds."""
+    """The exported files of a run in a table."""
     partitions = [each["partition"] for each in iceberg.inspect.partitions().to_pylist()] if iceberg.current_snapshot() else []
     return {each[FILE] for each in partitions if each[RUN] == run_id}
 
@@ -151,5 +149,5 @@ def _rows(home: Path, run_id: str, file: ExportedFile) -> Any:
 
 
 def _slot(path: str) -> str:
-    """What two states of one file have in common: all but the checksum."""
+    """The part of the path that two states of one file share: all but the checksum."""
     return path.rpartition("-")[0]

@@ -1,10 +1,10 @@
-"""Where a row of an export lies: its slot, and the name of the file of a slot. Pure.
+"""The slots of an export's rows, and the file names of slots. Pure.
 
     run=demo/trajectories/versions=100-199/p00003-0000000000000020000-9f2c41d07ab3.parquet
     run      table        bucket           partition, first offset of the stride, first digits of the file's SHA-256
 
-A slot has one file. The name holds the file's checksum: the same content written again overwrites itself, other content never overwrites
-a file that a manifest names.
+A slot has one file. Its name holds the checksum, so equal content overwrites itself and other content never overwrites a file that a
+manifest names.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from enum import StrEnum
 from pathlib import Path
 
 STRIDE = 10_000
-"""Offsets of a partition that share a file."""
+"""Offsets of a partition in one file."""
 BUCKET = 100
-"""Versions that share a folder."""
+"""Versions in one folder."""
 UNKNOWN = "none"
-"""The bucket of a record that nobody can read, and so has no version."""
+"""The bucket of unreadable records, whose version is unknown."""
 STAGED = ".staged-"
-"""How the name of a file begins that is still being written."""
+"""Prefix of the name of an unfinished file."""
 
 _DIGITS = 12
 _OURS = re.compile(rf"(?:p\d{{5}}-\d{{19}}-[0-9a-f]{{{_DIGITS}}}|{re.escape(STAGED)}.+)\.parquet")
 
 
 class Table(StrEnum):
-    """What an export consists of. Trajectories, rewards and records grow by offsets; the others are made of the books.
-
-    `records`: what other topics hold, as bytes, for whoever reads the export as if it were the log (`exported_log`).
-    """
+    """The tables of an export. Trajectories, rewards and records grow by offsets; the others are made from the books. `records`: bytes of
+    other topics' records, for readers that use the export as a log (`exported_log`)."""
 
     TRAJECTORIES = "trajectories"
     REWARDS = "rewards"
@@ -44,9 +42,8 @@ class Table(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
-    """`start`: first offset of a stride, or first version of a bucket; of a rescore's, the number of the file. `bucket`: empty for a table
-    that knows no versions; of records their topic.
-    """
+    """`start`: first offset of a stride, or first version of a bucket; in a rescore's export, the number of the file. `bucket`: empty for a
+    table without versions; for records, their topic."""
 
     table: Table
     partition: int
@@ -61,7 +58,7 @@ class Slot:
 
     @property
     def topic(self) -> str:
-        """Whose offsets its rows have; empty for a table that is made of the books."""
+        """The topic of its rows' offsets; empty for a table made from the books."""
         if self.table in (Table.TRAJECTORIES, Table.REWARDS):
             return self.table.value
         return self.bucket if self.table is Table.RECORDS else ""
@@ -77,7 +74,7 @@ def folder_of(export: Path, run_id: str) -> Path:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a file has a name that only an export gives."""
+    """Whether a file name is one that an export gives."""
     return _OURS.fullmatch(name) is not None
 
 

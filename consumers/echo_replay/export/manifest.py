@@ -1,15 +1,17 @@
-"""What an export holds: the one file that makes the others count. Written last, by rename; a file that it does not name is a leftover."""
+"""The manifest of an export: the list of its files. Written last, by rename; a file that it does not name is a leftover."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from echo_replay.export.layout import BUCKET, STRIDE, Slot, Table, folder_of, is_ours
 from echo_schemas.errors import UserError
@@ -18,12 +20,12 @@ FORMAT = 1
 """Grows when an older release could misread an export."""
 NAME = "manifest.json"
 _LOCK = ".lock"
-_NEW_FOLDER = "Export into a new folder; this one stays as it is."
+_OTHER_FOLDER = "Export into another folder; this one stays as it is."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedFile:
-    """A file and what it holds. `num_unsettled`: rows whose fate may change, for a table whose rows have one."""
+    """A file. `num_unsettled`: rows whose fate may change, for a table whose rows have one."""
 
     slot: Slot
     path: str
@@ -36,10 +38,8 @@ class ExportedFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportManifest:
     """`identity`: the cluster's id under `cluster`, each topic's under its name. `ranges`: offsets [start, end) by topic and partition.
-
-    `reward_names`: those that have a column of their own. `missing`: what retention had removed, a sentence each. `rescored`: name and
-    version of the one reward of which it holds the scores of a rescore, and nothing else; empty for an export of the run.
-    """
+    `reward_names`: rewards with a column of their own. `missing`: the ranges that retention had removed, a sentence each. `rescored`: for
+    the scores of a rescore, the name and version of its reward; empty for an export of the run."""
 
     run_id: str
     namespace: str
@@ -55,30 +55,40 @@ class ExportManifest:
     files: tuple[ExportedFile, ...] = ()
 
     def rows(self, table: Table) -> int:
-        """How many rows of a table there are."""
+        """Number of rows of a table."""
         return sum(file.rows for file in self.files if file.slot.table is table)
 
 
 def read_manifest(home: Path) -> ExportManifest | None:
-    """Of the folder of a run; None if nothing was committed there. Raises UserError for one that this release cannot read."""
+    """The manifest in a run's folder; None if nothing was committed there. Raises UserError if this release cannot read it."""
     path = home / NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as exc:
-        raise UserError(f"{path} cannot be read ({exc}).", hint=_NEW_FOLDER) from exc
+        raise UserError(f"{path} cannot be read ({exc}).", hint=_OTHER_FOLDER) from exc
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
-        raise UserError(f"{path} is of format {found!r}; this release reads and writes format {FORMAT}.", hint=_NEW_FOLDER)
+        raise UserError(f"{path} is of format {found!r}; this release reads and writes format {FORMAT}.", hint=_OTHER_FOLDER)
+    refusal = f"{path} is no manifest of an export"
+    if lacking := {each.name for each in fields(ExportManifest)} - {"rescored"} - content.keys():
+        raise UserError(f"{refusal}: it lacks {', '.join(sorted(lacking))}.", hint=_OTHER_FOLDER)
     try:
-        return _parsed(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise UserError(f"{path} is no manifest of an export ({type(exc).__name__}: {exc}).", hint=_NEW_FOLDER) from exc
+        manifest = TypeAdapter(ExportManifest).validate_python(content)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{refusal}: {where} is {first['input']!r}. {first['msg']}.", hint=_OTHER_FOLDER) from exc
+    for file in manifest.files:
+        # A forged manifest must not make us read a file outside the folder, or count it as ours.
+        if file.path != str(file.slot.path(file.sha256)) or ".." in file.path:
+            raise UserError(f"{refusal}: {file.path!r} is not the name of such a file.", hint=_OTHER_FOLDER)
+    return manifest
 
 
 def write_manifest(home: Path, manifest: ExportManifest) -> None:
-    """The files that it names count from now on. Raises OSError."""
+    """Commit the manifest: from now on its files count. Raises OSError."""
     content = {"format": FORMAT, **asdict(manifest)}
     staged = home / f".{NAME}"
     with staged.open("w", encoding="utf-8") as file:
@@ -87,17 +97,12 @@ def write_manifest(home: Path, manifest: ExportManifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     staged.rename(home / NAME)
-    sync_folder(home)
-
-
-def runs_in(export: Path) -> list[str]:
-    """The runs of which something is committed in an export."""
-    return sorted(path.parent.name.removeprefix("run=") for path in export.glob(f"run=*/{NAME}"))
+    sync(home)
 
 
 def open_export(export: Path, run_id: str = "") -> tuple[Path, ExportManifest]:
-    """The folder of a run and what it holds; without a name, of the only run. Raises UserError."""
-    runs = runs_in(export)
+    """A run's folder and manifest; without a name, of the only run. Raises UserError."""
+    runs = sorted(path.parent.name.removeprefix("run=") for path in export.glob(f"run=*/{NAME}"))
     if not runs:
         raise UserError(f"{export} holds no export.", hint=f"Make one: echoswarm export --to {export}.")
     if not run_id and len(runs) > 1:
@@ -109,18 +114,39 @@ def open_export(export: Path, run_id: str = "") -> tuple[Path, ExportManifest]:
     return home, manifest
 
 
-def remove_leftovers(home: Path, manifest: ExportManifest | None) -> int:
-    """Remove files of exports that were killed, or were replaced; how many there were. Raises OSError."""
+def check_identity(manifest: ExportManifest, home: Path, *, run_id: str, namespace: str, identity: Mapping[str, str]) -> None:
+    """Raises UserError unless the export is of this run of this cluster. Names return when a cluster or topic is recreated, ids do not."""
+    if manifest.run_id != run_id:
+        raise UserError(f"{home} holds an export of the run {manifest.run_id!r}, not of {run_id!r}.", hint=_OTHER_FOLDER)
+    if manifest.namespace != namespace:
+        raise UserError(f"{home} is of the namespace {manifest.namespace!r}, this run is in {namespace!r}.", hint=_OTHER_FOLDER)
+    if manifest.identity.get("cluster") != identity.get("cluster"):
+        raise UserError(f"{home} is an export of another Kafka cluster, whose run has the same name.", hint=_OTHER_FOLDER)
+    for topic, known in manifest.identity.items():
+        if topic in identity and identity[topic].partition("/")[0] != known.partition("/")[0]:
+            raise UserError(f"The topic {topic} was made anew since {home} was exported.", hint=_OTHER_FOLDER)
+
+
+def unwritable(what: str, home: Path, exc: OSError) -> UserError:
+    """The error to raise when `what` cannot be written to `home`."""
+    is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+    return UserError(
+        f"The {what} cannot be written to {home} ({exc.strerror or exc}).",
+        hint=f"{'Make room, or choose another disk' if is_full else 'Choose a folder that you may write to'}; what was committed stays.",
+    )
+
+
+def remove_leftovers(home: Path, manifest: ExportManifest | None) -> None:
+    """Remove the files that the manifest does not name: of killed exports, or replaced ones. Raises OSError."""
     named = {file.path for file in manifest.files} if manifest else set()
-    found = [path for path in home.rglob("*.parquet") if is_ours(path.name) and str(path.relative_to(home)) not in named]
-    for path in found:
-        path.unlink()
-    return len(found)
+    for path in list(home.rglob("*.parquet")):
+        if is_ours(path.name) and str(path.relative_to(home)) not in named:
+            path.unlink()
 
 
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
-    """One export at a time. Raises UserError if another one writes there."""
+    """Lock the folder for one export. Raises UserError if another one writes there."""
     with (home / _LOCK).open("w") as file:
         try:
             flock(file, LOCK_EX | LOCK_NB)
@@ -130,54 +156,16 @@ def locked(home: Path) -> Iterator[None]:
 
 
 def forget_if_empty(home: Path) -> None:
-    """Remove the folder of a run of which nothing was exported, because there is no such run, say."""
+    """Remove a run's folder if nothing was exported, for example because the run does not exist."""
     if [path.name for path in home.iterdir()] == [_LOCK]:
         (home / _LOCK).unlink()
         home.rmdir()
 
 
-def sync_folder(folder: Path) -> None:
-    """A rename in it survives a loss of power from now on."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """From now on a file's content, or a rename in a folder, survives a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _parsed(content: Mapping[str, Any]) -> ExportManifest:
-    return ExportManifest(
-        run_id=str(content["run_id"]),
-        namespace=str(content["namespace"]),
-        identity={str(name): str(value) for name, value in content["identity"].items()},
-        stride=int(content["stride"]),
-        bucket=int(content["bucket"]),
-        ranges={
-            topic: {int(number): (int(start), int(end)) for number, (start, end) in ranges.items()}
-            for topic, ranges in content["ranges"].items()
-        },
-        tip=int(content["tip"]),
-        written_ms=int(content["written_ms"]),
-        reward_names=tuple(content["reward_names"]),
-        missing=tuple(content["missing"]),
-        rescored=tuple(content.get("rescored", ())),
-        files=tuple(_file(file) for file in content["files"]),
-    )
-
-
-def _file(content: Mapping[str, Any]) -> ExportedFile:
-    fields = dict(content)
-    slot = fields.pop("slot")
-    parsed = ExportedFile(
-        slot=Slot(Table(slot["table"]), int(slot["partition"]), int(slot["start"]), str(slot["bucket"])),
-        path=str(fields["path"]),
-        rows=int(fields["rows"]),
-        num_bytes=int(fields["num_bytes"]),
-        sha256=str(fields["sha256"]),
-        num_unsettled=int(fields["num_unsettled"]),
-    )
-    # A manifest that a stranger wrote must not make us read, or count as ours, what lies elsewhere.
-    if parsed.path != str(parsed.slot.path(parsed.sha256)) or ".." in parsed.path:
-        message = f"{parsed.path!r} is not the name of such a file"
-        raise ValueError(message)
-    return parsed

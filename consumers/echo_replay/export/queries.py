@@ -33,9 +33,8 @@ class Answer:
 
 
 def ask(home: Path, manifest: ExportManifest, question: str, *, timeout_s: float, limit: int, most_mb: int | None = None) -> Answer:
-    """The first `limit` rows of the answer (0: all). `most_mb`: memory for it; None: what DuckDB takes by itself, most of the machine's.
-    Raises UserError for what is no question, may not be read, takes too long or too much memory.
-    """
+    """The first `limit` rows of the answer (0: all). `most_mb`: its memory; None: DuckDB's default, most of the machine's. Raises UserError
+    for a question that is invalid, reads other files, or takes too long or too much memory."""
     with _opened(home, manifest, most_mb) as connection:
         _refuse_all_but_select(connection, question)
         timer = threading.Timer(timeout_s, connection.interrupt)
@@ -62,7 +61,7 @@ def ask(home: Path, manifest: ExportManifest, question: str, *, timeout_s: float
 
 
 def check_question(question: str) -> None:
-    """Before anything is read for it. Raises UserError for what is no single SELECT."""
+    """Check a question before any data is read. Raises UserError unless it is a single SELECT."""
     with duckdb.connect(":memory:") as connection:
         _refuse_all_but_select(connection, question)
 
@@ -81,7 +80,7 @@ def _opened(home: Path, manifest: ExportManifest, most_mb: int | None) -> Iterat
             ) from exc
         everything = [path for mine in paths.values() for path in mine]
         connection.execute(f"SET allowed_paths = {_list(everything)}")
-        # What does not fit into memory is refused: a folder of spilled rows would be one more place to write.
+        # Refuse an answer that does not fit into memory: no rows are spilled to a folder.
         connection.execute("SET temp_directory = ''")
         if most_mb is not None:
             connection.execute(f"SET memory_limit = '{most_mb}MB'")
@@ -103,7 +102,7 @@ def _refuse_all_but_select(connection: Any, question: str) -> None:
 
 def _add_table(connection: Any, table: Table, paths: list[str], reward_names: tuple[str, ...]) -> None:
     if paths:
-        # Files of different times have different rewards.
+        # Files written at different times have columns of different rewards.
         files = f"read_parquet({_list(paths)}, union_by_name = true, hive_partitioning = false)"
         connection.execute(f"CREATE VIEW {table} AS SELECT * FROM {files}")  # noqa: S608  quoted
         return

@@ -1,7 +1,7 @@
-"""What an export keeps of a run beside trajectories and rewards: messages of other topics, each with the bytes of its record.
+"""The messages of other topics that an export keeps beside trajectories and rewards, each with the bytes of its record.
 
-Bytes are of the schemas of this release, whoever wrote the message: an export is read without a registry. A batch that lies in chunks of
-its own is put into its report.
+Records are encoded again with this release's schemas, so that an export is read without a registry. A batch in chunks is put inline into
+its report.
 """
 
 from __future__ import annotations
@@ -25,16 +25,13 @@ _KEPT = (STEPS, DROPS, WEIGHTS, CONTROL)
 
 
 def kept_topics(namespace: Namespace) -> dict[str, str]:
-    """Logical name → physical one of the topics of which every message of the run is kept, in the order in which they are read."""
+    """Logical name → physical name of the topics whose messages of the run are all kept, in the order of reading."""
     names = {topic.name: namespace.topic(topic) for topic in _KEPT}
     return {**names, f"{TRAJECTORIES.name}{DEAD_LETTER_SUFFIX}": namespace.dead_letters(TRAJECTORIES)}
 
 
 def own_records(bus: Bus, batches: Iterable[list[RawMessage]]) -> Iterator[tuple[RawMessage, bytes | None]]:
-    """The run's messages with what is kept of their values: None of a tombstone, and of a dead letter, of which the headers tell enough.
-
-    Raises RegistryError.
-    """
+    """The run's messages with their kept values: None for a tombstone or a dead letter, whose headers suffice. Raises RegistryError."""
     run_id = str(bus.run_id)
     letters = bus.namespace.dead_letters(TRAJECTORIES)
     keys = run_id.encode(), f"{run_id}/".encode()
@@ -55,7 +52,7 @@ def own_records(bus: Bus, batches: Iterable[list[RawMessage]]) -> Iterator[tuple
 
 
 def newest_records(bus: Bus, workers: Mapping[str, WorkerStatus]) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """Logical name → key and bytes, of the topics of which only the newest record of each key matters. Raises TransportError."""
+    """Logical name → keys and bytes, for the topics whose newest record of each key is kept. Raises TransportError."""
     found: dict[str, Mapping[str, Record]] = {
         RUNS.name: bus.newest(RUNS, Run, only=bus.run_id),
         PROGRESS.name: bus.newest(PROGRESS, Progress, only=bus.run_id),

@@ -1,12 +1,11 @@
-"""What became known of exported trajectories since they were written: fates that were open, and rewards that came late. Imports pyarrow.
+"""Updates exported trajectories: with fates that were open, and rewards that came late. Imports pyarrow.
 
-A value that a row has is never taken back: the first scored reward of a name counts, and of a fate that retention has removed from the
-books the row is the only witness.
+A value is never removed from a row: the first scored reward of a name counts, and a fate may survive in the row alone after retention has
+removed it from the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +20,13 @@ from echo_replay.reward_columns import RewardColumns
 from echo_replay.selection import Fate
 from echo_schemas.records import Purpose
 
-# A record that the learner could not read, or whose group it dropped, may still get a word of its own.
+# A record that the learner could not read may still get a state of its own.
 _MAY_CHANGE = (Fate.OPEN, Fate.DEAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What is known of one partition. `rewards`: those that came since; `names`: the rewards that may have a column."""
+    """The news of one partition. `rewards`: the new ones; `names`: the rewards that may have a column."""
 
     partition: int
     fates: Fates
@@ -35,23 +34,23 @@ class News:
     names: tuple[str, ...]
 
     def schema_of(self, schema: Any) -> Any:
-        """The columns of a file that had those of `schema` (None: there was none)."""
+        """The columns of the new file, whose predecessor had those of `schema` (None: there was none)."""
         new = {name for name in self.rewards.names if name in self.names}
         return schema_of((frozenset() if schema is None else names_in(schema)) | new)
 
 
 def is_unsettled(entry: BookEntry) -> bool:
-    """Whether the fate may become another one."""
+    """Whether the fate may change."""
     return entry.fate in _MAY_CHANGE or (entry.drop is not None and entry.drop.of_group)
 
 
 def count_unsettled(table: Any) -> int:
-    """How many rows have a fate that may become another one."""
+    """Number of rows whose fate may change."""
     return int(_unsettled(table).sum())
 
 
 def refresh(table: Any, news: News, schema: Any) -> tuple[Any, int]:
-    """The rows of `table` with what is known now, in the columns of `schema`; and how many rows have changed."""
+    """The updated rows of `table` in the columns of `schema`, and the number of rows that changed."""
     changed = np.zeros(table.num_rows, np.bool_)
     offsets = pc.struct_field(table["kafka"], "offset").to_numpy()
     # A column that an older release did not write is null.
@@ -86,21 +85,17 @@ def _new_fates(table: Any, offsets: npt.NDArray[np.int64], news: News, changed: 
     if not any(is_news):
         return {}
     changed[places[is_news]] = True
-    found = dict(zip(places[is_news].tolist(), _only(said, is_news), strict=True))
+    found = {at: words for at, words, is_new in zip(places.tolist(), said, is_news, strict=True) if is_new}
     return {
         name: pa.array([found[at][name] if at in found else old for at, old in enumerate(table[name].to_pylist())], column.type)
         for name, column in fate_columns([]).items()
     }
 
 
-def _only(rows: Iterable[dict[str, Any]], wanted: Iterable[bool]) -> list[dict[str, Any]]:
-    return [row for row, is_wanted in zip(rows, wanted, strict=True) if is_wanted]
-
-
 def _with_rewards(
     known: Any, name: str, offsets: npt.NDArray[np.int64], rewards: RewardColumns, changed: npt.NDArray[np.bool_]
 ) -> Any:  # fmt: skip
-    """A reward's column, its nulls filled with what came since."""
+    """A reward's column with new values in place of nulls."""
     if name not in rewards.names or not len(offsets):
         return known
     mine = rewards.codes == rewards.names.index(name)

@@ -1,9 +1,8 @@
-"""One Parquet file: written beside its place, hashed, and renamed to the name that its content gives it. Imports pyarrow."""
+"""One Parquet file: written under a temporary name, hashed, and renamed to its name, which holds the hash. Imports pyarrow."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,17 +12,16 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from echo_replay.export.layout import STAGED, Slot
-from echo_replay.export.manifest import ExportedFile, sync_folder
+from echo_replay.export.manifest import ExportedFile, sync
 
 # Every reader of Parquet knows it, and texts become smaller than with the default (snappy).
 _COMPRESSION = "zstd"
-# Of every token its own numbers: a dictionary of them, and the least and the largest, cost more than all other columns and help nobody.
+# Numbers of each token: a dictionary and statistics of them would cost more than all other columns, and no query uses them.
 _PER_TOKEN = ("tokens", "logprobs")
-# Bytes of floats that are alike lie together (Parquet format, "BYTE_STREAM_SPLIT"), which makes them a quarter smaller.
+# Stores equal bytes of the floats together (Parquet format, "BYTE_STREAM_SPLIT"), which makes them a quarter smaller.
 _SPLIT = ("logprobs",)
-# What is read at once of a file, and kept of one that is written.
+# Bytes of a group of rows: read at once, and kept in memory while a file is written.
 _GROUP_BYTES = 32 << 20
-_PIECE_BYTES = 1 << 20
 
 
 class StagedFile:
@@ -50,18 +48,14 @@ class StagedFile:
             self._flush()
 
     def finish(self) -> ExportedFile:
-        """The file is whole, on the disk and under its name. Raises OSError."""
+        """Complete the file on the disk and rename it. Raises OSError."""
         self._flush()
         self._writer.close()
-        descriptor = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(self._path)
         sha256 = sha256_of(self._path)
         path = self._home / self._slot.path(sha256)
         self._path.rename(path)
-        sync_folder(path.parent)
+        sync(path.parent)
         return ExportedFile(
             slot=self._slot,
             path=str(path.relative_to(self._home)),
@@ -72,21 +66,21 @@ class StagedFile:
         )
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
-        # Where the disk is full, closing fails as writing did.
+        """Remove the unfinished file."""
+        # On a full disk closing fails as writing did.
         with suppress(OSError):
             self._writer.close()
         self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
-        # Small pieces become one group of rows.
+        # Waiting tables become one group of rows.
         if self._waiting:
             self._writer.write_table(pa.concat_tables(self._waiting))
         self._waiting, self._num_bytes = [], 0
 
 
 def _encodings(schema: Any) -> dict[str, Any]:
-    """How the columns of a schema are written, by the names that Parquet has for them."""
+    """The options of `ParquetWriter` for the columns of a schema, by their names in Parquet."""
     empty = pa.BufferOutputStream()
     parquet.write_table(schema.empty_table(), empty)
     columns = parquet.ParquetFile(pa.BufferReader(empty.getvalue())).schema
@@ -97,18 +91,18 @@ def _encodings(schema: Any) -> dict[str, Any]:
 
 
 def write_whole(home: Path, slot: Slot, table: Any) -> ExportedFile:
-    """A file of one table. Raises OSError."""
+    """Write one table to a file. Raises OSError."""
     file = StagedFile(home, slot, table.schema)
     try:
         file.write(table)
         return file.finish()
-    except BaseException:  # whatever ends it: nothing half-written stays
+    except BaseException:  # after any failure, an interrupt included, remove the unfinished file
         file.abandon()
         raise
 
 
 def row_groups(path: Path) -> Iterator[Any]:
-    """The tables of a file, one after another, each as large as it was written. Raises OSError."""
+    """The groups of rows of a file, one after another. Raises OSError."""
     with parquet.ParquetFile(path) as file:
         for number in range(file.num_row_groups):
             yield file.read_row_group(number)
@@ -121,8 +115,5 @@ def schema_in(path: Path) -> Any:
 
 def sha256_of(path: Path) -> str:
     """Raises OSError."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Whether an export is what its manifest says: every file there, whole, and each record of the log in it once. Imports pyarrow."""
+"""Compares an export with its manifest: every file exists and is whole, and each record of the log is there once. Imports pyarrow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Place = tuple[Table, int, str, int]
 
 @dataclass(slots=True, kw_only=True)
 class Verified:
-    """What was found. `problems`: a sentence each; none: the export is sound."""
+    """The result. `problems`: a sentence each; none: the export is sound."""
 
     num_files: int = 0
     num_bytes: int = 0
@@ -41,7 +41,7 @@ def verify_export(home: Path, manifest: ExportManifest) -> Verified:
             verified.rows[file.slot.table] += file.rows
         if not file.slot.topic:
             continue
-        # Files of one stride follow one another: those of earlier ones need not be remembered.
+        # The files of a partition follow one another: forget the records of earlier partitions.
         seen = {each for each in seen if each[:2] == (file.slot.table, file.slot.partition)}
     return verified
 

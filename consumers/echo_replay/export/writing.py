@@ -1,7 +1,7 @@
-"""The files of an export that are under way: written on a thread of their own, while the caller's makes their next rows. Imports pyarrow.
+"""Writes the files of an export on a second thread, while the caller's thread makes the next rows. Imports pyarrow.
 
-Encoding and compressing leave the interpreter free, and so does waiting for a disk. Threads: everything here is called by the caller's; the
-methods of the files run on the other one, in the order in which they were asked for. At most `_AHEAD` tables wait for it.
+Encoding, compressing and waiting for the disk release the interpreter's lock. Threads: the caller's calls everything here; the second one
+runs the methods of the files, in the order of the calls. At most `_AHEAD` tables wait for it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from echo_replay.export.layout import Slot
 from echo_replay.export.manifest import ExportedFile
 from echo_replay.export.table_file import StagedFile
 
-# As many as are made while a group of rows is encoded; each is some megabytes.
+# As many tables as the caller makes while a group of rows is encoded; each has some megabytes.
 _AHEAD = 4
 
 
 class Writing:
-    """A context manager: at its end, whatever ends it, nothing half-written stays."""
+    """A context manager: at its end, also after a failure, it removes unfinished files."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -34,7 +33,7 @@ class Writing:
     def __enter__(self) -> Writing:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
         for file in self._open.values():
             file.abandon()
@@ -45,15 +44,15 @@ class Writing:
         return file
 
     def write(self, file: StagedFile, table: Any, num_unsettled: int = 0) -> None:
-        """Append rows. Raises what an earlier call has raised: OSError."""
+        """Append rows. Raises the error of an earlier call: OSError."""
         self._ask(file.write, table, num_unsettled)
 
     def finish(self, file: StagedFile) -> None:
-        """The file is whole soon: then `finished` tells of it. Raises as `write`."""
+        """Ask to complete the file; `finished` returns it then. Raises as `write`."""
         self._ask(file.finish)
 
     def finished(self) -> list[ExportedFile]:
-        """The files that were finished since the last time, once all that was asked for is done. Raises as `write`."""
+        """Wait for all calls; return the newly finished files. Raises as `write`."""
         while self._ahead:
             self._wait()
         finished, self._finished = self._finished, []

@@ -1,12 +1,12 @@
-"""What a scoring process of a rescore does: chunks of messages in, one answer for each message out, as soon as it is there.
+"""The scoring process of a rescore: reads chunks of messages and writes one answer for each message, as soon as it has one.
 
     in    u32 count, then for each message u32 partition, i64 offset, u32 size; then the messages one behind another
     out   u32 size of what follows, u32 which message of the chunk, u8 outcome, f64 value, f64 seconds, f64 US dollars,
-          u32 size of the error; then the error, and the record as it is to be written
+          u32 size of the error; then the error, and the record to write
 
-The first answer is for no message: the function is imported (`READY`), or cannot be (`BROKEN`, with a sentence).
+The first answer is for no message: the function is imported (`READY`), or cannot be imported (`BROKEN`, with a sentence).
 
-Threads: everything on the main one, but for one that ends the process with its parent.
+Threads: the main one does everything; a second one ends the process when its parent ends.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _SIZE = struct.Struct(">I")
 _PLACED = struct.Struct(">IqI")
 _ANSWER = struct.Struct(">IBdddI")
 COST = "cost_usd"
-"""The component by which a function says what a sample has cost, in US dollars."""
+"""The component in which a function reports the cost of a sample, in US dollars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
-    """What a scoring process is told. `path`: the function, as the command line names it."""
+    """The task of a scoring process. `path`: the function, as on the command line."""
 
     path: str
     order: RescoreOrder
@@ -55,9 +55,8 @@ class Errand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of one message of a chunk. `outcome` None: nobody can read it. `record`: as it is to be written; None where the call had
-    to be ended, and nobody has made one.
-    """
+    """The answer to one message of a chunk. `outcome` None: the message is unreadable. `record`: the bytes to write; None after a call that
+    was ended."""
 
     index: int
     outcome: RewardOutcome | None
@@ -69,13 +68,13 @@ class Answer:
 
 
 def pack_chunk(messages: Sequence[tuple[Coordinates, bytes]]) -> bytes:
-    """Messages, and where they lie, as a scoring process takes them."""
+    """A chunk of messages with their places, as a scoring process reads it."""
     heads = [_PLACED.pack(where.partition, where.offset, len(message)) for where, message in messages]
     return b"".join((_SIZE.pack(len(messages)), *heads, *(message for _, message in messages)))
 
 
 def unpack_answers(data: bytearray) -> list[tuple[int, Answer]]:
-    """The whole answers at the beginning of `data`, which they are removed from: (code, answer) each."""
+    """Take the whole answers off the beginning of `data`: (code, answer) each."""
     found: list[tuple[int, Answer]] = []
     at = 0
     while len(data) - at >= _SIZE.size:
@@ -102,8 +101,8 @@ def unpack_answers(data: bytearray) -> list[tuple[int, Answer]]:
 
 
 def serve(errand: Errand, incoming: Connection, outgoing: Connection) -> None:
-    """The life of a scoring process."""
-    # A group of its own: what a function forks is ended with it.
+    """The main function of a scoring process."""
+    # A process group of its own, so that a kill also ends the processes that a function forks.
     os.setpgid(0, 0)
     begin_process(errand.settings.scoring.memory_mb)
     out = Answers(functools.partial(os.write, outgoing.fileno()))
@@ -129,14 +128,14 @@ def serve(errand: Errand, incoming: Connection, outgoing: Connection) -> None:
 
 
 class Answers:
-    """Writes answers, each at once. `write(data)` says how many bytes of it were taken."""
+    """Writes answers, each at once. `write(data)` returns the number of bytes written."""
 
     def __init__(self, write: Callable[[bytes], int]) -> None:
         self._write = write
         self._pid = os.getpid()
 
     def judged(self, index: int, judgement: Judgement, record: bytes) -> None:
-        """What a function said of a message."""
+        """Write a function's judgement of a message."""
         self.send(
             index,
             _OUTCOMES.index(judgement.outcome),
@@ -158,9 +157,9 @@ class Answers:
         error: str = "",
         record: bytes = b"",
     ) -> None:
-        """One answer."""
+        """Write one answer."""
         if os.getpid() != self._pid:
-            # A function has forked and returned twice; only the process that was asked may answer.
+            # A function has forked and returned in both processes; only the original one may answer.
             os._exit(0)
         said = error.encode()
         head = _ANSWER.pack(index, code, value, seconds, cost_usd, len(said))
@@ -170,7 +169,7 @@ class Answers:
 
 
 class Worker:
-    """One function and the messages that it is asked about."""
+    """Applies one function to the messages of chunks."""
 
     def __init__(self, entry: Attached, errand: Errand, codec: Codec, out: Answers) -> None:
         self._entry, self._order, self._codec, self._out = entry, errand.order, codec, out
@@ -178,7 +177,7 @@ class Worker:
         self._scorer = Scorer([entry], run_id=errand.order.run_id, limits=errand.limits, metrics=StreamsMetrics(), clock=self._clock)
 
     def work(self, chunk: bytes, runner: asyncio.Runner) -> None:
-        """Answer each message of a chunk."""
+        """Write an answer to each message of a chunk."""
         if self._entry.function.kind is RewardKind.SYNC:
             for index, where, message in _messages(chunk):
                 if (item := self._read(index, where, message)) is not None:
@@ -187,7 +186,7 @@ class Worker:
             runner.run(self._together(chunk))
 
     async def _together(self, chunk: bytes) -> None:
-        """Asynchronous functions at once, each answer when it is there; a batch function with all of the chunk."""
+        """Call an asynchronous function for all messages at once, a batch function once for the whole chunk."""
         items: dict[int, Judgeable] = {}
         samples: dict[int, ScoredSample] = {}
         for index, where, message in _messages(chunk):
@@ -215,7 +214,7 @@ class Worker:
         self._out.judged(index, judgement, self._codec.encode(record))
 
     def _read(self, index: int, where: Coordinates, message: bytes) -> Judgeable | None:
-        """None if nobody can read it, which is the answer then."""
+        """The message's trajectory. None if it is unreadable; then the answer is written."""
         try:
             record = self._codec.decode(message)
         except InvalidRecord:

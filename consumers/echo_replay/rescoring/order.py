@@ -1,4 +1,4 @@
-"""What a rescore is told, and the record that it makes of a judgement."""
+"""The order of a rescore, and the record that it makes of a judgement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from echo_streams.scoring import Judgement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescoreOrder:
-    """What is written: `name` in the records, `code_version` of the function, `application`; what it is compared with (empty: nothing)."""
+    """Fields of the written records: `name`, `code_version` of the function, `application`. `compared`: the reward to compare with; empty:
+    none."""
 
     run_id: str
     name: str
@@ -21,7 +22,7 @@ class RescoreOrder:
     compared: str = ""
 
     def record(self, identity: Identity, where: Coordinates, judgement: Judgement, time_ms: int) -> Reward:
-        """The record of what was said of the trajectory at `where`."""
+        """The record of a judgement of the trajectory at `where`."""
         return Reward(
             run_id=self.run_id,
             group_id=identity.group_id,

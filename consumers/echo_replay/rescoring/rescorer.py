@@ -1,9 +1,9 @@
-"""A range of the past under another reward: what has no record of it is scored, and written.
+"""Scores a range of the past with another reward: every sample without a record of it gets one.
 
     history (undecoded) ─▶ without a record under the name? ─▶ chunks ─▶ scoring processes ─▶ records ─▶ sink
 
-Memory: some chunks of messages for each process, what waits to be written, and of each sample two values and its group for the comparison
-(24 bytes). Threads: the caller's, and one that writes, so that nothing waits for a commit.
+Memory: some chunks of messages for each process, the records waiting to be written, and 24 bytes a sample for the comparison (two values
+and its group). Threads: the caller's, and one that writes, so that scoring never waits for a commit.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from echo_streams.intake import Identity, identity_of
 from echo_streams.scoring import Judgement, ended
 
 TRIED = 16
-"""If none of so many samples gets a value, the reward is taken for broken and nothing is written."""
+"""If none of so many first samples gets a value, the reward counts as broken and nothing is written."""
 
-# Written together: at most so many, or what came in so long.
+# Write when so many records wait, or after so long.
 _AT_ONCE = 5_000
 _FLUSH_S = 2.0
 _MOST_ERRORS = 100
@@ -43,7 +43,7 @@ _MOST_ERRORS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """After the first `num` samples: seconds in the function, and what they cost (`cost_usd` among the components)."""
+    """After the first `num` samples: seconds in the function, and their cost (the component `cost_usd`)."""
 
     num: int
     call_s: float
@@ -52,7 +52,7 @@ class Estimate:
 
 @dataclass(slots=True, kw_only=True)
 class Rescored:
-    """What came of it. `num_known`: had a record already. `stopped`: why the rest was not scored; empty: all of it was."""
+    """The result. `num_known`: samples that had a record already. `stopped`: why the rest was not scored; empty: all were."""
 
     outcomes: Counter[RewardOutcome] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -65,12 +65,12 @@ class Rescored:
 
     @property
     def num_written(self) -> int:
-        """Samples that have a record now and had none before."""
+        """Samples that got a record now."""
         return self.outcomes.total()
 
 
 class ValueTable:
-    """Of each sample with a value of the new reward: that, the one it is compared with (NaN: none), and a number for its group."""
+    """For each sample with a value of the new reward: that value, the compared reward's value (NaN: none), and a number of its group."""
 
     def __init__(self) -> None:
         self._new, self._other, self._groups = array("d"), array("d"), array("q")
@@ -78,7 +78,7 @@ class ValueTable:
         self.num_other = 0
 
     def add(self, identity: Identity, new: float | None, other: float) -> None:
-        """One sample."""
+        """Add one sample."""
         self.num_other += not math.isnan(other)
         if new is None or math.isnan(new):
             return
@@ -87,12 +87,12 @@ class ValueTable:
         self._groups.append(self._numbers.setdefault((identity.group_id, identity.attempt), len(self._numbers)))
 
     def columns(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """New values, those compared with, groups."""
+        """New values, compared values, groups."""
         return np.array(self._new, np.float64), np.array(self._other, np.float64), np.array(self._groups, np.int64)
 
 
 class Broken(Exception):
-    """None of the first samples got a value; nothing was written. `answer`: the first of them."""
+    """None of the first samples got a value; nothing was written. `answer`: the first one's."""
 
     def __init__(self, num: int, answer: Answer) -> None:
         super().__init__(f"{num} samples, no value: {answer.error}")
@@ -109,10 +109,8 @@ def rescore(
     clock: Clock,
     tried: Callable[[Estimate], bool] = lambda _estimate: True,
 ) -> Rescored:
-    """Score what has no record yet, and write it. `tried`, called once after the first samples: whether to go on.
-
-    Raises Broken, UserError where the function cannot be imported, and as `told` and the sink do.
-    """
+    """Score and write every sample without a record. `tried` is called once, after the first samples: it returns whether to go on. Raises
+    Broken, UserError if the function cannot be imported, and as `told` and the sink do."""
     with seldom_collected(), ThreadPoolExecutor(1, thread_name_prefix="rescore") as thread:
         work = _Rescore(order, sink, codec, clock, thread)
         is_tried = False
@@ -145,8 +143,8 @@ class _Rescore:
         self._flushed_s = clock.monotonic_s()
 
     def wanted(self, told: Iterable[Told]) -> Iterator[Item]:
-        """What has no record under the name yet."""
-        name, compared, rescored = self._order.name, self._order.compared, self.rescored
+        """The samples without a record of this name."""
+        rescored = self.rescored
         for each in told:
             identity = self._identity(each)
             if identity is None:
@@ -155,8 +153,8 @@ class _Rescore:
             if identity.purpose is Purpose.PROBE:
                 rescored.num_probes += 1
                 continue
-            other = each.rewards.get(compared, math.nan)
-            known = self._sink.known(each.where) if self._sink.is_apart else each.rewards.get(name)
+            other = each.rewards.get(self._order.compared, math.nan)
+            known = self._sink.known(each)
             if known is not None:
                 rescored.num_known += 1
                 rescored.table.add(identity, known, other)
@@ -164,7 +162,7 @@ class _Rescore:
             yield Item(where=each.where, identity=identity, value=each.raw.value() or b"", compared=other)
 
     def take(self, judged: Sequence[Judged]) -> None:
-        """Answers become records that wait to be written."""
+        """Count answers and queue their records for writing."""
         for item, answer in judged:
             self.num_answered += 1
             self._call_s += answer.seconds
@@ -188,7 +186,7 @@ class _Rescore:
         return tried(Estimate(num=self.num_answered, call_s=self._call_s, cost_usd=self.rescored.cost_usd))
 
     def flush(self, *, only_if_due: bool = False) -> None:
-        """Write what waits, behind what is being written. Raises what that has raised."""
+        """Start to write the waiting records, once the write under way is done. Raises that write's error."""
         now_s = self._clock.monotonic_s()
         if only_if_due and len(self._waiting) < _AT_ONCE and now_s < self._flushed_s + _FLUSH_S:
             return
@@ -198,20 +196,20 @@ class _Rescore:
         self._waiting, self._flushed_s = [], now_s
 
     def settle(self) -> None:
-        """Wait for what is being written. Raises what that raises."""
+        """Wait for the write under way. Raises its error."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None
 
     def _record(self, item: Item, answer: Answer, outcome: RewardOutcome) -> bytes:
-        """Of a call that had to be ended: nobody else has made one."""
+        """The record of a call that was ended, for which the scoring process made none."""
         judgement = Judgement(outcome=outcome, value=answer.value, error=answer.error, seconds=answer.seconds)
         if answer.value is not None:
             judgement = ended(answer.value, answer.seconds)
         return self._codec.encode(self._order.record(item.identity, item.where, judgement, self._clock.time_ms()))
 
     def _identity(self, told: Told) -> Identity | None:
-        """By the headers; where they do not say it, by the record. None if nobody can read it."""
+        """The identity from the headers, or else from the record. None if that is unreadable."""
         name = next((value for header, value in raw_headers(told.raw) if header == "ce_id"), None)
         if name is not None and (found := identity_of(name.decode(errors="replace"), self._order.run_id)) is not None:
             return found

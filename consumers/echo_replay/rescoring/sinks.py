@@ -1,8 +1,7 @@
-"""Where the records of a rescore go: the topic `rewards`, or a folder of Parquet files. Each batch is there whole or not at all."""
+"""Targets of a rescore: the topic `rewards`, or a folder of Parquet files. A batch is written whole or not at all."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,44 +15,38 @@ from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.errors import ProducerFenced
-from echo_replay.fates import place_code
+from echo_replay.books import place_code
+from echo_replay.history import Told
 from echo_replay.rescoring.team import Item
 from echo_schemas.errors import UserError
 from echo_schemas.headers import Header, fresh_name, headers_for
-from echo_schemas.records import Coordinates, Reward
+from echo_schemas.records import Reward
 from echo_schemas.topics import REWARDS
 
 Written = tuple[Item, bytes]
-"""A sample, and its record as it is written."""
+"""A sample and its record's bytes."""
 
 
 class RewardSink(Protocol):
-    """Takes records, batch after batch. `is_apart`: it is not the log, so it is asked, and not the log, what is scored already."""
+    """Takes records, batch after batch."""
 
-    is_apart: bool
-
-    def known(self, where: Coordinates) -> float | None:
-        """What is held for the trajectory at `where` already, NaN for a record without a value; None: nothing."""
+    def known(self, told: Told) -> float | None:
+        """The trajectory's value in the target; NaN: a record without a value; None: no record."""
 
     def write(self, rewards: Sequence[Written]) -> None:
-        """All of them count when this returns, none if it raises or the process is killed before. Raises TransportError, UserError."""
+        """Write all; none count if this raises or the process is killed before it returns. Raises TransportError, UserError."""
 
 
 class TopicRewards:
-    """The topic `rewards`, each record on its trajectory's partition, in one transaction a batch.
-
-    Everything of a batch is there before the transaction begins: an open one holds back whoever reads committed records.
-    """
-
-    is_apart = False
+    """The topic `rewards`, each record on its trajectory's partition, in one transaction a batch. A batch is complete before its
+    transaction begins, because an open transaction holds back all readers of committed records."""
 
     def __init__(self, writer: TransactionalWriter, bus: Bus, run_id: str, name: str) -> None:
         self._writer, self._bus, self._run_id, self._name = writer, bus, run_id, name
         self._physical = bus.namespace.topic(REWARDS)
 
-    def known(self, where: Coordinates) -> float | None:
-        del where
-        return None
+    def known(self, told: Told) -> float | None:
+        return told.rewards.get(self._name)
 
     def write(self, rewards: Sequence[Written]) -> None:
         time_ms, source, signer = self._bus.clock.time_ms(), self._bus.client_id, self._bus.signer
@@ -74,16 +67,14 @@ class TopicRewards:
         except ProducerFenced as exc:
             raise UserError(
                 f"Another rescore under the name {self._name!r} has begun, so this one has ended.",
-                hint="What it wrote stays, and the other one goes on behind it. Or did this one stand still for 15 s? Start it again.",
+                hint="Its records stay, and the other one goes on after them. Or did this one stand still for 15 s? Start it again.",
             ) from exc
 
 
 @contextmanager
 def topic_rewards(bus: Bus, run_id: str, name: str) -> Iterator[TopicRewards]:
-    """The only one that writes under this name: an earlier one is ended, and what it left open is rolled back, before this is entered.
-
-    Raises NotAuthorized, DeadlineExceeded, TransportError.
-    """
+    """The only writer of this name: an earlier writer is fenced and its open transaction rolled back before this is entered. Raises
+    NotAuthorized, DeadlineExceeded, TransportError."""
     writer = bus.transactions(f"rescore.{run_id}.{name}", profiles.BRIEF_TRANSACTIONS)
     try:
         writer.start()
@@ -93,18 +84,16 @@ def topic_rewards(bus: Bus, run_id: str, name: str) -> Iterator[TopicRewards]:
 
 
 class FolderRewards:
-    """An export that has the table `rewards` alone: one file a batch, which counts when the manifest names it. Imports pyarrow."""
-
-    is_apart = True
+    """An export with the table `rewards` alone: one file a batch, valid once the manifest names it. Imports pyarrow."""
 
     def __init__(self, home: Path, bus: Bus, run_id: str, reward: tuple[str, str]) -> None:
-        """`home` is locked by the caller; `reward`: name and version. Raises UserError for a folder that holds something else."""
-        from echo_replay.export.identity import check_identity, identity_of
+        """The caller has locked `home`. `reward`: name and version. Raises UserError if the folder holds something else."""
+        from echo_learner.commit.session import identities
         from echo_replay.export.layout import Table
-        from echo_replay.export.manifest import ExportManifest, read_manifest, remove_leftovers
+        from echo_replay.export.manifest import ExportManifest, check_identity, read_manifest, remove_leftovers
 
         self._home, self._clock, self._codec = home, bus.clock, bus.codec
-        identity = identity_of(bus)
+        identity = identities(bus)
         name, version = reward
         known = read_manifest(home)
         if known is not None:
@@ -120,15 +109,15 @@ class FolderRewards:
         self._codes = codes[order]
         self._values = np.concatenate([values for _, values in found] or [np.zeros(0)])[order]
 
-    def known(self, where: Coordinates) -> float | None:
-        code = place_code(where.partition, where.offset)
+    def known(self, told: Told) -> float | None:
+        code = place_code(told.where.partition, told.where.offset)
         at = int(self._codes.searchsorted(code))
         return float(self._values[at]) if at < len(self._codes) and self._codes[at] == code else None
 
     def write(self, rewards: Sequence[Written]) -> None:
         from echo_replay.export.columns import judged_table
         from echo_replay.export.layout import Slot, Table
-        from echo_replay.export.manifest import write_manifest
+        from echo_replay.export.manifest import unwritable, write_manifest
         from echo_replay.export.table_file import write_whole
 
         decoded = [reward for _, record in rewards if isinstance(reward := self._codec.decode(record), Reward)]
@@ -138,24 +127,20 @@ class FolderRewards:
             self._manifest = replace(self._manifest, written_ms=self._clock.time_ms(), files=(*self._manifest.files, file))
             write_manifest(self._home, self._manifest)
         except OSError as exc:
-            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise UserError(
-                f"The scores cannot be written to {self._home} ({exc.strerror or exc}).",
-                hint=f"{'Make room' if full else 'Choose a folder that you may write to'}; what was committed stays.",
-            ) from exc
+            raise unwritable("scores", self._home, exc) from exc
 
 
 @contextmanager
 def folder_rewards(folder: Path, bus: Bus, run_id: str, reward: tuple[str, str]) -> Iterator[FolderRewards]:
-    """The only one that writes to the folder. Raises UserError for a folder of something else, or that another command writes to."""
+    """The only writer of the folder. Raises UserError if the folder holds something else, or another command writes to it."""
     from echo_replay.export.layout import folder_of
-    from echo_replay.export.manifest import forget_if_empty, locked
+    from echo_replay.export.manifest import forget_if_empty, locked, unwritable
 
     home = folder_of(folder, run_id)
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise UserError(f"{home} cannot be made ({exc.strerror or exc}).", hint="Choose a folder that you may write to.") from exc
+        raise unwritable("scores", home, exc) from exc
     with locked(home):
         try:
             yield FolderRewards(home, bus, run_id, reward)
@@ -164,7 +149,7 @@ def folder_rewards(folder: Path, bus: Bus, run_id: str, reward: tuple[str, str])
 
 
 def _values_in(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Where what lies that is judged, as one number each, and its value. Raises UserError for a file that is not there any more."""
+    """The `place_code` of each judged trajectory, and its value. Raises UserError for a file that cannot be read."""
     from pyarrow import ArrowException, parquet
 
     try:

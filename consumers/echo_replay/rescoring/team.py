@@ -1,10 +1,10 @@
-"""The scoring processes of a rescore: chunks of samples in, judged samples out; nothing that a function does is waited for without end.
+"""The scoring processes of a rescore: chunks of samples in, judged samples out. No call may last without end.
 
-A call hangs if its process has said nothing for the limit though it has something to do. The sample is the first one without an answer; of
-a function that takes many at once, all of the chunk. A process that hangs is killed with all that it has forked, and the rest of its chunks
-goes on in a new one.
+A call hangs if its process has chunks and has sent no answer within the limit. The hanging sample is the first one without an answer; of a
+function that takes many samples at once, all of the chunk. A process that hangs is killed with all processes that it forked, and the rest
+of its chunks goes to a new one.
 
-Threads: everything belongs to the caller's; each process has a thread here that does nothing but hand it chunks.
+Threads: the caller's owns everything; each process has one thread here that only sends it chunks.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from echo_streams.pool import START_TIMEOUT_S
 from echo_tasks.rewards import RewardFunction, RewardKind
 
 CHUNK = 256
-"""Samples that travel together, and that a batch function sees at once."""
+"""Samples of a chunk; a batch function gets them in one call."""
 CHUNK_BYTES = 4 << 20
-# One that is worked on and one that lies ready.
+# Chunks of a process: one in work, one ready.
 _AHEAD = 2
 _LOOK_S = 0.05
 _READ_BYTES = 1 << 20
-# A chunk has megabytes, and through a pipe of the usual 64 KB both sides would take turns thirty times. More than this needs privileges.
+# A chunk has megabytes: with a pipe of the usual 64 KB both sides would take turns thirty times. More than this needs privileges.
 _PIPE_BYTES = 1 << 20
-# So many calls in a row that had to be ended make it likely that the next one will.
+# Stop after so many ended calls in a row: the next one would hang or die too.
 _TRIPS = 8
-# An asynchronous function's own limit is kept inside; only one that does not await comes to this.
+# The process itself keeps the limit of an asynchronous function; only a function that does not await reaches this.
 _ASYNC_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A sample that is to be scored. `compared`: the value of the reward that the new one is compared with; NaN: none."""
+    """A sample to score. `compared`: its value of the reward to compare with; NaN: none."""
 
     where: Coordinates
     identity: Identity
@@ -65,7 +65,7 @@ Judged = tuple[Item, Answer]
 
 
 class Team:
-    """`num` scoring processes. A context manager: they and what they have forked are ended at its end."""
+    """`num` scoring processes. A context manager: at its end it kills them and all processes that they forked."""
 
     def __init__(self, errand: Errand, function: RewardFunction, num: int) -> None:
         """Raises UserError once a process cannot import the function."""
@@ -78,7 +78,7 @@ class Team:
         self._num_ended = 0
         self.num_replaced = 0
         self.stopped = ""
-        """Why nothing more is asked, if the function only hangs or kills its process."""
+        """Why scoring stopped, if the function only hangs or kills its process; else empty."""
 
     def __enter__(self) -> Team:
         for process in self._processes:
@@ -90,7 +90,7 @@ class Team:
             process.end()
 
     def judge(self, chunks: Iterator[Sequence[Item]]) -> Iterator[list[Judged]]:
-        """What is said of the samples of `chunks`, in no order; some are missing only where `stopped` says why. Raises as `chunks`."""
+        """Judge the samples of `chunks`; answers come in any order. Some are missing only if `stopped` says why. Raises as `chunks`."""
         waiting: deque[Sequence[Item]] = deque()
         is_more = True
         while not self.stopped:
@@ -109,8 +109,8 @@ class Team:
                     yield judged
 
     def _look(self, process: _Process, waiting: deque[Sequence[Item]]) -> list[Judged]:
-        """What a process has said; it is replaced if it will say no more, and what it has not begun joins `waiting`."""
-        # In this order: what a process wrote before it died is read, and one that has answered meanwhile does not hang.
+        """The new answers of a process. A dead or hanging process is replaced, and its chunks not begun join `waiting`."""
+        # In this order: the answers that a process wrote before it died are read, and one that has just answered does not hang.
         reason = process.failure()
         judged = process.read()
         if judged:
@@ -118,18 +118,15 @@ class Team:
         if reason is None or (reason is RewardOutcome.TIMED_OUT and judged):
             return judged
         lost, rest = process.replace(whole_chunk=self._function.kind is not RewardKind.SYNC)
-        self._count_ended()
-        waiting.extendleft(reversed(rest))
-        return judged + [(item, self._answer_for(index, reason)) for index, item in lost]
-
-    def _count_ended(self) -> None:
         self.num_replaced += 1
         self._num_ended += 1
         if self._num_ended >= _TRIPS and self._function.at_timeout is None:
             self.stopped = f"Its last {_TRIPS} calls hung or killed their process."
+        waiting.extendleft(reversed(rest))
+        return judged + [(item, self._answer_for(index, reason)) for index, item in lost]
 
     def _answer_for(self, index: int, reason: RewardOutcome) -> Answer:
-        """What is said of a sample whose call had to be ended."""
+        """The answer for a sample whose call was ended."""
         if self._function.at_timeout is not None:
             return Answer(index=index, outcome=RewardOutcome.SCORED, value=self._function.at_timeout)
         if reason is RewardOutcome.TIMED_OUT:
@@ -138,7 +135,7 @@ class Team:
 
 
 class _Process:
-    """One scoring process and the chunks that it has, the one under way first."""
+    """One scoring process and its chunks, the one in work first."""
 
     def __init__(self, errand: Errand, silence_s: float) -> None:
         self._errand, self._silence_s = errand, silence_s
@@ -149,7 +146,7 @@ class _Process:
         self._data = bytearray()
         self._is_ready = False
         self._heard_s = time.monotonic()
-        # Forking a process with threads copies locks in whatever state they are.
+        # Forking a process with threads copies locks in any state.
         context = mp.get_context("spawn")
         theirs_in, self._out = context.Pipe(duplex=False)
         with suppress(OSError):  # a system that allows no such size
@@ -161,7 +158,7 @@ class _Process:
         self._to_send: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Start it; `read` says what it answers."""
+        """Start it; `read` returns its answers."""
         self._process.start()
         for connection in self._theirs:
             connection.close()
@@ -178,7 +175,7 @@ class _Process:
         self._to_send.put(pack_chunk([(item.where, item.value) for item in items]))
 
     def read(self) -> list[Judged]:
-        """What it has said since the last time. Raises UserError if it cannot import the function."""
+        """Its new answers. Raises UserError if it cannot import the function."""
         judged: list[Judged] = []
         while data := self._read_some():
             self._data += data
@@ -202,7 +199,7 @@ class _Process:
             return b""
 
     def failure(self) -> RewardOutcome | None:
-        """Why it will not answer any more: it hangs, or has died. Raises UserError if it has not even started."""
+        """Why it will not answer any more: it hangs, or has died. Raises UserError if it never started."""
         silent_s = time.monotonic() - self._heard_s
         if not self._process.is_alive():
             if not self._is_ready:
@@ -217,7 +214,7 @@ class _Process:
         return RewardOutcome.TIMED_OUT if silent_s > self._silence_s else None
 
     def replace(self, *, whole_chunk: bool) -> tuple[list[tuple[int, Item]], list[Sequence[Item]]]:
-        """Another process in its place: the samples that were under way, and what was not begun."""
+        """Start another process in its place. Returns the samples in work, and the chunks not begun."""
         self.end()
         lost: list[tuple[int, Item]] = []
         rest: list[Sequence[Item]] = []
@@ -233,7 +230,7 @@ class _Process:
         return lost, rest
 
     def end(self) -> None:
-        """Kill it, and what it has forked."""
+        """Kill it and the processes that it forked."""
         self._to_send.put(None)
         pid = self._process.pid
         if pid is not None:
@@ -245,7 +242,7 @@ class _Process:
 
 
 def _hand_over(chunks: queue.SimpleQueue[Any], connection: Connection) -> None:
-    """Until told to end, or until nobody reads any more."""
+    """Send chunks until told to end, or until the process no longer reads."""
     with suppress(OSError), connection:
         while (chunk := chunks.get()) is not None:
             connection.send_bytes(chunk)

@@ -1,10 +1,10 @@
-"""What workers cost: the one place where prices become money. Pure.
+"""The cost of workers: the one place where prices become money. Pure.
 
 heartbeat, heartbeat ─▶ `spending` ─▶ one worker's money between the two
 every heartbeat ─▶ `CostMeter` ─▶ the money of each kind, for a step report
 step reports ─▶ `Bill` ─▶ a step, a thousand trained samples, the run
 
-Time is that of whoever hears the heartbeats. Money is in the currency of the prices.
+Times are of the clock of the process that reads the heartbeats. Money is in the currency of the prices.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from echo_schemas.records import KindCost, StepReport, WorkerState, WorkerStatus
 
 SECONDS_PER_HOUR = 3600.0
 _SILENT_S = 60.0
-"""A longer silence is not paid: the worker was gone. A shorter one may be the network's."""
-# Of workers by name: whoever may write `workers` may invent names.
+"""A longer silence costs nothing: the worker was gone. A shorter one may be a delay of the network."""
+# Bounds memory: a writer of `workers` may invent names.
 _MOST_WORKERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """Money by use: `busy` with a group in the engine; `standby`; `idle`, all other time, the start included."""
+    """Money by use: `busy` with a group in the engine; `standby`; `idle`: all other time, the start included."""
 
     busy: float = 0.0
     idle: float = 0.0
@@ -48,18 +48,20 @@ def price_of(hourly: float, seconds: float) -> float:
 
 
 def spending(before: WorkerStatus, after: WorkerStatus, seconds: float) -> Spending:
-    """What one worker cost between two of its heartbeats that came `seconds` apart, at the price and in the state of the first.
+    """The cost of one worker between two of its heartbeats, `seconds` apart, at the price and in the state of the first.
 
     3.6 an hour, ready, 10 s apart, `busy_s` 100 and 108: busy 0.008, idle 0.002.
-    On standby instead, `busy_s` 100 and 100: standby 0.01. 100 s apart, or GONE before: nothing.
-    """
+    On standby instead, `busy_s` 100 and 100: standby 0.01. 100 s apart, or GONE before: nothing."""
     if not 0 < seconds <= _SILENT_S or before.state is WorkerState.GONE or not math.isfinite(before.price_per_hour):
         return NOTHING
-    # A process that was started anew counts from 0.
-    busy_s = after.busy_s - before.busy_s if after.busy_s >= before.busy_s else after.busy_s
-    busy_s = min(seconds, max(0.0, busy_s))
+    busy_s = min(seconds, max(0.0, grown(after.busy_s, before.busy_s)))
     busy, rest = price_of(before.price_per_hour, busy_s), price_of(before.price_per_hour, seconds - busy_s)
     return Spending(busy=busy, standby=rest) if before.state is WorkerState.STANDBY else Spending(busy=busy, idle=rest)
+
+
+def grown(now: float, before: float) -> float:
+    """How much a counter has grown. The counter of a restarted process counts from 0."""
+    return now - before if now >= before else now
 
 
 class CostMeter:
@@ -71,7 +73,7 @@ class CostMeter:
         self._names: dict[str, set[str]] = {}
 
     def hear(self, status: WorkerStatus, now_s: float) -> None:
-        """A worker's heartbeat, at `now_s` of a clock that only goes forward."""
+        """Count a worker's heartbeat, at `now_s` of a monotonic clock."""
         heard = self._heard.pop(status.worker_id, None)
         if heard is not None:
             then_s, before = heard
@@ -79,13 +81,13 @@ class CostMeter:
             if cost.total:
                 self._spent[before.kind] = self._spent.get(before.kind, NOTHING) + cost
                 self._names.setdefault(before.kind, set()).add(status.worker_id)
-        # Taken out and put in again, so that the first ones are those longest unheard.
+        # Removed and inserted again, so that the first entries are those silent for the longest.
         self._heard[status.worker_id] = now_s, status
         if len(self._heard) > _MOST_WORKERS:
             del self._heard[next(iter(self._heard))]
 
     def take(self) -> tuple[KindCost, ...]:
-        """What was spent since the last call, by kind; empty where nothing has a price."""
+        """The money since the last call, by kind; empty if no worker has a price."""
         spent, names = self._spent, self._names
         self._spent, self._names = {}, {}
         return tuple(
@@ -99,8 +101,7 @@ class Bill:
     """The sum of step reports.
 
     Two reports, each of 8 samples, workers 0.03 (0.01 of it idle) and learner 0.01; the second again 0.04:
-    total 0.08, per step 0.04, per thousand trained samples 5.0, idle 0.02.
-    """
+    total 0.08, per step 0.04, per thousand trained samples 5.0, idle 0.02."""
 
     kinds: dict[str, Spending] = field(default_factory=dict)
     learner: float = 0.0
@@ -138,20 +139,15 @@ class Bill:
 
     @property
     def per_step(self) -> float | None:
-        """Mean of a step, and so of a version. The first one holds the start and is left out where there are others; None without steps."""
+        """Mean of a step, and so of a version. The first step contains the start and is left out if there are others; None: no steps."""
         if self.num_steps > 1:
             return (self.total - self.first_step) / (self.num_steps - 1)
         return self.total if self.num_steps else None
 
     @property
     def per_1000(self) -> float | None:
-        """Of a thousand trained samples, the start included; None where none were trained."""
+        """Of a thousand trained samples, the start included; None if none were trained."""
         return 1000 * self.total / self.num_samples if self.num_samples else None
-
-
-def cost_of(report: StepReport) -> float:
-    """Of one step: its workers and its learner."""
-    return sum_of(report.costs) + report.learner_cost
 
 
 def sum_of(costs: Iterable[KindCost]) -> float:

@@ -1,11 +1,11 @@
-"""One look at the pool: who is activated or released, and why. Pure.
+"""One look at the pool: which workers are activated or released, and why. Pure.
 
-no step known              everybody takes part
-T_bcast not known yet      shortages are mended, nobody is released
-short                      the cheapest are activated            (`PoolSizer`)
-far above the target       the dearest is released, one a look   (`PoolSizer`)
-others would cost less     they are activated in the place of the dear (`PoolSizer`)
-all together too few       everybody takes part, and a sentence says what would help
+no step known              all workers take part
+T_bcast not known yet      workers are activated if the rate is short; none is released
+rate short                 the cheapest are activated                  (`PoolSizer`)
+rate far above the target  the dearest is released, one a look         (`PoolSizer`)
+others would cost less     they are activated in place of dear ones    (`PoolSizer`)
+all together too slow      all workers take part, and a sentence says what would help
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from echo_core.capacity.provisioning import Limits, advice, provision
 from echo_core.capacity.sizing import PoolSizer, Resizing, SizingPolicy
 from echo_core.policy import StalenessPolicy
 
-# Of a single worker no price is asked.
+# A single worker needs no price.
 _TO_CHOOSE = 2
 # Workers that a sentence names.
 _NAMED = 5
@@ -28,7 +28,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolWorker:
-    """A worker that is heard. A rate of 0 says that it is not known. `is_active`: no order in force keeps it on standby."""
+    """A worker with heartbeats. Rate 0: unknown. `is_active`: no order in force keeps it on standby."""
 
     candidate: Candidate
     is_active: bool
@@ -41,7 +41,7 @@ class PoolWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLook:
-    """What is known at one moment. `train_s`, `broadcast_s`: None while they were not measured."""
+    """The pool at one moment. `train_s`, `broadcast_s`: None until they are measured."""
 
     train_s: float | None
     broadcast_s: float | None
@@ -50,9 +50,8 @@ class PoolLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """What follows from one look. `orders`: by worker, whether it shall take part; only changes. `reason`: for the log, empty without
-    orders. `advice`: what would help a pool that is too small, else empty. Rates in rollouts/s; None while no step is known.
-    """
+    """The result of one look. `orders`: by worker, whether it shall take part; only changes. `reason`: for the log, empty without orders.
+    `advice`: what would help a pool that is too small, else empty. Rates in rollouts/s; None while no step is known."""
 
     orders: Mapping[str, bool] = field(default_factory=dict)
     reason: str = ""
@@ -64,7 +63,7 @@ class Sizing:
     is_feasible: bool | None = None
 
     def split(self, workers: Iterable[PoolWorker]) -> tuple[list[PoolWorker], list[PoolWorker]]:
-        """Those that take part once the orders are obeyed, and those that stand by."""
+        """The workers that take part under the orders, and those on standby."""
         active: list[PoolWorker] = []
         standby: list[PoolWorker] = []
         for each in workers:
@@ -73,9 +72,8 @@ class Sizing:
 
 
 def figures_of(look: PoolLook, sizing: Sizing) -> dict[str, float]:
-    """The numbers of a decision, by name; what is not known, or infinite, is left out. Rates in rollouts/s before the orders, prices an
-    hour after them.
-    """
+    """The numbers of a decision, by name, without unknown or infinite ones. Rates in rollouts/s before the orders, prices an hour after
+    them."""
     active, standby = sizing.split(look.workers)
     figures = {
         "train_s": look.train_s,
@@ -91,7 +89,7 @@ def figures_of(look: PoolLook, sizing: Sizing) -> dict[str, float]:
 
 
 def missing_prices(workers: Sequence[PoolWorker]) -> str:
-    """What follows where workers have no price, as a sentence; empty where all have one, or there is none to choose among."""
+    """A sentence about workers without a price; empty if all have one, or there are too few workers to choose among."""
     without = sorted(each.worker_id for each in workers if not each.candidate.price_per_hour)
     if not without or len(workers) < _TO_CHOOSE:
         return ""
@@ -101,15 +99,15 @@ def missing_prices(workers: Sequence[PoolWorker]) -> str:
 
 
 def _named(workers: Sequence[str]) -> str:
-    """`a, b`; of many the first ones, and how many more."""
+    """`a, b`; of many the first names, and the number of others."""
     return ", ".join(workers[:_NAMED]) + (f" and {len(workers) - _NAMED} more" if len(workers) > _NAMED else "")
 
 
 class PoolRule:
-    """The state between looks: for how long the rate has been off."""
+    """The rule, with its state between looks: for how long the rate has been off target."""
 
     def __init__(self, policy: StalenessPolicy, sizing: SizingPolicy, *, gamma: float, advises: bool = True) -> None:
-        """`advises`: whether it says what would help a pool that is too small, which takes long for thousands."""
+        """`advises`: whether it says what would help a pool that is too small, which takes long for thousands of workers."""
         self._advises = advises
         self._period, self._budget = policy.publication_period, policy.budget
         self._rollouts = policy.groups_per_step * policy.group_size
@@ -117,12 +115,11 @@ class PoolRule:
         self._sizer = PoolSizer(sizing)
 
     def decide(self, look: PoolLook) -> Sizing:
-        """One look, at even intervals. Whoever is not measured yet works on until it is: only then can anybody tell what it is worth.
+        """One look, at even intervals. An unmeasured worker stays active until its rate is measured.
 
         R = 8 rollouts a step, kappa = 1, S = 1, T_train = 1 s, T_bcast = 0.2 s, gamma = 1.1; `cheap` and `dear` make 20 rollouts/s each:
         needed 1.1 · 8 / (1 − 0.2) = 11 rollouts/s; without `dear` 20 ≥ 11 · 1.15, so five looks later {dear: False};
-        `cheap` dies: 0 < 11, so two looks later {dear: True}.
-        """
+        `cheap` dies: 0 < 11, so two looks later {dear: True}."""
         standby = [each.worker_id for each in look.workers if not each.is_active]
         if look.train_s is None:
             return Sizing(orders=dict.fromkeys(standby, True), reason=_activated(standby, "no step of the learner is known yet"))
@@ -155,7 +152,7 @@ class PoolRule:
         if resizing.activate:
             short = f"the active workers make {rate:.4g} of {target:.4g} rollouts/s"
             return dict.fromkeys(resizing.activate, True), _activated(resizing.activate, short)
-        # What is not released after all is active in the next look too.
+        # A worker that is not released after all is active in the next look too.
         if not resizing.release or look.broadcast_s is None:
             return {}, ""
         (spare,) = (each.candidate for each in look.workers if each.worker_id in resizing.release)

@@ -1,10 +1,10 @@
-"""Whether workers deliver what they say they make: their heartbeats against what the learner has read of each. Pure.
+"""Compares the trajectories that workers claim in heartbeats with those that the learner has read of each. Pure.
 
-heartbeat  ─▶ claimed:   rate · busy seconds since the heartbeat before
-step report ─▶ delivered: what the learner read of the worker since the report before
+heartbeat  ─▶ claimed:   rate · busy seconds since the previous heartbeat
+step report ─▶ delivered: trajectories of the worker that the learner has read since the previous report
 
-A learner that does not wait may leave records in the log, so it reads little of everybody: a worker is measured by the best of the others.
-Where there is no other, it is measured by its own claim, and only if the learner has waited.
+A learner that does not wait may leave records unread, so it reads only a part of every worker's: a worker is compared with the best of the
+others. A worker without others is compared with its own claim, and only if the learner has waited.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from echo_core.capacity.costs import grown
 from echo_schemas.records import WorkerShare, WorkerStatus
 
-# So many reports together: what is on its way when one is written is small beside what came in five.
+# So many reports together: the trajectories under way at a report are few beside those of five.
 _REPORTS = 5
-# A claim of fewer groups tells nothing: one group may come a report later.
+# A claim of fewer groups is not compared: one group may come a report later.
 _LEAST_GROUPS = 4
-# Less than a third of what was said is no error of measurement: rates move by tens of per cent.
+# Less than a third of the claim is no error of measurement: rates vary by tens of per cent.
 _FACTOR = 3.0
-# Of workers by name: whoever may write `workers` may invent names.
+# Bounds memory: a writer of `workers` may invent names.
 _MOST_WORKERS = 10_000
 
 
@@ -36,7 +37,7 @@ class _Stretch:
 
 
 class Deliveries:
-    """What workers claim and what comes of it, over the last reports. Not thread-safe."""
+    """Claimed and delivered trajectories over the last reports. Not thread-safe."""
 
     def __init__(self, *, group_size: int) -> None:
         self._least = _LEAST_GROUPS * group_size
@@ -45,33 +46,29 @@ class Deliveries:
         self._stretches: deque[_Stretch] = deque(maxlen=_REPORTS)
 
     def heard(self, status: WorkerStatus) -> None:
-        """A worker's newest word; not every one need be heard."""
+        """Count a worker's newest heartbeat; some heartbeats may be missed."""
         before_s = self._busy_s.pop(status.worker_id, None)
         self._busy_s[status.worker_id] = status.busy_s
         if len(self._busy_s) > _MOST_WORKERS:
             del self._busy_s[next(iter(self._busy_s))]
         if before_s is None:
             return
-        # A process that was started anew counts from 0.
-        busy_s = status.busy_s - before_s if status.busy_s >= before_s else status.busy_s
-        claimed = status.rollouts_per_s * busy_s
+        claimed = status.rollouts_per_s * grown(status.busy_s, before_s)
         if claimed > 0 and math.isfinite(claimed):
             self._claimed[status.worker_id] = self._claimed.get(status.worker_id, 0.0) + claimed
 
     def reported(self, shares: Iterable[WorkerShare], *, has_waited: bool) -> None:
-        """A step report, and whether the learner waited for its batch. One that says of nobody what was delivered is of an earlier release,
-        and tells nothing.
-        """
+        """Count a step report, and whether the learner waited for its batch. A report without any delivery is of an earlier release, and is
+        ignored."""
         claimed, self._claimed = self._claimed, {}
         delivered = {share.worker_id: share.delivered for share in shares}
         if any(delivered.values()):
             self._stretches.append(_Stretch(claimed, delivered, has_waited))
 
     def believed_shares(self) -> dict[str, float]:
-        """Of the workers that deliver far less than they say: what part of their rate is to be believed.
+        """By worker that delivers far less than it claims: the credible share of its rate.
 
-        Five reports; a claims 1000 and delivers 950, b claims 1000 and delivers 100: {"b": 0.105}: 0.1, by the 0.95 that a delivers.
-        """
+        Five reports; a claims 1000 and delivers 950, b claims 1000 and delivers 100: {"b": 0.105}: 0.1, by the 0.95 that a delivers."""
         stretches = self._stretches
         if len(stretches) < _REPORTS:
             return {}

@@ -1,6 +1,6 @@
-"""What decisions on the pool are made from: T_train, T_bcast, each worker's rate, who is alive. Pure: the caller says what time it is.
+"""Estimates for decisions on the pool: T_train, T_bcast, workers' rates, live workers. Pure: the caller passes the time.
 
-The roles of a live run use these, and so does the simulation.
+Used by the roles of a live run and by the simulation.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 
 from echo_core.capacity.overlap import GAMMA
 
-# T_train and T_bcast are medians of so many (ECHO-2 §4.3): one snapshot whose only receiver died tells nothing of the others' way.
+# T_train and T_bcast are medians of so many (ECHO-2 §4.3): a single snapshot may be late because its receiver died.
 _MEDIAN_OF = 5
-# Speed is the mean over this many seconds of work: long enough to be steady, short enough to follow a machine that slows down.
+# Speed is the mean over so many seconds of work: long enough to be steady, short enough to follow a machine that slows down.
 _SPEED_WINDOW_S = 20.0
-# A worker of which no heartbeat came for so many intervals, and for at least so many seconds, is presumed dead: a request for it would wait
-# until the consumer group notices.
+# A worker without a heartbeat for so many intervals, and at least so many seconds, is presumed dead: requests to it would wait until the
+# consumer group notices.
 _MISSED_WORDS = 5
 _LEAST_PATIENCE_S = 5.0
 
@@ -34,7 +34,7 @@ class RecentMedian:
         self._measured: deque[float] = deque(maxlen=_MEDIAN_OF)
 
     def add(self, measured: float) -> None:
-        """One more."""
+        """Add one."""
         self._measured.append(measured)
 
     @property
@@ -47,8 +47,7 @@ class RecentMedian:
 class BroadcastWatch:
     """T_bcast: from a snapshot's publication until ⌈active / gamma⌉ workers have installed it (ECHO-2 §4.1). Not thread-safe.
 
-    Three active workers, gamma = 1.1: ⌈2.73⌉ = 3; published at 10 s, installed at 12, 13 and 17 s: T_bcast = 7 s.
-    """
+    Three active workers, gamma = 1.1: ⌈2.73⌉ = 3; published at 10 s, installed at 12, 13 and 17 s: T_bcast = 7 s."""
 
     def __init__(self, *, gamma: float = GAMMA) -> None:
         self._gamma = gamma
@@ -58,48 +57,44 @@ class BroadcastWatch:
         self._acknowledged: set[str] = set()
 
     def ready(self, version: int, num_active: int, now_s: float) -> None:
-        """The snapshot of `version` is published, and `num_active` workers wait for it; an older one is not watched any more."""
+        """The snapshot of `version` is published for `num_active` workers; from now on it is watched instead of an older one."""
         self._version, self._ready_s, self._needed = version, now_s, max(1, math.ceil(num_active / self._gamma))
         self._acknowledged.clear()
 
     def installed(self, worker_id: str, version: int, now_s: float) -> float | None:
-        """A worker has `version`. T_bcast in seconds if it is the one that was still needed, else None."""
+        """A worker has installed `version`. T_bcast in seconds if this was the last worker needed, else None."""
         if self._version is None or version < self._version or len(self._acknowledged) == self._needed:
-            # What is not asked any more is not kept: names are the workers' own choice.
+            # Keep no more names than needed: workers may invent them.
             return None
         self._acknowledged.add(worker_id)
         return now_s - self._ready_s if len(self._acknowledged) == self._needed else None
 
 
 class KnownRates:
-    """The newest rate of each worker that is heard: one that starts anew under its name is taken to be what it was."""
+    """The newest rate of each worker with heartbeats; a restarted worker keeps its former rate until it reports a new one."""
 
     def __init__(self) -> None:
         self._rates: dict[str, float] = {}
 
     def update(self, reported: Mapping[str, float]) -> Mapping[str, float]:
-        """Rates in rollouts/s of all that are heard, by what they report now; 0 for one of which nothing is known.
-
-        A worker may say anything; what is no number says nothing.
-        """
+        """Rates in rollouts/s of all workers in `reported`, their newest reports; 0 for an unknown rate. Reports that are no positive
+        number are ignored."""
         told = {worker_id: rate if math.isfinite(rate) and rate > 0 else 0.0 for worker_id, rate in reported.items()}
         self._rates = {worker_id: rate or self._rates.get(worker_id, 0.0) for worker_id, rate in told.items()}
         return self._rates
 
 
 class Speed:
-    """Samples and tokens per second of work, forgetting exponentially over 20 busy seconds. Not thread-safe.
-
-    Time counts when samples come of it: of a worker whose groups take longer than the window, the last ones tell its speed. One from which
-    nothing comes for longer than that counts as slower and slower.
-    """
+    """Samples and tokens per second of work, forgetting exponentially over 20 busy seconds. Not thread-safe. Busy time counts once it has
+    given samples: if groups take longer than the window, the last ones determine the speed. If none come for longer than that, the speed
+    falls steadily."""
 
     def __init__(self) -> None:
         self._busy_s = self._samples = self._tokens = 0.0
         self._pending_s = 0.0
 
     def add(self, *, busy_s: float, samples: int, tokens: int) -> None:
-        """What was done in `busy_s` seconds of work."""
+        """Add the samples and tokens of `busy_s` seconds of work."""
         self._pending_s += busy_s
         if not samples:
             return

@@ -1,4 +1,4 @@
-"""One answer for one staleness budget: which workers, how often to publish, what it costs; or what to change. Pure.
+"""Plans workers, publication period and cost for one staleness budget; or says what to change. Pure.
 
 provision(demand, candidates, Limits(budget=3))  →  Provision: feasible or not, period, workers, waiting, bound, cost
 remedies(…)                                      →  Remedies: single changes, each of which is enough
@@ -16,22 +16,22 @@ from echo_core.capacity.activation import Candidate, by_unit_price, choose_optim
 from echo_core.capacity.overlap import GAMMA, Demand, bubble_share, cost_per_step, min_rate, needed_rate, staleness_bound, wait_s
 from echo_schemas.errors import UserError
 
-# Pools whose prices differ by less count as equally dear; then the shorter period is better, its samples are younger.
+# Pools whose prices differ by less count as equal; then the shorter period is better, because its samples are younger.
 _SAME_PRICE = 0.01
-# A remedy beyond this is none: with budgets above it ECHO-2's runs diverged (S = 11, §5).
+# No remedy raises the budget further: ECHO-2's runs diverged with larger ones (S = 11, §5).
 _LARGEST_BUDGET = 10
-# Of one kind; whoever needs more has another problem.
+# No remedy adds more workers of one kind.
 _MOST_MORE = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the user lays down. Raises UserError for what no asynchronous run can keep."""
+    """The user's limits. Raises UserError for limits that no asynchronous run can keep."""
 
     budget: int
     """S: the largest staleness that is trained."""
     publication_period: int | None = None
-    """kappa; None: the one whose pool is the cheapest, and the shortest of those."""
+    """kappa; None: the one with the cheapest pool, and the shortest of those."""
     gamma: float = GAMMA
     learner_price_per_hour: float = 0.0
 
@@ -54,7 +54,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedies:
-    """Single changes, each of which alone makes the plan feasible; None where that change alone cannot."""
+    """Single changes, each of which alone makes the plan feasible; None if that change alone cannot."""
 
     budget: int | None = None
     publication_period: int | None = None
@@ -65,12 +65,12 @@ class Remedies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provision:
-    """The answer. Where it is not feasible, the figures are those of all workers together, and `remedies` says what would help."""
+    """The plan. If it is not feasible, its figures are those of all workers together, and `remedies` says what would help."""
 
     limits: Limits
     publication_period: int
     target: float
-    """Rollouts/s that are needed, the safety factor included; infinite where no rate will do."""
+    """Needed rollouts/s, the safety factor included; infinite if no rate suffices."""
     workers: tuple[Candidate, ...]
     is_feasible: bool
     wait_s: float
@@ -79,7 +79,7 @@ class Provision:
     staleness_bound: float
     cost_per_step: float
     optimum_price_per_hour: float | None = None
-    """Of the cheapest workers that would do; None where there are none, or finding them would take too long."""
+    """Of the cheapest sufficient workers; None if there are none, or the search would take too long."""
     remedies: Remedies = Remedies()
 
     @property
@@ -94,12 +94,11 @@ class Provision:
 
 
 def provision(demand: Demand, candidates: Sequence[Candidate], limits: Limits) -> Provision:
-    """The cheapest plan under these limits, or the one with all workers and what would help.
+    """The cheapest plan under these limits; if none is feasible, the plan with all workers and the remedies.
 
     T_train = 1600, T_bcast = 120, R = 1024, S = 3; eight of 0.5 rollouts/s for $2.5 an hour, thirty of 0.2 for $0.4:
     kappa = 2: needed 1.1 · 2048 / 3080 = 0.7314 rollouts/s; rho = 5.0 and 2.0, so the second kind first;
-    four of it make 0.8 for $1.6 an hour. Of 0.7314 the learner never waits, and no sample is more than 3 versions old.
-    """
+    four of it make 0.8 for $1.6 an hour. Of 0.7314 the learner never waits, and no sample is more than 3 versions old."""
     plans = [_plan(demand, candidates, limits, period) for period in _periods(limits)]
     feasible = [plan for plan in plans if plan.is_feasible]
     if feasible:
@@ -107,7 +106,7 @@ def provision(demand: Demand, candidates: Sequence[Candidate], limits: Limits) -
         chosen = next(plan for plan in feasible if plan.price_per_hour <= cheapest * (1 + _SAME_PRICE))
         optimum = choose_optimum(candidates, chosen.target)
         return replace(chosen, optimum_price_per_hour=None if optimum is None else total_price(optimum))
-    # The period that asks for the least is the nearest to feasible; where none can work, the paper's.
+    # The period with the least target is the nearest to feasible; if all targets are infinite, the paper's.
     nearest = min(plans, key=lambda plan: (plan.target, abs(plan.publication_period - (limits.budget - 1))))
     return replace(nearest, remedies=remedies(demand, candidates, limits, nearest.publication_period))
 
@@ -131,19 +130,18 @@ def _plan(demand: Demand, candidates: Sequence[Candidate], limits: Limits, perio
 
 
 def is_feasible(demand: Demand, candidates: Sequence[Candidate], limits: Limits) -> bool:
-    """Whether some period that the limits allow has a rate that all candidates together reach."""
+    """Whether all candidates together reach the needed rate of some period that the limits allow."""
     rate = total_rate(candidates)
     needs = [needed_rate(demand, period, limits.budget, limits.gamma) for period in _periods(limits)]
     return any(math.isfinite(need) and reaches(rate, need) for need in needs)
 
 
 def remedies(demand: Demand, candidates: Sequence[Candidate], limits: Limits, period: int) -> Remedies:
-    """Single changes that make an infeasible plan feasible, each the smallest of its kind. `period`: the one that the plan has.
+    """Single changes that make an infeasible plan feasible, each the smallest of its kind. `period`: the plan's.
 
     T_train = 100, T_bcast = 180, R = 100, S = 2, one worker of 2 rollouts/s: with kappa = 2 the budget leaves 100 s, less than T_bcast;
     S = 4 with kappa = 3 needs 1.1 · max(300 / 120, 100 / 20) = 5.5 rollouts/s; S = 5 with kappa = 3 1.1 · max(2.5, 100 / 120) = 2.75;
-    S = 6 with kappa = 4 1.1 · 400 / 220 = 2.0, which the worker makes: raise the budget to 6.
-    """
+    S = 6 with kappa = 4 1.1 · 400 / 220 = 2.0, which the worker makes: raise the budget to 6."""
     budget = next(
         (more for more in range(limits.budget + 1, _LARGEST_BUDGET + 1) if is_feasible(demand, candidates, replace(limits, budget=more))),
         None,
@@ -161,7 +159,7 @@ def remedies(demand: Demand, candidates: Sequence[Candidate], limits: Limits, pe
 
 
 def _more_workers(demand: Demand, candidates: Sequence[Candidate], limits: Limits, period: int) -> tuple[str, int] | None:
-    """How many more of one kind, where rates differ within a kind of its slowest."""
+    """How many more workers of one kind suffice, at the rate of the slowest worker of that kind."""
     lacking = needed_rate(demand, period, limits.budget, limits.gamma) - total_rate(candidates)
     if not math.isfinite(lacking):
         return None
@@ -173,7 +171,7 @@ def _more_workers(demand: Demand, candidates: Sequence[Candidate], limits: Limit
 
 
 def _shorter_broadcast(demand: Demand, candidates: Sequence[Candidate], limits: Limits) -> float | None:
-    """The longest T_bcast with which all workers would do, under any period allowed; from eq. 2 and 7, solved for it."""
+    """The longest T_bcast with which all workers suffice, under any allowed period: eq. 2 and 7, solved for T_bcast."""
     rate = total_rate(candidates) / limits.gamma
     if rate <= 0:
         return None
@@ -189,7 +187,7 @@ def _periods(limits: Limits) -> Sequence[int]:
 
 
 def advice(plan: Provision, demand: Demand) -> str:
-    """What stands in the way and what would help, as one sentence or two; empty for a feasible plan."""
+    """The obstacle and what would help, in one sentence or two; empty for a feasible plan."""
     if plan.is_feasible:
         return ""
     helps = _in_words(plan)
@@ -230,6 +228,6 @@ def _ordinal(period: int) -> str:
 
 
 def _rounded_down(number: float) -> float:
-    """To three digits, so that it still does what it is said to do."""
+    """To three digits, rounded down, so that the remedy still suffices."""
     unit = 10.0 ** (math.floor(math.log10(number)) - 2)
     return math.floor(number / unit) * unit

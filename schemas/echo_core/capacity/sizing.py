@@ -1,21 +1,21 @@
-"""The pool while a run goes on: short for long, activate the cheapest; too dear for longer, step by step to the cheapest choice. Pure.
+"""Sizes the pool of a running run: activates workers if the rate is short, and moves step by step to the cheapest choice. Pure.
 
     rate < target, `short_ticks` ticks in a row
         activate by rising c/mu until the target is reached
-    the others reach target · (1 + margin) without somebody whom `choose_workers` leaves out there, `surplus_ticks` ticks in a row
-        release it; of several the dearest, by c/mu
-    nobody can be spared, but that choice costs less by the margin than who is active, `surplus_ticks` ticks in a row
-        activate who is missing of it; whose place they take is then released, as above
-    anything between
+    without a worker that `choose_workers` leaves out the others reach target · (1 + margin), `surplus_ticks` ticks in a row
+        release that worker; of several the dearest, by c/mu
+    no worker can be released, but that choice costs less than the active workers by the margin, `surplus_ticks` ticks in a row
+        activate its missing workers; the workers that they replace are then released, as above
+    otherwise
         nothing
 
-ECHO-2 §4.3 says that it is so, and gives no numbers; those below are ours. What holds, whoever comes, goes, slows down or changes price:
+ECHO-2 §4.3 describes this without numbers; the numbers below are ours. Whatever workers come, go, slow down or change price:
 
-- below the target no longer than `short_ticks` ticks, where all together reach it
-- where nothing changes any more, it comes to rest, and costs at most (1 + margin) · `choose_workers` then, so at most 2 · (1 + margin) of
-  the cheapest that reach target · (1 + margin), where all together reach that
-- it does not flap: a release leaves the pool above the target by half of the margin, so nobody is called back for want of it unless rates
-  or target move by more than that, and each exchange makes the pool cheaper by the margin
+- the rate is below the target no longer than `short_ticks` ticks, if all workers together reach it
+- if nothing changes any more, the pool comes to rest. It then costs at most (1 + margin) · `choose_workers`, so at most 2 · (1 + margin) of
+  the cheapest workers that reach target · (1 + margin), if all together reach that
+- the pool does not flap: after a release it is above the target by half of the margin, so the worker is not activated again unless rates
+  or target move by more than that; and each exchange makes the pool cheaper by the margin
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from echo_core.capacity.activation import Candidate, by_unit_price, choose_workers, reaches, total_price, total_rate
+from echo_core.capacity.activation import Candidate, by_unit_price, choose_workers, reaches, total_price, total_rate, until_reached
 from echo_schemas.errors import UserError
 
-# Looks whose mean a worker's rate is in the choice: one group may take ten times as long as another.
+# A worker's rate in the choice is the mean of so many looks: one group may take ten times as long as another.
 _MEAN_OVER = 100
 _SAME_RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingPolicy:
-    """How long and how far the rate must be off. Raises UserError for one that would flap or never act."""
+    """How long and how far the rate must be off target. Raises UserError for a policy that would flap or never act."""
 
     margin: float = 0.15
-    """What must be left above the target after a release, as a share of it. The mean rate of a whole pool varies by less."""
+    """The surplus that must remain after a release, as a share of the target. The mean rate of a whole pool varies by less."""
     short_ticks: int = 2
-    """One tick in which a worker is not heard, or loads new weights, is no shortage."""
+    """One tick without a worker's heartbeat, or with new weights being loaded, is no shortage."""
     surplus_ticks: int = 5
-    """Longer than a shortage: what is too much costs money, what is too little costs the learner's money."""
+    """Longer than for a shortage: a surplus costs some workers' money, a shortage the learner's."""
 
     def __post_init__(self) -> None:
         if self.margin < 0 or min(self.short_ticks, self.surplus_ticks) < 1:
@@ -49,7 +49,7 @@ class SizingPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resizing:
-    """What one tick asks for. `activate` or `release` is empty. `replaces`: whose place the activated take, for less money."""
+    """The orders of one tick. `activate` or `release` is empty. `replaces`: the dearer workers that the activated ones replace."""
 
     activate: tuple[str, ...] = ()
     release: tuple[str, ...] = ()
@@ -57,30 +57,30 @@ class Resizing:
 
 
 class PoolSizer:
-    """The state of the rule: who is active, and for how long the rate has been off."""
+    """The rule, with its state: the active workers, and for how long the rate has been off target."""
 
     def __init__(self, policy: SizingPolicy, active: Iterable[str] = ()) -> None:
         self._policy = policy
         self._active = set(active)
-        # Whose place others have taken, until they are released.
+        # Replaced workers, until they are released.
         self._leaving: set[str] = set()
-        # By worker, its mean rate, over how many looks, and the worker with it.
+        # By worker: its mean rate, the number of looks, and the worker with the mean rate.
         self._means: dict[str, tuple[float, int, Candidate]] = {}
         self._num_short = self._num_surplus = self._num_dear = 0
 
     @property
     def active(self) -> frozenset[str]:
-        """Who shall work."""
+        """The workers that shall work."""
         return frozenset(self._active)
 
     def admit(self, worker_ids: Iterable[str]) -> None:
-        """These take part without having been activated: newcomers, or who was active before this sizer was made."""
+        """Count workers as active that this sizer did not activate: newcomers, or workers active before it was made."""
         self._active.update(worker_ids)
 
     def tick(self, available: Iterable[Candidate], target: float) -> Resizing:
-        """One look, at even intervals. `available`: everybody that answers, active or not, with its rate; others leave the active set.
+        """One look, at even intervals. `available`: all workers with heartbeats, active or not, with their rates; others become inactive.
 
-        Somebody who was just activated counts with the rate it is expected to have, so that nobody is activated in its place.
+        A worker that was just activated counts with its expected rate, so that no other is activated in its place.
 
         Target 2.0, active a and b of rate 1.2 each, c of rate 0.5 waits; b dies: 1.2 < 2.0 in the first tick, nothing happens;
         1.2 < 2.0 in the second: activate c (1.7, the target is not reached and nobody is left);
@@ -91,7 +91,7 @@ class PoolSizer:
         active = [each for each in known if each.worker_id in self._active]
         rate = total_rate(active)
         is_short = not reaches(rate, target)
-        # Where everybody works and nobody can be spared there is nothing to choose, which is worth knowing of ten thousand.
+        # If all workers are active and none can be released, there is nothing to choose: saves time with ten thousand workers.
         least = rate - min((each.rate for each in active), default=0.0)
         has_choice = not is_short and (bool(self._leaving) or len(active) < len(known) or least >= target * (1 + self._policy.margin))
         spare, chosen = self._spare(active, self._usually(known), target) if has_choice else (None, [])
@@ -110,14 +110,14 @@ class PoolSizer:
         return Resizing()
 
     def _usually(self, known: list[Candidate]) -> list[Candidate]:
-        """Everybody with its mean rate: a choice by the rates of one look would take whoever is lucky in it."""
+        """All workers with their mean rates: a choice by the rates of one look would prefer workers with a lucky one."""
         means, usual = self._means, []
         self._means = {}
         for each in known:
             mean, count, shown = means.get(each.worker_id, (each.rate, 0, each))
             count = min(count + 1, _MEAN_OVER)
             mean += (each.rate - mean) / count
-            # Of ten thousand workers few are made anew at each look.
+            # Make few new objects at each look, also with ten thousand workers.
             if abs(shown.rate - mean) > _SAME_RATE * mean or shown.price_per_hour != each.price_per_hour:
                 shown = replace(each, rate=mean)
             self._means[each.worker_id] = mean, count, shown
@@ -125,14 +125,14 @@ class PoolSizer:
         return usual
 
     def _spare(self, active: list[Candidate], usual: list[Candidate], target: float) -> tuple[Candidate | None, list[Candidate]]:
-        """Who can be spared, and the cheapest choice; nobody is chosen while those leave whose place others have taken."""
+        """The worker to release, and the cheapest choice; no choice is made while replaced workers leave."""
         self._leaving &= self._active
         if self._leaving:
             staying = {each.worker_id for each in active} - self._leaving
             spare = _dearest_beside(staying, active, target * (1 + self._policy.margin / 2))
             if spare is not None:
                 return spare, []
-            # Those who have come make less than was expected.
+            # The replacing workers are slower than expected.
             self._leaving.clear()
         goal = target * (1 + self._policy.margin)
         chosen = choose_workers(usual, goal)
@@ -141,8 +141,7 @@ class PoolSizer:
     def _exchange(self, active: list[Candidate], chosen: list[Candidate]) -> Resizing:
         """Target 2.0, margin 0.15; a makes 2.5 at 5.0 an hour; b and c wait and make 1.5 each at 1.0.
 
-        b and c make 3.0 ≥ 2.3 for 2.0: they are activated, and a is leaving.
-        """
+        b and c make 3.0 ≥ 2.3 for 2.0: they are activated, and a is leaving."""
         self._num_dear = 0
         missing = tuple(each.worker_id for each in chosen if each.worker_id not in self._active)
         self._leaving = self._active - {each.worker_id for each in chosen}
@@ -150,14 +149,8 @@ class PoolSizer:
         return Resizing(activate=missing, replaces=tuple(each.worker_id for each in active if each.worker_id in self._leaving))
 
     def _activate(self, active: list[Candidate], known: list[Candidate], target: float) -> Resizing:
-        chosen: list[Candidate] = []
-        rate = total_rate(active)
-        for each in known:
-            if reaches(rate, target):
-                break
-            if each.worker_id not in self._active and each.rate > 0:
-                chosen.append(each)
-                rate += each.rate
+        waiting = (each for each in known if each.worker_id not in self._active and each.rate > 0)
+        chosen = until_reached(waiting, target, total_rate(active))
         self._active.update(each.worker_id for each in chosen)
         self._num_short = 0
         return Resizing(activate=tuple(each.worker_id for each in chosen))
@@ -167,7 +160,6 @@ def _dearest_beside(staying: set[str], active: list[Candidate], goal: float) -> 
     """The dearest, by c/mu, that does not stay and without which the others reach the goal.
 
     Goal 2.3; a, b, c make 1.0, 0.5 and 1.0 at rising c/mu: without c 1.5 < 2.3, without b 2.0 < 2.3, nobody;
-    with d of 0.5, dearer than c: without d 2.5 ≥ 2.3, so d.
-    """
+    with d of 0.5, dearer than c: without d 2.5 ≥ 2.3, so d."""
     rate = total_rate(active)
     return next((each for each in reversed(active) if each.worker_id not in staying and rate - each.rate >= goal), None)

@@ -1,4 +1,4 @@
-"""What a run will need, estimated before anything of it was measured: memory, time, bytes. Pure.
+"""Estimates of a run's needs before anything is measured: memory, time, bytes. Pure.
 
 model_shape    a model's numbers, from its config.json or from a table of published ones
 memory         GPU memory of a learner's rank and of a worker

@@ -3,7 +3,7 @@
 Weights, gradients and optimizer follow ZeRO (arXiv 1910.02054, §3): of bfloat16 weights 2 bytes, a float32 master copy 4, Adam's moments 8,
 and gradients summed up in float32 4, as the learner tells DeepSpeed. Activations follow Korthikanti et al. (arXiv 2205.05198, §4), counted
 for a gated feed-forward part, grouped heads, and attention that keeps no matrix of scores. They are estimates: a tenth is added to a
-learner's sum for what allocators lose; an engine takes its memory at once.
+learner's sum for memory that allocators waste; an engine allocates its memory at once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from echo_core.needs.model_shape import ModelShape
 STATE_BYTES = {"float32": 16, "bfloat16": 18}
 """Of one trained weight: weight, master copy (bfloat16), gradient, Adam's two moments."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-# CUDA's context, cuBLAS, NCCL: what a process takes before the first tensor.
+# CUDA's context, cuBLAS, NCCL: memory of a process before the first tensor.
 _CONTEXT_BYTES = 1_500_000_000
 # An engine's buffers for a batch of prompts.
 _ENGINE_BYTES = 1_500_000_000
 _LOST = 1.1
-# Logits of one piece of the head: the learner cuts them so (`policy_model`) and has about four copies at once; sorting for a cut takes four
-# more.
+# Logits of one piece of the head, as the learner cuts them (`policy_model`): about four copies at once, and four more to sort for a cut.
 _LOGITS_AT_ONCE, _LOGIT_COPIES, _CUT_COPIES = 1 << 26, 4, 4
 # The copies of published versions that the learner keeps to compare workers with, at most (`trainer`).
 _MOST_COPIES_BYTES = 512 << 20
@@ -30,7 +29,7 @@ _MOST_COPIES_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerLoad:
-    """What a rank trains. `tokens`: of one forward pass, padding included; `stage`: ZeRO's; `copies`: published versions remembered."""
+    """The work of a rank. `tokens`: of one forward pass, padding included; `stage`: ZeRO's; `copies`: published versions kept."""
 
     dtype: str
     adapter_rank: int
@@ -52,7 +51,7 @@ class LearnerMemory:
 
     weights: int
     optimizer: int
-    """Master copies, gradients and moments of what is trained."""
+    """Master copies, gradients and moments of the trained weights."""
     reference: int
     copies: int
     activations: int
@@ -62,7 +61,7 @@ class LearnerMemory:
 
     @property
     def total(self) -> int:
-        """With what allocators lose, and the context."""
+        """All, with the waste of allocators, and the context."""
         parts = self.weights + self.optimizer + self.reference + self.copies + self.activations + self.logits
         return math.ceil(parts * _LOST) + _CONTEXT_BYTES
 
@@ -72,8 +71,7 @@ def learner_memory(shape: ModelShape, load: LearnerLoad) -> LearnerMemory:
 
     Qwen3-8B, all weights in bfloat16, 4 ranks, ZeRO-3, 16384 tokens recomputed, no reference: weights 16.38 GB / 4 = 4.10; optimizer
     16 bytes · 8.19e9 / 4 = 32.8 GB; activations 36 · 16384 · 8192 B for the layers' inputs = 4.83 GB and one whole layer
-    16384 · 184,320 B = 3.02 GB; logits 4 · 2^26 · 4 B = 1.07 GB. Together 45.8 GB, with losses and context 51.8 GB: an 80 GB GPU.
-    """
+    16384 · 184,320 B = 3.02 GB; logits 4 · 2^26 · 4 B = 1.07 GB. Together 45.8 GB, with losses and context 51.8 GB: an 80 GB GPU."""
     item = ITEM_BYTES[load.dtype]
     trained = shape.adapter_parameters(load.adapter_rank) if load.adapter_rank else shape.parameters
     per_rank = {0: (1, 1, 1), 1: (1, 1, load.ranks), 2: (1, load.ranks, load.ranks), 3: (load.ranks, load.ranks, load.ranks)}[load.stage]
@@ -94,12 +92,11 @@ def learner_memory(shape: ModelShape, load: LearnerLoad) -> LearnerMemory:
 
 
 def _activations(shape: ModelShape, tokens: int, item: int, *, recomputes: bool) -> int:
-    """Kept for the backward pass. A layer keeps of each token its inputs to norms in float32, both norms' outputs, q, k, v, what attention
-    gives, and the feed-forward part's gate, its activation, the other half and their product; recomputed, all but one layer its input
-    alone.
+    """Bytes kept for the backward pass. For each token a layer keeps its inputs to norms in float32, both norms' outputs, q, k, v, the
+    output of attention, and the feed-forward part's gate, its activation, the other half and their product; with recomputation all but one
+    layer keep only their input.
 
-    Qwen3-8B in bfloat16: 2 · (4 · 4096 + 2 · 4096 + 2 · 1024 + 4 · 12288) + 8 · 4096 = 184,320 B a token and layer.
-    """
+    Qwen3-8B in bfloat16: 2 · (4 · 4096 + 2 · 4096 + 2 · 1024 + 4 · 12288) + 8 · 4096 = 184,320 B a token and layer."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     wide = shape.intermediate * max(1, shape.experts_per_token)
     per_token = item * (4 * shape.hidden + 2 * q + 2 * kv + 4 * wide) + 8 * shape.hidden
@@ -110,8 +107,8 @@ def _activations(shape: ModelShape, tokens: int, item: int, *, recomputes: bool)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """What a worker samples. `sequences`: at once, at most; `length`: of the longest, prompt included; `share`: of its GPUs' memory that it
-    may take; `gpus`: that hold one copy of the model; `loaded_adapters`: versions that may be under way."""
+    """The work of a worker. `sequences`: at once, at most; `length`: of the longest, prompt included; `share`: of its GPUs' memory that it
+    may use; `gpus`: of one copy of the model; `loaded_adapters`: versions that may be under way."""
 
     dtype: str
     adapter_rank: int
@@ -130,13 +127,13 @@ class WorkerMemory:
     adapters: int
     cache_per_token: int
     cache_wanted: int
-    """For all sequences at full length; less means fewer at once, not failure."""
+    """For all sequences at full length; with less, fewer run at once."""
     cache_least: int
     """For one sequence at full length: with less the engine does not start."""
 
     @property
     def least(self) -> int:
-        """What must fit."""
+        """Bytes that must fit."""
         return self.weights + self.adapters + self.cache_least + _ENGINE_BYTES + _CONTEXT_BYTES
 
     def cache_room(self, memory: float, share: float) -> float:
@@ -148,8 +145,7 @@ def worker_memory(shape: ModelShape, load: WorkerLoad) -> WorkerMemory:
     """Of each GPU of a worker.
 
     Qwen3-8B in bfloat16 on one GPU, 64 sequences of 9216 tokens: weights 16.4 GB; a token's keys and values 147,456 B, so one sequence
-    1.36 GB and all 87.0 GB. On 32 GB at a share of 0.9 there is room for 28.8 - 16.4 - 3.0 = 9.4 GB: 6.9 sequences at full length.
-    """
+    1.36 GB and all 87.0 GB. On 32 GB at a share of 0.9 there is room for 28.8 - 16.4 - 3.0 = 9.4 GB: 6.9 sequences at full length."""
     item = ITEM_BYTES[load.dtype]
     cache = shape.cache_bytes(item)
     adapters = shape.adapter_parameters(load.adapter_rank) * item * load.loaded_adapters if load.adapter_rank else 0

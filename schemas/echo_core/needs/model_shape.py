@@ -1,7 +1,7 @@
-"""A decoder's numbers: how many weights, how many of them a token uses, how large its key-value cache is. Pure.
+"""A decoder's sizes: its weights, the weights that a token uses, its key-value cache. Pure.
 
-Llama's layout (arXiv 2302.13971) and what Qwen2 (biases of q, k, v), Qwen3 (norms of q and k) and mixtures of experts add to it; families
-that differ in small things (Gemma's extra norms) are met to a per mille."""
+Llama's layout (arXiv 2302.13971) with the additions of Qwen2 (biases of q, k, v), Qwen3 (norms of q and k) and mixtures of experts; for
+families with small differences (Gemma's extra norms) the error is about a per mille."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ class ModelShape:
     """Qwen3-8B: 36 layers of width 4096, 32 heads of 128 over 8 of keys and values, feed-forward 12288, 151936 tokens, not tied.
 
     Its layer has 2 · 4096 · 4096 (q, o) + 2 · 4096 · 1024 (k, v) + 3 · 4096 · 12288 + 8448 (norms) = 192,946,432 weights; 36 of them,
-    2 · 151936 · 4096 for embeddings and head, and 4096 for the last norm are 8,190,735,360.
-    """
+    2 · 151936 · 4096 for embeddings and head, and 4096 for the last norm are 8,190,735,360."""
 
     layers: int
     hidden: int
@@ -41,14 +40,13 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token goes through, without the embedding's table."""
+        """Weights that one token uses, without the embedding's table."""
         return self._with_experts(self.experts_per_token) - (0 if self.is_tied else self.vocabulary * self.hidden)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of an adapter on every linear layer but the head: rank · (in + out) for each. Experts lie in one tensor and take none.
+        """Of an adapter on every linear layer but the head: rank · (in + out) for each. Experts lie in one tensor and get no adapter.
 
-        Qwen3-8B, rank 32: 32 · (2 · 8192 + 2 · 5120 + 3 · 16384) · 36 layers = 87,293,952.
-        """
+        Qwen3-8B, rank 32: 32 · (2 · 8192 + 2 · 5120 + 3 · 16384) · 36 layers = 87,293,952."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * (self.hidden + q) + 2 * (self.hidden + kv)
         feed_forward = 0 if self.experts else 3 * (self.hidden + self.intermediate)
@@ -69,7 +67,7 @@ class ModelShape:
 
 
 def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
-    """From the content of a model folder's config.json. Raises UserError for one that does not describe such a decoder."""
+    """The shape in a model folder's config.json. Raises UserError unless it describes such a decoder."""
     text = config.get("text_config", config)
     kind = str(text.get("model_type", config.get("model_type", "")))
     try:
@@ -116,12 +114,12 @@ PUBLISHED: Mapping[str, ModelShape] = {
     "Qwen3-32B": _qwen(64, 5120, 25600, 64, 8, has_qk_norm=True),
     "Qwen3-30B-A3B": _qwen(48, 2048, 768, 32, 4, has_qk_norm=True, experts=128, experts_per_token=8),
 }
-"""The models of the examples, as the config.json of Qwen/<name> on Hugging Face has them."""
+"""The models of the examples, from the config.json of Qwen/<name> on Hugging Face."""
 
 
 def published_shape(name: str) -> ModelShape | None:
-    """By the last part of a path; variants (`-Instruct`, `-Base`, `-Thinking-2507`) share the shape of their model: the longest name
-    fits."""
+    """The shape of the model with this name or path. A variant (`-Instruct`, `-Base`, `-Thinking-2507`) has its model's shape: the longest
+    matching name counts."""
     last = name.rstrip("/").rpartition("/")[2]
     fitting = [known for known in PUBLISHED if last == known or last.startswith(f"{known}-")]
     return PUBLISHED[max(fitting, key=len)] if fitting else None

@@ -2,8 +2,8 @@
 
 Forward 2 and backward 4 operations a weight and token (Kaplan et al., arXiv 2001.08361, §2.1), attention 2 · width · context more for each
 layer, at the share of a GPU's peak that training usually reaches. Decoding reads all weights and every sequence's keys and values once for
-each token, at the share of the memory's bandwidth that engines reach. Both shares are assumptions; a measured run says better (`echoswarm
-plan --from-run`)."""
+each token, at the share of the memory's bandwidth that engines reach. Both shares are assumptions; a measured run gives better figures
+(`echoswarm plan --from-run`)."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Workload:
 def train_s(shape: ModelShape, work: Workload, gpu: Gpu, ranks: int) -> float:
     """T_train on `ranks` GPUs.
 
-    Passes, each worth a forward of 2 operations: 1 forward and 2 backward (an adapter: 1, its base has no gradients), 1 more where
-    activations are recomputed, 1 under the reference, and (u - 1) / u for what the updates after the first were sampled under.
+    Passes, each of 2 operations like a forward pass: 1 forward and 2 backward (an adapter: 1, its base has no gradients), 1 more if
+    activations are recomputed, 1 for the reference, and (u - 1) / u for the log-probabilities before the updates after the first.
 
     Qwen3-8B, 2048 samples of 256 + 4096 tokens, 2 updates, recomputed, 4 A100: 8.91e6 tokens · (2 · 7.57e9 + 2 · 36 · 4096 · 4352) · 4.5 =
     6.59e17 operations at 4 · 125e12 a second: 1320 s. The paper measured 1631 s (ECHO-2, §5.2; the lengths of its answers are not given).
@@ -75,9 +75,9 @@ def train_s(shape: ModelShape, work: Workload, gpu: Gpu, ranks: int) -> float:
 
 
 def rollouts_per_s(shape: ModelShape, work: Workload, gpu: Gpu, load: WorkerLoad) -> float:
-    """Rollouts per second of a worker on `load.gpus` such GPUs; 0 if not one sequence fits.
+    """Rollouts per second of a worker on `load.gpus` such GPUs; 0 if no sequence fits.
 
-    As many sequences at once as fit at the mean length of a sample under way (prompt and half of the answer), `sequences` at most.
+    As many sequences run at once as fit at the mean length of an unfinished sample (prompt and half of the answer), `sequences` at most.
 
     Qwen3-8B, 256 + 4096 tokens on an RTX 5090, 64 at once: keys and values of 2304 tokens are 340 MB, and 9.4 GB hold 27 such; a token of
     all takes (16.4 + 27 · 0.340 GB) / 1.075e12 = 23.8 ms, so 1136 tokens/s and 0.277 rollouts/s. Inferred of the paper: 0.274.
@@ -87,7 +87,7 @@ def rollouts_per_s(shape: ModelShape, work: Workload, gpu: Gpu, load: WorkerLoad
     at_once = min(float(load.sequences), room // (memory.cache_per_token * mean))
     if room < memory.cache_least or at_once < 1:
         return 0.0
-    # Of a mixture of experts many sequences together touch all of them.
+    # Many sequences together use all experts of a mixture.
     touched = min(shape.parameters, shape.active_parameters * at_once) * ITEM_BYTES[load.dtype] / load.gpus
     read_s = (touched + at_once * memory.cache_per_token * mean) / (gpu.bandwidth * BANDWIDTH_SHARE)
     compute_s = 2 * shape.active_parameters * at_once / load.gpus / (gpu.flops * TRAINING_SHARE)

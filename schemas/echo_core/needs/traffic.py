@@ -1,8 +1,7 @@
-"""Bytes of a step on each topic, and the brokers' disk until retention. Pure. Before compression: lz4 makes texts and prompts a half to a
-third.
+"""Bytes of a step on each topic, and the brokers' disk until retention. Pure. Before compression: lz4 reduces texts to a half or a third.
 
-Numbers are those of the records: a token is 4 bytes and so is a log-probability, a sample's texts are repeated beside its tokens, and a
-step's report has some 30 bytes for each sample and 9 for each of its rewards."""
+Sizes are those of the records: 4 bytes a token, 4 a log-probability, a sample's texts beside its tokens; a step's report has some 30 bytes
+for each sample and 9 for each of its rewards."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ _SAMPLE_IN_REPORT, _REWARD_IN_REPORT, _GROUP_IN_REPORT = 32, 9, 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTraffic:
-    """A step's records. `snapshot_bytes`: of one publication; `through_log`: whether its bytes go through the log and not through a
-    store."""
+    """A step's records. `snapshot_bytes`: of one publication; `through_log`: whether its bytes go to the log, not to a store."""
 
     groups: int
     group_size: int
@@ -51,8 +49,8 @@ def bytes_per_step(step: StepTraffic) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What a topic keeps. `hours`, `bytes`: of all partitions; None: no limit of that kind. `is_compacted`: the newest of each key
-    alone."""
+    """The retention of a topic. `hours`, `bytes`: of all partitions; None: no limit of that kind. `is_compacted`: only the newest record of
+    each key is kept."""
 
     hours: float | None
     bytes: float | None
@@ -60,10 +58,9 @@ class Retention:
 
 
 def kept_bytes(traffic: Mapping[str, float], retentions: Mapping[str, Retention], *, step_s: float, steps: int) -> dict[str, float]:
-    """By topic, of one copy: what a run of `steps` steps leaves there, as far as retention lets it grow.
+    """By topic, of one copy: the bytes that a run of `steps` steps leaves there under its retention.
 
-    106 MB a step of 1631 s, kept for 168 h: 371 steps, 39 GB, of a run of 200 steps 21 GB.
-    """
+    106 MB a step of 1631 s, kept for 168 h: 371 steps, 39 GB, of a run of 200 steps 21 GB."""
     found = {}
     for topic, num_bytes in traffic.items():
         kept = retentions[topic]

@@ -20,13 +20,13 @@ from typing import Any
 import simpy
 
 from echo_core.batch_choice import weight_of
-from echo_core.capacity.decision import PoolLook
+from echo_core.capacity.decision import PoolLook, PoolRule
 from echo_core.capacity.estimates import BroadcastWatch, KnownRates, RecentMedian, heartbeat_patience_s
 from echo_core.dispatch import Standing, may_issue, required_version
 from echo_core.policy import OverBudget
 from echo_core.simulation.machines import Group, Machine
 from echo_core.simulation.outcome import Outcome, StepRecord
-from echo_core.simulation.pool import decider_of, first_active
+from echo_core.simulation.pool import ChosenAnew, decider_of, first_active
 from echo_core.simulation.scenario import SECONDS_PER_DAY, BatchOrder, Scenario
 from echo_core.simulation.tally import Tally
 from echo_core.simulation.weights import arrivals_s, demand_of
@@ -35,7 +35,7 @@ from echo_core.staleness import Freshness, freshness
 Events = Generator[Any, Any, None]
 
 _SECONDS_PER_HOUR = 3600.0
-# A learner that waits for ever ends the simulation: after so many times the time that the steps would take.
+# Ends a simulation whose learner waits without an end: after so many times the time that the steps would take.
 _PATIENCE = 20
 _SQRT_2 = math.sqrt(2)
 
@@ -43,7 +43,7 @@ _SQRT_2 = math.sqrt(2)
 def simulate(scenario: Scenario) -> Outcome:
     """Run the scenario until its steps are trained, or the learner has waited for twenty times as long as they would take.
 
-    Raises UserError where weights never arrive before the next ones.
+    Raises UserError if weights never arrive before the next ones.
 
     R = 100 rollouts a step, T_train = 100 s, weights at once, one worker of 0.5 rollouts/s: a step takes 200 s, the bubble is one half.
     """
@@ -61,16 +61,16 @@ class _Fleet:
         self._machines = {
             f"{kind.name}-{number}": Machine(f"{kind.name}-{number}", kind) for kind in scenario.kinds for number in range(kind.count)
         }
-        # What is learned of the run, as the coordinator learns it.
+        # Measurements of the run, as the coordinator makes them.
         self._train_s, self._broadcast_s, self._rates = RecentMedian(), RecentMedian(), KnownRates()
         self._watch = BroadcastWatch(gamma=scenario.pool.gamma)
         self._patience_s = heartbeat_patience_s(scenario.heartbeat_s)
-        # The learner, and what waits for it: groups by the version that made them, each a heap by seq.
+        # The learner, and the groups ready for it: by the version that made them, each a heap by seq.
         self._version = self._published = self._undecided = self._num_ready = 0
         self._ready: dict[int, list[tuple[int, Group]]] = {}
         self._woken: simpy.Event | None = None
         self._finished = self._env.event()
-        # Requests that came back, and places that wait for a request: each the machine and its stay.
+        # Returned requests, and free places for a group: each the machine and its stay.
         self._returned: deque[Group] = deque()
         self._idle: deque[tuple[Machine, int]] = deque()
         self._next_seq = 0
@@ -103,7 +103,8 @@ class _Fleet:
                 self._woken = env.event()
                 self._issue()
                 yield self._woken
-            began_s, training_s = env.now, scenario.train_s * self._spread(scenario.train_spread)
+            spread = scenario.train_spread
+            began_s, training_s = env.now, scenario.train_s * (self._random.uniform(1 - spread, 1 + spread) if spread else 1.0)
             yield env.timeout(training_s)
             self._train_s.add(training_s)
             self._tally.trained(
@@ -124,10 +125,8 @@ class _Fleet:
         self._finished.succeed()
 
     def _form_batch(self) -> list[tuple[int, Group]] | None:
-        """The next step's groups with their versions; None while there are too few. What is too old is dropped.
-
-        As `choose_batch` does for groups of one age: under `withhold`, too, a group of which nothing is trained is refused whole.
-        """
+        """The next step's groups with their versions; None while there are too few. Drops groups that are too old. As `choose_batch` for
+        groups of one age: under `withhold`, too, a group without a trained sample is refused whole."""
         policy = self._policy
         if policy.over_budget is not OverBudget.DOWNWEIGHT:
             for version in [each for each in self._ready if freshness(self._version, each, policy.budget) is Freshness.STALE]:
@@ -162,7 +161,7 @@ class _Fleet:
     # Workers
 
     def _life(self, machine: Machine) -> Events:
-        """Coming and going of one machine."""
+        """The process of one machine: it comes, fails or is preempted, and comes back."""
         env, kind = self._env, machine.kind
         failing, preempting = kind.failures_per_day / SECONDS_PER_DAY, kind.preemptions_per_day / SECONDS_PER_DAY
         if kind.joins_s:
@@ -182,7 +181,7 @@ class _Fleet:
             yield env.timeout(self._random.expovariate(1.0) * (kind.away_s if is_told else kind.repair_s))
 
     def _start(self, machine: Machine) -> None:
-        """An engine starts and fetches the newest weights. Those of the very beginning have the first ones."""
+        """An engine starts and fetches the newest weights; at version 0 it already has them."""
         machine.settle(self._env.now)
         machine.start()
         way_s = 0.0
@@ -191,7 +190,7 @@ class _Fleet:
         self._after(machine.kind.start_s + way_s, self._arrived, [(machine, machine.life)], self._published)
 
     def _lose(self, machine: Machine, *, after_s: float) -> None:
-        """A machine is gone, and nobody is told; others get its requests `after_s` later."""
+        """A machine is gone without notice; others get its requests `after_s` later."""
         machine.settle(self._env.now)
         if machine.installed is not None:
             machine.lost_s = self._env.now
@@ -206,7 +205,7 @@ class _Fleet:
         self._issue()
 
     def _arrived(self, machines: list[tuple[Machine, int]], version: int) -> None:
-        """These have the weights, unless they were lost meanwhile."""
+        """These machines have received the weights, unless they were lost meanwhile."""
         for machine, life in machines:
             if life != machine.life or not machine.is_on:
                 continue
@@ -224,7 +223,7 @@ class _Fleet:
         self._issue()
 
     def _take(self, machine: Machine) -> None:
-        """From now on it takes requests."""
+        """The machine takes requests from now on."""
         machine.is_taking = True
         self._offer(machine, machine.kind.groups_at_once - len(machine.in_hand))
 
@@ -232,7 +231,7 @@ class _Fleet:
         self._idle.extend([(machine, machine.stay)] * places)
 
     def _issue(self) -> None:
-        """Give requests to places that are free, while the learner admits more."""
+        """Give requests to free places, while the learner admits more."""
         while self._idle:
             standing = Standing(version=self._version, published=self._published, undecided=self._undecided)
             if self._returned:
@@ -247,7 +246,7 @@ class _Fleet:
             self._generate(machine, self._returned.popleft() if self._returned else self._new_group(required))
 
     def _place(self, required: int) -> Machine | None:
-        """The machine of the place that has been free the longest, if its weights will do; others wait for newer ones."""
+        """The machine of the place that has been free the longest and whose weights suffice; others wait for newer weights."""
         while self._idle:
             machine, stay = self._idle.popleft()
             if stay != machine.stay or not machine.is_taking or machine.kind.rate <= 0 or machine.installed is None:
@@ -258,7 +257,7 @@ class _Fleet:
         return None
 
     def _new_group(self, required: int) -> Group:
-        """Length and difficulty: two normal variables with the scenario's correlation."""
+        """A group whose length and difficulty come from two normal variables with the scenario's correlation."""
         generation, seq = self._scenario.generation, self._next_seq
         self._next_seq += 1
         self._undecided += 1
@@ -269,7 +268,7 @@ class _Fleet:
             hard = generation.hardness * one + math.sqrt(1 - generation.hardness**2) * other
             length = math.exp(generation.tail * one - generation.tail**2 / 2)
             group = Group(seq, length, 0.5 * (1 + math.erf(hard / _SQRT_2)), required)
-        self._tally.asked(group)
+        self._tally.asked.add(group)
         return group
 
     def _generate(self, machine: Machine, group: Group) -> None:
@@ -298,7 +297,7 @@ class _Fleet:
         self._issue()
 
     def _deliver(self, group: Group, version: int) -> None:
-        """The learner has it, with its rewards."""
+        """The group and its rewards reach the learner."""
         heapq.heappush(self._ready.setdefault(version, []), (group.seq, group))
         self._num_ready += 1
         if self._woken is not None and self._num_ready >= self._policy.groups_per_step:
@@ -307,7 +306,7 @@ class _Fleet:
 
     # The coordinator
 
-    def _coordinate(self, decider: Any) -> Events:
+    def _coordinate(self, decider: PoolRule | ChosenAnew) -> Events:
         while True:
             yield self._env.timeout(self._scenario.every_s)
             for worker_id, is_active in decider.decide(self._look()).orders.items():
@@ -322,13 +321,11 @@ class _Fleet:
                 heard.append(machine)
         rates = self._rates.update({machine.worker_id: machine.speed.samples_per_s for machine in heard})
         return PoolLook(
-            train_s=self._train_s.value,
-            broadcast_s=self._broadcast_s.value,
-            workers=[each.shown(rates[each.worker_id]) for each in heard],
+            train_s=self._train_s.value, broadcast_s=self._broadcast_s.value, workers=[each.shown(rates[each.worker_id]) for each in heard]
         )
 
     def _order(self, machine: Machine, is_active: bool) -> None:
-        self._tally.ordered(is_active=is_active)
+        self._tally.num_orders[is_active] += 1
         machine.settle(self._env.now)
         machine.is_active = is_active
         if not is_active:
@@ -344,26 +341,23 @@ class _Fleet:
             self._start(machine)
 
     def _released(self, machine: Machine, stay: int) -> None:
-        """The time to finish what it had in hand is over."""
+        """The time to finish its groups in hand is over."""
         if stay == machine.stay and not machine.is_active:
             machine.settle(self._env.now)
             self._return(machine.hand_back())
             self._rest(machine)
 
     def _rest(self, machine: Machine) -> None:
-        """A worker that was released has nothing in hand any more: its machine is returned, unless it stands by."""
+        """A released worker has no group in hand any more: its machine is returned, unless machines are kept on standby."""
         if not machine.is_active and machine.is_on and not self._scenario.pool.standby_kept:
             machine.settle(self._env.now)
             machine.is_on, machine.installed = False, None
 
-    # What holds it together
+    # Helpers
 
     def _after(self, seconds: float, do: Callable[..., None], *arguments: Any) -> None:
-        """Call `do` with `arguments` so much later."""
+        """Call `do` with `arguments` after `seconds`."""
         self._env.timeout(seconds).callbacks.append(lambda _: do(*arguments))
-
-    def _spread(self, share: float) -> float:
-        return self._random.uniform(1 - share, 1 + share) if share else 1.0
 
     def _count_from_here(self) -> None:
         for machine in self._machines.values():

@@ -1,4 +1,4 @@
-"""One worker of the simulated pool: whether it is there, what it has in hand, how fast it has been, how long it was paid."""
+"""One worker of the simulated pool: its state, its groups in hand, its speed, its paid time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from echo_core.simulation.scenario import Kind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """A prompt's samples, generated together. `length`: of its generation, the mean of all being 1. `required`: the oldest weights that may
-    generate it.
-    """
+    """A prompt's samples, generated together. `length`: of its generation, relative to the mean. `required`: the oldest weights that may
+    generate it."""
 
     seq: int
     length: float
@@ -26,12 +25,12 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Machine:
-    """State of one worker. `life` counts its engines, `stay` the times that it took requests: an event of an earlier one is void."""
+    """The state of one worker. `life` counts its engines, `stay` its periods of taking requests: an event of an earlier one is void."""
 
     worker_id: str
     kind: Kind
     is_there: bool = False
-    """Not failed, not taken away."""
+    """Neither failed nor preempted."""
     is_on: bool = False
     """An engine runs or starts, and is paid."""
     is_active: bool = False
@@ -52,7 +51,7 @@ class Machine:
     _shown: PoolWorker | None = None
 
     def settle(self, now_s: float, samples: int = 0) -> None:
-        """Account for the time since the last call. Call it before anything changes, and with the `samples` that a group has just made."""
+        """Count the time since the last call. Call it before each change; `samples`: of a group that has just ended."""
         elapsed_s, self._seen_s = now_s - self._seen_s, now_s
         if self.is_on:
             self.paid_s += elapsed_s
@@ -61,27 +60,27 @@ class Machine:
             self.speed.add(busy_s=elapsed_s, samples=samples, tokens=samples)
 
     def start(self) -> None:
-        """A new engine, that knows nothing yet."""
+        """A new engine starts, without weights and speed."""
         self.life += 1
         self.is_on, self.installed, self.speed = True, None, Speed()
 
     def stop_taking(self) -> None:
-        """Places that wait for a group are void."""
+        """Take no more requests: free places become void."""
         self.stay += 1
         self.is_taking, self.num_parked = False, 0
 
     def hand_back(self) -> list[Group]:
-        """What it has in hand is not its own any more."""
+        """Give back the groups in hand."""
         groups = [group for _, group, _, _ in self.in_hand.values()]
         self.in_hand.clear()
         return groups
 
     def is_heard(self, now_s: float, patience_s: float) -> bool:
-        """Whether a coordinator counts on it: it has weights, or nobody knows yet that it is gone."""
+        """Whether the coordinator counts it: it has weights, or its loss is not noticed yet."""
         return (self.is_on and self.installed is not None) or now_s - self.lost_s <= patience_s
 
     def shown(self, rate: float) -> PoolWorker:
-        """What a coordinator sees of it. Made anew only if it differs: ten thousand workers are looked at often."""
+        """The coordinator's view of it. Cached, because ten thousand workers are looked at often."""
         shown = self._shown
         if shown is None or shown.candidate.rate != rate or shown.is_active != self.is_active:
             candidate = Candidate(worker_id=self.worker_id, kind=self.kind.name, rate=rate, price_per_hour=self.kind.price_per_hour)

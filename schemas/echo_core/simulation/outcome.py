@@ -1,4 +1,4 @@
-"""What came of a simulation, from the end of the warm-up on."""
+"""The result of a simulation, from the end of the warm-up on."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bias:
-    """What the policy does to the samples: means of what was trained, over means of all that was asked for. 1: none.
-
-    A group of which everybody wants ten times the mean length and that is never trained makes `length` smaller than 1.
-    """
+    """The bias of the policy: means over trained groups / means over all requested groups. 1: no bias. If long groups become stale and are
+    never trained, `length` is below 1."""
 
     length: float = 1.0
     difficulty: float = 1.0
@@ -33,7 +31,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Times in simulated seconds, money in the unit of the prices. Empty lists and infinite costs where nothing was trained."""
+    """Times in simulated seconds, money in the unit of the prices. Empty lists and infinite costs if nothing was trained."""
 
     wanted_steps: int
     steps: Sequence[StepRecord]
@@ -44,7 +42,7 @@ class Outcome:
     cost_by_kind: Mapping[str, float] = field(default_factory=dict)
     """Of workers; the learner's is the rest of `cost`."""
     idle_cost: float = 0.0
-    """Of workers that were paid and had nothing in hand."""
+    """Of paid workers without a group in hand."""
     mean_active: float = 0.0
     num_activated: int = 0
     num_released: int = 0
@@ -90,7 +88,7 @@ class Outcome:
         return statistics.median(self.broadcasts_s) if self.broadcasts_s else None
 
     def wait_s(self, publication_period: int) -> float:
-        """Seconds that the learner waits in each publication period, in the mean."""
+        """Mean seconds that the learner waits in a publication period."""
         if not self.steps:
             return math.inf
         return publication_period * math.fsum(step.waited_s for step in self.steps) / len(self.steps)
@@ -102,6 +100,6 @@ class Outcome:
 
     @property
     def stale_share(self) -> float:
-        """Of all groups that were trained or dropped, those dropped."""
+        """Share of dropped groups among trained and dropped ones."""
         decided = sum(self.staleness) + self.num_stale
         return self.num_stale / decided if decided else 0.0

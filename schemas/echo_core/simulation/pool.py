@@ -1,34 +1,27 @@
-"""Who takes part: at the beginning, and at each look. The coordinator's own rule, and others to compare it with."""
+"""The choice of active workers: at the start, and at each look. The coordinator's own rule, and others to compare it with."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Protocol
 
-from echo_core.capacity.activation import Candidate, choose_workers, reaches
+from echo_core.capacity.activation import Candidate, choose_workers, until_reached
 from echo_core.capacity.decision import PoolLook, PoolRule, Sizing
 from echo_core.capacity.overlap import Demand, needed_rate
 from echo_core.capacity.sizing import SizingPolicy
 from echo_core.simulation.scenario import PoolKind, Scenario
 
 
-class Decider(Protocol):
-    """One look at the pool, at even intervals."""
-
-    def decide(self, look: PoolLook) -> Sizing: ...
-
-
 class ChosenAnew:
-    """The cheapest ones at each look, whoever takes part now."""
+    """Chooses the cheapest workers anew at each look, whether they are active or not."""
 
     def __init__(self, target: float, expected: Sequence[Candidate]) -> None:
-        """`expected`: everybody with the rate that it counts with before it is measured."""
+        """`expected`: all workers with the rates that count until they are measured."""
         self._target = target
         self._expected = {each.worker_id: each for each in expected}
 
     def decide(self, look: PoolLook) -> Sizing:
-        """Orders for all that differ from the choice of this moment."""
+        """Orders for all workers whose state differs from the present choice."""
         seen = [each.candidate if each.candidate.rate > 0 else self._expected[each.worker_id] for each in look.workers]
         chosen = {each.worker_id for each in choose_workers(seen, self._target)}
         return Sizing(
@@ -36,8 +29,8 @@ class ChosenAnew:
         )
 
 
-def decider_of(scenario: Scenario, demand: Demand) -> Decider | None:
-    """Who looks at the pool while the run goes on; None: nobody."""
+def decider_of(scenario: Scenario, demand: Demand) -> PoolRule | ChosenAnew | None:
+    """The rule that looks at the pool during the run; None: no rule."""
     if scenario.pool.kind is PoolKind.LIVE:
         return PoolRule(scenario.policy, SizingPolicy(margin=scenario.pool.hysteresis), gamma=scenario.pool.gamma, advises=False)
     if scenario.pool.kind is PoolKind.ANEW:
@@ -46,7 +39,7 @@ def decider_of(scenario: Scenario, demand: Demand) -> Decider | None:
 
 
 def first_active(scenario: Scenario, demand: Demand) -> frozenset[str]:
-    """Who takes part from the beginning. Without a coordinator that is everybody, as in a run without one."""
+    """The workers that are active at the start; all of them under the coordinator's rule, and in a run without one."""
     candidates, kind = scenario.candidates(), scenario.pool.kind
     if kind in (PoolKind.LIVE, PoolKind.EVERYBODY):
         chosen = candidates
@@ -58,17 +51,10 @@ def first_active(scenario: Scenario, demand: Demand) -> frozenset[str]:
 
 
 def target_of(scenario: Scenario, demand: Demand) -> float:
-    """Rollouts/s that a plan aims at."""
+    """The target of a plan, in rollouts/s."""
     return needed_rate(demand, scenario.policy.publication_period, scenario.policy.budget, scenario.pool.gamma)
 
 
 def _at_random(candidates: Sequence[Candidate], target: float, seed: int) -> list[Candidate]:
-    drawn = random.Random(seed).sample([each for each in candidates if each.rate > 0], sum(each.rate > 0 for each in candidates))
-    chosen: list[Candidate] = []
-    rate = 0.0
-    for each in drawn:
-        if reaches(rate, target):
-            break
-        chosen.append(each)
-        rate += each.rate
-    return chosen
+    able = [each for each in candidates if each.rate > 0]
+    return until_reached(random.Random(seed).sample(able, len(able)), target)

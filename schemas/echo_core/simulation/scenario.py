@@ -1,4 +1,4 @@
-"""What is simulated: learner, weights, generation, workers by kind. Times in seconds, lines in bytes per second."""
+"""The input of a simulation: learner, weights, generation, workers by kind. Times in seconds, lines in bytes per second."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ SECONDS_PER_DAY = 86_400.0
 
 
 class BatchOrder(StrEnum):
-    """Which of the admissible groups a batch takes."""
+    """The order in which a batch takes admissible groups."""
 
     NEWEST_FIRST = "newest_first"
-    """What the paper's bound takes for granted."""
+    """The assumption of the paper's bound."""
     OLDEST_FIRST = "oldest_first"
-    """What EchoSwarm does: nothing is made for nothing."""
+    """As in EchoSwarm: fewer groups become too old."""
 
 
 class Route(StrEnum):
-    """How a snapshot gets to the workers."""
+    """The way of a snapshot to the workers."""
 
     CHAINS = "chains"
     STAR = "star"
     FIXED = "fixed"
-    """Everybody has it after the same time, as it was measured."""
+    """Each worker has it after the same time, `fixed_s`."""
 
 
 class PoolKind(StrEnum):
-    """Who decides which workers take part."""
+    """The rule that chooses the active workers."""
 
     LIVE = "live"
     """The coordinator's rule, looking every `every_s`."""
     EVERYBODY = "everybody"
     CHEAPEST = "cheapest"
-    """Those that a plan takes, from the beginning to the end."""
+    """The workers of a plan, from the start to the end."""
     RANDOM = "random"
-    """At random until the rate is reached, from the beginning to the end (the paper's "w/o Cost")."""
+    """At random until the rate is reached, from the start to the end (the paper's "w/o Cost")."""
     ANEW = "anew"
-    """The cheapest ones, chosen anew at each look: no hysteresis."""
+    """The cheapest workers, chosen anew at each look: no hysteresis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Workers of one kind. `rate`: rollouts/s of one of them, all its groups together, without waiting."""
+    """Workers of one kind. `rate`: rollouts/s of one worker, all its groups together, without waiting."""
 
     name: str
     count: int
@@ -60,13 +60,13 @@ class Kind:
     groups_at_once: int = 1
     joins_s: float = 0.0
     start_s: float = 0.0
-    """From a machine that is there to an engine that takes requests."""
+    """From the machine's start to an engine that takes requests."""
     failures_per_day: float = 0.0
     repair_s: float = 3600.0
     preemptions_per_day: float = 0.0
     away_s: float = 3600.0
     notice_s: float = 30.0
-    """A machine that is preempted is told so long before; one that fails is not."""
+    """Warning time of a preemption; a failure comes without warning."""
 
     def __post_init__(self) -> None:
         checked = (self.rate, self.price_per_hour, self.joins_s, self.start_s, self.repair_s, self.away_s, self.notice_s)
@@ -79,7 +79,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """A snapshot and its way. `chains`: how many chains share the workers; None: as many as the learner's line feeds at full speed."""
+    """A snapshot and its way. `chains`: chains that share the workers; None: as many as the learner's line feeds at full speed."""
 
     route: Route
     num_bytes: float = 0.0
@@ -102,10 +102,9 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """`tail`: sigma of the lognormal distribution of a group's length, whose mean is 1; 0: all alike. `hardness`: correlation of a group's
-    length with its difficulty, which is uniform in [0, 1]. `on_old_weights` False: nobody generates while newer weights are on their way,
-    as the paper's eq. 1 takes for granted. `score_s`: from a group's last token until the learner has its rewards.
-    """
+    """`tail`: sigma of the lognormal distribution of a group's length, whose mean is 1; 0: all equal. `hardness`: correlation of a group's
+    length with its difficulty, which is uniform in [0, 1]. `on_old_weights` False: workers generate nothing while newer weights are on
+    their way, as the paper's eq. 1 assumes. `score_s`: from a group's last token until the learner has its rewards."""
 
     tail: float = 0.0
     hardness: float = 0.6
@@ -121,9 +120,8 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """Who takes part, and what becomes of who does not. `standby_kept`: it stays paid, follows the weights and is back at once; else its
-    machine is returned, and comes back as a new one.
-    """
+    """The choice of active workers, and the state of the others. `standby_kept`: a worker on standby stays paid, follows the weights and
+    can work at once; else its machine is returned, and comes back as a new one."""
 
     kind: PoolKind = PoolKind.LIVE
     every_s: float | None = None
@@ -136,7 +134,7 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One simulation. Raises UserError for what cannot run: nobody who generates, or weights that never arrive in time."""
+    """One simulation. Raises UserError for a scenario that cannot run, such as one without workers."""
 
     train_s: float
     policy: StalenessPolicy
@@ -153,7 +151,7 @@ class Scenario:
     pool: PoolPlan = field(default_factory=PoolPlan)
     heartbeat_s: float = 1.0
     redelivery_s: float = 10.0
-    """Until the consumer group gives away what a worker had that died: its session time-out."""
+    """Until the consumer group gives a dead worker's requests to others: its session time-out."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -180,7 +178,7 @@ class Scenario:
         return 2 * self.policy.publication_period if self.warmup_steps is None else self.warmup_steps
 
     def candidates(self) -> list[Candidate]:
-        """Everybody, as a plan sees them."""
+        """All workers, as candidates of a plan."""
         return [
             Candidate(worker_id=f"{kind.name}-{number}", kind=kind.name, rate=kind.rate, price_per_hour=kind.price_per_hour)
             for kind in self.kinds

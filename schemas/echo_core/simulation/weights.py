@@ -1,4 +1,4 @@
-"""When a snapshot arrives at each worker, by the plans of `echo_core.dissemination`. Pure."""
+"""The time at which a snapshot arrives at each worker, by the plans of `echo_core.dissemination`. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from echo_core.dissemination import Line, Lines, chain_arrivals_s, plan_chains, 
 from echo_core.simulation.scenario import PoolKind, Route, Scenario, Weights
 from echo_schemas.errors import UserError
 
-# Which workers a plan takes depends on T_bcast, and T_bcast on how many there are: a few rounds settle it.
+# The workers of a plan depend on T_bcast, and T_bcast on their number: a few rounds settle both.
 _ROUNDS = 5
 
 
 def arrivals_s(weights: Weights, receivers: Mapping[str, float]) -> dict[str, float]:
     """By worker, seconds from the publication until it generates with the snapshot. `receivers`: their lines, in bytes per second.
 
-    16 GB, workers of 12.5 MB/s, a learner of 25 MB/s, chunks of 100 MB: two chains. Four workers: the firsts have it after 1280 s, the
-    others one chunk, 8 s, later.
-    """
+    16 GB, workers of 12.5 MB/s, a learner of 25 MB/s, chunks of 100 MB: two chains. Four workers: the first of each chain has it after
+    1280 s, the second one chunk, 8 s, later."""
     if weights.route is Route.FIXED:
         return dict.fromkeys(receivers, weights.fixed_s)
     if weights.route is Route.STAR:
@@ -32,7 +31,7 @@ def arrivals_s(weights: Weights, receivers: Mapping[str, float]) -> dict[str, fl
 
 
 def _over_chains(weights: Weights, receivers: Mapping[str, float]) -> dict[str, float]:
-    # Fast ones first: whoever is slow slows nobody but those behind it.
+    # Fast workers first: a slow one delays only the workers behind it.
     ordered = sorted(receivers, key=lambda worker: -receivers[worker])
     fastest = max(receivers.values(), default=math.inf)
     wanted = weights.chains or (int(weights.learner_line / fastest) if math.isfinite(weights.learner_line) else len(ordered))
@@ -52,7 +51,7 @@ def _lines(weights: Weights, receivers: Mapping[str, float], shared_by: int) -> 
 
 
 def broadcast_s(weights: Weights, lines: Sequence[float], gamma: float = GAMMA) -> float:
-    """T_bcast for workers with these lines, as a coordinator measures it: until ⌈active / gamma⌉ have installed the snapshot."""
+    """T_bcast of workers with these lines, as a coordinator measures it: until ⌈active / gamma⌉ have installed the snapshot."""
     watch = BroadcastWatch(gamma=gamma)
     watch.ready(1, len(lines), 0.0)
     found = arrivals_s(weights, {str(number): line for number, line in enumerate(lines)})
@@ -61,10 +60,8 @@ def broadcast_s(weights: Weights, lines: Sequence[float], gamma: float = GAMMA) 
 
 
 def demand_of(scenario: Scenario) -> Demand:
-    """What a step needs, T_bcast predicted for the workers that a plan takes; for all of them where everybody begins.
-
-    Raises UserError where the next snapshot is published before the one before it has arrived.
-    """
+    """The demand of a step, with T_bcast predicted for the workers of a plan, or for all workers if all are active at first. Raises
+    UserError if a snapshot is published before the previous one has arrived."""
     policy, candidates = scenario.policy, scenario.candidates()
     line_of = {kind.name: kind.line for kind in scenario.kinds}
     rollouts, period = policy.groups_per_step * policy.group_size, policy.publication_period

@@ -1,4 +1,4 @@
-"""A judgement of one trajectory, and the record of a trajectory or seq that will never be trained."""
+"""The reward of one trajectory, and the drop of a trajectory or seq that will never be trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from echo_schemas.records.base import Coordinates, Record, require_name, require
 
 
 class RewardOutcome(StrEnum):
-    """How a reward function ended. Only `scored` carries a value."""
+    """The outcome of a reward function. Only `scored` has a value."""
 
     SCORED = "scored"
     FAILED = "failed"
@@ -44,8 +44,7 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward(Record):
-    """One value for one trajectory *record*: `of` names the partition and offset that were judged. `application`: who judged, by its own
-    word."""
+    """One value for one trajectory *record*: `of` names its partition and offset. `application`: the name that the scorer gives itself."""
 
     SCHEMA: ClassVar[str] = "reward"
 
@@ -72,8 +71,7 @@ class Reward(Record):
         require_name("name", self.name)
         if (self.outcome == RewardOutcome.SCORED) != (self.value is not None):
             raise InvalidRecord(
-                InvalidReason.INCONSISTENT,
-                f"Outcome {self.outcome} with value {self.value}: a value belongs to `scored`, and only there.",
+                InvalidReason.INCONSISTENT, f"Outcome {self.outcome} with value {self.value}: a value belongs to `scored`, and only there."
             )
         if self.value is not None and not math.isfinite(self.value):
             raise InvalidRecord(InvalidReason.NOT_FINITE, f"Reward {self.name!r} is {self.value}.")
@@ -83,8 +81,8 @@ class Reward(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingRewards(Record):
-    """Trajectories, at `where`, for which the learner misses at least one of `rewards`: whoever judges them reads them again. An empty one
-    takes an earlier one back."""
+    """Trajectories at `where` for which the learner lacks at least one of `rewards`: reward applications read them again. An empty record
+    cancels an earlier one."""
 
     SCHEMA: ClassVar[str] = "missing_rewards"
 
@@ -101,8 +99,8 @@ class MissingRewards(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop(Record):
-    """A terminal state other than `trained`: of one trajectory record (`what` given) or of a whole seq (`what` absent). `worker_id`: who
-    sampled it, where that is why."""
+    """A terminal state other than `trained`: of one trajectory record (`what` given) or of a whole seq (`what` None). `worker_id`: the
+    worker that sampled it, if that is the reason."""
 
     SCHEMA: ClassVar[str] = "drop"
 

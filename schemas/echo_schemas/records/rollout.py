@@ -1,4 +1,4 @@
-"""What is asked of a worker, and the receipt it answers with in sequential mode."""
+"""The request to a worker, and the worker's receipt in sequential mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echo_schemas.records.base import Coordinates, Record, require, require_not_
 
 
 class Purpose(StrEnum):
-    """What a group is for. Only `train` groups are ever trained."""
+    """The purpose of a group. Only `train` groups are ever trained."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -20,7 +20,7 @@ class Purpose(StrEnum):
 
 
 class ReplyOutcome(StrEnum):
-    """How a worker ended a request."""
+    """The outcome of a request."""
 
     DONE = "done"
     NOT_READY = "not_ready"
@@ -29,7 +29,7 @@ class ReplyOutcome(StrEnum):
 
 
 def group_id_of(run_id: str, seq: int, purpose: Purpose = Purpose.TRAIN) -> str:
-    """`<run>/<seq>` for training groups, `<run>/<purpose>-<seq>` for the others, whose seqs are counted apart."""
+    """`<run>/<seq>` for training groups, `<run>/<purpose>-<seq>` for the others, which have seqs of their own."""
     return f"{run_id}/{seq}" if purpose == Purpose.TRAIN else f"{run_id}/{purpose}-{seq}"
 
 
@@ -43,7 +43,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. The defaults leave the distribution whole."""
+    """The sampling options. The defaults sample from the full distribution."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -61,10 +61,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest(Record):
-    """One prompt to be sampled `group_size` times. Exactly one of `messages` and `prompt_token_ids` is given.
-
-    `evaluation` names the evaluation that a request of purpose `eval` belongs to.
-    """
+    """One prompt to sample `group_size` times. Exactly one of `messages` and `prompt_token_ids` is given. `evaluation`: the evaluation of a
+    request of purpose `eval`."""
 
     SCHEMA: ClassVar[str] = "rollout_request"
 
@@ -89,24 +87,19 @@ class RolloutRequest(Record):
 
     def validate(self) -> None:
         require_not_negative(
-            seq=self.seq,
-            required_version=self.required_version,
-            learner_version=self.learner_version,
-            deadline_ms=self.deadline_ms,
+            seq=self.seq, required_version=self.required_version, learner_version=self.learner_version, deadline_ms=self.deadline_ms
         )
         if self.group_size < 1:
             raise InvalidRecord(InvalidReason.INCONSISTENT, f"group_size is {self.group_size}; a group has at least one sample.")
         if bool(self.messages) == bool(self.prompt_token_ids):
             raise InvalidRecord(
-                InvalidReason.INCONSISTENT,
-                "A request carries either messages or prompt_token_ids, not both and not neither.",
+                InvalidReason.INCONSISTENT, "A request carries either messages or prompt_token_ids, not both and not neither."
             )
         if len(self.prompt_token_ids) % TOKEN_BYTES:
             raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "prompt_token_ids is not a whole number of 4-byte token ids.")
         if self.group_id != group_id_of(self.run_id, self.seq, self.purpose):
             raise InvalidRecord(
-                InvalidReason.INCONSISTENT,
-                f"group_id {self.group_id!r} does not belong to run {self.run_id!r}, seq {self.seq}.",
+                InvalidReason.INCONSISTENT, f"group_id {self.group_id!r} does not belong to run {self.run_id!r}, seq {self.seq}."
             )
         if self.sampling.max_new_tokens < 1:
             raise InvalidRecord(InvalidReason.INCONSISTENT, "sampling.max_new_tokens must be at least 1.")
@@ -114,7 +107,7 @@ class RolloutRequest(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutReply(Record):
-    """A receipt: where the trajectories of one request were published, or why there are none."""
+    """A receipt: the places of one request's trajectories, or why there are none."""
 
     SCHEMA: ClassVar[str] = "rollout_reply"
 
@@ -132,9 +125,8 @@ class RolloutReply(Record):
 
     def validate(self) -> None:
         require_not_negative(version=self.version)
-        require(bool(self.correlation), InvalidReason.INCONSISTENT, "A reply without a correlation id answers nothing.")
+        require(bool(self.correlation), "A reply without a correlation id answers no request.")
         require(
             (self.outcome == ReplyOutcome.DONE) == bool(self.where),
-            InvalidReason.INCONSISTENT,
             f"A reply with outcome {self.outcome} names {len(self.where)} trajectories; `done` names at least one, the others none.",
         )

@@ -1,4 +1,4 @@
-"""State that is kept, not streamed: the run, its progress, its workers, and what is asked of them. All on compacted topics."""
+"""State on compacted topics: the run, its progress, its workers, and the orders to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
-from echo_schemas.errors import InvalidReason
 from echo_schemas.records.base import Record, require, require_name, require_not_negative
 from echo_schemas.records.step import RewardTerm
 
@@ -20,7 +19,7 @@ class Mode(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life."""
+    """The state of a worker."""
 
     STARTING = "starting"
     READY = "ready"
@@ -30,7 +29,7 @@ class WorkerState(StrEnum):
 
 
 class RunState(StrEnum):
-    """What the operator wants of a run."""
+    """The state of a run, as its operator orders it."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -39,7 +38,7 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Record):
-    """What a run is: written once by whoever starts it. `config` is the full configuration as JSON, secrets left out."""
+    """The description of a run, written once by the process that starts it. `config`: the full configuration as JSON, without secrets."""
 
     SCHEMA: ClassVar[str] = "run"
 
@@ -61,23 +60,18 @@ class Run(Record):
 
     def validate(self) -> None:
         require_not_negative(staleness_budget=self.staleness_budget, parent_version=self.parent_version)
-        require(self.publication_period >= 1, InvalidReason.INCONSISTENT, "publication_period must be at least 1.")
-        require(
-            self.group_size >= 1 and self.groups_per_step >= 1,
-            InvalidReason.INCONSISTENT,
-            "group_size and groups_per_step must be at least 1.",
-        )
+        require(self.publication_period >= 1, "publication_period must be at least 1.")
+        require(self.group_size >= 1 and self.groups_per_step >= 1, "group_size and groups_per_step must be at least 1.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Record):
-    """How far the learner is. Written at every change and at least once a second, so that silence means trouble.
+    """The learner's progress. Written at every change and at least once a second, so that a silent learner is recognised.
 
-    `next_seq`: every seq below is trained or dropped, and a checkpoint says so. From there on `closed` names those that are trained or
-    dropped as of `version`, and `seen` those of which the learner has read a record, or that are closed by now (`columns.pack_seqs`).
-    Everything that the log held for it at `read_s` is read; it and `clock_s` are moments of the learner's monotonic clock, comparable
-    within a session. None: an older learner wrote it, or nothing was read yet.
-    """
+    `next_seq`: all lower seqs are trained or dropped, and a checkpoint holds that. From `next_seq` on `closed` names the seqs that are
+    trained or dropped as of `version`, and `seen` those of which the learner has read a record, or that are closed by now
+    (`columns.pack_seqs`). `read_s`: the learner has read all records that the log held for it at this time; `clock_s`: the present time;
+    both of the learner's monotonic clock, comparable within a session. None: an older learner wrote the record, or has read nothing yet."""
 
     SCHEMA: ClassVar[str] = "progress"
 
@@ -104,21 +98,14 @@ class Progress(Record):
             groups_ready=self.groups_ready,
             next_seq=self.next_seq,
         )
-        require(
-            self.published <= self.version,
-            InvalidReason.INCONSISTENT,
-            f"Published {self.published} is ahead of version {self.version}.",
-        )
+        require(self.published <= self.version, f"Published {self.published} is ahead of version {self.version}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus(Record):
-    """A worker's heartbeat, and its acknowledgement of an installed version (`installed_version` with `weights_sha256`).
-
-    `kind` is its name among [[rollout.pool]], `partitions` those of `requests` that it has, `capacity` the groups it takes in hand at most
-    (0: not said), `rollouts` the trajectories acknowledged since it started, `peer_address` (host:port) where it serves chunks of
-    snapshots to other workers.
-    """
+    """A worker's heartbeat, and its acknowledgement of an installed version (`installed_version` with `weights_sha256`). `kind`: its name
+    among [[rollout.pool]]. `partitions`: its partitions of `requests`. `capacity`: groups in hand at most (0: unknown). `rollouts`:
+    trajectories acknowledged since it started. `peer_address` (host:port): serves chunks of snapshots to other workers."""
 
     SCHEMA: ClassVar[str] = "worker_status"
 
@@ -155,19 +142,14 @@ class WorkerStatus(Record):
             partition=min(self.partitions, default=0),
         )
         require_name("worker_id", self.worker_id)
-        require(
-            (self.installed_version is None) == (self.weights_sha256 is None),
-            InvalidReason.INCONSISTENT,
-            "An installed version is acknowledged together with its checksum.",
-        )
+        has_both = (self.installed_version is None) == (self.weights_sha256 is None)
+        require(has_both, "An installed version is acknowledged together with its checksum.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerControl:
-    """Whether a worker takes part, and the newest upstream it should fetch weights from (empty: the log).
-
-    `reason` is a sentence for people, `figures` are the numbers of the decision by name.
-    """
+    """Whether a worker takes part, and the newest sources to fetch weights from (empty: the log). `reason`: a sentence for people.
+    `figures`: the numbers of the decision, by name."""
 
     active: bool
     fetch_from: tuple[str, ...] = ()
@@ -185,14 +167,14 @@ class RewardControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunControl:
-    """What the operator wants of the whole run."""
+    """The operator's order for the whole run."""
 
     state: RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOrder:
-    """One more evaluation of a version that is kept. `section`: the [[eval]] section that describes it, as JSON."""
+    """One more evaluation of a kept version. `section`: its [[eval]] section, as JSON."""
 
     version: int
     name: str
@@ -201,9 +183,8 @@ class EvaluationOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardAttachment:
-    """Whether the reward application of this name is to score beside the run's own. `rewards`: the names it gives, for people and never to
-    be loaded; `share`: of the groups, how many it scores.
-    """
+    """Whether the reward application of this name scores beside the run's own. `rewards`: the names it gives, for people, never to be
+    loaded. `share`: of the groups that it scores."""
 
     application: str
     is_attached: bool
@@ -214,9 +195,7 @@ class RewardAttachment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control(Record):
     """An order to a worker, to the learner about rewards or an evaluation, to a reward application, or to the whole run: one of the five.
-
-    Lower epochs are ignored, and an order that only a newer release knows: here it carries none.
-    """
+    Readers ignore lower epochs, and an order of a newer release: read here, such a record has none of the five."""
 
     SCHEMA: ClassVar[str] = "control"
 
@@ -234,10 +213,6 @@ class Control(Record):
     def validate(self) -> None:
         require_not_negative(epoch=self.epoch)
         given = sum(part is not None for part in (self.worker, self.rewards, self.run, self.evaluation, self.attachment))
-        # None: an order of a newer release, which this one cannot obey.
-        require(given <= 1, InvalidReason.INCONSISTENT, f"A control record carries one order, this one {given}.")
-        require(
-            (self.worker is None) == (self.worker_id is None),
-            InvalidReason.INCONSISTENT,
-            "A worker order names its worker, the others none.",
-        )
+        # No order: one of a newer release, which this one cannot obey.
+        require(given <= 1, f"A control record carries one order, this one {given}.")
+        require((self.worker is None) == (self.worker_id is None), "A worker order names its worker, the others none.")

@@ -1,4 +1,4 @@
-"""What the learner did: who claimed the run, every step exactly enough to train it again, and every evaluation."""
+"""The learner's records: claims of a run, every step in enough detail to train it again, and every evaluation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from echo_schemas.records.weights import BlobRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionClaim(Record):
-    """A learner process says that it now owns the namespace. The newest claim on `steps` wins.
-
-    `machine`: where `pid` means something, so that others there can tell that the process is gone; empty if unknown.
-    """
+    """A learner process claims the namespace. The newest claim on `steps` wins. `machine`: the machine of `pid`, so that processes there
+    can tell whether this one has ended; empty if unknown."""
 
     SCHEMA: ClassVar[str] = "session_claim"
 
@@ -34,12 +32,12 @@ class SessionClaim(Record):
 
     def validate(self) -> None:
         require_not_negative(tip_version=self.tip_version)
-        require(bool(self.session), InvalidReason.INCONSISTENT, "A claim names its session.")
+        require(bool(self.session), "A claim names its session.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTerm:
-    """One line of a reward specification: its weight, whether a sample waits for it, and what stands in when it does not come."""
+    """One line of a reward specification: the weight, whether a sample waits for it, and the value used if it does not come."""
 
     name: str
     weight: float
@@ -50,13 +48,13 @@ class RewardTerm:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a sample waits for it: never for a reward of weight 0, which changes nothing that is trained."""
+        """Whether a sample waits for it: never for a reward of weight 0, which does not change the training."""
         return self.required and self.weight != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPolicy:
-    """What governed a step: how old a sample may be (`budget`, S), what becomes of older ones (`over_budget`), and how batches are cut."""
+    """The policy of a step: the largest age of a sample (`budget`, S), the rule for older ones (`over_budget`), and the batch size."""
 
     budget: int
     publication_period: int
@@ -67,7 +65,7 @@ class StepPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardColumn:
-    """The values of one reward over the batch: float64 [N] and a flag [N] that is 1 where the default stood in."""
+    """The values of one reward over the batch: float64 [N] and a flag [N] that is 1 where the default was used."""
 
     name: str
     values: bytes
@@ -90,10 +88,9 @@ class RewardStats:
 class Batch:
     """The samples of one step, in order, as columns. N samples.
 
-    `partitions` int32 [N], `offsets` int64 [N]: which trajectory records. `seqs` int64 [N], `indices` int32 [N]. `attempts` one token per
-    group, groups in order of first appearance; `group_sizes` int32, samples per group. `advantages` float32 [N].
-    `micro_batches` int32: samples per micro-batch, in the training order `order`, int32 [N]; `updates` int32: micro-batches per update.
-    """
+    `partitions` int32 [N], `offsets` int64 [N]: the trajectory records. `seqs` int64 [N], `indices` int32 [N]. `attempts`: one token a
+    group, groups in order of first appearance. `group_sizes` int32: samples per group. `advantages` float32 [N]. `order` int32 [N]: the
+    training order. `micro_batches` int32: samples per micro-batch in that order. `updates` int32: micro-batches per update."""
 
     num_samples: int
     partitions: bytes
@@ -121,21 +118,15 @@ class Batch:
             *((f"rewards.{column.name}.defaulted", column.defaulted, FLAG_DTYPE.itemsize) for column in self.rewards),
         )
         for name, column, width in columns:
-            require(
-                len(column) == self.num_samples * width,
-                InvalidReason.LENGTH_MISMATCH,
-                f"Column {name} has {len(column)} bytes for {self.num_samples} samples of {width}.",
-            )
-        require(
-            len(self.group_sizes) == len(self.attempts) * TOKEN_DTYPE.itemsize,
-            InvalidReason.LENGTH_MISMATCH,
-            f"{len(self.attempts)} attempts do not match the group sizes.",
-        )
+            message = f"Column {name} has {len(column)} bytes for {self.num_samples} samples of {width}."
+            require(len(column) == self.num_samples * width, message, InvalidReason.LENGTH_MISMATCH)
+        message = f"{len(self.attempts)} attempts do not match the group sizes."
+        require(len(self.group_sizes) == len(self.attempts) * TOKEN_DTYPE.itemsize, message, InvalidReason.LENGTH_MISMATCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far one partition of `trajectories` was read: records in [low, read_to) are accounted for by this checkpoint."""
+    """The learner's position in one partition of `trajectories`: this checkpoint accounts for the records in [low, read_to)."""
 
     partition: int
     low: int
@@ -144,10 +135,8 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:
-    """What one worker contributed to a step: entry i of `staleness` counts its samples of staleness i when the batch was formed.
-
-    `delivered`: trajectories of it that the learner has read since the report before, trained or not.
-    """
+    """One worker's part in a step: entry i of `staleness` counts its samples of staleness i when the batch was formed. `delivered`: its
+    trajectories that the learner has read since the previous report, trained or not."""
 
     worker_id: str
     staleness: tuple[int, ...] = ()
@@ -156,7 +145,7 @@ class WorkerShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindCost:
-    """What the workers of one kind cost since the report before, by use (`echo_core.capacity.costs`); `num_workers` of them were heard."""
+    """The cost of the workers of one kind since the previous report, by use (`echo_core.capacity.costs`). `num_workers`: heard of."""
 
     kind: str
     num_workers: int = 0
@@ -169,9 +158,9 @@ class KindCost:
 class StepReport(Record):
     """One training step. Together with the log it is enough to train the step again.
 
-    Staleness histograms: entry i counts samples of staleness i, for each of the four stages. `batch` is inline, or, when large,
-    `batch_blob` names the parts written in the same transaction. `policy` is None in reports of releases that did not commit it.
-    `costs` and `learner_cost`: what was paid since the report before; nothing where no price is known.
+    Staleness histograms: entry i counts samples of staleness i, for each of the four stages. `batch` is inline, or, if it is large,
+    `batch_blob` names its chunks, written in the same transaction. `policy` is None in reports of releases that did not write it. `costs`,
+    `learner_cost`: since the previous report; empty and 0 if no price is known.
     """
 
     SCHEMA: ClassVar[str] = "step_report"
@@ -204,23 +193,15 @@ class StepReport(Record):
 
     def validate(self) -> None:
         require_not_negative(version=self.version, idle_s=self.idle_s, training_s=self.training_s, learner_cost=self.learner_cost)
-        require(
-            bool(self.checkpoint),
-            InvalidReason.INCONSISTENT,
-            "A step exists once a checkpoint holds it: the report must name it.",
-        )
-        require(
-            (self.batch is None) != (self.batch_blob is None),
-            InvalidReason.INCONSISTENT,
-            "A report carries its batch inline or as a blob.",
-        )
+        require(bool(self.checkpoint), "A step exists once a checkpoint holds it: the report must name it.")
+        require((self.batch is None) != (self.batch_blob is None), "A report carries its batch inline or as a blob.")
         if self.batch is not None:
             self.batch.check()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassAtK:
-    """Estimated probability that at least one of k samples is right."""
+    """The estimated probability that at least one of k samples is right."""
 
     k: int
     value: float
@@ -228,10 +209,8 @@ class PassAtK:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eval(Record):
-    """The result of one evaluation of one version, over the prompts that were answered; `num_missing` more were asked.
-
-    `stderr` of a reward is the standard error of its mean over prompts, whose samples belong together.
-    """
+    """The result of one evaluation of one version, over the answered prompts; `num_missing` more were requested. `stderr` of a reward: the
+    standard error of its mean, clustered by prompt."""
 
     SCHEMA: ClassVar[str] = "eval"
 

@@ -1,4 +1,4 @@
-"""One sampled answer: tokens, log-probabilities under the sampler, and exactly which weights made them."""
+"""One sampled answer: tokens, log-probabilities under the sampler, and the versions of the weights that generated them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from echo_schemas.records.rollout import Purpose, Sampling, group_id_of
 
 
 class FinishReason(StrEnum):
-    """Why generation ended."""
+    """The reason why generation ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -27,23 +27,23 @@ class FinishReason(StrEnum):
 
 
 class LogprobSource(StrEnum):
-    """Who says how likely each token was: the engine that drew it; or nobody yet, so that `logprobs` holds zeros and the learner computes
-    them under its weights at the start of the step that trains them (importance weight 1)."""
+    """The source of the log-probabilities: the engine that drew the tokens; or the learner: then `logprobs` holds zeros, and the learner
+    computes them with its weights at the start of the step that trains them (importance weight 1)."""
 
     SAMPLER = "sampler"
     RECOMPUTED = "recomputed"
 
 
 class LogprobDistribution(StrEnum):
-    """Of which distribution the sampler's log-probabilities are, both after temperature: the one that the tokens were drawn from, which
-    `top_k`, `top_p` and `min_p` cut and whose rest adds up to 1; or the full one, over the whole vocabulary. Without a cut they are one."""
+    """The distribution of the sampler's log-probabilities, after temperature: the one that tokens were drawn from, cut by `top_k`, `top_p`
+    and `min_p` and normalised again; or the full one over the whole vocabulary. Without a cut both are equal."""
 
     DRAWN = "drawn"
     FULL = "full"
 
 
 class TrajectorySource(StrEnum):
-    """Where a trajectory comes from: sampled by a worker of this run, or an episode that was logged elsewhere (ECHO-2, appendix D)."""
+    """The source of a trajectory: sampled by a worker of this run, or an episode logged elsewhere (ECHO-2, appendix D)."""
 
     LIVE = "live"
     OFFLINE = "offline"
@@ -68,11 +68,9 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Which experts of a mixture each token but the last, which nothing follows, went to while it was sampled: [T - 1, layers, per_token].
-
-    `layers`: all of the model; those without experts hold zeros. `ids`: one byte an expert, or two, little-endian, in models of more than
-    256. So three tokens in two layers with two experts each take 8 bytes.
-    """
+    """The experts that each token but the last was routed to while it was sampled: [T - 1, layers, per_token]. `layers`: all layers of the
+    model; those without experts hold zeros. `ids`: one byte an expert, or two, little-endian, in models of more than 256. So three tokens
+    in two layers with two experts each take 8 bytes."""
 
     layers: int
     per_token: int
@@ -80,12 +78,12 @@ class Experts:
 
     @classmethod
     def of(cls, numbers: npt.NDArray[np.unsignedinteger[Any]]) -> Experts:
-        """Of `numbers` [T - 1, layers, per_token], uint8 or uint16."""
+        """From `numbers` [T - 1, layers, per_token], uint8 or uint16."""
         _, layers, per_token = numbers.shape
         return cls(layers=layers, per_token=per_token, ids=pack(numbers, EXPERT_DTYPES[numbers.itemsize]))
 
     def table(self, num_tokens: int) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint16]:
-        """Shape [num_tokens - 1, layers · per_token], a read-only view. Raises ValueError if they are not so many."""
+        """Shape [num_tokens - 1, layers · per_token], a read-only view. Raises ValueError if the number of bytes does not fit."""
         width, rows = self.layers * self.per_token, num_tokens - 1
         dtype = EXPERT_DTYPES.get(len(self.ids) / (rows * width) if min(rows, self.layers, self.per_token) > 0 else 0.0)
         if dtype is None:
@@ -100,8 +98,8 @@ class Trajectory(Record):
     `token_ids` holds the whole episode, prompt included, as int32 [T]; `logprobs` one float32 per *generated* token, in order
     (natural log, after temperature), so its length is the sum of the spans in `generated`.
 
-    Of an offline one no version of this run made a token: its version spans name the newest published version at the time it was put into
-    the log, which orders it among others and bounds nothing; `weights_sha256` is empty, and the learner computes the log-probabilities.
+    No version of this run made an offline trajectory: its version spans name the newest published version at the time it was put into the
+    log, which only orders it among others; `weights_sha256` is empty, and the learner computes the log-probabilities.
     """
 
     SCHEMA: ClassVar[str] = "trajectory"
@@ -145,12 +143,12 @@ class Trajectory(Record):
 
     @property
     def is_exempt(self) -> bool:
-        """Whether the staleness budget does not apply: whatever made it, it was no version of this run."""
+        """Whether the staleness budget does not apply, because no version of this run made it."""
         return self.source is TrajectorySource.OFFLINE
 
     @property
     def is_cut(self) -> bool:
-        """Whether its log-probabilities are of a distribution without the tokens that sampling left out."""
+        """Whether its log-probabilities are of a cut distribution."""
         return self.sampling.cuts and self.logprob_distribution is LogprobDistribution.DRAWN
 
     @property
@@ -178,15 +176,14 @@ class Trajectory(Record):
             raise InvalidRecord(InvalidReason.INCONSISTENT, f"index {self.index} is outside a group of {self.group_size}.")
         if self.group_id != group_id_of(self.run_id, self.seq, self.purpose):
             raise InvalidRecord(
-                InvalidReason.INCONSISTENT,
-                f"group_id {self.group_id!r} does not belong to run {self.run_id!r}, seq {self.seq}.",
+                InvalidReason.INCONSISTENT, f"group_id {self.group_id!r} does not belong to run {self.run_id!r}, seq {self.seq}."
             )
         require_name("attempt", self.attempt)
         require_name("worker_id", self.worker_id)
         if self.is_exempt and self.logprob_source is not LogprobSource.RECOMPUTED:
             raise InvalidRecord(
                 InvalidReason.INCONSISTENT,
-                "Of an offline trajectory nobody knows the sampler's log-probabilities: the learner recomputes them.",
+                "The sampler's log-probabilities of an offline trajectory are unknown: the learner recomputes them.",
             )
         num_tokens, rest = divmod(len(self.token_ids), TOKEN_BYTES)
         if rest or len(self.logprobs) % LOGPROB_BYTES:
@@ -203,7 +200,7 @@ class Trajectory(Record):
             raise InvalidRecord(InvalidReason.NOT_FINITE, "turn_rewards holds a NaN or an infinity.")
 
     def _validate_spans(self, num_tokens: int) -> None:
-        """Spans are ordered and inside the tokens, as long as the log-probabilities, and tagged with a version from end to end."""
+        """Check that spans are ordered and inside the tokens, as long as the log-probabilities, and wholly tagged with versions."""
         if len(self.generated) == len(self.version_spans) == 1:
             (span,), (tag,) = self.generated, self.version_spans
             if (
@@ -211,7 +208,7 @@ class Trajectory(Record):
                 and (span.end - span.start) * LOGPROB_BYTES == len(self.logprobs)
                 and self.min_version == tag.version == self.max_version
             ):
-                # One turn under one version: nearly every trajectory, and checked twice for each.
+                # The fast path, for one turn under one version: nearly every trajectory.
                 return
         if not self.generated:
             raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "A trajectory without a generated token cannot be trained or judged.")

@@ -13,7 +13,7 @@ SHA256_HEX_LENGTH = 64
 
 
 class WeightKind(StrEnum):
-    """What the files of a snapshot are: a PEFT LoRA adapter, or the whole model."""
+    """The content of a snapshot: a PEFT LoRA adapter, or the whole model."""
 
     LORA = "lora"
     FULL = "full"
@@ -21,7 +21,7 @@ class WeightKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFile:
-    """One file of a snapshot. The files follow one another in the blob in this order."""
+    """One file of a snapshot. The blob holds the files in the manifest's order."""
 
     name: str
     num_bytes: int
@@ -30,7 +30,7 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRef:
-    """One chunk of a blob: where it lies in the blob's partition, and what it must hash to."""
+    """One chunk of a blob: its offset in the blob's partition, and its checksum."""
 
     index: int
     offset: int
@@ -40,7 +40,7 @@ class ChunkRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRef:
-    """A blob that was written to a topic in chunks. A long list of chunks is left out: they say the same of themselves."""
+    """A blob that was written to a topic in chunks. A long list of chunks is left out: each chunk holds its own index and checksum."""
 
     topic: str
     partition: int
@@ -55,29 +55,19 @@ class BlobRef:
     def check(self) -> None:
         """Raise InvalidRecord if the numbers contradict one another."""
         require_not_negative(partition=self.partition, num_bytes=self.num_bytes, first_offset=self.first_offset)
-        require(
-            len(self.sha256) == SHA256_HEX_LENGTH,
-            InvalidReason.INCONSISTENT,
-            "A blob's sha256 is 64 hexadecimal digits.",
-        )
-        require(self.first_offset <= self.last_offset, InvalidReason.INCONSISTENT, "A blob ends before it starts.")
-        require(
-            not self.chunks or len(self.chunks) == self.num_chunks,
-            InvalidReason.LENGTH_MISMATCH,
-            f"{self.num_chunks} chunks announced, {len(self.chunks)} listed.",
-        )
-        require(
-            not self.chunks or sum(chunk.num_bytes for chunk in self.chunks) == self.num_bytes,
-            InvalidReason.LENGTH_MISMATCH,
-            "The chunks' sizes do not add up to the blob's.",
-        )
+        require(len(self.sha256) == SHA256_HEX_LENGTH, "A blob's sha256 is 64 hexadecimal digits.")
+        require(self.first_offset <= self.last_offset, "A blob ends before it starts.")
+        if self.chunks:
+            message = f"{self.num_chunks} chunks announced, {len(self.chunks)} listed."
+            require(len(self.chunks) == self.num_chunks, message, InvalidReason.LENGTH_MISMATCH)
+            num_bytes = sum(chunk.num_bytes for chunk in self.chunks)
+            require(num_bytes == self.num_bytes, "The chunks' sizes do not add up to the blob's.", InvalidReason.LENGTH_MISMATCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightManifest(Record):
-    """Identity of one snapshot = (run, version, sha256), and where its bytes are: `blob` on a topic, or `uri` in an object store.
-    `delta`: what changed since the parent, for who has that.
-    """
+    """Identity of one snapshot = (run, version, sha256), and the place of its bytes: `blob` on a topic, or `uri` in an object store.
+    `delta`: the changes since the parent, for workers that have the parent."""
 
     SCHEMA: ClassVar[str] = "weight_manifest"
 
@@ -102,33 +92,16 @@ class WeightManifest(Record):
 
     def validate(self) -> None:
         require_not_negative(version=self.version, parent=self.parent, num_bytes=self.num_bytes, next_seq=self.next_seq)
-        require(
-            len(self.sha256) == SHA256_HEX_LENGTH,
-            InvalidReason.INCONSISTENT,
-            "A snapshot's sha256 is 64 hexadecimal digits.",
-        )
-        require(bool(self.files), InvalidReason.INCONSISTENT, "A snapshot has at least one file.")
-        require(
-            sum(file.num_bytes for file in self.files) == self.num_bytes,
-            InvalidReason.LENGTH_MISMATCH,
-            f"The files' sizes do not add up to {self.num_bytes} bytes.",
-        )
-        require(
-            (self.blob is None) != (self.uri is None),
-            InvalidReason.INCONSISTENT,
-            "A snapshot lies either in a blob or at a URI.",
-        )
-        require(
-            all(_is_plain_name(file.name) for file in self.files),
-            InvalidReason.INCONSISTENT,
-            "A snapshot's files are plain relative names: no absolute path, no '..'.",
-        )
-        if self.blob is not None:
-            self.blob.check()
-        if self.chunk_list is not None:
-            self.chunk_list.check()
-        if self.delta is not None:
-            self.delta.check()
+        require(len(self.sha256) == SHA256_HEX_LENGTH, "A snapshot's sha256 is 64 hexadecimal digits.")
+        require(bool(self.files), "A snapshot has at least one file.")
+        message = f"The files' sizes do not add up to {self.num_bytes} bytes."
+        require(sum(file.num_bytes for file in self.files) == self.num_bytes, message, InvalidReason.LENGTH_MISMATCH)
+        require((self.blob is None) != (self.uri is None), "A snapshot lies either in a blob or at a URI.")
+        are_plain = all(_is_plain_name(file.name) for file in self.files)
+        require(are_plain, "A snapshot's files are plain relative names: no absolute path, no '..'.")
+        for blob in (self.blob, self.chunk_list, self.delta):
+            if blob is not None:
+                blob.check()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +119,7 @@ class Chunk(Record):
 
     def validate(self) -> None:
         require_not_negative(index=self.index)
-        require(self.index < self.num_chunks, InvalidReason.INCONSISTENT, f"Chunk {self.index} of {self.num_chunks}.")
+        require(self.index < self.num_chunks, f"Chunk {self.index} of {self.num_chunks}.")
 
 
 def _is_plain_name(name: str) -> bool:

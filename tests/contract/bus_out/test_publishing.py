@@ -15,10 +15,10 @@ from echo_bus.clock import Deadline
 from echo_bus.errors import BlobCorrupt, OffsetLost, ProducerClosed, ProducerFenced, RecordTooLarge, TopicMissing, TransportError
 from echo_bus.reading.reader import Isolation
 from echo_schemas.errors import InvalidRecord
-from echo_schemas.examples import load_examples
 from echo_schemas.records import BlobRef, Progress, WeightFile, WeightManifest
 from echo_schemas.topics import PROGRESS, TRAJECTORIES, WEIGHT_CHUNKS, WEIGHTS, weights_key
 from tests.contract.conftest import WAIT_S
+from tests.examples import load_examples
 
 
 def progress(version: int = 1) -> Progress:

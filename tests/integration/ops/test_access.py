@@ -34,12 +34,12 @@ from echo_ops.acls import as_commands
 from echo_ops.topic_admin import TopicAdmin
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import EchoError
-from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.rights import acls_of
 from echo_schemas.roles import Role, load_roles
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 from echo_schemas.topics import WEIGHT_CHUNKS
+from tests.examples import load_examples
 
 pytestmark = pytest.mark.kafka
 WAIT_S = 60.0

@@ -19,11 +19,11 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from echo_embedded.tools import tool_command
 from echo_runtime.opening import open_bus
-from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.registry import subjects_of
 from echo_schemas.topics import PROGRESS, TRAJECTORIES
 from echo_settings import load_settings
+from tests.examples import load_examples
 
 pytestmark = pytest.mark.kafka
 WAIT_S = 60.0

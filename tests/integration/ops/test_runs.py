@@ -18,13 +18,13 @@ from echo_ops.runs import deletion
 from echo_ops.runs.listing import read_runs
 from echo_replay.raw_log import RawLog
 from echo_runtime.opening import open_bus
-from echo_schemas.examples import load_examples
 from echo_schemas.headers import RUN
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, Drop, Progress, Run, RunState
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import CONTROL, DROPS, PROGRESS, RUNS, TRAJECTORIES
 from echo_settings import load_settings
+from tests.examples import load_examples
 from tests.integration.ops.test_commands import Shell
 from tests.thorough import only_thorough
 from tests.unit.schemas.samples import trajectory

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from echo_schemas.columns import pack_seqs
-from echo_schemas.examples import load_examples
 from echo_schemas.records import Control, StepReport, WorkerControl, WorkerState
 from echo_schemas.topics import CONTROL, REQUESTS, STEPS
+from tests.examples import load_examples
 from tests.integration.rollout.conftest import Fleet, await_in
 from tests.integration.rollout.test_processes import assembled
 from tests.thorough import only_thorough

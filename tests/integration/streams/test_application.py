@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from echo_schemas.examples import load_examples
 from echo_schemas.headers import headers_of
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates, MissingRewards, Progress, Purpose, RewardOutcome, Trajectory
 from echo_schemas.topics import PROGRESS, TRAJECTORIES
+from tests.examples import load_examples
 from tests.integration.streams.stage import PARTITIONS, WAIT_S, Stage
 from tests.unit.core.records import trajectory
 

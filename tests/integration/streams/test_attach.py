@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from echo_runtime.announcement import read_announcement
-from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, Progress
 from echo_schemas.topics import PROGRESS
+from tests.examples import load_examples
 from tests.integration.streams.stage import WAIT_S, Stage
 from tests.unit.core.records import trajectory
 

@@ -21,7 +21,6 @@ from echo_bus.clock import Deadline
 from echo_core.bottleneck import Place, Use
 from echo_ops.cli.run import wait_for_topics
 from echo_runtime.process import RoleProcess, open_role
-from echo_schemas.examples import load_examples
 from echo_schemas.records import (
     Drop,
     Progress,
@@ -43,6 +42,10 @@ R = TypeVar("R", bound=Record)
 
 
 def example(topic: Topic, cls: type[R]) -> R:
+    # A script does not find `tests` by itself.
+    sys.path.append(str(Path(__file__).parents[3]))
+    from tests.examples import load_examples
+
     return next(record for record in load_examples(topic).values() if isinstance(record, cls))
 
 

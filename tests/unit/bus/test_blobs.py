@@ -22,10 +22,10 @@ from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.clock import Clock, ManualClock
 from echo_bus.errors import BlobCorrupt, DeadlineExceeded
 from echo_memory import MemoryCluster
-from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.records import BlobRef, Coordinates, WeightFile, WeightManifest
 from echo_schemas.topics import WEIGHT_CHUNKS, WEIGHTS
+from tests.examples import load_examples
 
 RUN = "demo"
 CHUNK = 100

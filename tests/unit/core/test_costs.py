@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_core.capacity.costs import NOTHING, Bill, CostMeter, Spending, cost_of, spending
-from echo_schemas.examples import load_examples
+from echo_core.capacity.costs import NOTHING, Bill, CostMeter, Spending, spending
 from echo_schemas.records import KindCost, StepReport, WorkerState, WorkerStatus
 from echo_schemas.topics import STEPS
+from tests.examples import load_examples
 
 
 def word(
@@ -109,4 +109,3 @@ def test_a_bill_is_the_sum_of_the_reports_and_a_step_is_its_mean_without_the_sta
     assert bill.per_1000 == pytest.approx(1000 * 1.12 / 24)
     assert bill.workers.idle == pytest.approx(0.03)
     assert bill.kinds["b"].standby == pytest.approx(0.015)
-    assert cost_of(report(costs=costs, learner_cost=0.01)) == pytest.approx(0.04)

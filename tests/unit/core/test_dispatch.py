@@ -126,6 +126,7 @@ def test_no_budget_period_and_drops_ever_stop_a_run_or_let_a_sample_be_born_too_
             batch, waiting = waiting[:groups], waiting[groups:]
             oldest_trained = max(oldest_trained, *(now.version - version for version in batch))
             version = now.version + 1
-            now = standing(version=version, published=rules.published_by(version), undecided=now.undecided - groups)
+            published = version - version % rules.publication_period
+            now = standing(version=version, published=published, undecided=now.undecided - groups)
     assert now.version == 12, f"the run stood still at {now}"
     assert oldest_trained <= budget

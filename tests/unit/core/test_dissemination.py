@@ -1,14 +1,15 @@
-"""Plans of the way of weights: every worker once a stripe, one child at most, and a repair that asks the old parent."""
+"""Plans of the way of weights: every worker once a stripe, and how long chains and stars take."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_core.dissemination import Line, Lines, Relink, StripedChains, chains_s, num_stripes, plan_chains, star_s
+from echo_core.dissemination import Chains, Line, Lines, chain_arrivals_s, num_stripes, plan_chains, star_arrivals_s
 from echo_schemas.errors import UserError
 from tests.thorough import examples
 
@@ -22,70 +23,25 @@ def equal_lines(num_workers: int, learner_mbit: float, latency_s: float = 0.0, f
     return Lines(learner_up=learner_mbit * MBIT, workers=workers, latency_s=latency_s, flow=flow)
 
 
-def hold(plan: StripedChains, workers: set[str]) -> None:
-    """What every plan keeps."""
-    for stripe, chain in enumerate(plan.chains):
-        assert Counter(chain) == Counter(workers)
-        parents = Counter(plan.parent(stripe, worker) for worker in chain)
-        assert all(count == 1 for count in parents.values())
-        for worker in chain:
-            child = plan.child(stripe, worker)
-            assert child is None or plan.parent(stripe, child) == worker
+def chains_s(chains: Chains, lines: Lines, num_bytes: float, num_chunks: int) -> float:
+    return max(chain_arrivals_s(chains, lines, num_bytes, num_chunks).values())
 
 
-def test_a_worker_that_leaves_is_replaced_by_its_parent() -> None:
-    plan, links = plan_chains(["a", "b", "c"], 3).without("b")
-    assert plan.chains == (("a", "c"), ("c", "a"), ("c", "a"))
-    assert links == (Relink(stripe=0, child="c", parent="a"), Relink(stripe=1, child="c", parent=None))
-
-
-def test_a_worker_that_joins_is_the_last_everywhere() -> None:
-    plan, links = plan_chains(["a", "b"], 2).joined("c")
-    assert plan.chains == (("a", "b", "c"), ("b", "a", "c"))
-    assert [(link.child, link.parent) for link in links] == [("c", "b"), ("c", "a")]
-    with pytest.raises(UserError):
-        plan.joined("c")
-
-
-@pytest.mark.parametrize("chains", [(), (("a", "b"), ("a",)), (("a", "a"),), (("a",), ("b",))])
-def test_chains_that_miss_somebody_are_none(chains: tuple[tuple[str, ...], ...]) -> None:
-    with pytest.raises(UserError):
-        StripedChains(chains)
+def star_s(workers: Sequence[str], lines: Lines, num_bytes: float) -> float:
+    return max(star_arrivals_s(workers, lines, num_bytes).values())
 
 
 @settings(max_examples=examples(200))
 @given(st.integers(1, 40), st.integers(1, 16))
 def test_every_stripe_passes_every_worker_once_and_the_ends_are_spread(num_workers: int, num_stripes: int) -> None:
     workers = [f"w{index}" for index in range(num_workers)]
-    plan = plan_chains(workers, num_stripes)
-    hold(plan, set(workers))
+    chains = plan_chains(workers, num_stripes)
+    assert all(Counter(chain) == Counter(workers) for chain in chains)
     most = -(-num_stripes // num_workers)
-    assert max(Counter(chain[0] for chain in plan.chains).values()) <= most
-    assert max(Counter(chain[-1] for chain in plan.chains).values()) <= most
+    assert max(Counter(chain[0] for chain in chains).values()) <= most
+    assert max(Counter(chain[-1] for chain in chains).values()) <= most
     if num_stripes <= num_workers:
-        assert len(set(plan.chains)) == num_stripes
-
-
-@settings(max_examples=examples(100))
-@given(st.integers(2, 8), st.integers(1, 6), st.lists(st.tuples(st.booleans(), st.integers(0, 7)), max_size=20))
-def test_after_any_comings_and_goings_the_links_that_were_changed_make_the_new_plan(
-    num_workers: int, num_stripes: int, turns: list[tuple[bool, int]]
-) -> None:
-    plan = plan_chains([f"w{index}" for index in range(num_workers)], num_stripes)
-    parents = {(stripe, worker): plan.parent(stripe, worker) for stripe in range(num_stripes) for worker in plan.workers}
-    for number, (is_leaving, which) in enumerate(turns):
-        if is_leaving:
-            if len(plan.workers) < 2:
-                continue
-            gone = sorted(plan.workers)[which % len(plan.workers)]
-            plan, links = plan.without(gone)
-            parents = {key: parent for key, parent in parents.items() if key[1] != gone}
-        else:
-            plan, links = plan.joined(f"n{number}")
-        assert len(links) <= num_stripes
-        parents.update({(link.stripe, link.child): link.parent for link in links})
-        hold(plan, set(plan.workers))
-        assert parents == {(stripe, worker): plan.parent(stripe, worker) for stripe in range(num_stripes) for worker in plan.workers}
+        assert len(set(chains)) == num_stripes
 
 
 def test_chains_take_about_as_long_for_eighteen_workers_as_for_nine_and_a_star_twice_as_long() -> None:

@@ -9,15 +9,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from echo_core.capacity.overlap import (
+    GAMMA,
     Demand,
     bubble_share,
     cost_per_step,
     fresh_rate,
     min_rate,
     needed_rate,
-    overlap_bound,
     staleness_bound,
-    target_rate,
     wait_s,
 )
 from echo_schemas.errors import UserError
@@ -29,14 +28,22 @@ DEMANDS = st.builds(Demand, train_s=st.floats(0.1, 1e4), broadcast_s=st.floats(0
 PERIODS = st.integers(1, 12)
 
 
+def overlap_bound(demand: Demand, publication_period: int) -> float:
+    """Eq. 12: the largest staleness of any pool that reaches `min_rate`."""
+    if math.isinf(min_rate(demand, publication_period)):
+        return math.inf
+    late = (1 - 1 / publication_period) * demand.broadcast_s / demand.train_s
+    return publication_period + math.ceil(late - 1e-9)
+
+
 def test_the_papers_settings_need_nine_workers_of_a_quarter_of_a_rollout_a_second() -> None:
     assert min_rate(PAPER, 2) == pytest.approx(2.2439, abs=1e-4)
-    assert target_rate(PAPER, 2) == pytest.approx(2.4683, abs=1e-4)
-    assert target_rate(PAPER, 2) / 9 == pytest.approx(0.274, abs=1e-3)
+    assert GAMMA * min_rate(PAPER, 2) == pytest.approx(2.4683, abs=1e-4)
+    assert GAMMA * min_rate(PAPER, 2) / 9 == pytest.approx(0.274, abs=1e-3)
 
 
 def test_with_them_no_sample_is_more_than_three_versions_old_as_the_paper_says() -> None:
-    assert staleness_bound(PAPER, 2, target_rate(PAPER, 2)) == 3
+    assert staleness_bound(PAPER, 2, GAMMA * min_rate(PAPER, 2)) == 3
     assert overlap_bound(PAPER, 2) == 3
     assert fresh_rate(PAPER, 2, 3) == pytest.approx(1.1220, abs=1e-4)
     assert needed_rate(PAPER, 2, 3) == pytest.approx(2.4683, abs=1e-4)
@@ -85,7 +92,7 @@ def test_numbers_that_no_run_can_have_are_a_sentence(train_s: float, broadcast_s
 @settings(max_examples=examples(400))
 @given(DEMANDS, PERIODS, st.floats(1.0, 2.0))
 def test_at_the_target_the_learner_never_waits_and_both_bounds_hold(demand: Demand, period: int, gamma: float) -> None:
-    target = target_rate(demand, period, gamma)
+    target = gamma * min_rate(demand, period)
     assume(math.isfinite(target))
     assert wait_s(demand, period, target) <= 1e-6 * period * demand.train_s
     assert bubble_share(demand, period, target) <= 1e-6

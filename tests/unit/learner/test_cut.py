@@ -15,9 +15,9 @@ import torch
 from echo_learner.training.batch import cut_tokens
 from echo_learner.training.cut import Cut
 from echo_rollout.engines.sampling_loop import processed
-from echo_schemas.examples import load_examples
 from echo_schemas.records import LogprobDistribution, Sampling, Trajectory
 from echo_schemas.topics import TRAJECTORIES
+from tests.examples import load_examples
 
 CUTS: tuple[dict[str, Any], ...] = (
     {"top_p": 0.6},

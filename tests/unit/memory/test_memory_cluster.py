@@ -16,10 +16,10 @@ from echo_bus.clock import Deadline
 from echo_bus.errors import DeliveryFailed, ProducerFenced, TransactionAborted
 from echo_memory import MemoryCluster
 from echo_schemas.codec import lock_file_codec
-from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Progress
 from echo_schemas.topics import PROGRESS, TOPICS, WEIGHT_CHUNKS
+from tests.examples import load_examples
 
 NAMESPACE = Namespace("unit")
 WAIT_S = 60.0

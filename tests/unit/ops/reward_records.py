@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from echo_schemas.examples import load_examples
 from echo_schemas.records import Coordinates, Reward, RewardOutcome
 from echo_schemas.topics import REWARDS
+from tests.examples import load_examples
 
 
 def scored(name: str, of: Coordinates, *, value: float = 0.5, time_ms: int = 0, application: str = "brevity") -> Reward:

@@ -9,9 +9,9 @@ import pytest
 
 from echo_ops.runs.listing import Standing, find_run, line_of
 from echo_schemas.errors import UserError
-from echo_schemas.examples import load_examples
 from echo_schemas.records import Control, Progress, Run, RunControl, RunState
 from echo_schemas.topics import PROGRESS, RUNS
+from tests.examples import load_examples
 
 NOW_MS = 1_000_000
 RUN = next(record for record in load_examples(RUNS).values() if isinstance(record, Run))

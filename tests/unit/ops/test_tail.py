@@ -14,9 +14,9 @@ import echo_ops.cli.tail as tail_module
 from echo_bus.bus import Bus
 from echo_memory import MemoryCluster
 from echo_ops.cli.tail import tail
-from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import TRAJECTORIES
+from tests.examples import load_examples
 
 WAIT_S = 60.0
 

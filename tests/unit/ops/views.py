@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from echo_core.bottleneck import Place, PlaceUse
 from echo_ops.report.run_view import RunView
-from echo_schemas.examples import load_examples
 from echo_schemas.records import Drop, DropReason, Record, RewardStats, StepReport, WeightManifest, WorkerState, WorkerStatus
 from echo_schemas.topics import DROPS, STEPS, WEIGHTS, WORKERS, Topic
+from tests.examples import load_examples
 
 R = TypeVar("R", bound=Record)
 SHA = "a" * 64

@@ -211,5 +211,5 @@ def test_what_is_followed_is_told_after_a_while_even_without_a_fate(sound: Sound
         (where,) = copy.write(TRAJECTORIES, copy.sample(50, 0))
         first = next(follow(history, Selection(), hold_s=0.0))
         assert (first.where, first.fate) == (where, Fate.OPEN)
-        with pytest.raises(UserError, match="are in the past"):
+        with pytest.raises(UserError, match="lie in the past"):
             next(follow(history, Selection(range=Steps(1, 2)), hold_s=0.0))

@@ -139,7 +139,7 @@ def test_rewards_that_do_not_give_the_advantages(sound: SoundRun, tmp_path: Path
         advantages = np.frombuffer(report.batch.advantages, LOGPROB_DTYPE) + 1
         return replace(report, batch=replace(report.batch, advantages=pack(advantages, LOGPROB_DTYPE)))
 
-    with pytest.raises(UserError, match="report of version 2 do not give the advantages"):
+    with pytest.raises(UserError, match=r"report of version 2 do not give the report.s advantages"):
         train_again(sound.forge(tmp_path, an_edit(StepReport, 2, other)), "2", from_start=True)
 
 
@@ -171,7 +171,7 @@ def test_a_record_that_is_not_in_the_log(sound: SoundRun, tmp_path: Path, offset
 def test_samples_that_retention_has_removed(sound: SoundRun, tmp_path: Path) -> None:
     copy = sound.forge(tmp_path)
     remove(copy, TRAJECTORIES, 2)
-    with pytest.raises(UserError, match=r"what version 1 was trained on is there. Retention has removed \d samples of partition"):
+    with pytest.raises(UserError, match=r"samples of version 1 are missing. Retention has removed \d samples of partition"):
         train_again(copy, "3", from_start=True)
 
 

@@ -25,11 +25,11 @@ from echo_replay.history import History, open_history
 from echo_replay.run_log import read_batch
 from echo_replay.selection import Fate
 from echo_schemas.errors import UserError
-from echo_schemas.examples import load_examples
 from echo_schemas.records import Progress, Trajectory
 from echo_schemas.topics import PROGRESS
 from echo_tasks.sokoban import Sokoban
 from echo_tasks.sokoban.board import drawn
+from tests.examples import load_examples
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, sample
 from tests.unit.replay.forged import STEPS_TRAINED, SoundRun, only
 

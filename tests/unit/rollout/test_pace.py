@@ -111,7 +111,7 @@ class Simulation:
             run_id="demo",
             session="s",
             version=self.version,
-            published=self._policy.published_by(self.version),
+            published=self.version - self.version % self._policy.publication_period,
             groups_trained=trained,
             groups_dropped=0,
             groups_ready=len(self._ready),

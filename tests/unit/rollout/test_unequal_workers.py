@@ -28,13 +28,13 @@ from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.columns import pack_seqs
-from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Progress, RolloutRequest, WeightManifest, WorkerState, WorkerStatus
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REQUESTS, WEIGHTS, weights_key
 from echo_settings import Settings
 from echo_settings.rules import staleness_policy
+from tests.examples import load_examples
 from tests.unit.rollout.swarm import RUN, LetterCodec, LetterTask
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from echo_schemas.codec import Codec, lock_file_codec
 from echo_schemas.columns import all_finite, pack_logprobs, pack_tokens
 from echo_schemas.errors import InvalidReason, InvalidRecord, RegistryError
-from echo_schemas.examples import load_examples
 from echo_schemas.records import (
     RECORDS,
     Coordinates,
@@ -40,6 +39,7 @@ from echo_schemas.records import (
 from echo_schemas.registry import LockFileRegistry
 from echo_schemas.schemas import newest
 from echo_schemas.topics import PROGRESS, REPLIES, REQUESTS, STEPS, TOPICS, TRAJECTORIES, WEIGHTS, WORKERS
+from tests.examples import load_examples
 
 # JSON as text is "{}" by default in code but has no default in Avro: Apicurio 3.3 refuses a schema with the default "{}".
 JSON_TEXT = {"entry", "config"}

@@ -12,14 +12,14 @@ import pytest
 from fastavro.read import SchemaResolutionError
 
 from echo_schemas.codec import Codec
-from echo_schemas.compatibility import Compatibility, check_all, check_versions, level_of
+from echo_schemas.compatibility import check_all, check_versions
 from echo_schemas.converters import converter_of
 from echo_schemas.errors import InvalidReason, InvalidRecord, RegistryError, SchemaFileError
-from echo_schemas.examples import load_examples
-from echo_schemas.records import RECORDS, Progress, Record, Trajectory
+from echo_schemas.records import Progress, Record, Trajectory
 from echo_schemas.registry import FIRST_LOCK_ID, LockFileRegistry, check_lock, load_lock, make_lock, subject_of
 from echo_schemas.schemas import AvroSchema, all_schemas, newest, parse_schema, versions
 from echo_schemas.topics import PROGRESS, REWARDS, STEPS, TOPICS, TRAJECTORIES
+from tests.examples import load_examples
 
 
 def evolved(name: str, change: Callable[[dict[str, Any]], object]) -> list[AvroSchema]:
@@ -150,27 +150,6 @@ def test_every_pair_is_compared_not_only_neighbours() -> None:
     pairs = {(problem.reader, problem.writer) for problem in check_versions([first, second, third])}
     ends = f"trajectory.v{first.version}", f"trajectory.v{third.version}"
     assert pairs == {ends, ends[::-1]}
-
-
-@pytest.mark.parametrize(
-    ("level", "num_found"),
-    [
-        (Compatibility.FULL_TRANSITIVE, 1),
-        (Compatibility.BACKWARD_TRANSITIVE, 0),
-        (Compatibility.FORWARD_TRANSITIVE, 1),
-        (Compatibility.NONE, 0),
-    ],
-)
-def test_the_level_says_in_which_direction_to_look(level: Compatibility, num_found: int) -> None:
-    old, new = evolved("trajectory", lambda raw: field(raw, "index").update(type="long"))
-    found = check_versions([old, new], level)
-    pair = f"trajectory.v{old.version}", f"trajectory.v{new.version}"
-    assert [(problem.reader, problem.writer) for problem in found] == [pair] * num_found
-
-
-def test_the_level_of_a_record_comes_from_its_topic_files() -> None:
-    assert {level_of(record.SCHEMA) for record in RECORDS} == {Compatibility.FULL_TRANSITIVE}
-    assert level_of("no_such_record") is Compatibility.NONE
 
 
 def test_a_schema_with_a_field_twice_is_not_avro() -> None:

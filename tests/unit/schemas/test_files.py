@@ -14,11 +14,11 @@ import yaml
 
 from echo_schemas.converters import Converter
 from echo_schemas.errors import SchemaFileError
-from echo_schemas.examples import load_examples, parse_example, to_json
 from echo_schemas.roles import load_roles, parse_roles
 from echo_schemas.schemas import newest, parse_files
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import REWARDS, TOPICS, TRAJECTORIES
+from tests.examples import load_examples, parse_example, to_json
 
 SCHEMA = newest("progress").text
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.converters import converter_of
 from echo_schemas.errors import InvalidReason, InvalidRecord
-from echo_schemas.examples import load_examples
 from echo_schemas.projection import Projection, compile_extract
 from echo_schemas.records import Drop, Record, Reward, RolloutRequest, Trajectory, WeightManifest, WorkerStatus
 from echo_schemas.registry import LockFileRegistry
 from echo_schemas.schemas import newest, parse_schema, versions
 from echo_schemas.topics import DROPS, REQUESTS, REWARDS, TRAJECTORIES, WEIGHTS, WORKERS
+from tests.examples import load_examples
 
 IDS = LockFileRegistry()
 TOPICS_WITH_EXAMPLES = (TRAJECTORIES, REWARDS, DROPS, REQUESTS, WEIGHTS, WORKERS)

@@ -15,12 +15,12 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidReason, InvalidRecord, RegistryError, UserError
-from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.records import RECORDS
 from echo_schemas.registry import HttpRegistry, subjects_of
 from echo_schemas.schemas import newest
 from echo_schemas.topics import TOPICS, TRAJECTORIES
+from tests.examples import load_examples
 
 SUBJECTS = subjects_of(Namespace("echo.demo").topic)
 FIRST_ID = 7

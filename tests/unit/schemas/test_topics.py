@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from typing import Any
 
@@ -13,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_schemas.errors import SchemaFileError, UserError
-from echo_schemas.examples import load_examples
 from echo_schemas.headers import GROUP, RUN, VERSION, headers_of, oldest_version, run_of
 from echo_schemas.naming import Namespace
 from echo_schemas.partitioning import murmur2, partition_of
 from echo_schemas.records import Control, Record, Trajectory
 from echo_schemas.roles import load_roles
 from echo_schemas.schemas import all_schemas
-from echo_schemas.topic_files import load_meta_schema, load_topic_specs, parse_topic_file
+from echo_schemas.topic_files import load_topic_specs, parse_topic_file
 from echo_schemas.topics import CONTROL, PROGRESS, REQUESTS, REWARDS, TOPICS, TRAJECTORIES, WEIGHT_CHUNKS, weights_key
+from tests.examples import load_examples
 
 PACKAGE = resources.files("echo_schemas")
 
@@ -35,7 +36,8 @@ def topic_files() -> dict[str, Any]:
 
 
 def test_every_topic_file_satisfies_the_meta_schema() -> None:
-    validator = jsonschema.Draft202012Validator(load_meta_schema())
+    meta_schema = json.loads((PACKAGE / "topics" / "topic.schema.json").read_text(encoding="utf-8"))
+    validator = jsonschema.Draft202012Validator(meta_schema)
     for name, content in topic_files().items():
         assert [error.message for error in validator.iter_errors(content)] == [], name
 

@@ -19,7 +19,6 @@ from echo_memory import MemoryCluster
 from echo_runtime.notices import Notices
 from echo_runtime.process import StopSignal
 from echo_schemas.errors import UserError
-from echo_schemas.examples import load_examples
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, StepReport, WeightManifest, WorkerControl, WorkerShare, WorkerState, WorkerStatus
 from echo_schemas.topic_files import load_topic_specs
@@ -28,6 +27,7 @@ from echo_settings import Settings
 from echo_settings.rules import staleness_policy
 from echo_streams.coordinator.coordinator import Coordinator, CoordinatorParts
 from echo_streams.metrics import CoordinatorMetrics
+from tests.examples import load_examples
 from tests.unit.rollout.test_unequal_workers import PlayedView
 
 RUN, WAIT_S = "demo", 30.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from echo_bus.blobs.files import ArrivingFiles
 from echo_bus.errors import BlobCorrupt, TransportError
-from echo_core.dissemination import StripedChains, num_stripes, plan_chains
+from echo_core.dissemination import num_stripes, plan_chains
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.weights.peers.client import Pace, chunks_from
 from echo_rollout.weights.peers.shelf import Held, Shelf
@@ -59,12 +59,11 @@ class Transfer:
     async def run(self) -> None:
         """Return when every chunk has arrived. Raises the errors of the truth, or OSError."""
         num_chunks, members = len(self._held.chunks), sorted({self._parts.options.worker_id, *self._others})
-        plan = plan_chains(members, num_stripes(num_chunks, len(members)))
+        chains = plan_chains(members, num_stripes(num_chunks, len(members)))
         self._parts.shelf.put(self._held)
-        bounds = [num_chunks * stripe // len(plan.chains) for stripe in range(len(plan.chains) + 1)]
+        bounds = [num_chunks * stripe // len(chains) for stripe in range(len(chains) + 1)]
         tasks = [
-            asyncio.ensure_future(self._follow(plan, stripe, range(bounds[stripe], bounds[stripe + 1])))
-            for stripe in range(len(plan.chains))
+            asyncio.ensure_future(self._follow(chain, range(bounds[stripe], bounds[stripe + 1]))) for stripe, chain in enumerate(chains)
         ]
         try:
             await asyncio.gather(*tasks)
@@ -72,11 +71,10 @@ class Transfer:
             for task in tasks:
                 task.cancel()
 
-    async def _follow(self, plan: StripedChains, number: int, stripe: range) -> None:
+    async def _follow(self, chain: Sequence[str], stripe: range) -> None:
         """All chunks of one stripe: from workers before us in its chain, the nearest first, then from the truth, and if that fails from
         workers behind us.
         """
-        chain = plan.chains[number]
         place = chain.index(self._parts.options.worker_id)
         await self._from_peers(reversed(chain[:place]), stripe, place)
         if not (missing := self._missing(stripe)):

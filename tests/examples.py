@@ -1,4 +1,4 @@
-"""Example records as JSON files, one folder per topic: what a message looks like, and the fixtures of the compatibility tests."""
+"""Reads the example records of `echo_schemas/examples`: JSON files, one folder per topic."""
 
 from __future__ import annotations
 
