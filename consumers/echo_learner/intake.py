@@ -1,12 +1,13 @@
 """The learner's reading side: two topics into the assembler, while training goes on.
 
-    trajectories, rewards, dead requests ─ reader thread ─▶ GroupAssembler ─ learner's thread ─▶ batches, drops, what a checkpoint keeps
+    trajectories, rewards, dead requests ─ reader thread ─▶ GroupAssembler ─ learner's thread ─▶ batches, drops, checkpointed state
 
-A request that no worker takes is among the dead letters, and its seq is closed.
+The seq of a dead-lettered request is closed, unless another copy of the request was answered.
 Threads: the reader thread fetches, decodes and assembles. The learner's thread calls everything else; `next_batch` blocks until enough
 groups are ready, and the reader thread wakes it. One lock guards the assembler. If reading fails, every later call raises the cause.
-Back-pressure: above `max_ready` ready groups, or with a whole batch ready and more than `max_bytes` read, `trajectories` is paused and the
-log keeps the rest; `rewards` never is, for a group may wait for nothing else. Texts are not kept once a record is decoded.
+Back-pressure: with `max_whole` whole groups, or a batch of them and more than `max_bytes` read, `trajectories` is paused and the log keeps
+the rest. Whole groups wait for rewards or for the learner, so `rewards` is read on while one of them lacks any; otherwise it is paused too
+when many rewards of unread trajectories are kept. Texts are not kept once a record is decoded.
 """
 
 from __future__ import annotations
@@ -38,23 +39,25 @@ from echo_learner.trust import Claimed, WorkerTrust
 from echo_runtime.notices import STANDSTILL_S
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
-from echo_schemas.topics import REWARDS, TRAJECTORIES
+from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
 
 logger = logging.getLogger(__name__)
 
 _READ_S = 0.2
 _TICK_S = 1.0
-# How often it is asked anew where each partition ends: who asks which requests are lost is told up to when the log is read.
+# How often the end of each partition is asked anew: the feeder, which looks for lost requests, learns up to when the log is read.
 _LOOK_EVERYWHERE_S = 5.0
-_READ_AT_ONCE = 256
-# Probe groups waiting to be compared; older ones are let go.
+READ_AT_ONCE = 256
+# Probe groups that wait to be compared; older ones are forgotten.
 _MAX_PROBES = 16
+# `rewards` may be paused from this share of the assembler's limit on rewards of unread trajectories; above the limit they are forgotten.
+_MANY_EARLY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """What a trajectory must keep to for this model. `vocabulary`: token ids are below it; `max_length`: tokens of prompt and answer;
-    `experts`: layers, experts a token, experts in all, where they are replayed."""
+    """The model's bounds on a trajectory. `vocabulary`: token ids are below it; `max_length`: tokens of prompt and answer; `experts`:
+    layers, experts a token and experts in all, if routing is replayed."""
 
     vocabulary: int
     max_length: int
@@ -72,13 +75,13 @@ class AdmissionLimits:
         return self._fault_of_experts(trajectory)
 
     def _fault_of_experts(self, trajectory: Trajectory) -> tuple[DropReason, str] | None:
-        said = trajectory.experts
-        if said is None:
+        routing = trajectory.experts
+        if routing is None:
             return None
         if self.experts is None:
             return DropReason.MALFORMED, "A sample says which experts its tokens went to, and [policy] replay_experts is false."
         layers, per_token, num_experts = self.experts
-        if (said.layers, said.per_token) != (layers, per_token) or int(said.table(len(trajectory.tokens)).max()) >= num_experts:
+        if (routing.layers, routing.per_token) != (layers, per_token) or int(routing.table(len(trajectory.tokens)).max()) >= num_experts:
             return (
                 DropReason.MALFORMED,
                 f"A sample's experts are not {per_token} of {num_experts} in {layers} layers, as the model has them.",
@@ -104,7 +107,7 @@ class Intake:
         max_bytes: int,
         keeps_texts: bool,
     ) -> None:
-        """`evaluations` gets what was sampled and judged for them. `keeps_texts`: whoever trains looks at the texts of its samples."""
+        """`evaluations` gets the trajectories and rewards of evaluations. `keeps_texts`: the task's signals read the samples' texts."""
         self._reader = reader
         self._assembler = assembler
         self._policy = policy
@@ -115,18 +118,19 @@ class Intake:
         self._metrics = metrics
         self._clock = clock
         # Twice what the budget can absorb: more would only grow old here.
-        self._max_ready = 2 * (policy.budget + 2) * policy.groups_per_step
+        self._max_whole = 2 * (policy.budget + 2) * policy.groups_per_step
         self._max_bytes = max_bytes
         self._keeps_texts = keeps_texts
         self._changed = threading.Condition()
         self._probes: dict[tuple[str, int, str], list[Trajectory]] = {}
         self._whole_probes: list[Claimed] = []
         self._goal: dict[ReaderPlace, int] = {}
-        self._caught_up = False
+        self.is_caught_up = self._rewards_caught_up = False
+        """Whether everything was read that the log held at the start."""
         # When each partition was read to its end the last time.
         self._at_end_s: dict[ReaderPlace, float] = {}
         self._looked_everywhere_s = -math.inf
-        self._paused = False
+        self._paused: frozenset[Topic] = frozenset()
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
         self._woken = False
@@ -152,9 +156,9 @@ class Intake:
         self._thread.start()
 
     def next_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
-        """The groups of the next batch, taken out and closed; None if there are not enough within `timeout_s`, or before the next `wake`.
+        """The groups of the next batch, taken out and closed; None if there are not enough within `timeout_s`, or after a `wake`.
 
-        Groups that can never be trained any more are dropped on the way.
+        Groups that can never be trained any more are dropped here.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._woken or self._may_choose(), timeout_s)
@@ -162,8 +166,8 @@ class Intake:
             self._raise_error()
             if self._may_choose():
                 return self._choose(version, terms)
-            if self._caught_up and self._assembler.num_ready:
-                # A group that can never be trained waits for no others: its place is wanted.
+            if self.is_caught_up and self._assembler.num_ready:
+                # Drop a group that can never be trained without waiting for a batch: it holds the place of another one.
                 self._refuse(choose_batch(self._assembler.ready, version, self._policy, terms))
             return None
 
@@ -173,15 +177,15 @@ class Intake:
             self._assembler.set_terms(terms)
 
     def missing_rewards(self) -> dict[str, list[Coordinates]]:
-        """Where the records lie whose whole groups have waited too long for a reward, by its name."""
+        """Records of whole groups that have waited `STANDSTILL_S` for a reward, by the reward's name."""
         with self._changed:
             return self._assembler.missing_rewards(STANDSTILL_S)
 
     def describe_wait(self) -> str:
-        """Why there is no batch, as far as what was read tells, and what to look at."""
+        """Why there is no batch, judged by the records read so far, and which log to look at."""
         with self._changed:
             num_ready, num_open, missing = self._assembler.num_ready, self._assembler.num_open, self._assembler.missing_rewards()
-            caught_up = self._caught_up
+            caught_up = self.is_caught_up
         said = f"{num_ready} of the {self._policy.groups_per_step} groups of a batch are ready, {num_open - num_ready} more are open."
         if not caught_up:
             return f"{said} The log is still read from where the checkpoint left it."
@@ -195,24 +199,24 @@ class Intake:
         return f"{said} Nothing else has come. Look at the logs of the workers and of the feeder."
 
     def call_on_reward(self, call: Callable[[Reward], object], counts: Callable[[Reward], bool]) -> None:
-        """`call(reward)` on the reader thread for each reward of training that is read and counts. `counts(reward)`: whether it comes from
-        who is to give it; of those that do not nothing is kept. Before `start`."""
+        """`call(reward)` on the reader thread for each training reward that counts. `counts(reward)`: whether it comes from the application
+        that the file names; a reward that does not is ignored. Before `start`."""
         self._on_reward = call
         self._counts = counts
 
     def wake(self) -> None:
-        """End the learner's wait for a batch: it has something else to look at. From any thread."""
+        """End the learner's wait for a batch, so that it looks at something else. From any thread."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def expect_weights(self, sha256: str) -> None:
-        """Whatever is trained from now on must have been sampled from exactly this snapshot."""
+        """Train from now on only samples of exactly this snapshot."""
         with self._changed:
             self._expected_sha256 = sha256
 
     def states(self, seqs: Iterable[int]) -> dict[int, SeqState]:
-        """What became of `seqs`, as far as the log was read."""
+        """The state of each of `seqs`, as far as the log was read."""
         with self._changed:
             return {seq: self._state_of(seq) for seq in seqs}
 
@@ -225,13 +229,8 @@ class Intake:
         """Close `seqs` when the log is read to where it ends now, so that each of their records gets its own drop. Before `start`."""
         self._to_close += tuple((seq, why, detail) for seq in seqs)
 
-    @property
-    def is_caught_up(self) -> bool:
-        """Whether everything was read that the log held at the start."""
-        return self._caught_up
-
     def settle(self) -> tuple[AssemblyState, list[DropDecision]]:
-        """What a checkpoint keeps, and the drops that belong into the same one."""
+        """The state for a checkpoint, and the drops that must be saved with it."""
         with self._changed:
             self._raise_error()
             drops = self._assembler.drain_drops()
@@ -239,7 +238,7 @@ class Intake:
 
     @property
     def has_drops(self) -> bool:
-        """Whether drops were decided that no checkpoint holds yet."""
+        """Whether there are drops that no checkpoint holds yet."""
         with self._changed:
             return self._assembler.has_drops
 
@@ -250,18 +249,17 @@ class Intake:
         return found + self._trust.take_samples()
 
     def take_delivered(self) -> dict[str, int]:
-        """Trajectories that were read since the last call, by worker."""
+        """Number of trajectories read since the last call, by worker."""
         with self._changed:
             found, self._delivered = self._delivered, Counter()
         return found
 
     def read_on(self) -> None:
-        """Nothing more will be trained: read whatever comes, for what is not to be trained."""
-        self._max_ready = self._max_bytes = sys.maxsize
+        """Read on without back-pressure: after the last step, evaluations still wait for their records."""
+        self._max_whole = self._max_bytes = sys.maxsize
 
     @property
     def num_ready(self) -> int:
-        """Groups that wait to be trained."""
         with self._changed:
             return self._assembler.num_ready
 
@@ -284,7 +282,6 @@ class Intake:
         return {"seen": seen, "read_s": read_s}
 
     def close(self) -> None:
-        """Stop reading and close the reader."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -295,13 +292,20 @@ class Intake:
     def _may_choose(self) -> bool:
         if self._error is not None:
             return True
-        return self._assembler.num_ready >= self._policy.groups_per_step and (self._caught_up or self._is_full(self._max_ready))
+        if self._assembler.num_ready < self._policy.groups_per_step:
+            return False
+        return self.is_caught_up or (self._is_full(self._max_whole) and (self._rewards_caught_up or not self._lacks_rewards))
 
-    def _is_full(self, max_ready: int) -> bool:
-        """Whether so much is read that the rest may wait in the log; a whole batch is read in any case."""
-        num_ready = self._assembler.num_ready
-        has_batch = num_ready >= self._policy.groups_per_step
-        return num_ready >= max_ready or (has_batch and self._assembler.open_bytes > self._max_bytes)
+    def _is_full(self, max_whole: int) -> bool:
+        """Whether enough is read, so that the rest can wait in the log; a batch of whole groups is read in any case."""
+        num_whole = self._assembler.num_whole
+        has_batch = num_whole >= self._policy.groups_per_step
+        return num_whole >= max_whole or (has_batch and self._assembler.open_bytes > self._max_bytes)
+
+    @property
+    def _lacks_rewards(self) -> bool:
+        """Whether a whole group waits for a reward."""
+        return self._assembler.num_ready < self._assembler.num_whole
 
     def _choose(self, version: int, terms: tuple[RewardTerm, ...]) -> tuple[ChosenGroup, ...] | None:
         choice = choose_batch(self._assembler.ready, version, self._policy, terms)
@@ -312,14 +316,12 @@ class Intake:
             for seq, (why, detail) in malformed.items():
                 self._assembler.drop_group(seq, why, detail)
             return None
-        # All of them are offered, so that one look is enough.
+        # A list, and no generator: `is_pending` offers each claim for comparison, and all of them are to be compared at once.
         pending = [self._trust.is_pending(sample.member.trajectory) for group in choice.batch for sample in group.samples]
         if any(pending):
             return None
         for group in choice.batch:
             self._assembler.take(group.seq, group.dropped.items())
-        if self._paused and self._assembler.num_ready < self._max_ready:
-            self._changed.notify_all()
         return choice.batch
 
     def _refuse(self, choice: Choice) -> None:
@@ -327,7 +329,7 @@ class Intake:
             self._assembler.drop_group(seq, why)
 
     def _malformed(self, groups: tuple[ChosenGroup, ...]) -> dict[int, tuple[DropReason, str]]:
-        """Groups with a sample that this model cannot take, or of a worker that is not believed."""
+        """Groups with a sample that the model cannot take, or of a worker whose claim was refuted."""
         found: dict[int, tuple[DropReason, str]] = {}
         for group in groups:
             for sample in group.samples:
@@ -365,7 +367,7 @@ class Intake:
 
     def _read_once(self) -> None:
         started_s, worked_s = self._clock.monotonic_s(), time.thread_time()
-        messages = self._reader.read(_READ_AT_ONCE, timeout_s=_READ_S)
+        messages = self._reader.read(READ_AT_ONCE, timeout_s=_READ_S)
         with self._changed:
             self._apply(messages)
             self._note_positions(self._reader.positions)
@@ -374,15 +376,17 @@ class Intake:
             if self._woken or self._may_choose():
                 self._changed.notify_all()
             num_ready, num_open, num_bytes = self._assembler.num_ready, self._assembler.num_open, self._assembler.open_bytes
-            wants_pause = self._is_full(self._max_ready + 1)
-        self._back_off(wants_pause)
+            to_pause = self._too_far()
+        self._back_off(to_pause)
         self._metrics.groups_ready.set(num_ready)
         self._metrics.groups_open.set(num_open)
         self._metrics.open_bytes.set(num_bytes)
         elapsed_s, busy_s = self._clock.monotonic_s() - started_s, time.thread_time() - worked_s
         self._places.add(Place.ASSEMBLY, Use.BUSY, busy_s)
-        self._places.add(Place.ASSEMBLY, Use.BLOCKED if self._paused else Use.EMPTY, elapsed_s - busy_s)
-        use = Use.BLOCKED if self._paused else Use.BUSY if num_ready else Use.EMPTY
+        # Paused without a batch: what is read waits for its rewards, and not for the learner.
+        is_blocked = bool(self._paused) and num_ready >= self._policy.groups_per_step
+        self._places.add(Place.ASSEMBLY, Use.BLOCKED if is_blocked else Use.EMPTY, elapsed_s - busy_s)
+        use = Use.BLOCKED if is_blocked else Use.BUSY if num_ready else Use.EMPTY
         self._places.add(Place.QUEUE, use, elapsed_s)
 
     def _apply(self, messages: list[Message]) -> None:
@@ -399,7 +403,7 @@ class Intake:
                     self._keep_probe(record)
                 elif self._trust.wants(record) and self._limits.fault_of(record) is None:
                     self._trust.offer(record)
-                    # Looked at while the learner waits, and not when it has its groups.
+                    # The learner compares the claim while it waits, and not when its batch is ready.
                     self._woken = True
                 self._assembler.add_trajectory(message.coordinates, record)
             elif isinstance(record, Reward):
@@ -414,26 +418,30 @@ class Intake:
                 self._dead[record.seq] = said_of(message.headers)
 
     def _close_dead(self) -> None:
-        """Close the seqs that no worker takes, unless another copy of the request was done. Once all is read that the log held."""
-        if not self._dead or not self._caught_up:
+        """Close the seqs of dead-lettered requests, unless another copy was answered. Only once the log is read to its end."""
+        if not self._dead or not self.is_caught_up:
             return
         dead, self._dead = self._dead, {}
         for seq, said in dead.items():
             if self._state_of(seq) is SeqState.MISSING:
                 logger.warning("Seq %d is given up: its request is a dead letter (%s)", seq, said)
                 self._assembler.drop_group(seq, DropReason.FAILED, f"Its request is a dead letter: {said}")
-                # Whoever asked for it asks for another one.
+                # A sequential learner asks for another group.
                 self._woken = True
 
     def _note_positions(self, positions: Mapping[ReaderPlace, int]) -> None:
-        """Records that nobody gets (invalid, other runs', transaction markers) are behind us too."""
+        """Note also the records that `read` does not return (invalid ones, other runs', transaction markers) as read."""
         for (topic, partition), position in positions.items():
             if topic == TRAJECTORIES.name:
                 self._assembler.skip_to(partition, position)
             elif topic == REWARDS.name:
                 self._assembler.skip_rewards_to(partition, position)
-        if not self._caught_up and self._reader.has_reached(self._goal):
-            self._caught_up = True
+        if not self._rewards_caught_up:
+            self._rewards_caught_up = self._reader.has_reached(
+                {place: end for place, end in self._goal.items() if place[0] == REWARDS.name}
+            )
+        if not self.is_caught_up and self._reader.has_reached(self._goal):
+            self.is_caught_up = True
             for seq, why, detail in self._to_close:
                 self._assembler.drop_group(seq, why, detail)
             logger.info("The log is read to where it ended at the start; %d groups are open", self._assembler.num_open)
@@ -465,13 +473,19 @@ class Intake:
             looked_for |= self._goal.keys()
         ends = self._reader.take_ends(looked_for)
         self._at_end_s |= dict.fromkeys(ends, now_s)
-        caught_up = {partition for partition in waiting_in if {(TRAJECTORIES.name, partition), (REWARDS.name, partition)} <= ends}
-        self._assembler.tick(now_s, caught_up)
+        at_end, rewards_at_end = ({partition for name, partition in ends if name == topic.name} for topic in (TRAJECTORIES, REWARDS))
+        self._assembler.tick(now_s, at_end, rewards_at_end)
 
-    def _back_off(self, wants_pause: bool) -> None:
-        if wants_pause and not self._paused:
-            self._reader.pause([TRAJECTORIES])
-            self._paused = True
-        elif self._paused and not wants_pause:
-            self._reader.resume([TRAJECTORIES])
-            self._paused = False
+    def _too_far(self) -> frozenset[Topic]:
+        """The topics that are to be paused."""
+        if not self._is_full(self._max_whole + 1):
+            return frozenset()
+        too_many_early = self._assembler.early_share > _MANY_EARLY and not self._lacks_rewards
+        return frozenset({TRAJECTORIES, REWARDS} if too_many_early else {TRAJECTORIES})
+
+    def _back_off(self, to_pause: frozenset[Topic]) -> None:
+        for topic in to_pause - self._paused:
+            self._reader.pause([topic])
+        for topic in self._paused - to_pause:
+            self._reader.resume([topic])
+        self._paused = to_pause

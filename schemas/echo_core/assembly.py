@@ -69,6 +69,7 @@ class GroupAssembler:
         # for a while.
         self._far: list[tuple[int, int, int]] = []
         self._open_bytes = 0
+        self._num_whole = 0
         self._settled: dict[Coordinates, int] = {}
         self._restored_settled = state.settled if state else frozenset()
         self._restored_read_to = dict(state.trajectory_read_to) if state else {}
@@ -128,14 +129,18 @@ class GroupAssembler:
         """The same for `rewards`."""
         self._rewards_read_to[partition] = max(self._rewards_read_to.get(partition, 0), offset)
 
-    def tick(self, now_s: float, caught_up: Collection[int]) -> None:
-        """Let time pass for groups whose partitions are caught up on both topics; a group that waits too long gets defaults or is dropped.
-        `caught_up`: partitions whose ends were reached since the last tick; an earlier tick's may have new records."""
+    def tick(self, now_s: float, at_end: Collection[int], rewards_at_end: Collection[int]) -> None:
+        """Let time pass for groups whose records are all read: a group without a whole attempt that waited too long is dropped, a missing
+        reward of a whole one gets its default or is left out.
+
+        `at_end`, `rewards_at_end`: partitions of `trajectories` and `rewards` whose ends were reached since the last tick. A whole group
+        waits for nothing but `rewards`, so its time runs also while the caller does not read `trajectories`.
+        """
         elapsed_s = 0.0 if self._ticked_s is None else min(max(0.0, now_s - self._ticked_s), self._limits.longest_tick_s)
         self._ticked_s = now_s
-        reached = frozenset(caught_up)
+        ends, reward_ends = frozenset(at_end), frozenset(rewards_at_end)
         for group in list(self._open.values()):
-            if group.ready is not None or not group.partitions() <= reached:
+            if group.ready is not None or not group.partitions() <= (ends if group.chosen is None else reward_ends):
                 continue
             group.waited_s += elapsed_s
             if group.chosen is None:
@@ -169,8 +174,18 @@ class GroupAssembler:
 
     @property
     def num_ready(self) -> int:
-        """Groups that wait to be taken; back-pressure counts them."""
+        """Groups that wait to be taken."""
         return sum(group.ready is not None for group in self._open.values())
+
+    @property
+    def num_whole(self) -> int:
+        """Groups with a whole attempt, which wait for rewards or to be taken: what back-pressure counts."""
+        return self._num_whole
+
+    @property
+    def early_share(self) -> float:
+        """Rewards that are kept until their trajectory is read, as a share of the limit."""
+        return self._num_early / self._limits.max_early_rewards
 
     @property
     def open_records(self) -> frozenset[Coordinates]:
@@ -323,10 +338,12 @@ class GroupAssembler:
             if group.chosen is None and len(members) == trajectory.group_size:
                 group.chosen = trajectory.attempt
                 group.waited_s = 0.0
+                self._num_whole += 1
                 self._make_ready(group)
-        while len(self._open) > self._limits.max_open_groups:
-            oldest = min(self._open)
-            self._drop_group(self._open[oldest], DropReason.EVICTED, f"More than {self._limits.max_open_groups} groups were open.")
+        if len(self._open) - self._num_whole > self._limits.max_open_groups:
+            oldest = min(seq for seq, group in self._open.items() if group.chosen is None)
+            detail = f"More than {self._limits.max_open_groups} groups without a whole attempt were open."
+            self._drop_group(self._open[oldest], DropReason.EVICTED, detail)
         while self._open_bytes > self._limits.max_open_bytes:
             largest = max(self._open.values(), key=lambda each: (each.num_bytes, -each.seq))
             self._drop_group(largest, DropReason.EVICTED, f"Open groups held more than {self._limits.max_open_bytes} bytes.")
@@ -380,6 +397,7 @@ class GroupAssembler:
         """Close the seq; each of its open records that is not yielded becomes a drop."""
         del self._open[group.seq]
         self._open_bytes -= group.num_bytes
+        self._num_whole -= group.chosen is not None
         self._closed.close(group.seq)
         for sample in group.samples():
             del self._by_place[sample.where]

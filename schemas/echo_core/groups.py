@@ -57,9 +57,10 @@ class DropDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssemblyLimits:
-    """Bounds in number and time. Times run only while the group's partitions are caught up."""
+    """Bounds in number and time. Times run only while what the group waits for is read to its end."""
 
     max_open_groups: int
+    """Groups without a whole attempt; over the limit the oldest is dropped. Whole groups are bounded by the caller, who stops reading."""
     max_open_bytes: int = 16 << 30
     """Limit of the memory of open groups. Reached only by attempts that are never whole, or by forged records."""
     max_early_rewards: int = 100_000

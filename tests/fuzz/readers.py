@@ -174,10 +174,10 @@ class Learner(Reader):
         elif isinstance(record, Reward):
             self._assembler.add_reward(where, record)
         self.clock.advance(0.01)
-        self._assembler.tick(self.clock.monotonic_s(), range(NUM_PARTITIONS))
+        self._assembler.tick(self.clock.monotonic_s(), range(NUM_PARTITIONS), range(NUM_PARTITIONS))
 
     def check(self) -> None:
-        assert self._assembler.num_open <= assembly_limits(SETTINGS).max_open_groups
+        assert self._assembler.num_open - self._assembler.num_whole <= assembly_limits(SETTINGS).max_open_groups
         self._assembler.state()
         for group in self._assembler.ready:
             assert group.seq >= 0

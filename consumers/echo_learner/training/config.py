@@ -1,4 +1,4 @@
-"""From a run's settings to what the learner's parts take. Pure, but for the base model's folder."""
+"""Turns a run's settings into the configurations of the learner's parts. Pure, except for the base model's folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from echo_core.advantages import AdvantageScale
 from echo_core.groups import AssemblyLimits
 from echo_core.normalisation import Normalisation
 from echo_core.policy import StalenessPolicy
+from echo_learner.intake import READ_AT_ONCE
 from echo_learner.losses.config import ReferenceKl
 from echo_learner.training.batch import BatchRules
 from echo_schemas.records import RewardTerm, StepPolicy, WeightKind
@@ -18,8 +19,8 @@ from echo_settings.public import public_config
 from echo_settings.rules import staleness_policy
 from echo_settings.sections import LearnerSettings
 
-# Settings under which the weights came to be: a run goes on in place only if they are the same. Others (names of machines, ports, how many
-# steps, how often to checkpoint) may change between two starts.
+# Settings that decide what the weights become: a run goes on in place only if they are the same. Other settings (names of machines, ports,
+# number of steps, period of checkpoints) may change between two starts.
 _MEANING: Mapping[str, tuple[str, ...]] = {
     "run": ("mode", "seed"),
     "task": ("name", "options"),
@@ -45,12 +46,12 @@ _MEANING: Mapping[str, tuple[str, ...]] = {
     ),
     "staleness": ("budget", "publication_period", "over_budget", "min_group_size"),
 }
-# Engines that serve the same weights differ by about 1e-5 in float32 and 1e-2 in bfloat16; one update of a policy moves it by more.
+# Log-probabilities of engines with the same weights differ by about 1e-5 in float32 and 1e-2 in bfloat16; one update changes them by more.
 _TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
 
-# Token id and log-probability, and what the texts of one may take where the task looks at them.
+# Token id and log-probability, and a token's share of the texts, which are kept if the task reads them.
 _BYTES_A_TOKEN = 16
-# Where experts are replayed: one of the largest mixtures has eight a token in 61 layers, in two bytes each.
+# Added under routing replay: one of the largest mixtures has eight experts a token in 61 layers, in two bytes each.
 _BYTES_OF_EXPERTS = 1_024
 _BYTES_A_RECORD = 8_192
 # Rewards that the file does not name: attached ones, without weight.
@@ -65,7 +66,7 @@ def reward_terms(settings: Settings) -> tuple[RewardTerm, ...]:
 
 
 def ignored_rewards(terms: Sequence[RewardTerm], settings: Settings) -> str:
-    """A sentence where the file wants other rewards than the run is trained with; else empty. A run keeps those that it began with."""
+    """A warning if the file's rewards differ from the run's, which keeps those that it began with; else empty."""
     now = {term.name: (term.weight, term.deadline_s) for term in terms}
     wanted = {term.name: (term.weight, term.deadline_s) for term in reward_terms(settings)}
     if now == wanted:
@@ -81,7 +82,7 @@ def _listed(rewards: Mapping[str, tuple[float, float | None]]) -> str:
 
 
 def step_policy(policy: StalenessPolicy) -> StepPolicy:
-    """What a report says of the policy that governed its step: `runs` may hold the configuration of another start by then."""
+    """The staleness policy for a step's report: `runs` may hold the configuration of a later start."""
     return StepPolicy(
         budget=policy.budget,
         publication_period=policy.publication_period,
@@ -92,13 +93,14 @@ def step_policy(policy: StalenessPolicy) -> StepPolicy:
 
 
 def assembly_limits(settings: Settings) -> AssemblyLimits:
-    """Bounds of the assembler: far above what pace lets be undecided, so that honest records never reach them."""
+    """Bounds of the assembler, which honest records never reach. In bytes: partial groups, as many whole ones, and what one read adds."""
     policy, rollout = staleness_policy(settings), settings.rollout
     token_bytes = _BYTES_A_TOKEN + (_BYTES_OF_EXPERTS if settings.policy.replay_experts else 0)
     undecided = (policy.budget + 2) * policy.groups_per_step * rollout.group_size
+    num_records = 2 * policy.max_open_groups * rollout.group_size + READ_AT_ONCE
     return AssemblyLimits(
         max_open_groups=policy.max_open_groups,
-        max_open_bytes=policy.max_open_groups * rollout.group_size * (token_bytes * settings.policy.max_length + _BYTES_A_RECORD),
+        max_open_bytes=num_records * (token_bytes * settings.policy.max_length + _BYTES_A_RECORD),
         max_early_rewards=max(_LEAST_EARLY, undecided * (len(settings.rewards) + _SHADOW_REWARDS)),
         group_timeout_s=settings.rollout.request_timeout_s,
         reward_timeout_s=settings.scoring.deadline_s,
@@ -112,13 +114,11 @@ def logprob_tolerance(settings: Settings) -> float:
 
 
 def batch_rules(settings: Settings) -> BatchRules:
-    """How batches are formed."""
     learner = settings.learner
     return BatchRules(num_updates=learner.updates_per_step, micro_batch_tokens=learner.micro_batch_tokens, scale=advantage_scale(learner))
 
 
 def advantage_scale(learner: LearnerSettings) -> AdvantageScale:
-    """What `scale_by_std` and `std` say together."""
     return AdvantageScale(learner.std) if learner.scale_by_std else AdvantageScale.NONE
 
 
@@ -172,9 +172,9 @@ def meaning_of(settings: Settings) -> dict[str, Any]:
 
 
 def changed_meaning(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The keys that differ, in order. Keys that only one of them knows do not count: they came or went with a release.
+    """The keys that differ, in order. Keys that only one of the two has do not count: a release added or removed them.
 
-    Nor does the mode, in which a run may go on as it likes, and with it the staleness that belongs to the mode.
+    Nor does the mode, which may change between two starts, and with it the mode's staleness settings.
     """
     is_switch = before.get("run.mode") != now.get("run.mode")
     differing = [key for key in now if key in before and before[key] != now[key]]

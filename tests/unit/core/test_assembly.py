@@ -173,11 +173,11 @@ def test_other_runs_and_other_purposes_are_passed_over() -> None:
 def test_time_runs_only_for_partitions_that_are_caught_up() -> None:
     work = assembler()
     work.add_trajectory(at(0, partition=1), trajectory(0, 0))
-    work.tick(0.0, {1})
-    work.tick(1_000.0, {0})
+    work.tick(0.0, {1}, {1})
+    work.tick(1_000.0, {0}, {0})
     assert work.num_open == 1
-    work.tick(1_050.0, {1})
-    work.tick(1_061.0, {1})
+    work.tick(1_050.0, {1}, {1})
+    work.tick(1_061.0, {1}, {1})
     assert reasons(work) == [(DropReason.INCOMPLETE, None), (DropReason.INCOMPLETE, 0)]
 
 
@@ -186,10 +186,10 @@ def test_a_process_that_was_stopped_lets_no_more_time_pass_than_one_tick() -> No
     work = assembler(limits=replace(LIMITS, longest_tick_s=2.0))
     work.add_trajectory(at(0), trajectory(0, 0))
     for now_s in (0.0, 3_600.0, 7_200.0):
-        work.tick(now_s, {0})
+        work.tick(now_s, {0}, {0})
     assert work.num_open == 1
     for second in range(60):
-        work.tick(7_201.0 + second, {0})
+        work.tick(7_201.0 + second, {0}, {0})
     assert work.num_open == 0
 
 
@@ -199,10 +199,10 @@ def test_a_required_reward_past_its_deadline_gets_its_default_or_is_left_out() -
         work.add_trajectory(at(0), trajectory(0, 0))
         work.add_trajectory(at(1), trajectory(0, 1))
         work.add_reward(at(0), reward(at(0), value=1.0))
-        work.tick(0.0, {0})
-        work.tick(5.0, {0})
+        work.tick(0.0, {0}, {0})
+        work.tick(5.0, {0}, {0})
         assert not work.ready
-        work.tick(6.0, {0})
+        work.tick(6.0, {0}, {0})
         (group,) = work.ready
         assert group.members[0].scores["exact"].defaulted is False
         if default is None:
@@ -232,6 +232,32 @@ def test_beyond_the_limit_the_oldest_group_is_evicted_as_a_drop() -> None:
         work.add_trajectory(at(seq), trajectory(seq, 0))
     assert work.num_open == 10
     assert reasons(work) == [(DropReason.EVICTED, None), (DropReason.EVICTED, 0)]
+
+
+def test_whole_groups_that_wait_for_rewards_are_not_evicted() -> None:
+    work = assembler()
+    for seq in range(20):
+        for index in range(2):
+            work.add_trajectory(at(2 * seq + index), trajectory(seq, index))
+    for seq in range(20, 31):
+        work.add_trajectory(at(20 + seq), trajectory(seq, 0))
+    assert (work.num_open, work.num_whole) == (30, 20)
+    assert reasons(work) == [(DropReason.EVICTED, None), (DropReason.EVICTED, 40)], "the oldest of those that are not whole"
+    for index in range(2):
+        work.add_reward(at(index), reward(at(index)))
+    work.take(0)
+    assert work.num_whole == 19
+
+
+def test_the_time_of_a_whole_group_runs_while_trajectories_are_not_read() -> None:
+    work = assembler()
+    for seq, num_members in ((0, 2), (1, 1)):
+        for index in range(num_members):
+            work.add_trajectory(at(2 * seq + index), trajectory(seq, index))
+    for now_s in (0.0, 31.0, 62.0):
+        work.tick(now_s, set(), {0})
+    assert [group.seq for group in work.ready] == [0], "its rewards are past their deadline"
+    assert work.num_open == 2, "the rest of the other group may lie in the log"
 
 
 def test_members_left_out_of_a_batch_become_drops() -> None:

@@ -137,7 +137,7 @@ def play(steps: list[tuple[str, int, int, str]], limits: AssemblyLimits) -> Iter
             learner.start()
         elif what == "tick":
             clock_s += 7.0
-            learner.assembler.tick(clock_s, range(PARTITIONS))
+            learner.assembler.tick(clock_s, range(PARTITIONS), range(PARTITIONS))
         elif what == "catch up":
             learner.read_all()
         yield learner

@@ -100,20 +100,36 @@ def test_samples_of_weights_that_this_run_never_had_are_not_of_its_past(pipeline
     assert_dropped(pipeline, metrics, dict.fromkeys(foreign, why), {ODD: why})
 
 
-def test_too_many_open_groups_push_the_oldest_out(pipeline: Pipeline) -> None:
-    sections: dict[str, Any] = {"staleness": {"budget": 0}}
+def test_too_many_groups_without_a_whole_attempt_push_the_oldest_out(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_learner.committer._DROPS_WAIT_S", 0.0)
     limit = 4 * (0 + 1 + 1) * GROUPS_PER_STEP
-    pushed_out = [pipeline.write_group(seq, values=(None, None)) for seq in range(2)]
-    waiting = [pipeline.write_group(ODD + seq, values=(None, None)) for seq in range(limit - GROUPS_PER_STEP)]
-    fill(pipeline, 2, start=1)
-    metrics = pipeline.train(NumpyTrainer(), steps=1, **sections)
+    running = pipeline.start(NumpyTrainer(), staleness={"budget": 0}, learner={"steps": 0})
+    places = pipeline.write(TRAJECTORIES, *(pipeline.sample(seq, 0) for seq in range(limit + 2)))
+    running.wait_until(
+        lambda: running.value("echo_learner_dropped_total", reason="evicted", what="group") == 2, "the two oldest groups are dropped"
+    )
+    running.stop()
+    accounts = pipeline.accounts()
+    assert accounts.seqs_dropped == {0: ["evicted"], 1: ["evicted"]}
+    assert accounts.dropped == {where: ["evicted"] for where in places[:2]}
+    assert accounts.open == set(places[2:])
+    assert "More than 16 groups without a whole attempt were open" in str(pipeline.drops()[0].detail)
+
+
+def test_groups_whose_rewards_are_late_are_trained_when_these_come(pipeline: Pipeline) -> None:
+    """More than may be open without a whole attempt: none is dropped, and the learner reads no further than it may hold."""
+    steps, max_whole = 15, 2 * (1 + 2) * GROUPS_PER_STEP
+    members = [pipeline.sample(seq, index) for seq in range(steps * GROUPS_PER_STEP) for index in range(GROUP_SIZE)]
+    places = pipeline.write(TRAJECTORIES, *members)
+    running = pipeline.start(NumpyTrainer(), staleness={"budget": 1, "over_budget": "downweight"}, learner={"steps": steps})
+    running.wait_until(lambda: running.value("echo_learner_groups_open") > max_whole, "the learner holds what it may")
+    for member, where in zip(members, places, strict=True):
+        pipeline.write_reward(member, where, float(member.index))
+    running.join()
     accounts = pipeline.accounts()
     accounts.assert_each_once()
-    assert accounts.seqs_dropped == {0: ["evicted"], 1: ["evicted"]}
-    assert {where for where, reasons in accounts.dropped.items() if reasons == ["evicted"]} == {*pushed_out[0], *pushed_out[1]}
-    assert accounts.open == {where for places in waiting for where in places}
-    assert metrics.registry.get_sample_value("echo_learner_dropped_total", {"reason": "evicted", "what": "group"}) == 2
-    assert "More than 16 groups were open" in str(pipeline.drops()[0].detail)
+    assert set(accounts.trained) == set(places)
+    assert (accounts.dropped, accounts.seqs_dropped) == ({}, {})
 
 
 @pytest.mark.parametrize("token", [-1, VOCABULARY])

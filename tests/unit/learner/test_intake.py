@@ -41,7 +41,7 @@ class ScriptedReader:
     def __init__(self) -> None:
         self.end = 0
         self.started_at: Mapping[Any, int] | None = None
-        self.paused = False
+        self.paused: set[str] = set()
         self.closed = False
         self.reachable: frozenset[Any] = frozenset()
         self.num_looks = 0
@@ -71,11 +71,10 @@ class ScriptedReader:
         return self.reachable & frozenset(then_look)
 
     def pause(self, topics: list[Topic]) -> None:
-        assert topics == [TRAJECTORIES], "rewards are never paused: a group may wait for nothing else"
-        self.paused = True
+        self.paused |= {topic.name for topic in topics}
 
     def resume(self, topics: list[Topic]) -> None:
-        self.paused = False
+        self.paused -= {topic.name for topic in topics}
 
     def close(self) -> None:
         self.closed = True
@@ -93,14 +92,20 @@ def idle_evaluations(metrics: LearnerMetrics) -> Evaluations:
 class Setup:
     """An intake and what feeds it. Group g's members lie at offsets 2g and 2g + 1, its rewards at the same of theirs."""
 
-    def __init__(self, clock: Clock | None = None, *, max_bytes: int = 1 << 30, keeps_texts: bool = False) -> None:
+    def __init__(
+        self, clock: Clock | None = None, *, max_bytes: int = 1 << 30, max_early_rewards: int = 100, keeps_texts: bool = False
+    ) -> None:
         self.reader = ScriptedReader()
         self.metrics = LearnerMetrics()
         clock = clock or SystemClock()
         self.trust = WorkerTrust(self.metrics, clock, tolerance=0.01)
         self.intake = Intake(
             cast("LogReader", self.reader),
-            GroupAssembler("demo", EXACT, AssemblyLimits(max_open_groups=1_000, group_timeout_s=5.0)),
+            GroupAssembler(
+                "demo",
+                EXACT,
+                AssemblyLimits(max_open_groups=4, max_early_rewards=max_early_rewards, group_timeout_s=5.0, reward_timeout_s=5.0),
+            ),
             policy=POLICY,
             limits=AdmissionLimits(vocabulary=32, max_length=100_000),
             trust=self.trust,
@@ -113,10 +118,16 @@ class Setup:
         )
 
     def feed_group(self, number: int, seq: int, **fields: Any) -> None:
-        places = [at(GROUP_SIZE * number + index) for index in range(GROUP_SIZE)]
-        members = [_message(TRAJECTORIES, where, trajectory(seq, index, **fields)) for index, where in enumerate(places)]
-        judged = [_message(REWARDS, where, reward(where, seq, index=index)) for index, where in enumerate(places)]
-        self.reader.fed.put([*members, *judged])
+        self.feed_members(number, seq, **fields)
+        self.feed_rewards(number, seq)
+
+    def feed_members(self, number: int, seq: int, **fields: Any) -> None:
+        members = enumerate(_places_of(number))
+        self.reader.fed.put([_message(TRAJECTORIES, where, trajectory(seq, index, **fields)) for index, where in members])
+
+    def feed_rewards(self, number: int, seq: int) -> None:
+        members = enumerate(_places_of(number))
+        self.reader.fed.put([_message(REWARDS, where, reward(where, seq, index=index)) for index, where in members])
 
     def batch(self, timeout_s: float = WAIT_S) -> list[int] | None:
         """The seqs of the next batch; nobody's claim is doubted."""
@@ -134,6 +145,10 @@ class Setup:
         while not condition():
             assert not deadline.expired(), f"waited until {what}"
             threading.Event().wait(0.002)
+
+
+def _places_of(number: int) -> list[Coordinates]:
+    return [at(GROUP_SIZE * number + index) for index in range(GROUP_SIZE)]
 
 
 def _message(topic: Topic, where: Coordinates, record: Record) -> Message:
@@ -171,10 +186,56 @@ def test_a_full_store_of_groups_is_enough_to_choose_and_stops_reading(setup: Set
     setup.intake.start(None)
     for number in range(MAX_READY + 1):
         setup.feed_group(number, number)
-    setup.wait_until(lambda: setup.reader.paused, "trajectories are paused")
+    setup.wait_until(lambda: setup.reader.paused == {TRAJECTORIES.name}, "trajectories are paused, and rewards are not")
     assert setup.batch() == [0, 1]
     setup.wait_until(lambda: not setup.reader.paused, "trajectories are read again")
     assert setup.metrics.registry.get_sample_value("echo_learner_groups_ready") == MAX_READY - 1
+
+
+def test_groups_that_wait_for_late_rewards_stop_the_reading_and_are_trained_when_these_come(setup: Setup) -> None:
+    setup.intake.start(None)
+    for number in range(MAX_READY + 1):
+        setup.feed_members(number, number)
+    setup.wait_until(lambda: setup.reader.paused == {TRAJECTORIES.name}, "trajectories are paused")
+    assert setup.batch(timeout_s=0.02) is None
+    for number in range(MAX_READY + 1):
+        setup.feed_rewards(number, number)
+    assert [setup.batch() for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    setup.wait_until(lambda: not setup.reader.paused, "trajectories are read again")
+    assert setup.intake.settle()[1] == [], "nothing is dropped"
+
+
+def test_a_reward_that_never_comes_ends_the_wait_while_the_reading_is_stopped() -> None:
+    clock = ManualClock()
+    setup = Setup(clock)
+    setup.reader.reachable = frozenset({(REWARDS.name, 0)})
+    setup.intake.start(None)
+    for number in range(MAX_READY + 1):
+        setup.feed_members(number, number)
+    setup.wait_until(lambda: setup.reader.paused, "trajectories are paused")
+
+    def is_over() -> bool:
+        clock.now_s += 2.0
+        return setup.batch(timeout_s=0.01) is None and setup.intake.floor == MAX_READY + 1
+
+    setup.wait_until(is_over, "all groups are dropped")
+    assert {drop.why for drop in setup.intake.settle()[1]} == {DropReason.UNREWARDED}
+    setup.wait_until(lambda: not setup.reader.paused, "trajectories are read again")
+    setup.intake.close()
+
+
+def test_rewards_wait_in_the_log_too_when_many_of_unread_trajectories_are_held() -> None:
+    """Scoring is ahead of a learner that trains slowly: what would be forgotten is not read."""
+    setup = Setup(max_early_rewards=10)
+    setup.intake.start(None)
+    for number in range(MAX_READY + 1):
+        setup.feed_group(number, number)
+    for number in range(MAX_READY + 1, MAX_READY + 4):
+        setup.feed_rewards(number, number)
+    setup.wait_until(lambda: setup.reader.paused == {TRAJECTORIES.name, REWARDS.name}, "both topics are paused")
+    assert setup.batch() == [0, 1]
+    setup.wait_until(lambda: not setup.reader.paused, "both are read again")
+    setup.intake.close()
 
 
 def test_more_bytes_than_may_be_held_wait_in_the_log_once_a_batch_is_ready() -> None:
@@ -309,7 +370,7 @@ def test_time_passes_only_while_the_ends_of_the_log_are_seen() -> None:
 
     setup.reader.fed.put([_message(TRAJECTORIES, at(0), trajectory(0, 0))])
     setup.wait_until(lambda: setup.intake.settle()[0].trajectory_read_to == {0: 1}, "half a group was read")
-    for ends in (frozenset(), frozenset(_PLACES[:1])):
+    for ends in (frozenset(), frozenset(_PLACES[1:])):
         setup.reader.reachable = ends
         for _ in range(8):
             pass_s(2.0)
