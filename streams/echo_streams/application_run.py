@@ -1,4 +1,4 @@
-"""One reward application at work: what it is made of, from the views that it reads to Faust's client.
+"""Builds one reward application and runs it, from the views that it reads to Faust's client.
 
 Threads: everything runs on the event loop of `serve`; a view of the learner's progress reads on a thread of its own.
 """
@@ -28,16 +28,16 @@ from echo_streams.security import login_of
 from echo_tasks.rewards import RewardKind
 
 if TYPE_CHECKING:
-    # Faust takes seconds to import, and the checks before should not wait for it.
+    # Faust takes seconds to import; the checks before should fail without it.
     from echo_streams.faust_app import AppOptions, RewardApp
 
-# Of the time that the process has to end in: it scores what was read. Faust takes more than a second to stop.
+# Share of the process's time to end in which it scores what was read. Faust takes more than a second to stop.
 _FINISH_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """How an application beside the run's own reads; the same words as `run_reward`'s."""
+    """Options of an application beside the run's own, as in `run_reward`."""
 
     beginning: str = ""
     share: float = 1.0
@@ -48,7 +48,7 @@ class Beside:
 class ApplicationRun:
     """A reward application between its checks and its end.
 
-    `group`: its consumer group; `choice`: which rewards judge what (None: every reward judges everything).
+    `group`: its consumer group; `choice`: the rewards of each purpose (None: every reward judges everything).
     """
 
     process: RoleProcess
@@ -162,7 +162,7 @@ class ApplicationRun:
         )
 
     def _reward_at(self, frame: FrameType) -> str | None:
-        """Which reward function a frame belongs to, and what to do about one that holds the loop up."""
+        """The reward function of a frame, with advice about one that blocks the loop."""
         for entry in self.attached:
             if getattr(inspect.unwrap(entry.function.call), "__code__", None) is frame.f_code:
                 mend = "await what it waits for" if entry.function.kind is RewardKind.ASYNC else "set [scoring] processes = 1 or more"

@@ -1,6 +1,6 @@
-"""When a reward application beside the run's own is to end: an operator detaches it, or the run that it was attached to is over.
+"""The end of a reward application beside the run's own: an operator detaches it, or the run is over.
 
-Threads: a view of `control` calls `OrderedEnd`'s listener on its own thread; `RunEnd` is asked from the application's event loop.
+Threads: the view of `control` calls the listener of `end_when_detached` on its own thread; `RunEnd` runs on the application's event loop.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from echo_schemas.records import Control
 logger = logging.getLogger(__name__)
 
 RUN_OVER_S = 120.0
-"""A learner writes every second. One that was silent for so long, while nothing was scored either, has ended; so has its cluster."""
+"""The run is presumed over after so long without a heartbeat of the learner, which comes every second, and without a scored batch."""
 _LOOK_EVERY_S = 2.0
 
 
 def end_when_detached(orders: CompactedView[Control], key: str, stop: StopSignal) -> None:
-    """Set `stop` when an order under `key` says that the application is detached. What was ordered before now is history."""
+    """Set `stop` when a new order under `key` detaches the application. Orders from before this call are ignored."""
     known = orders.get(key)
     epoch = -1 if known is None else known.epoch
 
@@ -37,10 +37,10 @@ def end_when_detached(orders: CompactedView[Control], key: str, stop: StopSignal
 
 
 class RunEnd:
-    """Whether the run is over: neither of two numbers has moved for `RUN_OVER_S`."""
+    """Whether the run is over: neither `heard()` nor `scored()` has changed for `RUN_OVER_S`."""
 
     def __init__(self, heard: Callable[[], object], scored: Callable[[], object], clock: Clock) -> None:
-        """`heard`: what changes with every word of the learner. `scored`: what changes with every batch."""
+        """`heard()` changes with every record of the learner, `scored()` with every batch."""
         self._heard = heard
         self._scored = scored
         self._clock = clock
@@ -48,14 +48,14 @@ class RunEnd:
         self._moved_s = clock.monotonic_s()
 
     def has_come(self) -> bool:
-        """Look now. Raises what the two raise."""
+        """Compare now. Raises the errors of the two."""
         now_s, seen = self._clock.monotonic_s(), (self._heard(), self._scored())
         if seen != self._last:
             self._last, self._moved_s = seen, now_s
         return now_s - self._moved_s >= RUN_OVER_S
 
     async def watch(self, stop: StopSignal) -> None:
-        """Look every two seconds; set `stop` when it has come."""
+        """Compare every two seconds; set `stop` when the run is over."""
         while not self.has_come():
             await asyncio.sleep(_LOOK_EVERY_S)
         logger.info("The learner was silent for %g s and nothing was left to score: the run is over", RUN_OVER_S)

@@ -2,8 +2,8 @@
 
     put ─▶ inbox (bounded) ─▶ run: batches ─▶ handle, several at once, bounded by what is in flight
 
-Threads: one event loop. `put` waits while the inbox is full, `run` while there is nothing to do or too much under way, `handle` as long as
-it likes: the next batches go on beside it.
+Threads: one event loop. `put` waits while the inbox is full, `run` while it is empty or too much is in flight. `handle` may wait for long:
+other batches run beside it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MAX_WAITING = 2 * MAX_BATCH
 """Trajectories in the inbox: one batch that is formed and one that arrives meanwhile."""
 # Arrivals come one by one out of one fetch, and each batch costs the broker a request.
 LINGER_S = 0.003
-# While others are being scored or delivered, more company is worth waiting for: their requests go one after another.
+# While other batches are scored or delivered, a longer wait for more members costs nothing: requests go one after another.
 LINGER_BUSY_S = 0.03
 
 
 class Batcher(Generic[T]):
-    """Feeds `handle` with batches until cancelled. The first failure of a batch is kept in `failure`; the owner ends the process for it."""
+    """Feeds `handle` with batches until cancelled. `failure` keeps the first failure of a batch; the owner then ends the process."""
 
     def __init__(self, handle: Callable[[list[T]], Coroutine[Any, Any, None]], *, places: PlaceTimes) -> None:
         self._handle = handle
@@ -42,18 +42,14 @@ class Batcher(Generic[T]):
         self._moved = asyncio.Event()
         self._room = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
-        self._in_flight = 0
+        self.num_in_flight = 0
+        """Members of the batches under way."""
         self.failure: BaseException | None = None
 
     @property
     def num_waiting(self) -> int:
         """Arrivals that are in no batch yet."""
         return len(self._inbox)
-
-    @property
-    def num_in_flight(self) -> int:
-        """Members of the batches under way."""
-        return self._in_flight
 
     async def put(self, item: T) -> None:
         """Add an arrival; waits while the inbox is full."""
@@ -72,10 +68,10 @@ class Batcher(Generic[T]):
                     with self._places.spent(Place.REWARD, Use.EMPTY):
                         await self._until(lambda: bool(self._inbox))
                 await self._until(self._is_full, LINGER_S)
-                await self._until(lambda: self._in_flight == 0 or self._is_full(), LINGER_BUSY_S)
-                await self._until(lambda: self._in_flight + min(MAX_BATCH, len(self._inbox)) <= MAX_IN_FLIGHT)
+                await self._until(lambda: self.num_in_flight == 0 or self._is_full(), LINGER_BUSY_S)
+                await self._until(lambda: self.num_in_flight + min(MAX_BATCH, len(self._inbox)) <= MAX_IN_FLIGHT)
                 self._start([self._inbox.popleft() for _ in range(min(MAX_BATCH, len(self._inbox)))])
-                # So that the batch starts now, also while the inbox never runs empty.
+                # Let the batch start now, also while the inbox never runs empty.
                 await asyncio.sleep(0)
         finally:
             for task in self._running:
@@ -83,18 +79,18 @@ class Batcher(Generic[T]):
 
     async def drained(self) -> None:
         """Wait until nothing waits and nothing is in flight, or a batch has failed."""
-        await self._until(lambda: self.failure is not None or (not self._inbox and self._in_flight == 0))
+        await self._until(lambda: self.failure is not None or (not self._inbox and self.num_in_flight == 0))
 
     def _start(self, batch: list[T]) -> None:
         self._room.set()
-        self._in_flight += len(batch)
+        self.num_in_flight += len(batch)
         task = asyncio.create_task(self._handle(batch), name="reward batch")
         self._running.add(task)
         task.add_done_callback(functools.partial(self._end, len(batch)))
 
     def _end(self, size: int, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._in_flight -= size
+        self.num_in_flight -= size
         self._moved.set()
         if not task.cancelled() and (failure := task.exception()) is not None and self.failure is None:
             self.failure = failure

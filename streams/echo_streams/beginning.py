@@ -1,6 +1,6 @@
-"""Where a reward application begins to read: at the end of the log, at its beginning, or where a version or a moment begins.
+"""Where a reward application begins to read: at the log's end, at its beginning, at a version or at a time.
 
-Threads: everything blocks the caller, and asks the cluster.
+Threads: every function asks the cluster and blocks the caller.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ _READ_S = 30.0
 
 
 class Since(StrEnum):
-    """What a beginning is told by."""
-
     NOW = "now"
     BEGINNING = "beginning"
     VERSION = "version"
@@ -34,7 +32,7 @@ class Since(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """Where to begin. `version` and `time_ms` (Unix) where `since` says so."""
+    """Where to begin. `version` and `time_ms` (Unix): for these kinds only."""
 
     since: Since
     version: int = 0
@@ -47,7 +45,8 @@ def parse_beginning(text: str) -> Beginning:
         return Beginning(since=Since(text))
     kind, _, number = text.partition(":")
     if kind == Since.VERSION and number.isdecimal():
-        return Beginning(since=Since.VERSION, version=int(number))
+        version = int(number)
+        return Beginning(since=Since.VERSION, version=version) if version else Beginning(since=Since.BEGINNING)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -66,8 +65,6 @@ def offsets_of(bus: Bus, beginning: Beginning) -> dict[int, int]:
         if beginning.since in {Since.NOW, Since.BEGINNING}:
             which = 0 if beginning.since is Since.BEGINNING else 1
             found = {place: bounds[which] for place, bounds in reader.bounds().items()}
-        elif beginning.since is Since.VERSION and beginning.version == 0:
-            found = {place: low for place, (low, _) in reader.bounds().items()}
         else:
             time_ms = beginning.time_ms if beginning.since is Since.TIME else _trained_ms(bus, beginning.version)
             found = reader.offsets_at(time_ms)
@@ -81,20 +78,18 @@ def as_time(bus: Bus, beginning: Beginning) -> str:
     """
     if beginning.since in {Since.NOW, Since.BEGINNING}:
         return beginning.since.value
-    if beginning.since is Since.VERSION and beginning.version == 0:
-        return Since.BEGINNING.value
     time_ms = beginning.time_ms if beginning.since is Since.TIME else _trained_ms(bus, beginning.version)
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def num_between(bus: Bus, starts: dict[int, int]) -> int:
-    """How many offsets of `trajectories` lie from `starts` to its end now. Raises TransportError."""
+    """The number of offsets of `trajectories` from `starts` to its present end. Raises TransportError."""
     with closing(bus.look([TRAJECTORIES])) as reader:
         return sum(max(0, high - max(low, starts.get(partition, low))) for (_, partition), (low, high) in reader.bounds().items())
 
 
 def positions_of(bus: Bus, group: str) -> dict[int, int]:
-    """What `group` has committed of `trajectories`; empty for one that never read. Raises TransportError."""
+    """The offsets of `trajectories` that `group` has committed; empty for a new group. Raises TransportError."""
     physical = bus.namespace.topic(TRAJECTORIES)
     with closing(bus.look([TRAJECTORIES])) as reader:
         places = [(physical, partition) for _, partition in reader.places]
@@ -106,7 +101,7 @@ def positions_of(bus: Bus, group: str) -> dict[int, int]:
 
 
 def place_group(bus: Bus, group: str, starts: dict[int, int]) -> None:
-    """Let `group` begin at `starts`. Raises UserError if it has members: what they commit would undo it. Raises TransportError too."""
+    """Let `group` begin at `starts`. Raises UserError if it has members, whose commits would undo this; TransportError."""
     physical = bus.namespace.topic(TRAJECTORIES)
     asker = open_asker(bus.cluster, group, bus.client_id)
     try:
@@ -122,12 +117,12 @@ def place_group(bus: Bus, group: str, starts: dict[int, int]) -> None:
         asker.close()
 
 
-# What the coordinator answers to a commit from outside a group that has members.
+# Errors of a commit from outside for a group that has members.
 _HAS_MEMBERS = frozenset({"UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS"})
 
 
 def _trained_ms(bus: Bus, version: int) -> int:
-    """When `version` was trained: no trajectory of it is older. Raises UserError if it was not."""
+    """The time at which `version` was trained, before all its trajectories. Raises UserError if it was not trained yet."""
     newest = 0
     with closing(bus.look([STEPS])) as reader:
         reader.start()

@@ -1,4 +1,4 @@
-"""A coroutine run as far as it goes without waiting: what never waits needs no task.
+"""Runs a coroutine up to its first wait: one that never waits needs no task.
 
 Threads: everything happens on the loop, and in the task, that calls `start`.
 """
@@ -21,9 +21,9 @@ class Ended(Generic[T]):
 
 
 def start(coroutine: Coroutine[Any, Any, T]) -> Ended[T] | Coroutine[Any, Any, T]:
-    """Run `coroutine` until it ends or waits. In the second case the rest of it comes back, to be awaited or made a task.
+    """Run `coroutine` until it ends or waits. If it waits, returns the rest of it, to be awaited or made a task.
 
-    Raises what the coroutine raises before its first wait. It must not ask for the current task until then: that is the caller's.
+    Raises the coroutine's errors before its first wait. Until then it must not ask for the current task, which is the caller's.
     """
     try:
         waits_for = coroutine.send(None)
@@ -33,7 +33,7 @@ def start(coroutine: Coroutine[Any, Any, T]) -> Ended[T] | Coroutine[Any, Any, T
 
 
 async def _rest(started: Coroutine[Any, Any, T], waits_for: Any) -> T:
-    # A generator that can be awaited is no Awaitable to isinstance, which is what asyncio and mode ask.
+    # A coroutine around the generator: asyncio and mode test with isinstance for Awaitable, which a generator is not.
     rest: T = await _steps(started, waits_for)
     return rest
 
@@ -43,7 +43,7 @@ def _steps(started: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, An
     while True:
         try:
             step, given = started.send, (yield waits_for)
-        except BaseException as exc:  # a cancellation too: it is thrown into whoever waits
+        except BaseException as exc:  # a cancellation, too, is thrown into the waiting coroutine
             step, given = started.throw, exc
         try:
             waits_for = step(given)

@@ -1,11 +1,11 @@
-"""The Faust application around the processor: a group member that reads `trajectories` as raw bytes and writes what the processor answers.
+"""The Faust application around the processor: a group member that reads `trajectories` as raw bytes and writes the processor's records.
 
     Faust agent ─▶ batches ─▶ process ─▶ send ─▶ wait for delivery ─▶ acknowledge ─▶ Faust commits
 
-An offset is acknowledged only after all that answers it is delivered, so a crash at any point repeats work and loses none. After a
-rebalance, acknowledgements of the earlier generation are dropped: their partitions may be somebody else's, and are read again if not.
+An offset is acknowledged only after its rewards are delivered, so a crash at any point repeats work and loses none. After a rebalance,
+acknowledgements of the earlier generation are dropped: their partitions may belong to another member, or are read again here.
 
-Threads: all of ours runs on the event loop that `run` is awaited on; Faust's client fetches and sends heartbeats on a thread of its own.
+Threads: everything here runs on the event loop of `run`; Faust's client fetches and sends heartbeats on a thread of its own.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _MEASURE_EVERY_S = 1.0
 # As in echo_bus.client.profiles: a dead member is noticed in ten seconds.
 _SESSION_S = 10.0
 _HEARTBEAT_S = 1.0
-# How long a frozen broker may keep an answer; a join is answered only when the dead member's session has ended.
+# Time-out of a request: longer than `_SESSION_S`, since a join is answered only after a dead member's session has ended.
 _REQUEST_S = 12.0
-# As `delivery.timeout.ms` of our other producers: a batch that is undelivered for longer ends the process, and is scored again.
+# As `delivery.timeout.ms` of our other producers: a batch without delivery for so long ends the process, and is scored again.
 _DELIVERY_S = 120.0
-# They tell of every service that starts and stops, ours included, as each of Faust's classes is one.
+# Loggers that report the start and stop of every service; each of Faust's classes is a service.
 _TALKATIVE = ("aiokafka", "faust", "mode", "echo_streams.driver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
-    """Which group reads which topic where. `group` is Faust's app id; `joined_within_s`: how long joining it may take; `drain_s`: how long
-    the end may wait for what was read; `inline`: no reward is waited for, so scoring holds up everything else; `gather`: nobody waits for
-    the next reward, so that trajectories are better fetched many at once; `on_throttle`: as `KafkaCluster` has it."""
+    """Options of the Faust app. `group`: its app id; `joined_within_s`: time to join the group; `drain_s`: time at the end to score what
+    was read; `inline`: scoring runs on the event loop and blocks it; `gather`: fetch many trajectories at once, because no step waits for
+    the next reward; `on_throttle`: as in `KafkaCluster`."""
 
     group: str
     client_id: str
@@ -75,7 +75,7 @@ class AppOptions:
 
 
 class FaustMessage:
-    """A Faust message in the words of confluent-kafka's, which the decoder and the dead letters speak."""
+    """A Faust message with the methods of confluent-kafka's, which the decoder and the dead letters use."""
 
     __slots__ = ("_message",)
 
@@ -100,7 +100,7 @@ class FaustMessage:
         return value
 
     def headers(self) -> list[tuple[str, bytes]] | None:
-        """Faust gives a list or a dictionary, according to its version and driver."""
+        """Faust has a list or a dictionary, depending on its version and driver."""
         headers = self._message.headers
         return list(headers.items() if isinstance(headers, Mapping) else headers or ())
 
@@ -118,7 +118,7 @@ class FaustMessage:
 
 
 class RewardApp:
-    """One run of a Faust app. Made and run on one event loop; not to be run twice."""
+    """One run of a Faust app. Made and run on one event loop, once."""
 
     def __init__(self, options: AppOptions, process: Process, *, metrics: StreamsMetrics, places: PlaceTimes, clock: Clock) -> None:
         self._options = options
@@ -129,7 +129,8 @@ class RewardApp:
         self._batcher: Batcher[Any] = Batcher(self._handle, places=places)
         self._draining = False
         self._done: dict[int, int] = {}
-        self._num_done = 0
+        self.num_done = 0
+        """Trajectories whose rewards this process has delivered."""
         self._assigned: set[Any] | None = None
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -141,19 +142,14 @@ class RewardApp:
 
     @property
     def joined(self) -> bool:
-        """Whether the group has let us in, with or without a partition."""
+        """Whether this member has joined the group, with or without a partition."""
         return bool(self._app.consumer_generation_id)
 
-    @property
-    def num_done(self) -> int:
-        """Trajectories that this process has answered."""
-        return self._num_done
-
     async def run(self, stop: StopSignal) -> None:
-        """Read until `stop`, then finish what was read, commit, and leave the group.
+        """Read until `stop`, then score what was read, commit, and leave the group.
 
-        Raises NotAuthorized or DeadlineExceeded if the group is not joined in time, what the processor raises, and TransportError if
-        Faust gave up.
+        Raises NotAuthorized or DeadlineExceeded if the group is not joined in time, errors of the processor, and TransportError if Faust
+        gives up.
         """
         joined_by = Deadline.after(self._options.joined_within_s, self._clock)
         batching = asyncio.create_task(self._batcher.run(), name="batching")
@@ -179,35 +175,36 @@ class RewardApp:
             await self._app.stop()
 
     async def _receive(self, stream: Any) -> None:
-        """The agent: events into the batcher, without acknowledging them. Once draining, they stay unread for the next member.
+        """The agent: puts events into the batcher, without acknowledging them. While draining it leaves them for the next member.
 
-        From the stream's channel, because the stream would go round the loop for each event (a sixth of a trajectory's CPU, measured).
+        It reads the stream's channel, because the stream itself would go round the loop for each event (a sixth of a trajectory's CPU,
+        measured).
         """
         async for event in stream.channel:
             if not self._draining and event.message.generation_id == self._app.consumer_generation_id:
                 await self._batcher.put(event)
 
     def committed(self, partition: int) -> int | None:
-        """Below which offset of `partition` the group is done; None if the partition is not ours."""
+        """The group's committed offset of `partition`; None if the partition is not assigned to this member."""
         consumer = self._app.consumer
         for tp in consumer.assignment() if self.joined else ():
             if tp.partition == partition:
-                offset: int | None = consumer._committed_offset.get(tp)  # noqa: SLF001  Faust does not tell otherwise
+                offset: int | None = consumer._committed_offset.get(tp)  # noqa: SLF001  Faust has no other way
                 return offset
         return None
 
     async def send(self, answers: list[Outgoing]) -> None:
-        """Write records that no message of this group waits for; returns when they are delivered."""
+        """Write records that answer no message of the agent; returns when they are delivered."""
         await asyncio.gather(*await self._begin(answers))
 
     async def _begin(self, answers: list[Outgoing]) -> list[Awaitable[Any]]:
-        """The deliveries of `answers`, under way."""
+        """Begin to write `answers`; returns their deliveries."""
         write = self._app.producer.send
         return [await write(answer.topic, answer.key, answer.value, answer.partition, None, answer.headers) for answer in answers]
 
     async def _handle(self, batch: list[Any]) -> None:
         """Score one batch, deliver the rewards, and only then acknowledge it."""
-        # Batches overlap while they wait; inline rewards hold up the loop, so theirs do not.
+        # Batches overlap while they wait, so each counts by its share; batches of inline rewards do not overlap.
         share = len(batch) / MAX_IN_FLIGHT
         self._metrics.in_flight.inc(len(batch))
         try:
@@ -231,7 +228,7 @@ class RewardApp:
             if message.generation_id == generation:
                 event.ack()
                 self._done[message.partition] = max(self._done.get(message.partition, -1), message.offset)
-        self._num_done += len(batch)
+        self.num_done += len(batch)
         self._metrics.trajectories.inc(len(batch))
         self._metrics.batches.inc()
 
@@ -252,7 +249,7 @@ class RewardApp:
         )
 
     async def _drain(self) -> None:
-        """Finish what was read and commit it, within a bound: whatever is left is read again by the next member."""
+        """Score what was read and commit it, within `drain_s`: the next member reads the rest again."""
         self._draining = True
         logger.info("Draining: %s trajectories read and not yet scored", self._batcher.num_waiting + self._batcher.num_in_flight)
         with contextlib.suppress(TimeoutError):
@@ -280,7 +277,7 @@ class RewardApp:
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka is not typed
-    """aiokafka's way to ask for a token."""
+    """The token provider that aiokafka asks."""
 
     def __init__(self, issuer: Issuer) -> None:
         super().__init__()
@@ -291,7 +288,7 @@ class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka is not t
 
 
 def _faust_app(options: AppOptions) -> Any:
-    """Stateless: no tables, no topics of its own, no web server; offsets are all that it keeps."""
+    """A stateless app: no tables, no topics of its own, no web server; it keeps only offsets."""
     login = options.login
     credentials: Any = None
     if login.issuer is not None:
@@ -317,7 +314,7 @@ def _faust_app(options: AppOptions) -> Any:
         value_serializer="raw",
         producer_acks=-1,
         producer_request_timeout=_DELIVERY_S,
-        # A batch is sent in one go, so nothing is won by waiting for more.
+        # The batcher sends a batch in one go, so waiting for more gains nothing.
         producer_linger=0.0,
         producer_max_batch_size=262_144,
         stream_wait_empty=False,

@@ -1,4 +1,4 @@
-"""What to do with a trajectory, decided on its headers: nothing of its body is decoded for one that will not be scored."""
+"""Decides from a trajectory's headers whether it is scored, so that the bodies of others are not decoded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from echo_schemas.headers import GROUP, RUN, VERSION, Header, number_of
 from echo_schemas.records import Purpose, Trajectory, group_id_of
 
 _ID = "ce_id"
-# What a stale sample's rewards repeat. A longer one is for the body's checks.
+# The rewards of a stale sample repeat its name. A longer name is left to the checks of the body.
 _MOST_NAME_LENGTH = 512
 
 
 class Passed(StrEnum):
-    """Why a sound trajectory is passed over without a reward. Used as a metric label."""
+    """Why a valid trajectory gets no reward. Used as a metric label."""
 
     OTHER_RUN = "other_run"
     PROBE = "probe"
@@ -26,7 +26,7 @@ class Passed(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which sample a trajectory is, as its headers say, or its body (`of`)."""
+    """Which sample a trajectory is, by its headers, or by its body (`of`)."""
 
     group_id: str
     seq: int
@@ -36,7 +36,7 @@ class Identity:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Identity:
-        """As its body says."""
+        """By its body."""
         return cls(
             group_id=trajectory.group_id,
             seq=trajectory.seq,
@@ -48,14 +48,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Older than the budget: gets the outcome `stale` for every reward."""
+    """A sample above the budget: every reward gets the outcome `stale`."""
 
     identity: Identity
     version: int
 
 
 def identity_of(name: str, run_id: str) -> Identity | None:
-    """`<run>/[<purpose>-]<seq>/<attempt>/<index>` in its parts; None for anything else, where the body decides."""
+    """The parts of `<run>/[<purpose>-]<seq>/<attempt>/<index>`; None for any other name: then the body is decoded."""
     if len(name) > _MOST_NAME_LENGTH:
         return None
     try:
@@ -72,10 +72,10 @@ def identity_of(name: str, run_id: str) -> Identity | None:
 
 
 class Intake:
-    """Looks at headers. `drop_stale` False scores every age, because the learner withholds or downweights instead.
+    """Checks headers. `drop_stale` False scores samples of any age, because the learner withholds or downweights them instead.
 
-    `share` of the groups are scored, always the same ones (`is_chosen`). What was written before `live_from_ms` (Unix) is scored at any
-    age: an application that was told to begin there wants the past.
+    `share` of the groups are scored, always the same ones (`is_chosen`). Records written before `live_from_ms` (Unix) are scored at any
+    age, for an application that begins in the past.
     """
 
     def __init__(self, run_id: str, *, budget: int, drop_stale: bool, share: float = 1.0, live_from_ms: int = 0) -> None:
@@ -86,8 +86,8 @@ class Intake:
         self._live_from_ms = live_from_ms
 
     def look(self, headers: Iterable[Header], learner_version: int | None, time_ms: int | None = None) -> Passed | Stale | None:
-        """None: decode it and score it. Only training groups can be stale: an evaluation names the version it wants. `time_ms`: when the
-        record was written; None: now.
+        """None: decode it and score it. Only training groups can be stale: an evaluation wants its own version. `time_ms`: when the record
+        was written; None: now.
         """
         named = {key: value.decode(errors="replace") for key, value in headers if key in _READ and value is not None}
         run = named.get(RUN)
@@ -106,13 +106,13 @@ class Intake:
         return None
 
     def passed(self, trajectory: Trajectory) -> Passed | None:
-        """The same for what its headers did not tell, but for its age: why it gets no reward; None: it may get one."""
+        """As `look`, by the body and without the age: why the trajectory gets no reward; None: it may get one."""
         if trajectory.purpose is Purpose.PROBE:
             return Passed.PROBE
         return None if is_chosen(trajectory.group_id, self._share) else Passed.SAMPLED_OUT
 
     def is_stale(self, version: int, learner_version: int | None, time_ms: int | None = None) -> bool:
-        """Whether a training sample whose oldest version is `version` is above the budget now, and would be dropped for it."""
+        """Whether a training sample whose oldest version is `version` is above the budget now, so that the learner would drop it."""
         if time_ms is not None and time_ms < self._live_from_ms:
             return False
         return self._drop_stale and learner_version is not None and staleness(learner_version, version) > self._budget

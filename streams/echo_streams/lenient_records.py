@@ -1,7 +1,7 @@
-"""aiokafka's reading of what was fetched, but a header whose name is no UTF-8 does not end it.
+"""aiokafka's parser of fetched batches, made tolerant of header names that are not UTF-8.
 
-aiokafka decodes names strictly, in the middle of a batch, so that one such record would stop its partition at each start. Here the rest of
-such a batch is read once more by aiokafka's own slow parser, over bytes that decode with a replacement character; all others as ever.
+aiokafka decodes names strictly, so one such record would stop its partition at each start. Here the rest of such a batch is read again by
+aiokafka's slow parser, over bytes that decode with a replacement character; other batches are read as usual.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords
 
-# Base offset, then the length of what follows (KIP-98, "RecordBatch").
+# Base offset, then the length of the rest (KIP-98, "RecordBatch").
 _OVERHEAD = struct.Struct(">qi")
 
 
 class LenientRecords:
-    """In the place of `aiokafka.record.MemoryRecords`."""
+    """Replaces `aiokafka.record.MemoryRecords`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -27,15 +27,13 @@ class LenientRecords:
         self._position = 0
 
     def size_in_bytes(self) -> int:
-        """As aiokafka's."""
         return int(self._records.size_in_bytes())
 
     def has_next(self) -> bool:
-        """As aiokafka's."""
         return bool(self._records.has_next())
 
     def next_batch(self) -> Any:
-        """As aiokafka's; a batch of records may be read in spite of its headers' names."""
+        """As aiokafka's, with tolerant batches of records."""
         begin = self._position
         _, length = _OVERHEAD.unpack_from(self._data, begin)
         self._position = begin + _OVERHEAD.size + length
@@ -44,7 +42,7 @@ class LenientRecords:
 
 
 class _Batch:
-    """One of aiokafka's batches, and its bytes."""
+    """A batch of aiokafka's, and its bytes."""
 
     def __init__(self, batch: Any, data: bytes) -> None:
         self._batch = batch
@@ -66,13 +64,13 @@ class _Batch:
 def _read_leniently(data: bytes) -> Iterator[Any]:
     batch: Any = _DefaultRecordBatchPy(data)
     iter(batch)
-    # What is compressed is not any more.
-    batch._buffer = _LenientBytes(batch._buffer)  # noqa: SLF001  its parser reads names out of this, and has no setting for it
+    # The buffer is decompressed now.
+    batch._buffer = _LenientBytes(batch._buffer)  # noqa: SLF001  the parser reads names from this buffer, and has no setting for it
     return iter(batch)
 
 
 class _LenientBytes(bytearray):
-    """Decodes whatever it holds."""
+    """Decodes any bytes."""
 
     def __getitem__(self, at: Any) -> Any:
         found = super().__getitem__(at)

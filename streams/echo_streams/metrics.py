@@ -1,4 +1,4 @@
-"""Every metric of the reward application and of the coordinator: name, labels, and one line that says what it is."""
+"""Every metric of the reward application and of the coordinator: name, labels and one line of meaning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CALL_BUCKETS = (0.00001, 0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 1
 
 
 class StreamsMetrics:
-    """The collectors, made against the registry that is given: one per process, or one per test."""
+    """The reward application's collectors, registered in `registry`."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry = CollectorRegistry() if registry is None else registry
@@ -40,7 +40,7 @@ class StreamsMetrics:
 
 
 class CoordinatorMetrics:
-    """The coordinator's collectors, made against the registry that is given."""
+    """The coordinator's collectors, registered in `registry`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, meaning: str, *labels: str) -> Gauge:

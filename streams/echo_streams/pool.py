@@ -1,10 +1,10 @@
-"""Processes that run synchronous reward functions, one call each at a time, so that one that hangs or dies takes only its own call along.
+"""Processes that run synchronous reward functions, one call each at a time, so that a call that hangs or dies harms no other call.
 
-A free process goes to the waiting function that had the least time lately, so one that hangs does not keep the others waiting. What
-functions print is cut off, and what they allocate is limited.
+A free process goes to the waiting function that had the least time lately, so a function that hangs does not delay the others. The output
+and the memory of functions are limited.
 
 Threads: everything here belongs to one event loop. `call` waits for a free process, then for the answer or the limit; a process that
-passes the limit is killed and replaced before its next call. The processes end with their parent, however that ends.
+passes the limit is killed and replaced before its next call. The processes end with their parent, even if that is killed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from echo_tasks.rewards import RewardFunction, RewardKind, ScoredSample
 
 logger = logging.getLogger(__name__)
 
-# A fresh interpreter, numpy and whatever the user's module imports; a judge in torch takes long.
+# For a new interpreter, numpy and the imports of the user's module; a judge in torch takes long.
 START_TIMEOUT_S = 120.0
 
 
-# What functions may print in a minute; the rest is left out.
+# Bytes that functions may print in a minute; the rest is left out.
 PRINTED_BYTES = 64 * 1024
 _PRINTED_S = 60.0
-# Time is remembered so long when it is decided whose turn it is: an old quarrel is none.
+# When one function has used so much, the used times of all are halved, so that older use counts less.
 _FAIR_OVER_S = 60.0
 _MIB = 1 << 20
 
@@ -55,7 +55,7 @@ class ProcessDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a call gave no scores. Text, because a user's exception need not survive a pipe. `again`: another attempt may help."""
+    """Why a call gave no scores. As text, because a user's exception may not be picklable. `again`: another attempt may help."""
 
     error: str
     again: bool = True
@@ -73,7 +73,7 @@ class ScoringPool:
         memory_mb: int = 0,
         notices: Notices | None = None,
     ) -> None:
-        """`memory_mb`: what a process may allocate; 0: no limit. Raises UserError for a function that another process could not import."""
+        """`memory_mb`: what a process may allocate; 0: no limit. Raises UserError for a function that another process cannot import."""
         for function in functions:
             if not function.origin or "<locals>" in function.origin:
                 raise UserError(
@@ -123,7 +123,7 @@ class ScoringPool:
             self._turns.give_back(process, function.origin, time.monotonic() - started_s)
 
     def close(self) -> None:
-        """End the processes at once: whoever calls this has stopped waiting for them."""
+        """End the processes at once, with their calls."""
         for process in self._processes:
             process.kill()
 
@@ -132,13 +132,13 @@ class ScoringPool:
         self._num_restarts += 1
         self._notices.say(
             "scoring processes",
-            f"A scoring process {reason} in the reward {function.origin} and was replaced; {self._num_restarts} have been so far.",
+            f"A scoring process {reason} in the reward {function.origin} and was replaced; {self._num_restarts} were replaced so far.",
         )
         process.kill()
 
 
 class _Turns:
-    """The free processes, and who waits for one: first whichever function had the least time lately."""
+    """The free processes, and the calls that wait for one: the function with the least time lately comes first."""
 
     def __init__(self) -> None:
         self._free: list[_Process] = []
@@ -146,7 +146,6 @@ class _Turns:
         self._used_s: dict[str, float] = {}
 
     async def take(self, origin: str) -> _Process:
-        """A free process."""
         if self._free:
             return self._free.pop()
         turn: asyncio.Future[_Process] = asyncio.get_running_loop().create_future()
@@ -184,7 +183,7 @@ class _Process:
         return self._executor is not None
 
     async def start(self) -> None:
-        # Forking a process with threads copies locks in whatever state they are.
+        # Spawned, not forked: a fork of a process with threads may copy held locks.
         executor = ProcessPoolExecutor(1, mp_context=mp.get_context("spawn"), initializer=begin_process, initargs=(self._memory_mb,))
         loaded = asyncio.wrap_future(executor.submit(_load, self._origins))
         try:
@@ -213,13 +212,13 @@ class _Process:
         executor.shutdown(wait=False, cancel_futures=True)
 
 
-# What follows runs in the scoring processes.
+# The rest runs in the scoring processes.
 
 _functions: dict[str, RewardFunction] = {}
 
 
 def begin_process(memory_mb: int) -> None:
-    """Make this process one that runs strangers' functions: it ends with its parent, and prints and allocates within limits."""
+    """Prepare this process for users' functions: it ends with its parent, and its output and memory are limited."""
     _end_with_parent()
     _limit_output()
     if memory_mb:
@@ -227,7 +226,7 @@ def begin_process(memory_mb: int) -> None:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """What is allocated beyond is a MemoryError in the function, or the end of its process. Memory that is only mapped does not count."""
+    """Allocating more raises MemoryError in the function, or ends its process. Memory that is only mapped does not count."""
     try:
         import resource
 
@@ -238,7 +237,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _limit_output() -> None:
-    """Whatever is printed, from Python or below it, goes through a pipe on which a thread of ours lets a bounded part pass."""
+    """Send all output, also that of native code, through a pipe from which a thread passes on a bounded part."""
     passed = os.dup(2)
     reading, writing = os.pipe()
     for descriptor in (1, 2):
@@ -248,7 +247,7 @@ def _limit_output() -> None:
 
 
 def pass_bounded(reading: int, writing: int, clock: Callable[[], float] = time.monotonic) -> None:
-    """From one descriptor to another until the first ends: `PRINTED_BYTES` a minute, and a line where something is left out."""
+    """Copy from one descriptor to another until the first ends: `PRINTED_BYTES` a minute, with a line where output is left out."""
     began_s, num_passed, is_told = clock(), 0, False
     while data := os.read(reading, PRINTED_BYTES):
         if clock() - began_s > _PRINTED_S:
@@ -267,7 +266,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ctrl-C reaches the whole process group, but draining is the parent's to do; its death, even by SIGKILL, is ours too."""
+    """Ignore Ctrl-C, which reaches the whole process group, because the parent drains; end when the parent dies, even by SIGKILL."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = mp.parent_process()
     assert parent is not None, "a spawned process has a parent"
@@ -300,15 +299,15 @@ def _run(origin: str, kind: RewardKind, given: Any) -> list[Score] | Failure:
         return [score_of(function.call(given))]
     except BadValue as exc:
         return Failure(str(exc), again=False)
-    except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record says what
+    except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record has the error
         return Failure(described(exc))
 
 
 def described(exc: BaseException) -> str:
-    """An exception as the error text of a reward: its class and message, at most 500 characters, all of which can be written as UTF-8."""
+    """An exception as the error text of a reward: class and message, at most 500 characters that are valid UTF-8."""
     try:
         message = str(exc)
-    except Exception:  # a user's exception may fail to say anything
+    except Exception:  # a user's exception may raise in __str__
         message = "it has no message"
     text = f"{type(exc).__name__}: {message}"[: MAX_ERROR_LENGTH + 1].encode(errors="replace").decode()
     return text if len(text) <= MAX_ERROR_LENGTH else f"{text[:MAX_ERROR_LENGTH]}…"

@@ -1,4 +1,4 @@
-"""What must be true of the cluster before Faust starts: its own client would wait in silence for most of it."""
+"""Checks the topics before Faust starts, whose own client would wait silently for missing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASK_S = 15.0
 def check_topics(bus: Bus) -> int:
     """The number of partitions of `trajectories`. Raises UserError if a topic is missing or `rewards` has fewer partitions.
 
-    Raises ClusterUnreachable or NotAuthorized as the cluster says.
+    Raises ClusterUnreachable or NotAuthorized.
     """
     space = bus.namespace
     trajectories, rewards, letters = space.topic(TRAJECTORIES), space.topic(REWARDS), space.dead_letters(TRAJECTORIES)

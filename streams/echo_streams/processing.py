@@ -1,7 +1,6 @@
-"""From raw trajectories to the records that answer them: filtered on headers, decoded, scored, encoded. Knows no Faust.
+"""From raw trajectories to their rewards: filtered by headers, decoded, scored, encoded. Independent of Faust.
 
-Threads: one event loop; `process` may run several times at once. The learner's version comes from a function, so that a view's thread
-may keep it.
+Threads: one event loop; `process` may run several times at once. A function returns the learner's version, which a view's thread updates.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Outgoing:
 
 
 class Processor:
-    """Answers batches. `learner_version` gives None while no learner has reported."""
+    """Answers batches. `learner_version()` is None while no learner has reported."""
 
     def __init__(
         self,
@@ -64,13 +63,13 @@ class Processor:
         self._dead_letters = wire.namespace.dead_letters(TRAJECTORIES)
 
     def set_num_partitions(self, counts: Mapping[str, int]) -> None:
-        """As `Decoder.set_num_partitions`: from then on, keys must lie on their partitions."""
+        """As `Decoder.set_num_partitions`: from then on keys must lie on their partitions."""
         self._decoder.set_num_partitions(counts)
 
     async def process(self, batch: Sequence[RawMessage], send: Send | None = None) -> list[Outgoing]:
-        """What is to be written for `batch`. Once all of it is delivered, the batch is done.
+        """The records to write for `batch`, which is done once all are delivered.
 
-        With `send`, what one function says goes there when it is done, and only the rest is returned.
+        With `send`, each function's rewards go there when it is done with the batch, and only the rest is returned.
         Raises TooManyDeadLetters, and RegistryError if a schema could not be asked for.
         """
         version = self._learner_version()
@@ -93,7 +92,7 @@ class Processor:
         return answers
 
     def _look(self, raw: RawMessage, version: int | None, judgeable: list[Judgeable]) -> list[Outgoing]:
-        """What answers one message at once; it joins `judgeable` if it is to be scored. Raises InvalidRecord, RegistryError."""
+        """Rewards of one message without scoring; one that is to be scored joins `judgeable`. Raises InvalidRecord, RegistryError."""
         partition, offset = raw.partition(), raw.offset()
         assert partition is not None, "a message without error has a partition"
         assert offset is not None, "a message without error has an offset"
@@ -113,7 +112,7 @@ class Processor:
         return self._triage(message.record, at, version, judgeable, time_ms)
 
     async def judge_again(self, items: Sequence[Judgeable]) -> list[Outgoing]:
-        """What is to be written for trajectories whose rewards are missing."""
+        """The records to write for trajectories whose rewards are missing."""
         version = self._learner_version()
         judgeable: list[Judgeable] = []
         answers: list[Outgoing] = []
@@ -125,7 +124,7 @@ class Processor:
     def _triage(
         self, trajectory: Trajectory, at: Coordinates, version: int | None, judgeable: list[Judgeable], time_ms: int | None = None
     ) -> list[Outgoing]:
-        """The body decides what the headers left open."""
+        """As `_look`, by the body."""
         passed = self._intake.passed(trajectory)
         if passed is not None:
             self._metrics.passed.labels(passed.value).inc()
@@ -137,7 +136,7 @@ class Processor:
         return []
 
     def _encoded(self, rewards: Sequence[Reward], started_ms: int | None = None) -> list[Outgoing]:
-        """`started_ms`: when they began to be scored; None: nothing was called."""
+        """`started_ms`: when the scoring began; None: no function was called."""
         encode, source, signer, tracer = self._wire.codec.encode, self._wire.client_id, self._wire.signer, self._wire.tracer
         records = [(reward.group_id.encode(), encode(reward)) for reward in rewards]
         added: list[list[Header]] = [[]] * len(records)

@@ -1,6 +1,6 @@
-"""The reward role: trajectories in, rewards out, until told to stop.
+"""The reward role: reads trajectories and writes rewards until it is stopped.
 
-Threads: `run_reward` runs an event loop on the thread that calls it; a view of the learner's progress reads on one of its own.
+Threads: `run_reward` runs an event loop on the caller's thread; a view of the learner's progress reads on its own thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from echo_tasks.catalogue import load_reward
 logger = logging.getLogger(__name__)
 
 OWN_APPLICATION = "main"
-"""The application that every run has."""
+"""The name of the run's own application."""
 
 
 def run_reward(
@@ -40,11 +40,11 @@ def run_reward(
 ) -> None:
     """Score every trajectory of the run until `process.stop`, or until an application beside the run's own is detached (`control`).
 
-    `application`: which one this is; processes of the same one share its consumer group, and so the work. None: the run's own. `names`:
-    the rewards of another one; None: all of [rewards], and of each [[eval]]. Only for an application beside the run's own: `beginning`,
-    where its group begins (`parse_beginning`; empty: where it was, a new one at the beginning of the log); `share`, of the groups, how many
-    it scores; `ends_with_run`, it ends when the run is over. Raises UserError for a reward or topic that is not there, NotAuthorized for a
-    group that is closed to us, TooManyDeadLetters after [dead_letters] stop_after unreadable trajectories in a row.
+    `application`: its name; processes of the same name share a consumer group, and so the work. None: the run's own. `names`: the rewards
+    of an application beside it; None: all of [rewards], and of each [[eval]]. Only for an application beside the run's own: `beginning`,
+    where its group begins (`parse_beginning`; empty: at its committed offsets, a new group at the beginning of the log); `share` of the
+    groups that it scores; `ends_with_run`. Raises UserError for an unknown reward or a missing topic, NotAuthorized for a group that the
+    login may not join, TooManyDeadLetters after [dead_letters] stop_after unreadable trajectories in a row.
     """
     is_own = application in {None, OWN_APPLICATION}
     beside = Beside(beginning=beginning, share=share, ends_with_run=ends_with_run)
@@ -87,19 +87,19 @@ def run_reward(
 
 
 def all_rewards(settings: Settings) -> tuple[str, ...]:
-    """The rewards of the run, then those that only evaluations name."""
+    """The rewards of the run, then those that only evaluations have."""
     return tuple(dict.fromkeys([*settings.rewards, *(name for spec in evaluation_specs(settings) for name in spec.rewards)]))
 
 
 def choice_of(settings: Settings) -> RewardChoice | None:
-    """Which of them judge what; None if there is nothing to choose."""
+    """The rewards of each purpose; None if all purposes have the same."""
     run = frozenset(settings.rewards)
     evaluations = {spec.name: frozenset(spec.rewards) for spec in evaluation_specs(settings)}
     return None if all(names == run for names in evaluations.values()) else RewardChoice(run=run, evaluations=evaluations)
 
 
 def attach(names: Sequence[str]) -> tuple[Attached, ...]:
-    """The functions of these names. Raises UserError if there are none, or one is unknown."""
+    """The functions of `names`. Raises UserError if there are none, or one is unknown."""
     if not names:
         raise UserError(
             "The reward application has nothing to do: no reward is named.", hint="Name one in [rewards], for example exact = 1.0."

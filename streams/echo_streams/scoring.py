@@ -1,10 +1,10 @@
-"""Trajectories to rewards: every attached function judges every sample, and whatever a function does, there is a record of it.
+"""Trajectories to rewards: every attached function judges every sample, and every outcome, also a failure, becomes a record.
 
-Functions harm only themselves: each sees samples of its own, waits for slots of its own, and hands its rewards on when it is done. One that
-only hangs or kills its process is called now and then, and its samples fail at once meanwhile.
+Functions cannot harm one another: each gets its own copies of the samples, waits for its own slots, and hands on its own rewards when it is
+done. A function whose calls only hang or kill their process is called once in a while; its other samples fail at once.
 
 Threads: one event loop. `Scorer.score` returns when all functions are done with all samples; several calls may run at once and share the
-limits on asynchronous calls and scoring processes. Synchronous functions without processes run on the loop itself and hold it up.
+limits on asynchronous calls and scoring processes. Synchronous functions without processes run on the loop itself and block it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from echo_tasks.rewards import RewardFunction, RewardKind, ScoredSample, sample_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """A function under the name that the configuration and the learner know it by."""
+    """A function with its reward's name."""
 
     name: str
     function: RewardFunction
@@ -36,15 +36,13 @@ class Attached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardChoice:
-    """Whom the functions judge, by name: those of the run, and those of each evaluation. An evaluation that is not here is judged as the
-    run is.
-    """
+    """The rewards of the run, and of each evaluation by its name. An evaluation that is not here has the run's rewards."""
 
     run: frozenset[str]
     evaluations: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def of(self, trajectory: Trajectory) -> frozenset[str]:
-        """The names of those that judge `trajectory`."""
+        """The names of the rewards for `trajectory`."""
         if trajectory.purpose is not Purpose.EVAL:
             return self.run
         return self.evaluations.get(trajectory.metadata.get(EVALUATION, ""), self.run)
@@ -52,7 +50,7 @@ class RewardChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringLimits:
-    """`timeout_s` of one call unless the function says otherwise; `retries` after a failure; `concurrency` of one function's calls."""
+    """`timeout_s` of one call, unless the function has its own; `retries` after a failure; `concurrency` of one function's calls."""
 
     timeout_s: float = 5.0
     retries: int = 1
@@ -61,7 +59,7 @@ class ScoringLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgeable:
-    """A trajectory and where it lies."""
+    """A trajectory and its coordinates."""
 
     trajectory: Trajectory
     at: Coordinates
@@ -69,7 +67,7 @@ class Judgeable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """How one function ended for one sample."""
+    """One function's result for one sample."""
 
     outcome: RewardOutcome
     value: float | None = None
@@ -82,17 +80,17 @@ _Call = Callable[[], Awaitable[list[Score] | Failure]]
 HandOn = Callable[[list[Reward]], Awaitable[object]]
 """Takes one function's rewards for a batch."""
 
-# As many calls in a row as hung or died make it likely that the next one will.
+# After so many calls in a row that hung or died, the function is called only every `_TRY_EVERY_S`.
 _TRIPS = 8
 _TRY_EVERY_S = 10.0
 
 
 class NotCalled(Exception):
-    """The function was not called: it only hangs, or kills its process."""
+    """The function was not called: its last calls hung or killed their process."""
 
 
 class _Fuse:
-    """Of one function: after `_TRIPS` calls in a row that had to be ended, one call in `_TRY_EVERY_S` finds out whether it works again."""
+    """Stops calling a function after `_TRIPS` calls in a row that hung or died, except for one trial call every `_TRY_EVERY_S`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -109,12 +107,10 @@ class _Fuse:
         self._try_at_s = now_s + _TRY_EVERY_S
 
     def ended(self) -> None:
-        """A call hung or died."""
         self._num_ended += 1
         self._try_at_s = self._clock.monotonic_s() + _TRY_EVERY_S
 
     def answered(self) -> None:
-        """A call came back, whatever with."""
         self._num_ended = 0
 
 
@@ -134,8 +130,7 @@ class Scorer:
         application: str = "",
         notices: Notices | None = None,
     ) -> None:
-        """`choice` None: every function judges everything. `application`: its name, for the records. `notices` hear of functions that
-        fail."""
+        """`choice` None: every function judges everything. `application`: its name, for the records. `notices`: of functions that fail."""
         self._attached = tuple(attached)
         self._application = application
         self._choice = choice
@@ -156,7 +151,7 @@ class Scorer:
     async def score(self, batch: Sequence[Judgeable], hand_on: HandOn | None = None) -> list[Reward]:
         """One reward per trajectory and function that judges it. Raises nothing that a reward function raises.
 
-        With `hand_on`, what a function says goes there when it is done with the batch, and does not wait for the others.
+        With `hand_on`, each function's rewards go there when it is done with the batch, and do not wait for the others.
         """
         if self._choice is None:
             return await self._score(batch, self._attached, hand_on)
@@ -181,7 +176,7 @@ class Scorer:
         return [reward for row in zip(*columns, strict=True) for reward in row]
 
     async def _column(self, entry: Attached, batch: Sequence[Judgeable]) -> list[Reward]:
-        """One function's rewards for all of `batch`. The samples are its own: what it changes in an entry no other function sees."""
+        """One function's rewards for all of `batch`. It gets its own copies of the samples, so it cannot change another function's."""
         samples: list[ScoredSample] = []
         judgements: dict[int, Judgement] = {}
         for position, item in enumerate(batch):
@@ -199,7 +194,7 @@ class Scorer:
         ]
 
     def judge_now(self, entry: Attached, item: Judgeable) -> Judgement:
-        """What a synchronous function says of one sample, here and now: nothing is awaited, and nothing limits its time."""
+        """A synchronous function's result for one sample, computed in this call without a time limit."""
         try:
             sample = sample_of(item.trajectory)
         except (ValueError, RecursionError) as exc:
@@ -207,11 +202,11 @@ class Scorer:
         return self._judge_inline(entry, sample)
 
     async def judge_together(self, entry: Attached, samples: list[ScoredSample]) -> list[Judgement]:
-        """What a function of any kind says of some samples, without records of it."""
+        """The results of a function of any kind for some samples, without records."""
         return await self._judge(entry, samples)
 
     def stale(self, identity: Identity, at: Coordinates, why: str) -> list[Reward]:
-        """One reward per function for a trajectory that is too old to be judged, which only one of training can be."""
+        """One `stale` reward per function for a training trajectory that is too old."""
         attached = self._attached if self._choice is None else self._chosen(self._choice.run)
         judgement = Judgement(outcome=RewardOutcome.STALE, error=why)
         time_ms = self._clock.time_ms()
@@ -256,7 +251,7 @@ class Scorer:
         return [self._judge_inline(entry, sample) for sample in samples]
 
     def _judge_inline(self, entry: Attached, sample: ScoredSample) -> Judgement:
-        """The fast path: nothing is awaited."""
+        """The fast path, without awaiting."""
         error = ""
         for attempt in range(1 + self._limits.retries):
             if attempt:
@@ -266,7 +261,7 @@ class Scorer:
                 score = score_of(entry.function.call(sample))
             except BadValue as exc:
                 return Judgement(outcome=RewardOutcome.FAILED, error=str(exc), seconds=time.perf_counter() - started_s)
-            except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record says what
+            except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record has the error
                 error = described(exc)
                 continue
             seconds = time.perf_counter() - started_s
@@ -297,7 +292,7 @@ class Scorer:
         return await self._attempt(entry, count, inline)
 
     async def _await(self, entry: Attached, given: ScoredSample | list[ScoredSample], count: int, limit_s: float) -> list[Score] | Failure:
-        """`count` 0: one sample, one value. A time-out that the function itself raises is a failure like any other."""
+        """`count` 0: one sample, one value. A TimeoutError of the function itself is an ordinary failure."""
         async with self._slots[entry.name]:
             self._gate(entry)()
             try:
@@ -308,7 +303,7 @@ class Scorer:
                     raise CallTimedOut from None
                 return Failure(described(exc))
             except asyncio.CancelledError as exc:
-                # Ours only if somebody cancelled this task; a function may also await something that was cancelled.
+                # Raise it only if this task was cancelled: the function may have awaited a cancelled task of its own.
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
@@ -316,11 +311,11 @@ class Scorer:
         return scores_of(returned, count) if count else [score_of(returned)]
 
     def _gate(self, entry: Attached) -> Callable[[], object]:
-        """What is asked before a call. A function that says what an ended call is worth expects some to hang, so it is always called."""
+        """The check before a call. A function with `at_timeout` expects some calls to hang, so it is always called."""
         return self._fuses[entry.name].require if entry.function.at_timeout is None else lambda: None
 
     async def _attempt(self, entry: Attached, count: int, call: _Call) -> list[Judgement]:
-        """`call` until it gives `count` scores or the attempts are used up; the outcome is the same for all samples of the call."""
+        """Try `call` until it returns `count` scores or the attempts are used up; a failure holds for all samples of the call."""
         error, fuse = "", self._fuses[entry.name]
         for attempt in range(1 + self._limits.retries):
             if attempt:
@@ -346,7 +341,7 @@ class Scorer:
                 continue
             except BadValue as exc:
                 answer = Failure(str(exc), again=False)
-            except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record says what
+            except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record has the error
                 answer = Failure(described(exc))
             fuse.answered()
             seconds = (time.perf_counter() - started_s) / count
@@ -366,5 +361,5 @@ class Scorer:
 
 
 def ended(value: float, seconds: float) -> Judgement:
-    """What the function itself says that a call is worth which had to be ended: the others of the group need not wait for a value."""
+    """The function's own value for a call that had to be ended (`at_timeout`), so that its group gets a reward."""
     return Judgement(outcome=RewardOutcome.SCORED, value=value, components={"ended": 1.0}, seconds=seconds)

@@ -1,11 +1,11 @@
-"""Trajectories without a reward are judged again when the learner names them, whoever committed them.
+"""Scores trajectories again that the learner names because their rewards are missing.
 
-    learner ─ MissingRewards on `progress` ─▶ view ─▶ which are ours, and done? ─▶ read by offset ─▶ judged ─▶ `rewards`
+    learner ─ MissingRewards on `progress` ─▶ view ─▶ of our partitions and committed? ─▶ read by offset ─▶ scored ─▶ `rewards`
 
-What is under way in this process's group is left alone: only records below what the group has committed are read again. A second reward for
-the same record does no harm, for the first scored one counts.
+Only records below the group's committed offset are read again: the others are still being scored. A second reward for the same record does
+no harm, since the first scored one counts.
 
-Threads: `run` belongs to the application's event loop; reading blocks, and happens on a thread of the loop's pool.
+Threads: `run` belongs to the application's event loop; reading blocks, and runs on a thread of the loop's pool.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from echo_streams.scoring import Judgeable
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 2.0
-# As long as a reward may take to get from here to the learner and back into what it names.
+# Seconds for a reward to reach the learner, and for the learner to name the record no more.
 _NOT_AGAIN_FOR_S = 60.0
 _REMEMBERED = 4096
 _READ_S = 30.0
@@ -36,8 +36,8 @@ _READ_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookingParts:
-    """What a second look needs. `missing`: what the learner names now. `committed`: below which offset of a partition the group is done,
-    None for a partition that is not ours. `read`: the trajectories at these places; it blocks. `judge`: rewards, ready to be sent.
+    """What `SecondLook` works with. `missing()`: the learner's newest list. `committed(partition)`: the group's committed offset, None for
+    a partition of another member. `read`: returns the trajectories at some places; blocks. `judge`: returns their rewards, encoded.
     """
 
     names: frozenset[str]
@@ -50,23 +50,22 @@ class LookingParts:
 
 
 class SecondLook:
-    """Judges what is named. `run` it until it is cancelled."""
+    """Scores named trajectories again. `run` it until it is cancelled."""
 
     def __init__(self, parts: LookingParts) -> None:
         self._parts = parts
         self._looked_s: OrderedDict[Coordinates, float] = OrderedDict()
 
     async def run(self) -> None:
-        """Look every two seconds."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             try:
                 await self.look()
             except TransportError as exc:
-                logger.warning("What misses a reward could not be read again: %s", exc)
+                logger.warning("Trajectories without a reward could not be read again: %s", exc)
 
     async def look(self) -> None:
-        """Judge what is named now, is ours, and was not looked at within the last minute. Raises TransportError."""
+        """Score the named trajectories of our partitions that were not scored again within the last minute. Raises TransportError."""
         parts = self._parts
         wanted = self._wanted(parts.missing())
         if not wanted:
@@ -74,7 +73,7 @@ class SecondLook:
         found = await asyncio.to_thread(parts.read, wanted)
         answers = await parts.judge(found)
         await parts.send(answers)
-        logger.info("%d trajectories were without a reward, and are judged again", len(found))
+        logger.info("%d trajectories without a reward were scored again", len(found))
 
     def _wanted(self, named: MissingRewards | None) -> list[Coordinates]:
         if named is None or not self._parts.names & set(named.rewards):
@@ -94,7 +93,7 @@ class SecondLook:
 
 
 def read_again(bus: Bus, places: Sequence[Coordinates]) -> list[Judgeable]:
-    """The trajectories that lie at `places`; one that retention has removed is left out. Raises TransportError."""
+    """The trajectories at `places`, except those that retention has removed. Raises TransportError."""
     wanted: dict[int, set[int]] = defaultdict(set)
     for where in places:
         wanted[where.partition].add(where.offset)

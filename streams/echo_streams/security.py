@@ -1,4 +1,4 @@
-"""librdkafka's security properties, as [kafka.client] has them, in the words of Faust's Kafka client."""
+"""Translates librdkafka's security properties in [kafka.client] for Faust's Kafka client."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _UNDERSTOOD = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """How to be let in. `mechanism` None: no SASL; `context` None: no TLS; `issuer`: whose tokens OAUTHBEARER takes."""
+    """Credentials for the cluster. `mechanism` None: no SASL; `context` None: no TLS; `issuer`: of tokens for OAUTHBEARER."""
 
     context: ssl.SSLContext | None = None
     mechanism: str | None = None
@@ -57,7 +57,7 @@ class Login:
 
 
 def login_of(client: Mapping[str, Any]) -> Login:
-    """The login of [kafka.client]. Properties without a counterpart are named once in a warning, and have no effect here.
+    """The login of [kafka.client]. A warning names properties without a counterpart, which have no effect here.
 
     Raises UserError for a protocol or mechanism that Faust's client cannot speak, and for files that cannot be read.
     """

@@ -1,6 +1,6 @@
-"""Access tokens for Faust's Kafka client, by client credentials (RFC 6749, 4.4) as librdkafka's `oidc` method gets its own.
+"""Access tokens for Faust's Kafka client, by client credentials (RFC 6749, 4.4) as in librdkafka's `oidc` method.
 
-Threads: `token` may be called from any; it blocks while it asks the issuer.
+Threads: `token` may be called from any thread; it blocks while it asks the issuer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from echo_schemas.errors import UserError
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
-# Of a token's life; librdkafka asks for the next one at the same point.
+# Share of a token's life after which the next one is requested, as in librdkafka.
 _USED_SHARE = 0.8
 _DEFAULT_LIFE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
-    """Where tokens come from, and as whom they are asked for. `ca_file`: who signed the issuer's certificate; None: the system's."""
+    """The issuer's address and the client's credentials. `ca_file`: certificates of the issuer's authority; None: the system's."""
 
     url: str
     client_id: str
@@ -39,7 +39,7 @@ class Issuer:
 
 
 def issuer_of(client: Mapping[str, Any]) -> Issuer:
-    """The issuer of [kafka.client]. Raises UserError for another way to get tokens, and for what is missing."""
+    """The issuer of [kafka.client]. Raises UserError for another method, and for missing properties."""
     prefix = "sasl.oauthbearer."
     if client.get(f"{prefix}method") != "oidc" or client.get(f"{prefix}grant.type", "client_credentials") != "client_credentials":
         raise UserError(
@@ -63,7 +63,7 @@ def issuer_of(client: Mapping[str, Any]) -> Issuer:
 
 
 class TokenSource:
-    """The newest token of an issuer, asked for again before it ends."""
+    """The newest token of an issuer, renewed before it expires."""
 
     def __init__(self, issuer: Issuer, clock: Clock | None = None) -> None:
         self._issuer = issuer
@@ -72,14 +72,14 @@ class TokenSource:
         self._token, self._good_until_s = "", 0.0
 
     def token(self) -> str:
-        """Raises OSError where the issuer does not answer, or refuses: the client then tries to connect again."""
+        """Raises OSError if the issuer does not answer, or refuses: the client then tries to connect again."""
         with self._lock:
             if not self._token or self._clock.monotonic_s() >= self._good_until_s:
                 try:
                     answer = self._ask()
                     self._token = str(answer["access_token"])
                 except (OSError, ValueError, KeyError) as exc:
-                    # Neither secret nor token is in what these say.
+                    # These errors contain neither the secret nor a token.
                     logger.warning("No token for %s from %s: %s", self._issuer.client_id, self._issuer.url, exc)
                     raise OSError(f"no token from {self._issuer.url}") from exc
                 self._good_until_s = self._clock.monotonic_s() + _USED_SHARE * float(answer.get("expires_in", _DEFAULT_LIFE_S))
@@ -91,12 +91,12 @@ class TokenSource:
             raise ValueError("its address is neither https nor http")
         form = {"grant_type": "client_credentials", **({"scope": issuer.scope} if issuer.scope else {})}
         login = base64.b64encode(f"{issuer.client_id}:{issuer.client_secret}".encode()).decode()
-        request = urllib.request.Request(  # noqa: S310  the scheme is looked at above
+        request = urllib.request.Request(  # noqa: S310  the scheme is checked above
             issuer.url, urllib.parse.urlencode(form).encode(), {"Authorization": f"Basic {login}", "Accept": "application/json"}
         )
         context = ssl.create_default_context(cafile=issuer.ca_file) if issuer.url.startswith("https://") else None
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as answer:  # noqa: S310  see above
             content = json.load(answer)
         if not isinstance(content, dict):
-            raise ValueError("its answer is no JSON object")  # noqa: TRY004  what was received is wrong, not how this was called
+            raise ValueError("its answer is no JSON object")  # noqa: TRY004  the answer is wrong, not an argument
         return content

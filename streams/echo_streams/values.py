@@ -1,4 +1,4 @@
-"""What a reward function may return: a finite number, or a `RewardResult` of finite numbers. Everything else is refused in words."""
+"""Checks what a reward function returned: a finite number, or a `RewardResult` of finite numbers; raises BadValue for anything else."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class BadValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A value that may be written: finite, with finite parts."""
+    """A finite value, with finite components."""
 
     value: float
     components: Mapping[str, float] = field(default_factory=dict)
 
 
 def score_of(returned: Any) -> Score:
-    """What one call returned, as a score. Raises BadValue with a sentence that a person can act on."""
+    """The return value of one call as a score. Raises BadValue with a sentence for the function's author."""
     if type(returned) is float and math.isfinite(returned):
         return Score(returned)
     if isinstance(returned, RewardResult):
@@ -39,7 +39,7 @@ def score_of(returned: Any) -> Score:
 
 
 def scores_of(returned: Any, num_samples: int) -> list[Score]:
-    """What a batch function returned for `num_samples`, as scores in the same order. Raises BadValue."""
+    """The return value of a batch function for `num_samples` as scores in the same order. Raises BadValue."""
     try:
         values: Sequence[Any] = list(returned)
     except TypeError:
@@ -57,15 +57,11 @@ def _name(given: Any) -> str:
 
 
 def _number(given: Any, what: str) -> float:
-    # numpy's scalars are registered as Real except its booleans, which have nothing to say that float() does not.
+    # numpy registers its scalars as Real, except booleans.
     if not isinstance(given, Real):
-        raise BadValue(f"The {what} must be a number; it is {_shown(given)}.")
+        kind = "None (is a `return` missing?)" if given is None else f"a {type(given).__name__}"
+        raise BadValue(f"The {what} must be a number; it is {kind}.")
     number = float(given)
     if not math.isfinite(number):
         raise BadValue(f"The {what} is {number}; a reward must be finite.")
     return number
-
-
-def _shown(given: Any) -> str:
-    kind = type(given).__name__
-    return "None (is a `return` missing?)" if given is None else f"a {kind}"

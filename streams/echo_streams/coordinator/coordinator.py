@@ -1,13 +1,13 @@
-"""The coordinator: from what the log says of learner and workers to orders on `control`.
+"""The coordinator: reads the learner's and workers' records, and writes orders to workers on `control`.
 
     steps, weights, workers ──▶ estimates on this clock ──every_s──▶ `PoolRule` ──▶ one transaction of orders
 
-One a run: orders go out under the transactional id `coordinator`, and whoever starts later takes the id over before it reads `control`, so
-that it knows every order of its predecessor, and the predecessor can give none after it. Each transaction of orders has the epoch above the
-highest that the log has. What it knows is in the log: a restart reads the newest steps and orders, and waits for the next publication to
-know T_bcast.
+A run has one coordinator: orders are written under the transactional id `coordinator`. A coordinator that starts takes the id over before
+it reads `control`, so it knows every order of its predecessor, which can write none after that. Each transaction of orders has an epoch
+above the highest in the log. All state is in the log: a restart reads the newest steps and orders, and measures T_bcast at the next
+publication.
 
-Threads: `run` blocks the caller's; views hear on theirs.
+Threads: `run` blocks its caller; each view calls its listener on its own thread.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from echo_streams.metrics import CoordinatorMetrics
 
 logger = logging.getLogger(__name__)
 
-# Records of `steps` that are read at the start: five reports with what lies between them.
+# Records of `steps` that are read at the start: enough for five reports.
 _TAIL = 64
 _READ_S = 0.5
-# Share of its time from which on a learner is taken to wait.
+# Idle share of a step from which on the learner counts as waiting.
 _WAITS = 0.1
 _NOBODY = (
     "No worker is heard any more, so nothing is generated. Start one (`echoswarm run worker`), and look at the logs of those that ended: "
@@ -57,7 +57,7 @@ _NOBODY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorParts:
-    """What a coordinator works with; opened and closed by whoever runs it. `writer` was started before `control` was opened; `steps` is not
+    """What a coordinator works with; the caller opens and closes it. `writer` was started before `control` was opened; `steps` is not
     started. The views follow the log.
     """
 
@@ -92,14 +92,14 @@ class Coordinator:
         self._rates = KnownRates()
         self._has_heard = False
         self._machines = machines_of(settings)
-        # What was ordered here last, by worker: the view may not have read it yet.
+        # This coordinator's newest orders, by worker: the view may not have read them yet.
         self._ordered: dict[str, Control] = {}
         self._epoch = max((order.epoch for order in self._orders().values()), default=0)
 
     def run(self, stop: StopSignal) -> None:
-        """Look every `every_s` until `stop`; then everybody takes part, for nobody would call them back.
+        """Decide every `every_s` until `stop`; then call all workers back, since no coordinator is left to do it.
 
-        Raises UserError when another coordinator has taken over, TransportError where the cluster does not let it go on.
+        Raises UserError when another coordinator has taken over; TransportError.
         """
         parts, woken = self._parts, threading.Event()
         stop.on_set(woken.set)
@@ -119,7 +119,7 @@ class Coordinator:
         self._parts.steps.start({place: max(low, high - _TAIL) for place, (low, high) in bounds.items()})
 
     def hear_steps(self, timeout_s: float) -> None:
-        """Take what the learner reports, waiting at most `timeout_s` for it."""
+        """Take the learner's new reports, waiting at most `timeout_s`."""
         for message in self._parts.steps.read(timeout_s=timeout_s):
             report = message.record
             if isinstance(report, StepReport):
@@ -148,13 +148,13 @@ class Coordinator:
             self._parts.notices.clear(place)
 
     def call_back(self) -> None:
-        """Take back every order to stand by."""
+        """Order every worker on standby to take part."""
         standing_by = [name for name, order in self._orders().items() if order.worker is not None and not order.worker.active]
         if standing_by and self._machines.calls_back:
             self._write(dict.fromkeys(standing_by, True), "the coordinator ends, so every worker takes part", {})
 
     def _refuse_successor(self) -> None:
-        """Whoever has nothing to order is not told by the cluster that another one orders now: its orders are above our epoch."""
+        """Raise UserError if another coordinator has written orders, with a higher epoch: the cluster would tell only at the next write."""
         if any(order.epoch > self._epoch and order.issued_by == self._parts.bus.client_id for order in self._orders().values()):
             raise self._taken_over()
 
@@ -184,12 +184,12 @@ class Coordinator:
         )
 
     def _orders(self) -> dict[str, Control]:
-        """The newest of each worker, ours or another's."""
+        """The newest order to each worker, by this or another coordinator."""
         found = {str(order.worker_id): order for order in self._parts.control.items().values() if order.worker is not None}
         return found | {name: order for name, order in self._ordered.items() if name not in found or found[name].epoch < order.epoch}
 
     def _write(self, orders: Mapping[str, bool], reason: str, figures: Mapping[str, float]) -> None:
-        """All of `orders` under one epoch, or none of them. Raises UserError if another coordinator has taken over."""
+        """Write all of `orders` under one epoch, or none of them. Raises UserError if another coordinator has taken over."""
         parts, now_ms = self._parts, self._parts.clock.time_ms()
         epoch = 1 + max([self._epoch, *(order.epoch for order in self._orders().values())])
         made = {
@@ -210,10 +210,10 @@ class Coordinator:
         except ProducerFenced as exc:
             raise self._taken_over(" (or a transaction of this one timed out)") from exc
         except TransactionAborted as exc:
-            logger.warning("Orders were rolled back; the next look decides anew: %s", exc)
+            logger.warning("The cluster rolled these orders back; the next decision replaces them: %s", exc)
             parts.metrics.aborted.inc()
             return
-        # By now the view has read those of the transaction before.
+        # Replaces the orders of the transaction before, which the view has read by now.
         self._epoch, self._ordered = epoch, made
         for active in orders.values():
             parts.metrics.orders.labels("activate" if active else "release").inc()
@@ -256,6 +256,6 @@ def _candidate(status: WorkerStatus, rate: float) -> Candidate:
         worker_id=status.worker_id,
         kind=status.kind,
         rate=rate,
-        # A worker may say anything; what is no number says nothing.
+        # A worker may report any value; NaN and infinity count as no price.
         price_per_hour=max(0.0, price) if math.isfinite(price) else 0.0,
     )

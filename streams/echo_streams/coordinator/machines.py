@@ -1,10 +1,10 @@
-"""What an order means for machines: `[coordinator] machines`.
+"""What an order does to machines: `[coordinator] machines`.
 
-standby   every worker stays on, and takes part or stands by
-local     `echoswarm up` ends the process of a worker that is released, and starts it again when it is called
-metric    nobody is ordered: the gauge `wanted_workers` says how many of each kind are wanted, and an autoscaler makes it so
+standby   every worker's process stays, and takes part or stands by
+local     `echoswarm up` ends the process of a released worker, and starts it again when it is called
+metric    no orders: the gauge `wanted_workers` has the number of workers wanted of each kind, for an autoscaler
 
-`Machines.offers` says who could take part: all else (rates, target, orders, reasons) is the same for the three.
+`Machines.offers` lists the workers that could take part. Rates, target, orders and reasons are the same for all three.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from typing import Protocol
 from echo_schemas.records import Control, WorkerState, WorkerStatus
 from echo_settings import Settings
 
-# Who takes requests, or would if it were told to. One that starts or ends is nobody to count on.
+# Workers in these states take requests, or would on an order. A worker that starts or ends does not count.
 _AVAILABLE = (WorkerState.READY, WorkerState.STANDBY)
-# A process that was called has so long to load its engine; then it counts as missing, and others are called.
+# Seconds that a called process has to load its engine; then it counts as missing, and other workers are called.
 _START_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A worker, or the place of one, that takes part (`is_active`) or could."""
+    """A worker, or a place for one, that takes part (`is_active`) or could."""
 
     status: WorkerStatus
     is_active: bool
 
 
 class Machines(Protocol):
-    """Who could take part in a run. `calls_back`: whether everybody shall take part when the coordinator ends."""
+    """The workers that could take part in a run. `calls_back`: whether all shall take part when the coordinator ends."""
 
     calls_back: bool
 
     def offers(
         self, heard: Sequence[WorkerStatus], known: Mapping[str, WorkerStatus], orders: Mapping[str, Control], now_ms: int
     ) -> list[Offer]:
-        """`heard`: workers that live; `known`: the newest word of each, however old; `orders`: the newest of each; `now_ms`: Unix time."""
+        """`heard`: live workers; `known`: the newest status of every worker; `orders`: the newest of each; `now_ms`: Unix time."""
 
 
 class Standby:
-    """Everybody who is heard."""
+    """Offers the live workers."""
 
     calls_back = True
 
@@ -54,7 +54,7 @@ class Standby:
 
 
 class LocalProcesses:
-    """Everybody who is heard, whoever was ended by an order, and whoever was called and starts."""
+    """Offers the live workers, those ended by an order, and those that were called and are starting."""
 
     calls_back = True
 
@@ -74,16 +74,16 @@ class LocalProcesses:
 
 
 class ScaledKinds:
-    """Places of each kind, up to the most that there may be; those beyond the workers that are heard wait until they are called.
+    """Offers places of each kind, up to the most allowed; places beyond the live workers are inactive until they are called.
 
-    A place makes what the workers of its kind make in the mean. Of a kind of which nothing is known there is one place to try.
+    A place has the mean rate of its kind's workers. A kind without a known rate has one place to try.
     """
 
-    # An autoscaler would rent all there are.
+    # Else an autoscaler would start all allowed machines.
     calls_back = False
 
     def __init__(self, most: Mapping[str, int], price: Callable[[str], float]) -> None:
-        """`most`: places by kind; `price`: of a kind of which nobody is heard."""
+        """`most`: places by kind; `price`: of a kind without a live worker."""
         self._most = most
         self._price = price
 
@@ -107,14 +107,14 @@ class ScaledKinds:
         rate = sum(measured) / len(measured) if measured else 0.0
         price = max((each.price_per_hour for each in living), default=self._price(kind))
         most = self._most.get(kind, len(living)) if measured else 1
-        model = _nobody(kind)
+        model = WorkerStatus(run_id="", worker_id="", host="", engine="", state=WorkerState.STANDBY, kind=kind, time_ms=0)
         found = []
         for number in range(max(most, len(living))):
             name = f"{kind or 'worker'}.{number}"
             order = orders.get(name)
             is_there = number < len(living)
             if order is not None and _is_wanted(order) and not is_there and now_ms - order.time_ms >= 1000 * _START_S:
-                # It was wanted and did not come: others are called.
+                # The worker was called and did not come: call others.
                 continue
             status = replace(model, worker_id=name, rollouts_per_s=rate, price_per_hour=price)
             found.append(Offer(status, is_there if order is None else _is_wanted(order)))
@@ -122,7 +122,6 @@ class ScaledKinds:
 
 
 def machines_of(settings: Settings) -> Machines:
-    """As [coordinator] machines says."""
     match settings.coordinator.machines:
         case "local":
             return LocalProcesses()
@@ -143,7 +142,3 @@ def machines_of(settings: Settings) -> Machines:
 def _is_wanted(order: Control | None) -> bool:
     """Without an order a worker takes part."""
     return order is None or order.worker is None or order.worker.active
-
-
-def _nobody(kind: str) -> WorkerStatus:
-    return WorkerStatus(run_id="", worker_id="", host="", engine="", state=WorkerState.STANDBY, kind=kind, time_ms=0)

@@ -16,16 +16,14 @@ from echo_streams.metrics import CoordinatorMetrics
 def run_coordinator(process: RoleProcess) -> None:
     """Size the pool until `process.stop`.
 
-    Raises UserError where the run has none to size, and when another coordinator has taken over.
+    Raises UserError if the run's settings have no coordinator, and when another coordinator has taken over.
     """
     settings, bus = process.settings, process.bus
     if not settings.coordinator.enabled:
-        raise UserError(
-            "This run has no coordinator: its workers would take its orders for void.", hint="Write [coordinator] enabled = true."
-        )
+        raise UserError("This run has no coordinator: its workers would ignore the orders.", hint="Write [coordinator] enabled = true.")
     with ExitStack() as stack:
         writer = stack.enter_context(closing(bus.transactions("coordinator")))
-        # Before `control` is read: nothing of a predecessor can follow.
+        # Before `control` is read: a predecessor can write no order after this.
         writer.start()
         parts = CoordinatorParts(
             settings=settings,
