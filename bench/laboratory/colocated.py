@@ -113,7 +113,7 @@ class CoLocated:
         for version in range(steps):
             self._stepper.begin()
             groups = await asyncio.gather(*(self._group(version * size + index) for index in range(size)))
-            draft = self._stepper.step(groups, version, self._terms, parent=None, measured={})
+            draft = self._stepper.step(groups, version, self._terms, parent=None, measured={}, costs=(), delivered={})
             await self._install(version + 1)
             report = draft.report
             # As in the pipeline's curves: `exact`, else the weighted sum, which is the last.

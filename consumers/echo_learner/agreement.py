@@ -1,11 +1,11 @@
-"""Do learner and worker mean the same by a version? Log-probabilities of samples, under the weights that were tagged.
+"""Whether learner and worker have the same weights for a version: log-probabilities of samples, compared under the weights of their tag.
 
-Before training: for each published version a worker samples one small group, and of each worker and version some trajectory is looked at
-(`trust`). The trainer keeps the weights of its newest published versions and computes the samples' log-probabilities again, on all ranks.
-In training: of samples of exactly the version that the step starts from, the step has computed them anyway. That costs nothing, and is all
-there is where no copy of the weights fits beside the model.
+Before training: for each published version a worker samples one small probe group, and `trust` picks a trajectory of each worker and
+version. The trainer keeps the weights of its newest published versions and computes the samples' log-probabilities again, on all ranks.
+In training: the step computes them anyway for samples of exactly the version that it starts from. This costs nothing, and is the only
+comparison where no copy of the weights fits beside the model.
 
-Neither difference holds any staleness: what is left is the engines' own disagreement, or a wrong version tag.
+Both compare equal versions, so staleness plays no part: a difference comes from the engines, or from a wrong version tag.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.training.batch import TrainingBatch, cut_tokens, expert_rows
+from echo_learner.training.batch import TrainingBatch, sample_arrays
 from echo_learner.training.microbatches import plan_micro_batches
 from echo_learner.trust import Claimed, is_comparable
-from echo_schemas.columns import LOGPROB_DTYPE, TOKEN_DTYPE
 from echo_schemas.records import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ class Comparer(Protocol):
         """The versions that `logprobs_under` knows."""
 
     def remember(self, version: int, at_most: int) -> None:
-        """Keep a copy of what is trained, `at_most` copies in all."""
+        """Keep a copy of the trained weights, `at_most` copies in all."""
 
     def logprobs_under(self, version: int, batch: TrainingBatch) -> Sequence[npt.NDArray[np.float32]]:
         """Log-probabilities of each sample's generated tokens."""
@@ -58,8 +57,8 @@ class Agreement:
         self._trainer.remember(version, self._versions)
 
     def compare(self, claims: Sequence[Claimed]) -> list[tuple[Claimed, float | None]]:
-        """Each claim with its samples' mean difference a token of its version, in nats; None where it cannot be compared: the version's
-        weights are not kept, or the sampler did not say its log-probabilities. Claims of one version go through the model together."""
+        """Each claim with the mean difference a token of its version, in nats; None where it cannot be compared: the version's weights are
+        not kept, or a sample has no log-probabilities of its sampler. Claims of one version go through the model together."""
         by_version: dict[int, list[Claimed]] = {}
         found: list[tuple[Claimed, float | None]] = []
         for claimed in claims:
@@ -92,8 +91,8 @@ class Agreement:
 def claims_in_training(
     trajectories: Sequence[Trajectory], version: int, differences: npt.NDArray[np.float64]
 ) -> list[tuple[Claimed, float]]:
-    """What a step that began at `version` says of each worker whose fresh samples it trained: all of them as one claim, and their mean
-    difference a token. `differences` [N]: of a TrainResult; N = 0 says nothing."""
+    """For each worker whose fresh samples were trained by a step that began at `version`: the samples as one claim, and their mean
+    difference a token. `differences` [N]: of a TrainResult, or empty."""
     by_worker: dict[str, list[int]] = {}
     for sample in np.flatnonzero(~np.isnan(differences)).tolist():
         by_worker.setdefault(trajectories[sample].worker_id, []).append(sample)
@@ -111,28 +110,13 @@ def _tokens_of(member: Trajectory, version: int) -> npt.NDArray[np.bool_]:
 
 
 def _as_batch(group: Sequence[Trajectory], version: int, max_tokens: int) -> TrainingBatch:
-    """The group's tokens; nothing in it is trained."""
-    lengths = np.array([len(member.tokens) for member in group], np.int64)
-    num_generated = np.array([member.num_generated for member in group], np.int64)
-    generated = np.zeros(int(lengths.sum()), np.bool_)
-    for start, member in zip((np.cumsum(lengths) - lengths).tolist(), group, strict=True):
-        for span in member.generated:
-            generated[start + span.start : start + span.end] = True
-    rows = int(num_generated.sum())
-    plan = plan_micro_batches(lengths.tolist(), [len(group)], num_updates=1, max_tokens=max_tokens)
+    """The group's tokens, none of which is trained."""
+    plan = plan_micro_batches([len(member.tokens) for member in group], [len(group)], num_updates=1, max_tokens=max_tokens)
+    rows = sum(member.num_generated for member in group)
     return TrainingBatch(
         version=version,
-        tokens=np.frombuffer(b"".join(member.token_ids for member in group), TOKEN_DTYPE),
-        lengths=lengths,
-        generated=generated,
-        num_generated=num_generated,
-        sampler=np.frombuffer(b"".join(member.logprobs for member in group), LOGPROB_DTYPE),
         advantages=np.zeros(rows, np.float32),
         mask=np.zeros(rows, np.bool_),
         fresh=np.zeros(rows, np.bool_),
-        order=plan.order,
-        micro_batch_sizes=plan.micro_batch_sizes,
-        update_sizes=plan.update_sizes,
-        cut=cut_tokens(group),
-        experts=expert_rows(group),
+        **sample_arrays(group, plan),
     )

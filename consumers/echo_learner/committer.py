@@ -1,4 +1,4 @@
-"""What was trained becomes durable, then public: checkpoints, and what they owe to the log.
+"""Makes trained steps durable in checkpoints, then public in the log.
 
     trained step ─▶ outbox ─▶ checkpoint (durable: the step exists) ─▶ submit {reports, drops, snapshot} ─▶ the log
     drops, no batch ─▶ checkpoint of the same weights ─▶ {drops}        ▲ waits for the publication before, which ran beside the training
@@ -18,21 +18,20 @@ from echo_core.groups import AssemblyState
 from echo_learner.commit.checkpoint import LearnerState, checkpoint_id
 from echo_learner.commit.publication import Publication
 from echo_learner.commit.snapshot import SnapshotFiles, file_names
-from echo_learner.fates import drops_of
 from echo_learner.orders import RunOrders
 from echo_learner.parts import LearnerParts
 from echo_learner.start import Beginning
 from echo_learner.step import StepDraft, seal
 from echo_learner.training.config import meaning_of
-from echo_schemas.records import Record, StepReport, WeightKind
+from echo_schemas.records import Drop, Record, StepReport, WeightKind, group_id_of
 from echo_schemas.topics import DROPS, EVALS, STEPS, Topic
 from echo_settings.rules import staleness_policy
 
 logger = logging.getLogger(__name__)
 
-# Drops wait so long for a step to travel with. A group that is dropped makes room for another one only once its drop is public.
+# Seconds that drops wait for a step to be committed with. Under pace a dropped group makes room only once its drop is public.
 _DROPS_WAIT_S = 1.0
-# Of the time without a batch, committing drops takes a tenth at most.
+# Committing drops takes at most a tenth of the time without a batch.
 _DROPS_PAUSE = 10
 
 
@@ -85,11 +84,10 @@ class Committer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run's steps are done."""
         return 0 < self._settings.learner.steps <= self.version
 
     def begin(self) -> None:
-        """Have a version for workers to serve: a fresh run's first one is saved and published; of a resumed one, what a crash kept back."""
+        """Publish a version for workers to serve: the first one of a fresh run; of a resumed run, what a crash kept from the log."""
         parts = self._parts
         parts.metrics.version.set(self.version)
         parts.metrics.staleness_budget.set(self._settings.staleness.budget)
@@ -104,11 +102,11 @@ class Committer:
             parts.agreement.remember(self.version)
             parts.source.begin(self.version, self._published.sha256)
         elif parts.source.needs_newest:
-            # The other mode need not publish each version.
+            # The run was asynchronous before, and need not have published this version.
             self._commit(publish=True)
 
     def take(self, draft: StepDraft) -> None:
-        """A step is trained: the version is one higher. A checkpoint holds it, and a snapshot is published, where the settings say so."""
+        """Take a trained step: the version is one higher. Save and publish it if the settings say so for this version."""
         self._drafts.append(draft)
         self._state = replace(self._state, version=self.version + 1, groups_trained=self._state.groups_trained + draft.num_groups)
         publish = self.version % self._period == 0 or self.version == self._settings.learner.steps
@@ -116,16 +114,16 @@ class Committer:
             self._commit(publish=publish)
 
     def finish(self) -> None:
-        """What was trained since the last checkpoint becomes durable; what was handed over is committed.
+        """Make the steps since the last checkpoint durable, and wait for the publication under way.
 
-        A version that became the last one only after it was trained (fewer steps are wanted now) is published here.
+        Publishes the last version if it was not known to be the last when it was trained (the settings want fewer steps now).
         """
         if self._drafts or (self.is_complete and not self.is_published):
             self._commit(publish=self.is_complete)
         self._parts.publication.wait()
 
     def drops_are_due(self) -> bool:
-        """Whether drops have waited long enough for a step that takes them along."""
+        """Whether drops have waited long enough for a step."""
         parts = self._parts
         if parts.publication.is_busy or not (parts.intake.has_drops or any(topic is DROPS for topic, _ in self._outbox)):
             return False
@@ -135,9 +133,9 @@ class Committer:
         return now_s - self._drops_since_s >= max(_DROPS_WAIT_S, _DROPS_PAUSE * self._drops_took_s)
 
     def commit_drops(self) -> None:
-        """Make public what is dropped while no step comes: a checkpoint of the same weights, then one transaction {drops, its name}.
+        """Make drops public while no step comes: a checkpoint of the same weights, then one transaction {drops, the checkpoint's name}.
 
-        Without the checkpoint a restarted learner would open the dropped groups again. Reports that wait for a snapshot go along.
+        Without the checkpoint a restarted learner would open the dropped groups again. Reports that wait for a snapshot are included.
         """
         parts = self._parts
         parts.publication.wait()
@@ -165,14 +163,13 @@ class Committer:
         parts.publication.wait()
         num_drops, self._outbox = sum(topic is DROPS for topic, _ in self._outbox), []
         if before.weights_of is not None and before.session == self._session:
-            # Nothing names it any more.
+            # Neither the log nor a checkpoint names it any more.
             parts.store.remove(before.id)
         self._drops_took_s = parts.process.clock.monotonic_s() - started_s
         self.tell_progress()
         logger.info("%d drops are public without a step, in the checkpoint %s", num_drops, self._state.id)
 
     def tell_progress(self) -> None:
-        """Say how far this is."""
         state = self._state
         self._parts.heartbeat.update(
             version=self.version,
@@ -194,7 +191,7 @@ class Committer:
 
         def take(folder: Path) -> SnapshotFiles:
             taken = parts.trainer.snapshot(self.version, folder)
-            # What cannot be published must not become durable: each start would try to publish it, and fail.
+            # A snapshot that cannot be published must not become durable: every start would try to publish it, and fail.
             parts.publication.check(taken.num_bytes)
             return taken
 
@@ -218,27 +215,41 @@ class Committer:
         parts.metrics.checkpoint_seconds.observe(self.checkpoint_s)
         parts.metrics.checkpoint_bytes.set(parts.store.num_bytes(name))
         with suppress(OSError):
-            # Whoever cannot be asked has just taken a checkpoint: the next one says what is wrong.
+            # Only a metric: the checkpoint itself was written, and the next one fails with the reason.
             parts.metrics.checkpoint_free_bytes.set(parts.store.free_bytes())
         if snapshot is not None:
             self._publish(snapshot, assembly)
 
     def _settle(self) -> AssemblyState:
-        """What the next checkpoint keeps of the intake; the drops decided since the last one are owed to the log from now on."""
+        """The intake's state for the next checkpoint; its drops are added to the outbox."""
         parts = self._parts
         assembly, decisions = parts.intake.settle()
-        for decision in decisions:
-            parts.metrics.dropped.labels(decision.why.value, "group" if decision.where is None else "trajectory").inc()
         run_id, now_ms = self._settings.run.name, parts.process.clock.time_ms()
-        self._outbox.extend((DROPS, drop) for drop in drops_of(decisions, run_id=run_id, learner_version=self.version, time_ms=now_ms))
+        for decision in decisions:
+            drop = Drop(
+                run_id=run_id,
+                group_id=group_id_of(run_id, decision.seq),
+                seq=decision.seq,
+                what=decision.where,
+                attempt=decision.attempt,
+                why=decision.why,
+                version=decision.version,
+                learner_version=self.version,
+                num_tokens=decision.num_tokens,
+                detail=decision.detail,
+                worker_id=decision.worker_id,
+                time_ms=now_ms,
+            )
+            self._outbox.append((DROPS, drop))
+            parts.metrics.dropped.labels(decision.why.value, "group" if decision.where is None else "trajectory").inc()
         dropped = sum(decision.where is None for decision in decisions)
         self._state = replace(self._state, groups_dropped=self._state.groups_dropped + dropped, assembly=assembly)
         self._drops_since_s = None
         return assembly
 
     def _seal(self, name: str, assembly: AssemblyState, snapshot: SnapshotFiles | None) -> None:
-        """Each draft becomes the report that the checkpoint `name` holds. So does the report of a version that was durable already, without
-        a snapshot: what is trained next comes from the new checkpoint."""
+        """Turn each draft into the report that the checkpoint `name` holds. The report of this version, if an earlier checkpoint without a
+        snapshot holds it, is sealed again: the next step starts from the new checkpoint."""
         reports = [draft.report for draft in self._drafts]
         kept: list[tuple[Topic, Record]] = []
         for topic, record in self._outbox:
@@ -258,7 +269,7 @@ class Committer:
         parts.agreement.remember(self.version)
         parts.broadcast.ready(self.version)
         before = self._published
-        # A learner that is never idle leaves the publication thread no other moment for results.
+        # A learner that is never idle publishes evaluation results only here.
         results = tuple((EVALS, result) for result in parts.evaluations.take())
         parts.publication.submit(
             Publication(
@@ -275,7 +286,7 @@ class Committer:
         if before is not None:
             parts.store.prune(self._session, self._settings.checkpoint.keep, before.version)
             if self._has_published and not self._has_swept and self._state.parent is not None:
-                # What this session trained is in the log, so nobody can go on from where another one had left its line.
+                # This session's steps are in the log, so no learner can go on from another session's branch.
                 parts.store.prune_branches(self._settings.run.name, self._state.parent)
                 self._has_swept = True
         self._published = _Published(version=self.version, sha256=snapshot.sha256)
@@ -284,7 +295,7 @@ class Committer:
         parts.source.begin(self.version, snapshot.sha256)
 
     def _publish_rest(self) -> _Published | None:
-        """Publish what a crash kept from the log, same records and same bytes; the newest snapshot in the log afterwards, if any."""
+        """Publish what a crash kept from the log, with the same bytes. Returns the newest snapshot in the log afterwards, if any."""
         beginning, saved, current = self._beginning, self._beginning.state, self._beginning.current
         newest = None if current is None else _Published(version=current.version, sha256=current.sha256)
         if beginning.is_fresh or saved.snapshot is None or (newest is not None and newest.version >= saved.version):
@@ -308,7 +319,7 @@ class Committer:
 
 
 def _parent_of(saved: LearnerState, newest: _Published | None) -> dict[str, Any]:
-    """The snapshot before, in the manifest's words: of this run, or of the one that it was forked from."""
+    """The snapshot before, as fields of a Publication: of this run, or of the run that it was forked from."""
     if newest is not None:
         return {"parent": newest.version, "parent_sha256": newest.sha256}
     if saved.origin is not None:

@@ -1,6 +1,6 @@
-"""What the workers cost since the last step, as the learner hears it.
+"""The workers' costs since the last step, from their records on `workers`.
 
-Threads: workers are heard on a view's thread; the learner's thread takes.
+Threads: the view's thread adds; the learner's thread calls `take`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HeardCosts:
         workers.on_change(self._hear)
 
     def take(self) -> tuple[KindCost, ...]:
-        """What was spent since the last call, by kind."""
+        """Costs since the last call, by kind."""
         with self._lock:
             return self._meter.take()
 

@@ -1,6 +1,6 @@
-"""`progress`: how far the learner is, at every change and at least once a second, so that silence means trouble.
+"""`progress`: how far the learner is, at every change and at least once a second. A learner that says nothing is presumed dead.
 
-Threads: any thread changes the state; one thread of its own repeats it. A failed delivery ends up at the learner's next `update`.
+Threads: any thread changes the state; one thread of its own repeats it. A failed delivery is raised by the learner's next call.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ class ProgressHeartbeat:
         closed_from: Callable[[int], bytes] = lambda base: b"",
         read: Callable[[int], Mapping[str, Any]] = lambda base: {},
     ) -> None:
-        """`closed_from(next_seq)`: Progress.closed, asked for at each `update`, when it is that of the version. `read(next_seq)`: what was
-        read, as fields of Progress; asked for at each word, from any thread.
+        """`closed_from(next_seq)`: Progress.closed, called at each `update`, so that it matches the version. `read(next_seq)`: fields of
+        Progress about the records read; called at each publication, from any thread.
         """
         self._closed_from = closed_from
         self._read = read
         self._publisher = publisher
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._state = first
         self._error: TransportError | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Publish the first state and go on."""
         self._publish()
         self._thread.start()
 
@@ -58,17 +57,17 @@ class ProgressHeartbeat:
         closed = self._closed_from(changes.get("next_seq", self._state.next_seq))
         with self._lock:
             self._change({**changes, "closed": closed})
-            self._publish_locked()
+            self._publish()
 
     def published(self, version: int) -> None:
-        """A snapshot is in the log. For the publication thread, which may be ahead of the learner's own `update`."""
+        """Note that a snapshot is in the log. For the publication thread, which may be ahead of the learner's `update`."""
         self._raise_error()
         with self._lock:
             self._change({"published": version})
-            self._publish_locked()
+            self._publish()
 
     def miss(self, rewards: Sequence[str], where: Sequence[Coordinates]) -> None:
-        """Name the trajectories whose rewards are missing; whoever judges them looks at them again. Empty: none is missing any more."""
+        """Name the trajectories whose rewards are missing, so that they are scored again. Empty: none is missing any more."""
         self._raise_error()
         missing = MissingRewards(
             run_id=self._state.run_id,
@@ -80,7 +79,6 @@ class ProgressHeartbeat:
         self._publisher.publish(PROGRESS, missing)
 
     def close(self) -> None:
-        """Stop repeating."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -91,18 +89,15 @@ class ProgressHeartbeat:
             raise error
 
     def _change(self, changes: Mapping[str, Any]) -> None:
-        """The lock is held. What is published was trained, whichever thread says so first."""
+        """The lock is held. A published version is trained, so `version` is never below `published`."""
         changed = replace(self._state, **changes)
         self._state = replace(changed, version=max(changed.version, changed.published, self._state.version))
 
     def _publish(self) -> None:
         with self._lock:
-            self._publish_locked()
-
-    def _publish_locked(self) -> None:
-        read, clock_s = self._read(self._state.next_seq), self._clock.monotonic_s()
-        self._state = replace(self._state, **read, clock_s=clock_s, time_ms=self._clock.time_ms())
-        self._publisher.publish(PROGRESS, self._state)
+            read, clock_s = self._read(self._state.next_seq), self._clock.monotonic_s()
+            self._state = replace(self._state, **read, clock_s=clock_s, time_ms=self._clock.time_ms())
+            self._publisher.publish(PROGRESS, self._state)
 
     def _repeat(self) -> None:
         while not self._stop.wait(_EVERY_S):

@@ -20,7 +20,7 @@ from echo_learner.committer import Committer
 from echo_learner.orders import RunOrders
 from echo_learner.parts import LearnerParts
 from echo_learner.start import Beginning
-from echo_learner.step import Beside, StepDraft, Stepper
+from echo_learner.step import StepDraft, Stepper
 from echo_learner.waiting import Waiting
 from echo_runtime.logs import logged_with
 from echo_runtime.process import StopSignal
@@ -46,7 +46,6 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """Training steps completed."""
         return self._committer.version
 
     def begin(self) -> None:
@@ -79,14 +78,14 @@ class Learner:
     # Before a step
 
     def _compare_claims(self) -> None:
-        """Compare what has come of each worker's versions; a batch that holds a claim nobody has looked at waits for this."""
+        """Compare the samples of workers' claims; a batch with a claim that was not compared waits for this."""
         for claimed, difference in self._parts.agreement.compare(self._parts.intake.take_probes()):
             self._parts.trust.judge(claimed, difference)
 
     def _next_batch(self, stop: StopSignal) -> tuple[ChosenGroup, ...] | None:
         parts = self._parts
         if not parts.publication.is_busy:
-            # After a failed publication, or with a successor at work, no batch can come: look at both before waiting for one.
+            # After a failed publication, or with a successor at work, no batch can come: check both before waiting for one.
             parts.publication.wait()
             parts.rivals.check()
         started_s = parts.process.clock.monotonic_s()
@@ -103,7 +102,7 @@ class Learner:
         return groups
 
     def _mind_the_wait(self) -> None:
-        """There is no batch: what need not wait for one, and what to say of it. Raises UserError if the run is to end for a reward."""
+        """Without a batch: commit drops, check for a failing reward, report the wait. Raises UserError if a failing reward ends the run."""
         if self._committer.drops_are_due():
             self._committer.commit_drops()
         error = self._orders.face_failing_reward(self.version)
@@ -123,7 +122,8 @@ class Learner:
             self._orders.terms,
             parent=self._committer.parent,
             measured=self._measured_beside(),
-            beside=Beside(costs=parts.costs.take(), delivered=parts.intake.take_delivered()),
+            costs=parts.costs.take(),
+            delivered=parts.intake.take_delivered(),
         )
         for claimed, difference in draft.claims:
             parts.trust.judge(claimed, difference)
@@ -132,7 +132,7 @@ class Learner:
         self._committer.take(draft)
         self._note(draft)
         self._waiting.begin()
-        # One thread does both: while it trains, the next batch has nowhere to go.
+        # One thread forms batches and trains, so forming the next batch is blocked during training.
         training_s = parts.process.clock.monotonic_s() - started_s - draft.forming_s
         parts.process.places.add(Place.BATCH, Use.BUSY, draft.forming_s)
         parts.process.places.add(Place.BATCH, Use.BLOCKED, training_s)
@@ -140,7 +140,7 @@ class Learner:
         parts.process.places.add(Place.TRAIN, Use.BUSY, training_s)
 
     def _measured_beside(self) -> dict[str, float]:
-        """What goes on beside the steps, as metrics of the next one."""
+        """Metrics of work beside the steps, for the next step's report."""
         parts = self._parts
         broadcast_s = parts.broadcast.last_s
         return {
@@ -153,7 +153,6 @@ class Learner:
         }
 
     def _note(self, draft: StepDraft) -> None:
-        """Tell the outside how far the learner is."""
         metrics, report = self._parts.metrics, draft.report
         metrics.version.set(self.version)
         metrics.steps.inc()
@@ -174,7 +173,7 @@ class Learner:
     # Evaluations
 
     def _publish_evaluations(self) -> None:
-        """Hand results over while the publication thread has nothing to do. They are in no checkpoint: what is lost is evaluated again."""
+        """Publish results while the publication thread is idle. No checkpoint holds them: a lost result is evaluated again."""
         publication = self._parts.publication
         if publication.is_busy or not (results := self._parts.evaluations.take()):
             return
@@ -182,7 +181,7 @@ class Learner:
         publication.submit(Publication(version=self.version, outbox=tuple((EVALS, result) for result in results)))
 
     def _conclude_evaluations(self, stop: StopSignal) -> None:
-        """After the last step: wait for what is due, whoever generates it. Told to stop, leave it to the next session."""
+        """After the last step: wait for the evaluations that are due. If the run is stopped, the next session does them."""
         publication = self._parts.publication
         if self._committer.is_complete:
             self._parts.intake.read_on()

@@ -1,4 +1,4 @@
-"""What the learner is told while it trains, by `control` or by a policy of the file: to pause, and which rewards count.
+"""Orders to a learner that trains, from `control` or from the file: to pause, to stop, and which rewards count.
 
 Used from the learner's thread.
 """
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_stopped(bus: Bus, run_id: str) -> None:
-    """Raise UserError for a run that a person has stopped and nobody has let go on."""
+    """Raise UserError for a run with a standing order to stop."""
     with closing(bus.orders()) as control:
         order = control.get(f"{run_id}/run")
     if order is not None and order.run is not None and order.run.state is RunState.STOPPING:
-        raise UserError(f"{run_id} was told to stop, by {order.issued_by}.", hint=f"echoswarm runs resume {run_id} lets it go on.")
+        raise UserError(f"{run_id} was told to stop, by {order.issued_by}.", hint=f"`echoswarm runs resume {run_id}` lets it go on.")
 
 
 class RunOrders:
@@ -35,7 +35,7 @@ class RunOrders:
     ) -> None:  # fmt: skip
         """`terms`: the specification that the checkpoint holds."""
         self.terms = terms
-        """What the next batch is judged by."""
+        """The reward specification of the next batch."""
         self._run_id = settings.run.name
         self._ends_for_failing = settings.scoring.when_failing == "stop"
         self._control = control
@@ -45,12 +45,10 @@ class RunOrders:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the run is to stand still."""
         return self._state is RunState.PAUSED
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run is to end after its step."""
         return self._state is RunState.STOPPING
 
     @property
@@ -59,7 +57,7 @@ class RunOrders:
         return RunState.RUNNING if order is None or order.run is None else order.run.state
 
     def obey(self, version: int) -> None:
-        """A new reward specification takes effect at max(version asked, learner version + 1). `version`: of the learner."""
+        """Let a new reward specification take effect at max(ordered version, learner version + 1). `version`: of the learner."""
         order = self._control.get(f"{self._run_id}/rewards")
         if order is None or order.rewards is None or order.rewards.from_version > version + 1:
             return
@@ -68,8 +66,8 @@ class RunOrders:
             self._set_terms(terms, version)
 
     def face_failing_reward(self, version: int) -> UserError | None:
-        """A reward that only fails: no batch comes while it is waited for. The error with which the run is to end for it, or nothing,
-        because the run goes on without that reward or none fails."""
+        """Handle a reward that only fails, for which every group would wait: the error that ends the run, or None if the run goes on
+        without that reward, or if no reward fails."""
         failing = self._rewards.hopeless(self.terms)
         if failing is None:
             return None

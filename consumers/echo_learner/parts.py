@@ -1,6 +1,6 @@
-"""What a session of the learner works with: threads and clients, opened here and closed in the order in which they depend on one another.
+"""The threads and clients of a learner's session: each is opened after those that it uses, and closed before them.
 
-reader ─▶ check ─▶ intake ─▶ source ─▶ the loop      publication ─▶ tells trust, heartbeat and evaluations what is in the log
+reader ─▶ check ─▶ intake ─▶ source ─▶ the loop      publication ─▶ tells trust, heartbeat and evaluations of published versions
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Part = TypeVar("Part", bound=_Closes)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerParts:
-    """What the stages share; all opened, and closed, by whoever made it."""
+    """The parts that the stages share. `open_parts` opens and closes them."""
 
     process: RoleProcess
     trainer: Trainer
@@ -89,7 +89,7 @@ def open_parts(
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """What the parts of one session are made from. They are closed with `stack`."""
+    """Opens the parts of one session; `stack` closes them."""
 
     process: RoleProcess
     trainer: Trainer
@@ -99,7 +99,7 @@ class _Opening:
     stack: ExitStack
 
     def parts(self) -> LearnerParts:
-        """Opens each part after those that it works with; then those begin that speak."""
+        """Open the parts, then start those that publish."""
         process, metrics, beginning, keep = self.process, self.metrics, self.beginning, self._keep
         bus, settings, clock, state = process.bus, process.settings, process.clock, beginning.state
         publisher = keep(bus.publisher(profiles.PRODUCER_LATENCY))
@@ -138,7 +138,12 @@ class _Opening:
             intake=intake,
             source=source,
             trust=trust,
-            agreement=self._agreement(),
+            agreement=Agreement(
+                self.trainer,
+                metrics,
+                versions=staleness_policy(settings).budget + 2,
+                max_tokens=settings.learner.micro_batch_tokens,
+            ),
             rewards=rewards,
             store=beginning.store,
             publication=publication,
@@ -164,10 +169,10 @@ class _Opening:
         bus = self.process.bus
         return bus.reader(
             [TRAJECTORIES, REWARDS, REQUESTS_DEAD],
-            # Waited for: the next checkpoint counts what was read as accounted for, and this is its only account.
+            # The reader waits for the dead letter: the next checkpoint lies behind the record, which nothing else accounts for.
             on_invalid=bus.dead_letters(publisher).send,
             check=check,
-            # A sequential learner has nothing to do until the last reward is there; the other one has a step to compute meanwhile.
+            # A sequential learner waits for the last reward; an asynchronous one computes a step meanwhile.
             profile=profiles.READER if self.process.settings.run.mode == "sequential" else profiles.GATHERING_READER,
         )
 
@@ -224,11 +229,6 @@ class _Opening:
         return PublicationThread(
             self.beginning.writer, snapshots, places=process.places, metrics=metrics, clock=process.clock, on_published=on_published
         )
-
-    def _agreement(self) -> Agreement:
-        settings = self.process.settings
-        num_versions = staleness_policy(settings).budget + 2
-        return Agreement(self.trainer, self.metrics, versions=num_versions, max_tokens=settings.learner.micro_batch_tokens)
 
 
 def _first_progress(beginning: Beginning) -> Progress:

@@ -1,12 +1,12 @@
-"""Is what came what was asked? Every record of `trajectories` against the request of its seq, which settings and task make again.
+"""Compares every record of `trajectories` with the request of its seq, which is built again from settings and task.
 
     record ─▶ does the file allow its kind? ─▶ was its seq issued? ─▶ task, size, sampling, entry, prompt as asked ─▶ assembler
                 └──────────────────────────────── no: a dead letter that names the worker ────────────────────────────┘
 
-A worker's record gives no rights: what it says about itself counts only where the settings say the same. The request need not be in the
-log any more, since it is a pure function of task, seed and seq. Evaluations compare for themselves, for each has a task of its own.
+A record's own claims (`offline`, missing log-probabilities) count only where the settings allow them. The request need not be in the log
+any more: it is a pure function of task, seed and seq. `Evaluations` compares its own trajectories, since each evaluation has its own task.
 
-Threads: the thread that reads calls it. `task.prompt` and the tokenizer run there, once for each group.
+Threads: the reader thread calls it, and runs `task.prompt` and the tokenizer, once for each group.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from echo_tasks.task import SingleTurn, Task
 IsIssued = Callable[[int], bool]
 """Whether a seq was ever issued."""
 
-# Groups come side by side from all workers; an older one's request is made again.
+# Requests kept: the groups of all workers come side by side. An older request is built again.
 _REMEMBERED = 1_024
-# A name is whatever the worker chose.
+# A worker can choose a name of any length.
 _MOST_NAME = 64
 _MOST_TEXT = 500
-# Stands for an observation, to find what stands before it.
+# Stands for an observation, to find the text before it.
 _OBSERVATION = "EchoSwarmObservationStandsHere"
 
 
@@ -50,9 +50,9 @@ class _Asked:
 
 
 class CountedRequests:
-    """Under `free` admission nothing bounds the seqs but the requests that were ever written: one at least for each seq above the floor.
+    """Under `free` admission the number of requests ever written bounds the seqs: each seq above the floor has at least one.
 
-    The cluster is asked for their number only when a seq comes that is not known to be issued. `close` it.
+    Asks the cluster for that number only when a seq above the known bound comes. `close` it.
     """
 
     def __init__(self, bus: Bus, floor: Callable[[], int]) -> None:
@@ -71,13 +71,12 @@ class CountedRequests:
         return seq < self._floor() + self._num_written
 
     def close(self) -> None:
-        """Close the client."""
         if self._reader is not None:
             self._reader.close()
 
 
 class RecordCheck:
-    """Raises InvalidRecord for what nobody asked for. `is_issued` may be replaced before reading begins."""
+    """Raises InvalidRecord for a record without a request. `is_issued` may be replaced before reading begins."""
 
     def __init__(self, settings: Settings, task: Task, prompts: ChatCodec, is_issued: IsIssued = lambda seq: False) -> None:
         """`prompts`: the base model's text codec."""
@@ -90,7 +89,7 @@ class RecordCheck:
         self._known: OrderedDict[tuple[Purpose, int], _Asked] = OrderedDict()
 
     def __call__(self, message: Message) -> None:
-        """Raises InvalidRecord for a trajectory that differs from what was asked, and for a dead request of a seq that was never issued."""
+        """Raises InvalidRecord for a trajectory that differs from its request, and for a dead request of a seq that was never issued."""
         record = message.record
         if isinstance(record, Trajectory) and record.purpose is not Purpose.EVAL:
             fault = self._fault_of(record)
@@ -100,7 +99,7 @@ class RecordCheck:
         else:
             return
         if fault is not None:
-            raise InvalidRecord(InvalidReason.NOT_ASKED, f"{who} sent what nobody asked for: {fault}"[:_MOST_TEXT])
+            raise InvalidRecord(InvalidReason.NOT_ASKED, f"{who} sent what no request asked for: {fault}"[:_MOST_TEXT])
 
     def _fault_of(self, record: Trajectory) -> str | None:
         if record.purpose is Purpose.TRAIN and (fault := self._never_issued(record.seq)) is not None:
@@ -110,7 +109,7 @@ class RecordCheck:
         if record.logprob_source is LogprobSource.RECOMPUTED and self._settings.rollout.missing_logprobs != "recompute":
             return 'no log-probabilities; [rollout] missing_logprobs = "recompute" would allow that.'
         if record.logprob_source is LogprobSource.RECOMPUTED and self._sampling.cuts:
-            return "no log-probabilities; with [rollout] top_p, top_k or min_p nobody else can say them."
+            return "no log-probabilities; with [rollout] top_p, top_k or min_p only the sampler knows them."
         asked = self._asked(record.purpose, record.seq)
         request = asked.request
         if record.task != request.task:
@@ -134,7 +133,7 @@ class RecordCheck:
         return None if self.is_issued(seq) else f"seq {seq}, which was never issued."
 
     def _fault_of_episode(self, record: Trajectory) -> str | None:
-        """Of an episode that was logged elsewhere the file alone knows what it should be; the settings say whether there is one."""
+        """An episode that was logged elsewhere has no request; the settings say whether the run takes any."""
         if not self._settings.offline.episodes:
             return "an episode that was logged elsewhere, and [offline] episodes names no file."
         if record.purpose is not Purpose.TRAIN or record.task != self._settings.task.name or record.group_size < 2:
@@ -142,7 +141,7 @@ class RecordCheck:
         return None
 
     def _asked(self, purpose: Purpose, seq: int) -> _Asked:
-        """The request of (purpose, seq) with its prompt. Raises InvalidRecord where the task has none."""
+        """The request of (purpose, seq) with its prompt. Raises InvalidRecord if the task has no prompt of that seq."""
         key = (purpose, seq)
         known = self._known.get(key)
         if known is not None:
@@ -166,7 +165,7 @@ class RecordCheck:
         return found
 
     def _has_prompt(self, record: Trajectory, asked: _Asked) -> bool:
-        """Whether the record begins with the prompt that was asked. After it an environment may show its first observation."""
+        """Whether the record begins with the prompt of its request. An environment may add its first observation."""
         start = record.generated[0].start * TOKEN_BYTES
         if self._has_one_turn:
             answer = Span(start=len(asked.token_ids) // TOKEN_BYTES, end=len(record.token_ids) // TOKEN_BYTES)
@@ -176,9 +175,9 @@ class RecordCheck:
             return start >= len(asked.token_ids) and record.token_ids.startswith(asked.token_ids)
         if not asked.request.messages or not record.prompt.startswith(self._opening(asked)):
             return False
-        # A chat that goes on with the observation was tokenised anew, as a whole.
+        # A chat with the observation added is tokenised anew as a whole.
         return pack_tokens(self._prompts.encode(record.prompt)) == record.token_ids[:start]
 
     def _opening(self, asked: _Asked) -> str:
-        """What the rendered prompt begins with, whatever the observation is."""
+        """The rendered prompt up to the observation."""
         return self._prompts.render(continued(asked.request.messages, _OBSERVATION)).partition(_OBSERVATION)[0]

@@ -1,5 +1,5 @@
-"""Rewards that come from another application than the file names, and rewards that keep failing: said aloud, and a failing one named to the
-learner once a whole step's samples were lost to it.
+"""Writes notices of rewards from another application than the file names, and of rewards that keep failing; names a failing one to the
+learner once a whole step's samples have failed.
 
 Threads: the intake's reader thread calls `counts` and `note`, the learner's thread `hopeless`.
 """
@@ -14,14 +14,14 @@ from echo_bus.clock import Clock
 from echo_runtime.notices import Notices
 from echo_schemas.records import Reward, RewardOutcome, RewardTerm
 
-# A name is whatever the writer chose.
+# A writer can choose a name of any length.
 _MOST_NAME = 64
 _FAILURES = (RewardOutcome.FAILED, RewardOutcome.TIMED_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingReward:
-    """A reward that has failed `count` times in a row, for `seconds`; `error` is what it said last."""
+    """A reward that has failed `count` times in a row, for `seconds`; `error` is its last one."""
 
     name: str
     count: int
@@ -39,7 +39,7 @@ class RewardWatch:
     def __init__(
         self, *, samples_per_step: int, deadline_s: float, applications: Mapping[str, str], notices: Notices, clock: Clock
     ) -> None:  # fmt: skip
-        """`deadline_s`: how long a group waits for a reward whose term does not say. `applications`: who gives which reward."""
+        """`deadline_s`: how long a group waits for a reward whose term has no deadline. `applications`: the application of each reward."""
         self._applications = applications
         self._samples_per_step = samples_per_step
         self._deadline_s = deadline_s
@@ -53,7 +53,7 @@ class RewardWatch:
         named = self._applications.get(reward.name)
         if named is None or named == reward.application:
             return True
-        who = f"the application {reward.application[:_MOST_NAME]!r}" if reward.application else "an application that does not say its name"
+        who = f"the application {reward.application[:_MOST_NAME]!r}" if reward.application else "an application without a name"
         self._notices.say(
             f"writer of {reward.name}",
             f"The reward {reward.name!r} comes from {who} and is not counted: [scoring.applications] names {named!r}.",
@@ -61,7 +61,7 @@ class RewardWatch:
         return False
 
     def note(self, reward: Reward) -> None:
-        """A reward was read."""
+        """Count a reward that was read."""
         if reward.outcome in _FAILURES:
             with self._lock:
                 count, since_s, _ = self._failing.get(reward.name, (0, self._clock.monotonic_s(), ""))
@@ -89,7 +89,7 @@ class RewardWatch:
 
 
 def without(terms: Sequence[RewardTerm], names: frozenset[str]) -> tuple[RewardTerm, ...]:
-    """The specification in which nothing waits for the rewards `names`; a value that comes all the same counts."""
+    """The specification in which no group waits for the rewards `names`; a value that comes anyway counts."""
     return tuple(replace(term, required=False) if term.name in names else term for term in terms)
 
 

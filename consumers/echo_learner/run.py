@@ -1,4 +1,4 @@
-"""The learner's process: a look at the run, a trainer, then sessions until one ends well.
+"""The learner's process: checks the run, starts a trainer, then runs sessions until one ends normally.
 
 look (may it go on?) ─▶ trainer up (slow: torch, model) ─▶ session: start ─▶ parts ─▶ train ─▶ end
                                                              ▲ fenced, and the newest claim is still ours: once more
@@ -44,7 +44,7 @@ def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = Fa
         follow(config)
         return
     metrics = LearnerMetrics(process.registry)
-    # Whoever may not go on learns it now, and not when the trainer is up.
+    # Refuse a run that cannot go on before the trainer is started, which is slow.
     refuse_stopped(process.bus, settings.run.name)
     claim = look(process.bus, settings, sessions.read_tip(process.bus, settings.run.name), takeover=takeover, skip=skip).tip.claim
     with without_collection():
@@ -58,7 +58,7 @@ def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = Fa
 def train_in_sessions(
     process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, prompts: ChatCodec, conduct: Conduct | None = None
 ) -> None:
-    """Sessions until one ends well. A fatal transactional error does not prove a successor: a new claim does.
+    """Run sessions until one ends normally. A fatal transactional error does not prove a successor: a new claim does.
 
     `prompts`: the base model's text codec.
     """
@@ -77,7 +77,7 @@ def train_in_sessions(
             logger.warning("The transactional producer died without a successor (%s); starting the session over", exc)
             conduct = replace(conduct, takeover=True)
         except TransportError as exc:
-            # A process frozen for longer than something waits for the cluster hears of that before it hears of whoever came after it.
+            # A process that was frozen meets its own time-outs before it is told of the successor that has fenced it.
             with suppress(TransportError):
                 sessions.refuse_successor(sessions.find_successor(bus, run_id, process.stop, known=known), exc)
             raise
@@ -102,7 +102,7 @@ def _run_session(
 
 
 def _go_on(process: RoleProcess, parts: LearnerParts, beginning: Beginning) -> None:
-    """Say from where, and take up the evaluations that an earlier session was asked for and did not finish, of what is kept."""
+    """Log the checkpoint, and resume unfinished evaluations of versions whose weights are kept."""
     settings, saved = process.settings, beginning.state
     logger.info("Going on from version %d (checkpoint %s)", saved.version, saved.id)
     if ignored := ignored_rewards(saved.terms, settings):

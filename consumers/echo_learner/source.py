@@ -1,4 +1,4 @@
-"""Where the learner's batches come from: whatever was sampled by then, or what was asked for.
+"""Where the learner's batches come from: groups that a feeder asked for, or groups that the learner itself asks for each step.
 
 live        a feeder asks, far ahead    ─▶ intake ─▶ a batch as soon as enough groups are ready
 sequential  the learner asks, each step ─▶ intake ─▶ the batch that was asked for (`sequential/asking.py`)
@@ -31,27 +31,26 @@ class BatchSource(Protocol):
 
     @property
     def needs_newest(self) -> bool:
-        """Whether nothing comes before the newest version is published."""
+        """Whether batches come only after the newest version is published."""
 
     def begin(self, version: int, sha256: str) -> None:
-        """The snapshot of `version`, with this checksum, is in the log or will soon be."""
+        """Note that the snapshot of `version`, with this checksum, is in the log or will soon be."""
 
     def next_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
-        """The groups of the batch of `version`, taken out of the assembler; None after `timeout_s`, or earlier if there is something else
-        to look at.
+        """The groups of the batch of `version`, taken out of the assembler; None after `timeout_s`, or after `Intake.wake`.
 
-        Raises UserError if none can come; TransportError.
+        Raises UserError if no batch can come; TransportError.
         """
 
     def is_issued(self, seq: int) -> bool:
-        """Whether `seq` may ever have been asked for."""
+        """Whether `seq` may have been requested."""
 
     def take_counts(self) -> Mapping[str, float]:
-        """For the step's report: what was done for its batch."""
+        """Counts of requests and replies for the step's report, since the last call."""
 
 
 class LiveBatches:
-    """What a feeder, or the offline producer, has asked for."""
+    """Groups that a feeder, or the offline producer, has asked for."""
 
     needs_newest = False
 
@@ -60,10 +59,10 @@ class LiveBatches:
         self.is_issued = is_issued
 
     def begin(self, version: int, sha256: str) -> None:
-        """Samples of any version within the budget are welcome."""
+        """Nothing to do: samples of any version within the budget are trained."""
 
     def take_counts(self) -> Mapping[str, float]:
-        """Nothing is asked for here."""
+        """None: the learner sends no requests."""
         return {}
 
 
@@ -79,7 +78,7 @@ def open_source(
     prompts: TextCodec,
     metrics: LearnerMetrics,
 ) -> Iterator[BatchSource]:
-    """The mode's source. Seqs that the other mode left open are closed once the log is read."""
+    """The source of the run's mode. Open seqs of the other mode are closed once the log is read."""
     settings = process.settings
     left_over = close_other_mode(process.bus, settings, state, intake, process.clock)
     if settings.run.mode == SEQUENTIAL:

@@ -27,8 +27,8 @@ from echo_settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
-    """What a session was told to do in spite of what it finds. `takeover`: from a process that is alive. `skip`: close the seqs whose
-    records the log has lost. `silent`: a session that was found dead a moment ago, and is not listened for again."""
+    """How a session starts. `takeover`: even from a process that is alive. `skip`: close the seqs whose records the log has lost. `silent`:
+    a session that was found dead a moment ago and need not be checked again."""
 
     takeover: bool = False
     skip: bool = False
@@ -37,8 +37,8 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """What a session begins with. `state.id` is empty for a run that never began; `manifests`: the snapshots in the log by version; `lost`:
-    seqs whose records the log has lost."""
+    """The state at a session's start. `state.id` is empty for a run that never began; `manifests`: the snapshots in the log by version;
+    `lost`: seqs whose records the log has lost."""
 
     store: CheckpointStore
     writer: TransactionalWriter
@@ -50,12 +50,10 @@ class Beginning:
 
     @property
     def session(self) -> str:
-        """The session's name."""
         return self.claim.session
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the run never began."""
         return not self.state.id
 
     @property
@@ -87,17 +85,15 @@ def begin_session(
     store, resumption = seen.store, seen.resumption
     with closing(bus.transactions("learner")) as writer:
         writer.start()
-        # Fencing rolled back or completed whatever a predecessor had open.
+        # Read again: fencing has aborted or completed a predecessor's open transaction.
         before, tip = seen.tip, sessions.read_tip(bus, run_id)
-        # Whoever claimed between our look and our fencing may have trained already what our folder does not hold. It finds no successor's
-        # claim, and goes on in a session of its own.
+        # A learner that claimed between `look` and the fencing may have trained steps that our folder does not hold. End without a claim:
+        # that learner then goes on in a new session.
         if tip.claim is not None and (before.claim is None or tip.claim.session != before.claim.session):
             sessions.refuse_successor(tip.claim)
         claim = sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=conduct.takeover)
         tip = sessions.read_tip(bus, run_id)
-        skew_s = sessions.clock_skew_s(tip)
-        metrics.clock_skew.set(skew_s)
-        sessions.warn_of_clock(skew_s)
+        metrics.clock_skew.set(sessions.check_clock(tip))
         newest = choose_checkpoint(store, tip, settings)
         if (newest and newest.id) != (resumption and resumption.state.id):
             resumption = choose_resumption(bus, store, tip, settings, seen.identities, skip=conduct.skip)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from echo_bus.clock import Clock
 from echo_core.batch_choice import ChosenGroup
@@ -15,7 +15,7 @@ from echo_core.capacity.costs import price_of, sum_of
 from echo_core.groups import AssemblyState
 from echo_learner.agreement import claims_in_training
 from echo_learner.commit.history import VersionHistory
-from echo_learner.step_metrics import StepTimes, staleness_histogram, step_metrics, worker_shares
+from echo_learner.step_metrics import staleness_histogram, step_metrics, worker_shares
 from echo_learner.training.batch import FormedBatch, SignalSource, form_batch
 from echo_learner.training.config import batch_rules, step_policy
 from echo_learner.training.ranks import Trainer
@@ -28,8 +28,8 @@ from echo_settings.rules import staleness_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDraft:
-    """A step that is trained and not durable yet. `report`: without what only a checkpoint knows. `claims`: what the step says of the
-    workers whose fresh samples it trained. `forming_s`: its first part, from the groups to the batch.
+    """A step that is trained and not durable yet. `report` lacks what `seal` adds. `claims`: the workers' fresh samples and their mean
+    differences (`claims_in_training`). `forming_s`: seconds from the groups to the batch.
     """
 
     report: StepReport
@@ -39,19 +39,8 @@ class StepDraft:
     forming_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """What workers cost, by kind, and delivered, by worker, since the step before."""
-
-    costs: Sequence[KindCost] = ()
-    delivered: Mapping[str, int] = field(default_factory=dict)
-
-
-_NOTHING_BESIDE = Beside()
-
-
 def seal(draft: StepReport, checkpoint: str, assembly: AssemblyState, snapshot_sha256: str | None) -> StepReport:
-    """The report as the checkpoint of this name holds it. `assembly`: what the same checkpoint keeps of the log."""
+    """The report as the checkpoint `checkpoint` holds it. `assembly`: of the same checkpoint."""
     positions = tuple(
         Position(partition=partition, low=assembly.trajectory_lows.get(partition, read_to), read_to=read_to)
         for partition, read_to in sorted(assembly.trajectory_read_to.items())
@@ -60,7 +49,7 @@ def seal(draft: StepReport, checkpoint: str, assembly: AssemblyState, snapshot_s
 
 
 class Stepper:
-    """Trains, and measures what a step took. Used from the learner's thread."""
+    """Trains, and measures each step. Used from the learner's thread."""
 
     def __init__(self, settings: Settings, trainer: Trainer, task: SignalSource, clock: Clock, *, session: str, version: int) -> None:
         """`version`: of the policy that the trainer holds."""
@@ -76,11 +65,10 @@ class Stepper:
         self._idle_s = 0.0
 
     def begin(self) -> None:
-        """The time of the next step begins now."""
         self._mark_s, self._idle_s = self._clock.monotonic_s(), 0.0
 
     def waited(self, seconds: float) -> None:
-        """So long there was no batch."""
+        """Add `seconds` without a batch to the step's idle time."""
         self._idle_s += seconds
 
     def step(
@@ -91,10 +79,11 @@ class Stepper:
         *,
         parent: str | None,
         measured: Mapping[str, float],
-        beside: Beside = _NOTHING_BESIDE,
+        costs: Sequence[KindCost],
+        delivered: Mapping[str, int],
     ) -> StepDraft:
-        """Train from `version` to the next. `parent`: the checkpoint that it starts from. `measured`: what happens beside the steps, as
-        metrics by name.
+        """Train from `version` to the next. `parent`: the checkpoint that the step starts from. `measured`: metrics of work beside the
+        steps, by name. `costs`, `delivered`: since the step before, of the workers by kind, and trajectories by worker.
 
         Raises UserError (diverged, a task's signals).
         """
@@ -102,7 +91,7 @@ class Stepper:
         formed = form_batch(groups, version, terms, self._rules, self._task)
         forming_s = self._clock.monotonic_s() - started_s
         result = self._trainer.step(formed.training)
-        report = self._report(formed, result, version, terms, parent=parent, measured=measured, beside=beside)
+        report = self._report(formed, result, version, terms, parent=parent, measured=measured, costs=costs, delivered=delivered)
         self._history.reached(version + 1, self._clock.time_ms())
         return StepDraft(
             report=report,
@@ -121,16 +110,21 @@ class Stepper:
         *,
         parent: str | None,
         measured: Mapping[str, float],
-        beside: Beside,
+        costs: Sequence[KindCost],
+        delivered: Mapping[str, int],
     ) -> StepReport:
         now_s = self._clock.monotonic_s()
         idle_s, train_s = self._idle_s, max(0.0, now_s - self._mark_s - self._idle_s)
         self.begin()
         stages = self._history.stages(formed.trajectories, version)
-        times = StepTimes(train_s=train_s, idle_s=idle_s)
         metrics = step_metrics(
-            result.totals, stages=stages, rewards=formed.rewards.tolist(), grad_norms=result.grad_norms, times=times
-        )  # fmt: skip
+            result.totals,
+            stages=stages,
+            rewards=formed.rewards.tolist(),
+            grad_norms=result.grad_norms,
+            train_s=train_s,
+            idle_s=idle_s,
+        )
         metrics |= {
             "compute_s": result.compute_s,
             "outside_compute_share": max(0.0, 1 - result.compute_s / train_s) if train_s > 0 else 0.0,
@@ -140,7 +134,7 @@ class Stepper:
             **measured,
         }
         learner_cost = price_of(self._settings.learner.price_per_hour, idle_s + train_s)
-        if cost := sum_of(beside.costs) + learner_cost:
+        if cost := sum_of(costs) + learner_cost:
             metrics |= {"cost": cost, "cost_per_1000": 1000 * cost / len(formed.trajectories)}
         return StepReport(
             run_id=self._settings.run.name,
@@ -159,10 +153,10 @@ class Stepper:
             staleness_in_queue=staleness_histogram(stages.in_queue),
             staleness_total=staleness_histogram(stages.total),
             reward_stats=formed.reward_stats,
-            workers=worker_shares([trajectory.worker_id for trajectory in formed.trajectories], stages.total, beside.delivered),
+            workers=worker_shares([trajectory.worker_id for trajectory in formed.trajectories], stages.total, delivered),
             idle_s=idle_s,
             training_s=train_s,
-            costs=tuple(beside.costs),
+            costs=tuple(costs),
             learner_cost=learner_cost,
             time_ms=self._clock.time_ms(),
         )

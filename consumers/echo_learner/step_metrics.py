@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from echo_schemas.records import WorkerShare
 
@@ -33,19 +33,19 @@ METRICS: Mapping[str, str] = {
     "fresh_logprob_diff_max": "The largest difference over tokens sampled by the step's own version.",
     "importance_weight_mean": "Mean weight that the loss gave a token, after truncation and rejection.",
     "clip_fraction": "Tokens whose gradient the clip removed.",
-    "clip_fraction_low": "Those with a negative advantage, clipped below.",
-    "clip_fraction_high": "Those with a positive advantage, clipped above, or held by the dual clip.",
+    "clip_fraction_low": "Clipped tokens with a negative advantage, clipped below.",
+    "clip_fraction_high": "Clipped tokens with a positive advantage, clipped above, or held by the dual clip.",
     "truncated_fraction": "Tokens whose importance weight was cut to the cap.",
     "raised_fraction": "Tokens whose importance weight was raised to the floor.",
     "rejected_fraction": "Tokens that the loss rejected for their ratio, divergence or sequence.",
-    "rejected_positive_fraction": "Those with a positive advantage.",
-    "rejected_negative_fraction": "Those with a negative advantage.",
+    "rejected_positive_fraction": "Rejected tokens with a positive advantage.",
+    "rejected_negative_fraction": "Rejected tokens with a negative advantage.",
     "sequences_rejected_fraction": "Sequences that the loss rejected whole.",
     "masked_fraction": "Response tokens kept out of the loss before it saw them (withheld, environment, not finite).",
     "zero_advantage_fraction": "Trained tokens with advantage 0: groups whose rewards were all the same.",
     "num_tokens": "Tokens trained on.",
     "num_sequences": "Samples in the batch.",
-    "num_not_finite": "Tokens with a NaN or infinity, excluded; more than 0 must stop the update.",
+    "num_not_finite": "Tokens with a NaN or infinity, excluded; more than 0 stops the update.",
     "response_length_mean": "Response tokens per sample.",
     "reward_mean": "Mean reward of the batch.",
     "reward_std": "Standard deviation of the reward over the batch.",
@@ -57,17 +57,17 @@ METRICS: Mapping[str, str] = {
     "train_s": "T_train: seconds of the step without waiting for rollouts.",
     "idle_s": "Seconds the learner waited for admissible rollouts.",
     "bubble_ratio": "idle / (idle + training).",
-    "cost": "What learner and workers cost since the step before, in the currency of their prices; only where something has a price.",
+    "cost": "Cost of learner and workers since the step before, in the currency of their prices; only where something has a price.",
     "cost_per_1000": "The same for a thousand trained samples.",
     "compute_s": "Seconds in forward, backward and optimizer.",
     "outside_compute_share": "Share of train_s outside of them: forming the batch, the checkpoint before, waiting for a publication.",
     "checkpoint_s": "Seconds until the checkpoint of the step before was durable.",
     "publication_s": "Seconds from durable checkpoint to committed transaction, of the newest publication.",
     "learning_rate": "Of the step's last update.",
-    "groups_without_signal": "Groups whose rewards were all the same: they fill their place without weight.",
+    "groups_without_signal": "Groups whose rewards were all the same: they take a place in the batch and have no gradient.",
     "probe_logprob_diff_max": "Largest difference of log-probabilities between learner and worker on probe groups, all versions so far.",
     "probe_samples": "Samples compared so far.",
-    "recomputed_fraction": "Generated tokens whose log-probability nobody said when they were sampled: the learner's own stands in.",
+    "recomputed_fraction": "Generated tokens without a log-probability of their sampler; the learner's own is used.",
     "requests_sent": "Requests written for the batch, those sent again included; sequential mode.",
     "requests_resent": "Requests sent again because no group came of the one before.",
     "replies_accepted": "Receipts for a group under exactly the version asked for.",
@@ -149,14 +149,9 @@ class StalenessStages:
     in_queue: Sequence[int]
     total: Sequence[int]
 
-    def __post_init__(self) -> None:
-        lengths = {len(self.dispatch), len(self.in_flight), len(self.in_queue), len(self.total)}
-        if len(lengths) != 1:
-            raise ValueError(f"The four staleness numbers cover different numbers of samples: {sorted(lengths)}.")
-
 
 def staleness_histogram(values: Sequence[int]) -> tuple[int, ...]:
-    """Entry i counts the samples of staleness i, up to the largest there is. Raises ValueError for a negative one: it is not this run's."""
+    """Entry i counts the samples of staleness i, up to the largest. Raises ValueError for a negative one."""
     if not values:
         return ()
     if min(values) < 0:
@@ -168,8 +163,8 @@ def staleness_histogram(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def worker_shares(workers: Sequence[str], staleness: Sequence[int], delivered: Mapping[str, int]) -> tuple[WorkerShare, ...]:
-    """Whose the samples of a batch are and how old each worker's were, by worker id; both lists have one entry a sample. `delivered`: by
-    worker, trajectories read since the step before.
+    """The number and staleness of each worker's samples in a batch, by worker id; both lists have one entry a sample. `delivered`:
+    trajectories read since the step before, by worker.
     """
     ages: dict[str, list[int]] = {worker: [] for worker in delivered}
     for worker, age in zip(workers, staleness, strict=True):
@@ -182,26 +177,12 @@ def worker_shares(workers: Sequence[str], staleness: Sequence[int], delivered: M
 
 def staleness_metrics(stages: StalenessStages) -> dict[str, float]:
     """Mean and largest of each of the four staleness numbers; nothing for an empty batch."""
-    named = {
-        "dispatch": stages.dispatch,
-        "in_flight": stages.in_flight,
-        "in_queue": stages.in_queue,
-        "total": stages.total,
-    }
     metrics: dict[str, float] = {}
-    for stage, values in named.items():
-        if values:
+    for stage in (each.name for each in fields(stages)):
+        if values := getattr(stages, stage):
             metrics[f"staleness_{stage}_mean"] = sum(values) / len(values)
             metrics[f"staleness_{stage}_max"] = float(max(values))
     return metrics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """Where the seconds of a step went."""
-
-    train_s: float
-    idle_s: float
 
 
 def bubble_ratio(*, idle_s: float, train_s: float) -> float:
@@ -216,17 +197,18 @@ def step_metrics(
     stages: StalenessStages,
     rewards: Sequence[float],
     grad_norms: Sequence[float],
-    times: StepTimes,
+    train_s: float,
+    idle_s: float,
 ) -> dict[str, float]:
-    """All metrics of one step. `rewards`: one a sample; `grad_norms`: one an update, before clipping."""
+    """All metrics of one step. `rewards`: one a sample; `grad_norms`: one an update, before clipping; the step's seconds."""
     metrics = token_metrics(totals) | staleness_metrics(stages)
     metrics |= {
-        "train_s": times.train_s,
-        "idle_s": times.idle_s,
-        "bubble_ratio": bubble_ratio(idle_s=times.idle_s, train_s=times.train_s),
+        "train_s": train_s,
+        "idle_s": idle_s,
+        "bubble_ratio": bubble_ratio(idle_s=idle_s, train_s=train_s),
     }
-    if times.train_s > 0:
-        metrics["tokens_per_s"] = totals["num_tokens"] / times.train_s
+    if train_s > 0:
+        metrics["tokens_per_s"] = totals["num_tokens"] / train_s
     if rewards:
         mean = math.fsum(rewards) / len(rewards)
         metrics |= {

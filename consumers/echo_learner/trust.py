@@ -1,15 +1,15 @@
-"""Does each worker serve the version that it claims? Its log-probabilities on a sample, against that version's own, decide.
+"""Whether each worker serves the version that it claims: its log-probabilities of a sample are compared with that version's own.
 
     reader thread ── first trajectory of (worker, version), and one more now and then ─▶ samples ── learner's thread ─▶ verdicts
 
-No trajectory of a (worker, version) is trained before its first sample was compared, where that version's weights are at hand; one with
-several versions in it makes a claim for each. One that disagrees is refused until a later sample agrees: a server that serves an older
-adapter for a while recovers by itself. A claim that cannot be compared (weights no longer kept, or log-probabilities left to the learner,
-which the settings must allow) is let through and counted. New names make nobody forget a conviction: convictions are kept apart, and a
-claim that is forgotten is compared again before anything of it is trained. Whatever names other weights than those that were published
-as its version is refused without comparing anything.
+A claim is a (worker, version). A trajectory with tokens of several versions makes several claims. No trajectory of a claim is trained
+before its first sample was compared, if that version's weights are kept. After a sample that disagrees the claim's trajectories are refused
+until a later sample agrees, so a server that serves an older adapter for a while recovers. A claim that cannot be compared (the weights are
+no longer kept, or the learner computes the log-probabilities, which the settings must allow) is accepted and counted. Convictions are
+kept apart from other claims, so new worker names cannot push them out; a forgotten claim is compared again before it is trained.
+A trajectory with another checksum than that of the published version is refused without a comparison.
 
-Threads: the reader thread offers, the publication thread says what was published, the learner's thread does the rest; one lock guards the
+Threads: the reader thread offers samples, the publication thread reports versions, the learner's thread does the rest; one lock guards the
 verdicts. Nothing blocks.
 """
 
@@ -27,13 +27,13 @@ from echo_schemas.records import DropReason, LogprobSource, Purpose, Trajectory
 
 logger = logging.getLogger(__name__)
 
-# A sample costs one forward pass; a server that changes its mind between two of them is found out by the next.
+# Seconds between two samples of a claim. A sample costs one forward pass; a server that changes its weights is noticed at the next sample.
 _AGAIN_S = 10.0
-# (worker, version) pairs remembered, convicted ones apart: a thousand workers, as many versions as are remembered; some 20 MB.
+# Claims remembered, and as many convicted ones: a thousand workers with `_KEPT_VERSIONS` versions each; some 20 MB.
 _MOST_PAIRS = 65_536
-# Claims of older versions are forgotten: they are above any budget.
+# Claims of older versions are forgotten: their staleness is above any budget.
 _KEPT_VERSIONS = 64
-# Samples that may wait for the learner. Whatever comes beyond them is compared when it is in a batch: names cost nothing to make.
+# Samples that may wait for the learner. A claim beyond them is compared when it is in a batch, since a hostile worker can invent names.
 _MOST_WAITING = 64
 # Versions whose checksums are remembered: far more than any budget.
 _MOST_VERSIONS = 4_096
@@ -43,7 +43,7 @@ Claim = tuple[str, int]
 
 
 class Belief(StrEnum):
-    """What comparing said of a claim."""
+    """The result of comparing a claim."""
 
     AGREES = "agrees"
     DISAGREES = "disagrees"
@@ -52,7 +52,8 @@ class Belief(StrEnum):
 
 @dataclass(slots=True)
 class _Standing:
-    """`verdict` None: a sample is on its way. `from_ms`: of trajectories started since. `sampled_s`: when the newest sample was taken."""
+    """`verdict` None: a sample waits to be compared. `from_ms`: the verdict holds for trajectories started since. `sampled_s`: when the
+    newest sample was taken."""
 
     sampled_s: float
     verdict: Belief | None = None
@@ -62,14 +63,14 @@ class _Standing:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Samples of one worker, with tokens that it claims to be of `version`."""
+    """Samples of one worker with tokens that are tagged with `version`."""
 
     version: int
     members: tuple[Trajectory, ...]
 
     @property
     def claim(self) -> Claim:
-        """Whose, and of what."""
+        """Worker and version."""
         return self.members[0].worker_id, self.version
 
 
@@ -81,15 +82,15 @@ class WorkerTrust:
         self._metrics = metrics
         self._clock = clock
         self._tolerance = tolerance
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._standings: OrderedDict[Claim, _Standing] = OrderedDict()
-        # Whoever disagreed once.
+        # Claims that disagreed once.
         self._convicted: OrderedDict[Claim, _Standing] = OrderedDict()
         self._samples: list[Claimed] = []
         self._checksums: OrderedDict[int, str] = OrderedDict()
 
     def published(self, version: int, sha256: str) -> None:
-        """`version` is in the log with these weights."""
+        """Note that `version` is in the log with these weights."""
         with self._lock:
             self._checksums[version] = sha256
             while len(self._checksums) > _MOST_VERSIONS:
@@ -101,27 +102,29 @@ class WorkerTrust:
     # The reader thread
 
     def wants(self, trajectory: Trajectory) -> bool:
-        """Whether a claim of `trajectory` is to be looked at, for the first time or again, and there is room for its sample."""
+        """Whether a claim of `trajectory` is due for a comparison, the first or a later one, and there is room for its sample."""
         if trajectory.purpose is not Purpose.TRAIN or not is_comparable(trajectory):
             return False
         with self._lock:
             return len(self._samples) < _MOST_WAITING and any(self._is_due(claim, trajectory) for claim in _claims(trajectory))
 
     def offer(self, trajectory: Trajectory) -> None:
-        """Take it as a sample of its claims that are to be looked at. Its tokens were found to be the model's."""
+        """Take it as a sample of its claims that are due. The caller has checked its tokens against the model."""
         with self._lock:
-            self._offer(trajectory)
+            for claim in _claims(trajectory):
+                if self._is_due(claim, trajectory):
+                    (self._find(claim) or self._remember(claim)).sampled_s = self._clock.monotonic_s()
+                    self._samples.append(Claimed(claim[1], (trajectory,)))
 
     # The learner's thread
 
     def take_samples(self) -> list[Claimed]:
-        """Samples to compare."""
         with self._lock:
             found, self._samples = self._samples, []
         return found
 
     def judge(self, claimed: Claimed, difference: float | None) -> None:
-        """The mean difference a token of what is claimed; None if it could not be compared."""
+        """Note the mean difference a token of a claim's samples; None if they could not be compared."""
         worker, version = claim = claimed.claim
         verdict = Belief.UNCHECKED if difference is None else Belief.AGREES if difference <= self._tolerance else Belief.DISAGREES
         self._metrics.claims.labels(self._metrics.worker_label.of(worker), verdict.value).inc()
@@ -138,22 +141,22 @@ class WorkerTrust:
                 self._convicted[claim] = standing
                 _shorten(self._convicted)
         if verdict is Belief.DISAGREES and before is not Belief.DISAGREES:
-            logger.warning("%s What it claims so is dropped.", self._sentence(worker, version, standing.difference))
+            logger.warning("%s Its samples of that version are dropped.", self._sentence(worker, version, standing.difference))
         elif before is Belief.DISAGREES and verdict is Belief.AGREES:
             logger.info("Worker %s serves version %d now", worker, version)
 
     def is_pending(self, trajectory: Trajectory) -> bool:
-        """Whether a claim of it has to be compared before it is trained. One that was not offered, or is forgotten, is offered now."""
+        """Whether a claim of it must be compared before it is trained. A claim that is not known is offered now."""
         if not is_comparable(trajectory):
             return False
         with self._lock:
             standings = [self._find(claim) for claim in _claims(trajectory)]
             if None in standings:
-                self._offer(trajectory)
+                self.offer(trajectory)
             return any(standing is None or standing.verdict is None for standing in standings)
 
     def fault_of(self, trajectory: Trajectory) -> tuple[DropReason, str] | None:
-        """Why it is not believed, if so."""
+        """Why the trajectory is refused, if it is."""
         with self._lock:
             checksum = self._checksums.get(trajectory.max_version)
             if not trajectory.is_exempt and checksum is not None and trajectory.weights_sha256 != checksum:
@@ -182,12 +185,6 @@ class WorkerTrust:
         is_due = self._clock.monotonic_s() - standing.sampled_s >= _AGAIN_S
         return standing.verdict is not None and is_due and trajectory.started_ms >= standing.from_ms
 
-    def _offer(self, trajectory: Trajectory) -> None:
-        for claim in _claims(trajectory):
-            if self._is_due(claim, trajectory):
-                (self._find(claim) or self._remember(claim)).sampled_s = self._clock.monotonic_s()
-                self._samples.append(Claimed(claim[1], (trajectory,)))
-
     def _sentence(self, worker: str, version: int, difference: float) -> str:
         return (
             f"Worker {worker} claims version {version}, and its log-probabilities differ from that version's by {difference:.2g} nats a "
@@ -196,12 +193,11 @@ class WorkerTrust:
 
 
 def is_comparable(trajectory: Trajectory) -> bool:
-    """Whether its sampler said how likely its tokens were."""
+    """Whether it has log-probabilities of its sampler."""
     return trajectory.logprob_source is LogprobSource.SAMPLER
 
 
 def _claims(trajectory: Trajectory) -> tuple[Claim, ...]:
-    """Nearly always one."""
     return tuple((trajectory.worker_id, version) for version in sorted({span.version for span in trajectory.version_spans}))
 
 

@@ -1,4 +1,4 @@
-"""What a learner says while no batch comes: for what it waits, and which trajectories lack a reward. Used from the learner's thread."""
+"""Reports a learner that has no batch: the cause of the wait, and trajectories without rewards. Used from the learner's thread."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from echo_learner.heartbeat import ProgressHeartbeat
 from echo_learner.intake import Intake
 from echo_runtime.notices import STANDSTILL_S, Notices, Standstill
 
-# The place of the notice that no batch comes.
+# The name of the notice that no batch comes.
 _PLACE = "batch"
-# Records of which the learner says at once that their rewards are missing; the oldest, so that the others' turn comes.
+# Trajectories without rewards named at once: the oldest, so that later calls name the others.
 _MAX_NAMED = 256
 
 
@@ -25,11 +25,11 @@ class Waiting:
         self._has_named = False
 
     def begin(self) -> None:
-        """The wait begins now: at the start, or after a step."""
+        """Note that the wait begins now: at the start, or after a step."""
         self._standstill.moves()
 
     def tell(self, version: int, *, is_paused: bool) -> None:
-        """Say for what the learner waits, if it waits for long."""
+        """Write a notice with the cause, if the wait is long."""
 
         def why() -> str:
             cause = "The run is paused by an order." if is_paused else self._intake.describe_wait()
@@ -38,7 +38,7 @@ class Waiting:
         self._standstill.stands("No batch", why)
 
     def name_missing_rewards(self) -> None:
-        """Let whoever judges look again at what stays without a reward, whoever has committed it. Raises TransportError."""
+        """Tell the reward applications which trajectories lack a reward, so that they score these again. Raises TransportError."""
         now_s = self._clock.monotonic_s()
         if now_s < self._name_at_s:
             return

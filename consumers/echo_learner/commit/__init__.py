@@ -1,1 +1,1 @@
-"""What makes a step durable and public, once: checkpoints, sessions, the log as the pointer; and how a run is taken up again."""
+"""Makes each step durable and public exactly once (checkpoints, sessions, publications), and resumes a run from there."""

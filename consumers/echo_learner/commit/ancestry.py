@@ -1,9 +1,9 @@
-"""How the checkpoints of a run stand to the one that the log's tip names. Pure.
+"""How the checkpoints of a run relate to the one that the log's tip names. Pure.
 
     v3-a ─ v4-a ─ v5-a (tip) ─ v6-b        older, older, tip, unpublished
-              └── v5-c ─ v6-c              dead: no log will ever name them, and no start goes on from them
+              └── v5-c ─ v6-c              dead: the log will never name them, and no start goes on from them
 
-A chain of parents may be broken: checkpoints in its middle are removed as a run goes on. Where that leaves a doubt, the answer is unknown.
+A chain of parents may have gaps, since older checkpoints are removed. Where a gap leaves a doubt, the relation is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Relation(StrEnum):
-    """What a checkpoint is to the tip."""
+    """A checkpoint's relation to the tip."""
 
     TIP = "tip"
     UNPUBLISHED = "unpublished"
@@ -24,7 +24,7 @@ class Relation(StrEnum):
 
 
 class Checkpointed(Protocol):
-    """What is looked at of a checkpoint."""
+    """The fields of a checkpoint that are used here."""
 
     @property
     def parent(self) -> str | None: ...
@@ -43,7 +43,7 @@ def comes_from(node: Checkpointed, root: str | None, nodes: Mapping[str, Checkpo
 
 
 def relations(nodes: Mapping[str, Checkpointed], tip: str) -> dict[str, Relation]:
-    """Of each checkpoint of a run, by its id. OLDER: an ancestor, or below the tip's version and of unknown descent."""
+    """The relation of each checkpoint of a run, by its id. OLDER: an ancestor, or below the tip's version and of unknown descent."""
     if tip not in nodes:
         return dict.fromkeys(nodes, Relation.UNKNOWN)
     ancestors = set(_chain(tip, nodes))
@@ -60,7 +60,7 @@ def _relation(name: str, tip: str, nodes: Mapping[str, Checkpointed], ancestors:
     if tip in chain:
         return Relation.UNPUBLISHED
     if not ancestors.isdisjoint(chain) or _end_of(name, nodes) == end:
-        # It leaves the tip's line before the tip, at a checkpoint that is here or at the one where that line begins.
+        # It branches off before the tip, at a checkpoint that is here or at the missing one where the tip's chain ends.
         return Relation.DEAD
     return Relation.OLDER if nodes[name].version < nodes[tip].version else Relation.UNKNOWN
 

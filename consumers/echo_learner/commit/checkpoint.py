@@ -1,16 +1,15 @@
-"""Checkpoints: where a step becomes real. Local folders made safe against a crash at any moment.
+"""Checkpoints: local folders that make a step durable and survive a crash at any moment.
 
     <folder>/.v16-<session>.tmp/ ─ write, fsync files and folders ─▶ rename ─▶ <folder>/v16-<session>/ ─ fsync <folder>
 
-A checkpoint is never overwritten, names its parent, and belongs to one session: another session's folders are read, and removed only where
-nobody can go on from them (`ancestry`). `v16-<session>.<n>` holds what was dropped since `v16-…` while no step came: a new state beside the
-same weights, which are links.
-Every file's size and checksum stand in `state.json`, which has one itself: what a disk or a copy has changed since is noticed, not used.
+A checkpoint is never overwritten, names its parent, and belongs to one session: another session's folders are read, and removed only if no
+learner can go on from them (`ancestry`). `v16-<session>.<n>` holds the drops since `v16-…` while no step came: a new state beside links to
+the same weights. `state.json` holds the size and checksum of every file, and its own checksum, so a changed file is noticed and not used.
 
     state.json      `LearnerState`, and what the other files must be
     outbox.bin      records that the log does not have yet, in order: (4-byte length, topic name), (4-byte length, encoded record)
     snapshot/       the snapshot's files, if this version is published
-    trainer/        model or adapter, optimizer, random state; one file a rank. Not there in a fork from weights alone
+    trainer/        model or adapter, optimizer, random state; one file a rank. Missing in a fork from weights alone
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ Outbox = tuple[tuple[Topic, Record], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a fork's weights come from: one snapshot of another run."""
+    """The snapshot of another run from which a fork began."""
 
     run_id: str
     version: int
@@ -72,11 +71,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerState:
-    """What the learner is after `version` steps. `parent` is the checkpoint it came from; `published` the newest version in the log.
+    """The learner's state after `version` steps. `parent`: the checkpoint before; `published`: the newest version in the log.
 
-    `groups_trained` and `groups_dropped` count over the whole lineage. `identities`: cluster and topics, so that others of the same name
-    are noticed. `meaning`: the settings under which the weights came to be. `origin`: of a fork, in all its checkpoints. `weights_of`: the
-    checkpoint whose weights this one links, if it was made for drops alone, and `weights_ms` when that one was made.
+    `groups_trained` and `groups_dropped` count over the whole lineage. `identities`: of cluster and topics, to notice others of the same
+    name. `meaning`: the settings that decide what the weights become. `origin`: in all checkpoints of a fork. `weights_of`: the checkpoint
+    whose weights this one links, if it was made for drops alone; `weights_ms`: when that one was made.
     """
 
     id: str
@@ -104,24 +103,23 @@ class LearnerState:
 
 
 def checkpoint_id(version: int, session: str, number: int = 0) -> str:
-    """`v<n>-<session>`; `number` tells those made for drops alone from the version's first."""
+    """`v<n>-<session>`; a checkpoint made for drops alone has a `number`."""
     return f"v{version}-{session}.{number}" if number else f"v{version}-{session}"
 
 
 def version_of(name: str) -> int:
-    """The version in a checkpoint's id."""
     return int(name[1:].partition("-")[0])
 
 
 class CheckpointStore:
-    """The checkpoints in one folder. One thread of one session writes; anyone may read."""
+    """The checkpoints in one folder. One thread of one session writes; any process may read."""
 
     def __init__(self, folder: Path, codec: Codec) -> None:
         self._folder = folder
         self._codec = codec
 
     def save(self, state: LearnerState, outbox: Outbox, snapshot: SnapshotFiles | None, save_trainer: Callable[[Path], None]) -> Path:
-        """Make `state` durable; when this returns it survives the machine's power. `save_trainer` writes below the folder it is given.
+        """Make `state` durable: it survives a power failure once this returns. `save_trainer` writes into the folder it is given.
 
         Raises UserError if the disk refuses.
         """
@@ -130,12 +128,13 @@ class CheckpointStore:
             save_trainer(staging / _TRAINER)
             if snapshot is not None:
                 self._keep(snapshot, state.id, staging / _SNAPSHOT)
-            return _files_of(staging)
+            paths = sorted(str(path.relative_to(staging)) for path in staging.rglob("*") if path.is_file())
+            return dict(_digests(staging, paths))
 
         return self._save(state, outbox, write_weights)
 
     def save_beside(self, state: LearnerState, outbox: Outbox, kept: str) -> Path:
-        """As `save`, with the weights of the checkpoint `kept` by link: they are neither written nor hashed again."""
+        """As `save`, with links to the weights of the checkpoint `kept`, which are neither written nor hashed again."""
 
         def link_weights(staging: Path) -> dict[str, list[Any]]:
             files = {path: found for path, found in self._content(kept)["files"].items() if path != _OUTBOX}
@@ -147,7 +146,7 @@ class CheckpointStore:
         return self._save(state, outbox, link_weights)
 
     def _save(self, state: LearnerState, outbox: Outbox, put_weights: Callable[[Path], dict[str, list[Any]]]) -> Path:
-        """`put_weights` fills the folder and gives size and checksum of each file in it."""
+        """`put_weights` fills the folder and returns size and checksum of each file in it."""
         staging, final = self._folder / f".{state.id}.tmp", self._folder / state.id
         try:
             shutil.rmtree(staging, ignore_errors=True)
@@ -155,7 +154,7 @@ class CheckpointStore:
             files = put_weights(staging)
             (staging / _OUTBOX).write_bytes(b"".join(self._packed(outbox)))
             content = {"format": _FORMAT, "files": {**files, **dict(_digests(staging, [_OUTBOX]))}, **_to_json(state)}
-            (staging / _STATE).write_text(_sealed(content), encoding="utf-8")
+            (staging / _STATE).write_text(json.dumps({"checksum": _checksum(content), **content}), encoding="utf-8")
             sync_tree(staging)
             staging.rename(final)
             sync(self._folder)
@@ -164,9 +163,9 @@ class CheckpointStore:
         return final
 
     def take_snapshot(self, name: str, take: Callable[[Path], SnapshotFiles]) -> SnapshotFiles:
-        """The snapshot that `take` makes in a new folder, for the checkpoint `name`, which is saved next.
+        """The snapshot that `take` makes in a new folder, for the checkpoint `name`, which is saved next and gets its files.
 
-        Its files count as those of the checkpoint from then on. Raises UserError if the disk refuses, and what `take` raises.
+        Raises UserError if the disk refuses, and what `take` raises.
         """
         scratch = self._scratch(name)
         try:
@@ -179,7 +178,7 @@ class CheckpointStore:
             raise
 
     def check_writable(self, run_id: str) -> None:
-        """Raise UserError unless a file can be made durable here, and there is room for one more checkpoint of the run's size."""
+        """Raise UserError unless a file can be made durable here and one more checkpoint of the run's largest size fits."""
         probe = self._folder / f".probe-{secrets.token_hex(4)}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +193,7 @@ class CheckpointStore:
                 f"Checkpoints cannot be written to {self._folder}: {exc.strerror or exc}. Nothing was changed.",
                 hint="A step that is not durable is never published: mend the disk, free space there, or set [checkpoint] folder.",
             ) from exc
-        needed = self._num_bytes(run_id)
+        needed = max(map(self.num_bytes, self.states(run_id)), default=0)
         if free < needed:
             raise UserError(
                 f"{self._folder} has {free / _MIB:,.1f} MiB left, and a checkpoint of this run takes {needed / _MIB:,.1f}. "
@@ -207,7 +206,7 @@ class CheckpointStore:
         return shutil.disk_usage(self._folder).free
 
     def anchor(self) -> None:
-        """Make durable what the folder shows now, and the way to it: whoever made a checkpoint or a folder may have died before it did.
+        """Make the folder's list of checkpoints, and its parents, durable: a session may have died between a rename and its fsync.
 
         Nothing of a checkpoint may be published before. Raises UserError if the disk refuses.
         """
@@ -239,7 +238,7 @@ class CheckpointStore:
             raise UserError(f"The checkpoint {name} is not whole: {exc!r}.", hint=_NOT_WHOLE_HINT) from exc
 
     def verify(self, name: str) -> None:
-        """Raise UserError unless every file of a checkpoint is what was written."""
+        """Raise UserError unless every file of a checkpoint has the size and checksum that were written."""
         files: Mapping[str, Sequence[Any]] = self._content(name)["files"]
         folder = self._folder / name
         missing = [path for path in files if not (folder / path).is_file()]
@@ -273,7 +272,6 @@ class CheckpointStore:
         return snapshot
 
     def trainer_folder(self, name: str) -> Path:
-        """What `save_trainer` wrote."""
         return self._folder / name / _TRAINER
 
     def snapshot_folder(self, name: str) -> Path:
@@ -293,15 +291,21 @@ class CheckpointStore:
         )
 
     def states(self, run_id: str) -> dict[str, LearnerState]:
-        """Every checkpoint of `run_id` that can be read, by id. What cannot is passed over with a warning."""
-        return {name: state for name, state in self._readable() if state.run_id == run_id}
+        """Every checkpoint of `run_id` that can be read, by id; the others are skipped with a warning."""
+        found = {}
+        for name in self.ids():
+            try:
+                found[name] = self.load(name)
+            except UserError as exc:
+                logger.warning("Passed over: %s `echoswarm checkpoints list` shows it.", exc.message)
+        return {name: state for name, state in found.items() if state.run_id == run_id}
 
     def newest(self, run_id: str) -> LearnerState | None:
-        """The readable checkpoint of `run_id` with the highest version, whatever it comes from."""
+        """The readable checkpoint of `run_id` with the highest version, of any session."""
         return max(self.states(run_id).values(), key=lambda state: (state.version, state.created_ms), default=None)
 
     def prune(self, session: str, keep: int, committed_version: int) -> None:
-        """Remove this session's checkpoints but the newest `keep` versions', and none from `committed_version` on: the log may need it."""
+        """Remove this session's checkpoints below `committed_version`, which the log may name, except the newest `keep` versions'."""
         own = sorted((version_of(name), name) for name in self.ids() if name.partition("-")[2].partition(".")[0] == session)
         kept = sorted({version for version, _ in own})[-keep:]
         for version, name in own:
@@ -309,22 +313,22 @@ class CheckpointStore:
                 self.remove(name)
 
     def prune_branches(self, run_id: str, tip: str) -> None:
-        """Remove the checkpoints of other sessions that came to nothing: neither `tip`, which the log names, nor of its line."""
+        """Remove checkpoints that no start goes on from: those on dead branches beside `tip`, which the log names."""
         for name, relation in relations(self.states(run_id), tip).items():
             if relation is Relation.DEAD:
                 logger.info("The checkpoint %s came to nothing, and is removed: the run went on without it", name)
                 self.remove(name)
 
     def remove(self, name: str) -> None:
-        """Take a checkpoint away. What the disk refuses stays."""
-        # One rename takes it away whole: a process that dies while it deletes must not leave half a checkpoint behind.
+        """Remove a checkpoint. Files that the disk refuses to remove stay."""
+        # Rename it first: a process that dies while it deletes must not leave half a checkpoint.
         gone = self._folder / f".{name}.gone"
         with suppress(OSError):
             (self._folder / name).rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
     def num_bytes(self, name: str) -> int:
-        """What a checkpoint takes on the disk; less where its learner is removing it just now."""
+        """Size of a checkpoint on the disk; less while its learner removes it."""
         total = 0
         for folder, _, files in os.walk(self._folder / name):
             for file in files:
@@ -333,18 +337,18 @@ class CheckpointStore:
         return total
 
     def _scratch(self, name: str) -> Path:
-        """Where a snapshot lies before its checkpoint is written."""
+        """The folder of a snapshot until its checkpoint is written."""
         return self._folder / f".{name}.snapshot"
 
     def _keep(self, snapshot: SnapshotFiles, name: str, folder: Path) -> None:
-        """Have the snapshot's files in the new folder `folder`: those that were taken for `name`, or copies of another checkpoint's."""
+        """Put the snapshot's files into the new folder `folder`: those that were taken for `name`, or copies of another checkpoint's."""
         if snapshot.folder == self.snapshot_folder(name):
             self._scratch(name).rename(folder)
         else:
             copy_snapshot(snapshot, folder)
 
     def _refused(self, name: str, exc: OSError) -> UserError:
-        """What is said when the disk refuses. Removes what was begun: it would keep the room that the next attempt needs."""
+        """The error for a disk that refuses. Removes the unfinished folders, whose space the next attempt needs."""
         for folder in (self._folder / f".{name}.tmp", self._scratch(name)):
             shutil.rmtree(folder, ignore_errors=True)
         return UserError(
@@ -353,7 +357,7 @@ class CheckpointStore:
         )
 
     def _content(self, name: str) -> dict[str, Any]:
-        """What `state.json` holds, known to be what was written."""
+        """The content of `state.json`, its checksum compared."""
         try:
             content = json.loads((self._folder / name / _STATE).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -369,17 +373,6 @@ class CheckpointStore:
         if content.pop("checksum", None) != _checksum(content):
             raise UserError(f"The checkpoint {name} is not whole: its {_STATE} is not what was written.", hint=_NOT_WHOLE_HINT)
         return dict(content)
-
-    def _num_bytes(self, run_id: str) -> int:
-        """Size of the largest checkpoint of the run; 0 if there is none."""
-        return max(map(self.num_bytes, self.states(run_id)), default=0)
-
-    def _readable(self) -> Iterator[tuple[str, LearnerState]]:
-        for name in self.ids():
-            try:
-                yield name, self.load(name)
-            except UserError as exc:
-                logger.warning("Passed over: %s `echoswarm checkpoints list` shows it.", exc.message)
 
     def _packed(self, outbox: Outbox) -> Iterator[bytes]:
         for topic, record in outbox:
@@ -401,9 +394,9 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
 
 
 def _to_json(state: LearnerState) -> dict[str, Any]:
-    """As it will be read: JSON knows no integer keys, and the checksum is over what is read.
+    """With keys as text, as JSON returns them: the checksum is computed over what is read.
 
-    By hand, because `asdict` would copy hundreds of positions, one by one, at each step.
+    Written out, because `asdict` would copy hundreds of positions at each step.
     """
     assembly = state.assembly
     return {
@@ -421,7 +414,7 @@ def _to_json(state: LearnerState) -> dict[str, Any]:
 
 
 def _from_json(content: Mapping[str, Any]) -> LearnerState:
-    """Passes over what a newer release has added: whatever may not be passed over changes the format."""
+    """Ignores fields that a newer release has added: a field that must not be ignored changes the format."""
     values = _known(LearnerState, content)
     assembly = values["assembly"]
     values["assembly"] = AssemblyState(
@@ -443,39 +436,20 @@ def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return {each.name: values[each.name] for each in fields(cls) if each.name in values}
 
 
-def _sealed(content: Mapping[str, Any]) -> str:
-    """`content` as JSON, its own checksum first."""
-    text = _canonical(content)
-    return f'{{"checksum": "{_sha256(text)}", {text.removeprefix("{")}'
-
-
 def _checksum(content: Mapping[str, Any]) -> str:
-    return _sha256(_canonical(content))
-
-
-def _canonical(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, sort_keys=True)
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _link(source: Path, target: Path) -> None:
-    """A second name of the same file; a copy where the file system has no such thing."""
+    """A hard link; a copy where the file system has none."""
     try:
         target.hardlink_to(source)
     except OSError:
         shutil.copyfile(source, target)
 
 
-def _files_of(folder: Path) -> dict[str, list[Any]]:
-    """Size and SHA-256 of every file below `folder`, by relative path."""
-    return dict(_digests(folder, sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())))
-
-
 def _digests(folder: Path, paths: Sequence[str]) -> list[tuple[str, list[Any]]]:
-    """Large ones several at once: hashing lets other threads run, and a large trainer has a file for each rank."""
+    """Size and SHA-256 of each path. Large files are hashed on several threads: a large trainer has a file for each rank."""
 
     def digest(path: str) -> tuple[str, list[Any]]:
         with (folder / path).open("rb") as file:
@@ -489,7 +463,7 @@ def _digests(folder: Path, paths: Sequence[str]) -> list[tuple[str, list[Any]]]:
 
 
 def sync_tree(folder: Path) -> None:
-    """Force everything below `folder`, and itself, onto the disk. Raises OSError."""
+    """Force `folder` and everything below it onto the disk. Raises OSError."""
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)

@@ -1,11 +1,11 @@
-"""A fork: a run of its own that begins at a snapshot of another one. Going back to an older version, or on under another configuration.
+"""A fork: a new run that begins at a snapshot of another one, to go back to an older version or on under another configuration.
 
     <parent>/checkpoints/v16-…  or  the weights in the log ─▶ <new folder>/checkpoints/v16-<session> ─ the learner's next start ─▶ v/16 of
                                                                                                        the new run, its parent named
 
-The fork is a checkpoint without a parent that no log knows yet: exactly what a learner finds after a crash before its first publication. It
-keeps the version's number and the closed seqs, so that the data goes on where the parent's did, and reads the log from where it ends now.
-The parent is only read.
+The fork is a checkpoint without a parent that the log does not name yet, as after a crash before a run's first publication. It keeps the
+version's number and the closed seqs, so that its prompts go on where the parent's ended, and reads the log from its end. The parent is only
+read.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _NEAREST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOrder:
-    """What is wanted: the new run's name and folder, and the snapshot to begin at. `sha256`: its checksum's first digits, or empty.
+    """The new run's name and folder, and the snapshot to begin at. `sha256`: the first digits of its checksum, or empty.
 
-    `weights_only`: with a fresh optimizer, even if the checkpoint with the old one is kept.
+    `weights_only`: with a fresh optimizer, even if a checkpoint with the parent's optimizer is kept.
     """
 
     run_id: str
@@ -114,7 +114,7 @@ def _find(bus: Bus, store: CheckpointStore, settings: Settings, order: ForkOrder
     if manifest is not None and not manifest.sha256.startswith(order.sha256):
         manifest = None
     if manifest is not None:
-        # Of several of one version, the one that was published.
+        # Of several checkpoints of one version, take the published one.
         kept = [state for state in kept if state.snapshot == manifest.sha256]
     elif len({state.snapshot for state in kept}) > 1:
         found = ", ".join(sorted({(state.snapshot or "")[:12] for state in kept}))
@@ -141,7 +141,7 @@ def _listed(versions: list[int]) -> str:
 def _snapshot_of(
     bus: Bus, store: CheckpointStore, settings: Settings, source: _Source, take: Callable[[Callable[[Path], SnapshotFiles]], SnapshotFiles]
 ) -> SnapshotFiles:
-    """The snapshot's files, verified: of the checkpoint, or brought from the log or its store by `take`."""
+    """The snapshot's files, verified: of the checkpoint, or fetched by `take` from the log or its store."""
     kind = WeightKind(settings.policy.update)
     if source.kept is not None:
         store.verify(source.kept.id)
@@ -152,13 +152,13 @@ def _snapshot_of(
 
 
 def fetch_snapshot(bus: Bus, manifest: WeightManifest, folder: Path) -> SnapshotFiles:
-    """What `manifest` names, in the new folder `folder`. Raises UserError for bytes that are not there or not those, TransportError."""
+    """The snapshot of `manifest` in the new folder `folder`. Raises UserError for missing or changed bytes, TransportError."""
     if manifest.blob is not None:
         try:
             with closing(bus.blob_reader()) as reader:
                 reader.read_files(manifest.blob, manifest.run_id, manifest.files, folder)
         except EchoError:
-            # A fork is asked for once: nobody goes on with what has arrived.
+            # Remove the partial download: no later fork resumes it.
             shutil.rmtree(partial_of(folder), ignore_errors=True)
             raise
     else:
@@ -167,17 +167,19 @@ def fetch_snapshot(bus: Bus, manifest: WeightManifest, folder: Path) -> Snapshot
             (folder / name).write_bytes(content)
     snapshot = read_snapshot(folder, manifest.version, manifest.kind, [file.name for file in manifest.files])
     if snapshot.sha256 != manifest.sha256:
-        raise UserError(f"The weights of version {manifest.version} are not those that its manifest names.", hint="Choose another version.")
+        raise UserError(
+            f"The weights of version {manifest.version} differ from those that its manifest names.", hint="Choose another version."
+        )
     return snapshot
 
 
 def _state_of(source: _Source, settings: Settings, version: int) -> LearnerState:
-    """The parent's state; without a checkpoint, what its manifest tells of it: every seq below `next_seq` is closed."""
+    """The parent's state; without a checkpoint, the manifest's: every seq below `next_seq` is closed."""
     if source.kept is not None:
         return source.kept
     assert source.manifest is not None
     floor = source.manifest.next_seq
-    # The parent's steps may have taken another number of groups: never more than there were.
+    # An estimate: the parent's steps may have had another number of groups.
     trained = min(floor, version * settings.learner.groups_per_step)
     return LearnerState(
         id="",
@@ -200,7 +202,7 @@ def _state_of(source: _Source, settings: Settings, version: int) -> LearnerState
 
 
 def _from_the_end(bus: Bus, assembly: AssemblyState) -> AssemblyState:
-    """The same closed seqs; reading begins where the log ends now, for what is there is other runs'."""
+    """The same closed seqs, and positions at the log's end: no record before it belongs to the fork."""
     with closing(bus.look([TRAJECTORIES, REWARDS])) as reader:
         ends = {place: end for place, (_, end) in reader.bounds().items()}
 
@@ -218,7 +220,7 @@ def _from_the_end(bus: Bus, assembly: AssemblyState) -> AssemblyState:
 
 
 def _settled_in_parent(state: LearnerState) -> Outbox:
-    """A drop for each seq above the floor that the parent has closed: the fork's own log accounts for every seq from its floor on."""
+    """A drop for each seq above the floor that the parent has closed: the fork's log must account for every seq from its floor on."""
     origin = state.origin
     assert origin is not None
     return tuple(

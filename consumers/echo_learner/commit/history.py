@@ -1,4 +1,4 @@
-"""Which version the learner was at, and when: splits a sample's staleness into where it came from.
+"""When the learner reached each version: splits a sample's staleness by where it arose.
 
 oldest version ──dispatch──▶ version at start ──in flight──▶ version at finish ──in queue──▶ version of the batch
 """
@@ -15,7 +15,7 @@ from echo_core.staleness import age_of
 from echo_learner.step_metrics import StalenessStages
 from echo_schemas.records import Trajectory
 
-# Far more versions than any sample is behind; what is older counts as the oldest one kept.
+# Far more versions than any sample is behind; an older version counts as the oldest one kept.
 _KEPT = 1024
 
 
@@ -34,11 +34,9 @@ class VersionHistory:
     def stages(self, trajectories: Sequence[Trajectory], version: int) -> StalenessStages:
         """The four staleness numbers of each sample of a batch formed at `version`.
 
-        Workers' clocks may differ from this one; a time outside what is possible counts as the nearest possible one, so that the first
-        three are never negative and always add up to the fourth.
+        Workers' clocks may differ from this one; an impossible time counts as the nearest possible one, so the first three are never
+        negative and always add up to the fourth.
         """
-        if not trajectories:
-            return StalenessStages(dispatch=(), in_flight=(), in_queue=(), total=())
         oldest = np.array([version - age_of(trajectory, version) for trajectory in trajectories], np.int64)
         started = self._versions_at([trajectory.started_ms for trajectory in trajectories])
         finished = self._versions_at([trajectory.finished_ms for trajectory in trajectories])

@@ -1,11 +1,11 @@
-"""What has happened to the log since a checkpoint was written: topics made anew or grown, records gone that were still needed.
+"""Finds changes of the log since a checkpoint: topics made anew or grown, and needed records that are gone.
 
-    identities of the checkpoint and now, positions and bounds ─▶ nothing │ what to refuse with: sentences, lost seqs, and the state
-                                                                            from which a learner that was told to --skip goes on
+    identities of the checkpoint and now, positions and bounds ─▶ nothing │ sentences for the refusal, lost seqs, and the state
+                                                                            from which a learner with --skip goes on
 
-A lost seq is one that was asked for and answered, is neither trained nor dropped, and of which records are gone. It is known from the
-checkpoint, if the learner had read its records; otherwise it is one that `requests` shows, that a worker has finished, and of which no
-record is left. Reads the log only where something is gone.
+A lost seq was requested and answered, is neither trained nor dropped, and some of its records are gone. If the learner had read these, the
+checkpoint names the seq; otherwise `requests` shows it, a worker has finished it, and no record of it is left. Reads the log only where
+records are gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_bus.reading.reader import LogReader, Place
+from echo_bus.reading.reader import Place
 from echo_bus.requests.issued_requests import IssuedRequest, read_issued
 from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import AssemblyState
@@ -27,14 +27,14 @@ from echo_schemas.partitioning import partition_of
 from echo_schemas.records import Purpose, Trajectory
 from echo_schemas.topics import REQUESTS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, Topic
 
-# Without these nobody knows which steps are public, and no worker which weights.
+# Without these a learner cannot know which steps are public, and a worker which weights.
 _POINTERS = ("cluster", STEPS.name, WEIGHTS.name)
 _RECORDS = (TRAJECTORIES, REWARDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogChange:
-    """`what` is gone or different, in sentences; empty if nothing that counts is. `state`: what to go on from in spite of it."""
+    """`what`: the changes that matter, as sentences; `lost`: seqs; `state`: to go on from with --skip."""
 
     what: tuple[str, ...]
     lost: tuple[int, ...]
@@ -47,17 +47,13 @@ class LogChange:
         return f"{' '.join(self.what)} {seqs}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    """Where each partition of `trajectories` and `rewards` begins and ends now."""
-
-    lows: Mapping[Place, int]
-    ends: Mapping[Place, int]
+# Where each partition of `trajectories` and `rewards` begins and ends now.
+_Bounds = Mapping[Place, tuple[int, int]]
 
 
 @dataclass(slots=True)
 class _Damage:
-    """What is gone. `unread`: partitions of `trajectories` of which records are gone that no learner has read."""
+    """Lost records, as sentences and seqs. `unread`: partitions of `trajectories` that lost records before the learner read them."""
 
     what: list[str]
     lost: set[int]
@@ -65,9 +61,9 @@ class _Damage:
 
 
 def examine_log(bus: Bus, state: LearnerState, identities: Mapping[str, str]) -> LogChange:
-    """Compare the log with what the checkpoint `state` knows of it. `identities`: those of now (`session.identities`).
+    """Compare the log with the checkpoint `state`. `identities`: the present ones (`session.identities`).
 
-    Raises UserError where no skipping helps: another cluster, `steps` or `weights` made anew, a topic that is missing.
+    Raises UserError where --skip does not help: another cluster, `steps` or `weights` made anew, a missing topic.
     """
     made_anew = _made_anew(state, identities)
     what = [
@@ -77,11 +73,10 @@ def examine_log(bus: Bus, state: LearnerState, identities: Mapping[str, str]) ->
     ]
     what += [f"{name} was made anew, without the records that were in it." for name in sorted(made_anew)]
     with closing(bus.look(_RECORDS)) as reader:
-        found = reader.bounds()
-    bounds = _Bounds({place: low for place, (low, _) in found.items()}, {place: end for place, (_, end) in found.items()})
+        bounds = reader.bounds()
     damage = _Damage(what, set(state.assembly.open) if made_anew else set(), set())
     if TRAJECTORIES.name in made_anew:
-        damage.unread.update(partition for name, partition in bounds.ends if name == TRAJECTORIES.name)
+        damage.unread.update(partition for name, partition in bounds if name == TRAJECTORIES.name)
     else:
         _compare_trajectories(state.assembly, bounds, damage)
     if REWARDS.name not in made_anew:
@@ -96,7 +91,7 @@ def examine_log(bus: Bus, state: LearnerState, identities: Mapping[str, str]) ->
 
 
 def ranges(seqs: Iterable[int]) -> str:
-    """`3, 5-9`: ascending numbers, neighbours together."""
+    """Ascending numbers as text, such as `3, 5-9`."""
     found: list[list[int]] = []
     for seq in seqs:
         if found and seq == found[-1][1] + 1:
@@ -119,7 +114,7 @@ def _made_anew(state: LearnerState, identities: Mapping[str, str]) -> set[str]:
     if pointers:
         raise UserError(
             f"The checkpoint {state.id} belongs to another log: {', '.join(pointers)} {'is' if len(pointers) == 1 else 'are'} not the one "
-            "that it knows, so what of the run is public cannot be known.",
+            "that it knows, so the public steps of the run cannot be known.",
             hint=f"Point [kafka] to the cluster and namespace it came from. If they are gone for good: {fork_hint(state)}",
         )
     if _count(identities[TRAJECTORIES.name]) != _count(identities[REWARDS.name]):
@@ -132,15 +127,14 @@ def _made_anew(state: LearnerState, identities: Mapping[str, str]) -> set[str]:
 
 
 def fork_hint(state: LearnerState) -> str:
-    """The command that begins a run of its own from the newest snapshot that the checkpoint `state` knows."""
+    """The command that forks the run from the newest snapshot that the checkpoint `state` knows."""
     version = state.version if state.snapshot is not None else state.published or 0
     return f"`echoswarm fork {state.run_id}-2 --version {version}` begins another run from version {version}."
 
 
 def _compare_trajectories(assembly: AssemblyState, bounds: _Bounds, damage: _Damage) -> None:
     for partition, read_to in sorted(assembly.trajectory_read_to.items()):
-        place = (TRAJECTORIES.name, partition)
-        low, end = bounds.lows[place], bounds.ends[place]
+        low, end = bounds[TRAJECTORIES.name, partition]
         opened = {seq: where.offset for seq, lows in assembly.open.items() for where in lows if where.partition == partition}
         if read_to > end:
             damage.what.append(f"trajectories[{partition}] ends at offset {end}, and was read to {read_to}: its end was cut off.")
@@ -157,7 +151,7 @@ def _compare_trajectories(assembly: AssemblyState, bounds: _Bounds, damage: _Dam
 
 def _compare_rewards(assembly: AssemblyState, bounds: _Bounds, damage: _Damage) -> None:
     for partition, position in sorted(assembly.reward_lows.items()):
-        low, end = bounds.lows[REWARDS.name, partition], bounds.ends[REWARDS.name, partition]
+        low, end = bounds[REWARDS.name, partition]
         opened = {seq for seq, lows in assembly.open.items() if any(where.partition == partition for where in lows)}
         if position > end:
             damage.what.append(f"rewards[{partition}] ends at offset {end}, and was read to {position} at least: its end was cut off.")
@@ -171,28 +165,29 @@ def _never_read(bus: Bus, state: LearnerState, partitions: Collection[int], boun
     """Seqs that workers have answered in `partitions`, that are not closed, and of which no record is left."""
     closed = ClosedSeqs(state.assembly.floor, state.assembly.closed)
     with closing(bus.look([TRAJECTORIES])) as reader:
-        # What the checkpoint's learner had read is closed, or open in the checkpoint.
+        # Seqs of records before `read_to` are closed, or open in the checkpoint.
         read_to = {(TRAJECTORIES.name, partition): offset for partition, offset in state.assembly.trajectory_read_to.items()}
-        ends = {place: end for place, end in bounds.ends.items() if place[0] == TRAJECTORIES.name}
-        reader.start({place: min(end, max(bounds.lows[place], read_to.get(place, 0))) for place, end in ends.items()})
+        written = {place: found for place, found in bounds.items() if place[0] == TRAJECTORIES.name}
+        reader.start({place: min(end, max(low, read_to.get(place, 0))) for place, (low, end) in written.items()})
+        ends = {place: end for place, (_, end) in written.items()}
         left = {
-            trajectory.seq
-            for trajectory in _records(reader, bus, ends)
-            if isinstance(trajectory, Trajectory) and trajectory.purpose is Purpose.TRAIN
+            message.record.seq
+            for messages in reader.read_to_end(Deadline.after(READ_S, bus.clock), ends)
+            for message in messages
+            if isinstance(message.record, Trajectory) and message.record.purpose is Purpose.TRAIN
         }
-    num_partitions = sum(name == TRAJECTORIES.name for name, _ in bounds.ends)
     return {
         request.seq
         for request in _finished_requests(bus, closed.floor)
         if request.seq not in closed
         and request.seq not in left
         and request.seq not in state.assembly.open
-        and partition_of(request.group_id, num_partitions) in partitions
+        and partition_of(request.group_id, len(written)) in partitions
     }
 
 
 def _finished_requests(bus: Bus, floor: int) -> list[IssuedRequest]:
-    """Training requests from the seq `floor` on that the workers have committed: all their trajectories were acknowledged."""
+    """Training requests from the seq `floor` on that the workers have committed, after all their trajectories were acknowledged."""
     with closing(bus.observer()) as observer, closing(bus.look([REQUESTS])) as reader:
         committed = observer.committed(observer.num_partitions())
         patience = Deadline.after(READ_S, bus.clock)
@@ -204,22 +199,14 @@ def _finished_requests(bus: Bus, floor: int) -> list[IssuedRequest]:
     ]
 
 
-def _records(reader: LogReader, bus: Bus, ends: Mapping[Place, int]) -> Iterable[object]:
-    for messages in reader.read_to_end(Deadline.after(READ_S, bus.clock), dict(ends)):
-        for message in messages:
-            yield message.record
-
-
 def _moved(assembly: AssemblyState, bounds: _Bounds, made_anew: Collection[str]) -> AssemblyState:
-    """The same closed seqs, and positions that the log has. A topic that was made anew is read from its beginning."""
+    """The same closed seqs, and positions within the log's bounds. A topic that was made anew is read from its beginning."""
 
     def within(topic: Topic, positions: Mapping[int, int]) -> dict[int, int]:
         if topic.name in made_anew:
             return {}
-        return {
-            partition: min(max(position, bounds.lows[topic.name, partition]), bounds.ends[topic.name, partition])
-            for partition, position in positions.items()
-        }
+        found = {partition: (position, bounds[topic.name, partition]) for partition, position in positions.items()}
+        return {partition: min(max(position, low), end) for partition, (position, (low, end)) in found.items()}
 
     lows = within(TRAJECTORIES, assembly.trajectory_lows)
     return replace(
@@ -230,7 +217,7 @@ def _moved(assembly: AssemblyState, bounds: _Bounds, made_anew: Collection[str])
         settled=frozenset(
             where
             for where in assembly.settled
-            if where.partition in lows and lows[where.partition] <= where.offset < bounds.ends[TRAJECTORIES.name, where.partition]
+            if where.partition in lows and lows[where.partition] <= where.offset < bounds[TRAJECTORIES.name, where.partition][1]
         ),
         open={},
     )

@@ -1,7 +1,7 @@
-"""Where the bytes of a snapshot go: through the log or into a store, as [weights] source and [store] above_mb say; can that take them?
+"""Where a snapshot's bytes go: through the log or into a store, by [weights] source and [store] above_mb; and whether they fit there.
 
-What cannot go on is said before anything is written: at the start by the size that the base model tells, and before each checkpoint that is
-larger than any before by the size that it has.
+A snapshot that would not fit is refused before anything is written: at the start by the size of the base model, and before each checkpoint
+whose snapshot is larger than any before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SnapshotPlacement:
     """Chooses for each snapshot by its size. Not thread-safe but for `store_for`."""
 
     def __init__(self, bus: Bus, settings: Settings) -> None:
-        """Raises UserError if [store] uri names a kind of address that nothing here serves."""
+        """Raises UserError if no driver for the address in [store] uri is installed."""
         self._bus = bus
         self._above_bytes = store_from_bytes(settings)
         self._is_own_folder = not settings.store.uri
@@ -75,12 +75,12 @@ class SnapshotPlacement:
         self._checked_bytes = num_bytes
 
     def _check_log(self, num_bytes: int) -> None:
-        """Retention must leave room for the snapshot beside the one before it: what it removes, nobody installs."""
+        """Raise UserError unless retention keeps the snapshot beside the one before it, which workers may still install."""
         if not num_bytes:
             return
         name = self._bus.namespace.topic(WEIGHT_CHUNKS)
         resource = ConfigResource(ResourceType.TOPIC, name)
-        # Kept in a variable: an admin client that is collected takes its questions with it.
+        # In a variable: garbage collection of the admin client would cancel its request.
         admin = self._bus.cluster.admin()
         try:
             found = admin.describe_configs([resource], request_timeout=_ASK_S)[resource].result()
@@ -88,7 +88,7 @@ class SnapshotPlacement:
             error = translate(exc, name)
             if not isinstance(error, NotAuthorized):
                 raise error from exc
-            logger.warning("How much %s keeps is not known: this client may not ask (DescribeConfigs, see `echoswarm acls render`).", name)
+            logger.warning("The retention of %s is not known: this login has no DescribeConfigs on it (see `echoswarm acls render`).", name)
             return
         kept = int(found["retention.bytes"].value) if "retention.bytes" in found else -1
         if 0 <= kept < num_bytes * _KEPT_AT_ONCE:
@@ -99,20 +99,15 @@ class SnapshotPlacement:
             )
 
 
-def check_start(bus: Bus, settings: Settings) -> None:
-    """Raise UserError if the run's snapshots could not be written where they would go, as far as their size is known before training."""
-    SnapshotPlacement(bus, settings).check(expected_bytes(settings))
-
-
 def expected_bytes(settings: Settings) -> int:
-    """About the size of the run's snapshots: that of the base model in the run's precision. 0 for adapters, which are small beside it."""
+    """About the size of the run's snapshots: the base model in the run's precision; 0 for adapters, which are small."""
     if settings.policy.update != "full":
         return 0
     return sum(map(_num_elements, resolve_base(settings.policy.base).glob("*.safetensors"))) * _ITEM_BYTES[settings.policy.dtype]
 
 
 def _num_elements(path: Path) -> int:
-    """Numbers in a safetensors file, by its header; 0 for one that has none, which the trainer will say."""
+    """Number of elements in a safetensors file, by its header; 0 without a valid header, which the trainer reports."""
     with suppress(OSError, ValueError, struct.error, KeyError, TypeError), path.open("rb") as file:
         (length,) = _HEADER_LENGTH.unpack(file.read(_HEADER_LENGTH.size))
         header = json.loads(file.read(length))

@@ -1,7 +1,7 @@
 """From a durable checkpoint to the log: chunks, then one transaction {reports, drops, `v/<n>`, `current`}.
 
 Threads: the learner's thread submits one publication at a time and goes on training; the publication thread does it. `wait` blocks until
-the one submitted is committed, and raises what it met. So no checkpoint starts with records of which nobody knows whether they are out.
+it is committed, and raises its error. Every checkpoint waits first, so that it knows which records are in the log.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from echo_schemas.topics import STEPS, WEIGHT_CHUNKS, WEIGHTS, weights_key
 
 logger = logging.getLogger(__name__)
 
-# A larger delta saves too little.
+# Largest delta that is written, as a share of the snapshot: a larger one saves too little.
 _MOST_OF_THE_WHOLE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What one transaction holds. `version`: the learner's when the checkpoint was made; `snapshot` None: only the records of `outbox`, and
-    the rest, which a manifest says, is not needed.
+    """The content of one transaction. `version`: the learner's when the checkpoint was made. `snapshot` None: only the records of `outbox`;
+    the other fields are for a manifest.
     """
 
     version: int
@@ -52,34 +52,30 @@ class Publication:
 
 
 class SnapshotWriter:
-    """Brings bytes to where manifests and reports can name them: onto the log, or into the store. Used from the publication thread."""
+    """Writes snapshots and large reports to the log or the store, before a record names them. Used from the publication thread."""
 
     def __init__(
         self, run_id: str, *, blobs: BlobWriter, placement: SnapshotPlacement, codec: Codec, clock: Clock, writes_deltas: bool = False
     ) -> None:
         self._run_id = run_id
         self._blobs = blobs
-        self._placement = placement
+        self.placement = placement
         self._codec = codec
         self._clock = clock
         self._writes_deltas = writes_deltas
         self._last: SnapshotFiles | None = None
 
-    def check(self, num_bytes: int) -> None:
-        """Raise UserError unless a snapshot of this size can be written; TransportError. Changes nothing."""
-        self._placement.check(num_bytes)
-
     def prune(self, snapshot: SnapshotFiles) -> None:
-        """`snapshot` is public now: remove from the store what it makes too old."""
-        store = self._placement.store_for(snapshot.num_bytes)
+        """`snapshot` is public now: remove snapshots from the store that are too old."""
+        store = self.placement.store_for(snapshot.num_bytes)
         if store is not None:
             store.prune(snapshot.version)
 
     def write(self, publication: Publication, snapshot: SnapshotFiles) -> WeightManifest:
-        """The bytes first: a manifest never names what is not there. Written again under the same name they are the same."""
+        """Write the bytes and return their manifest, which is published later. Writing again gives the same bytes under the same name."""
         sha256 = snapshot.sha256
         where: dict[str, Any] = {}
-        store = self._placement.store_for(snapshot.num_bytes)
+        store = self.placement.store_for(snapshot.num_bytes)
         if store is not None:
             where["uri"] = store.write(snapshot)
         else:
@@ -91,7 +87,7 @@ class SnapshotWriter:
                 num_bytes=snapshot.num_bytes,
                 sha256=sha256,
             )
-        if self._placement.lists_chunks and (store is not None or not where["blob"].chunks):
+        if self.placement.lists_chunks and (store is not None or not where["blob"].chunks):
             where["chunk_list"] = self._blobs.write(
                 WEIGHT_CHUNKS, self._run_id, f"v/{snapshot.version}/{sha256[:12]}/chunks", list_chunks(snapshot.pieces())
             )
@@ -117,7 +113,7 @@ class SnapshotWriter:
         )
 
     def _delta(self, publication: Publication, snapshot: SnapshotFiles) -> bytes | None:
-        """What changed since the parent; None where that is not at hand, or not worth it."""
+        """The difference to the parent; None if the parent's files are gone or the delta is too large."""
         last = self._last
         if last is None or last.sha256 != publication.parent_sha256:
             return None
@@ -128,13 +124,13 @@ class SnapshotWriter:
             return None
 
     def fitting(self, record: Record) -> Record:
-        """A report whose batch is too long for one record leaves it in a blob before it and names that."""
+        """The record; a report that is too long for one record leaves its batch in a blob, which is written now, and names the blob."""
         if not isinstance(record, StepReport) or record.batch is None:
             return record
         encoded = self._codec.encode(record)
         if len(encoded) <= MAX_RECORD_BYTES:
             return record
-        # The blob is the whole report as it would have been, so that one decoder reads both.
+        # The blob is the whole report, so that one decoder reads both forms.
         blob = self._blobs.write(STEPS, self._run_id, f"report/{record.version}/{record.session}", encoded)
         return replace(record, batch=None, batch_blob=blob)
 
@@ -165,22 +161,21 @@ class PublicationThread:
         self.last_s = 0.0
 
     def check(self, num_bytes: int) -> None:
-        """Raise UserError unless a snapshot of this size can be published: before the checkpoint that would hold it; TransportError."""
-        self._snapshots.check(num_bytes)
+        """Raise UserError unless a snapshot of this size can be published; TransportError. Called before its checkpoint is saved."""
+        self._snapshots.placement.check(num_bytes)
 
     def submit(self, publication: Publication) -> None:
-        """Begin. `wait` first: there is one at a time."""
+        """Begin the publication. Call `wait` first: only one is under way at a time."""
         self._pending = self._executor.submit(self._publish, publication)
 
     def wait(self) -> None:
-        """Until the publication submitted last is committed. Raises ProducerFenced, TransportError, UserError (store)."""
+        """Wait until the submitted publication is committed. Raises ProducerFenced, TransportError, UserError (store)."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     @property
     def is_busy(self) -> bool:
-        """Whether what was submitted last is under way."""
         return self._pending is not None and not self._pending.done()
 
     def close(self) -> None:

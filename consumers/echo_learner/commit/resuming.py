@@ -1,6 +1,6 @@
-"""What a session goes on from: the checkpoint that the log's tip names, or its newest unpublished descendant; or why not, and what to type.
+"""Chooses the checkpoint that a session goes on from: the one that the log's tip names, or its newest unpublished descendant.
 
-Nothing here changes anything: a learner that refuses has neither fenced nor claimed. Every refusal names the command that goes on.
+Only reads: a learner that refuses to start has neither fenced nor claimed. Every refusal names the command to go on with.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from echo_core.groups import AssemblyState
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
 from echo_learner.commit.log_changes import examine_log, fork_hint
-from echo_learner.commit.placement import check_start
+from echo_learner.commit.placement import SnapshotPlacement, expected_bytes
 from echo_learner.commit.session import Tip
 from echo_learner.training.config import changed_meaning, meaning_of
 from echo_learner.training.ranks import Trainer
@@ -29,13 +29,13 @@ from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# A run of tiny steps passes a checkpoint or two within each.
+# Attempts: a run of tiny steps replaces a checkpoint or two during each.
 _MOST_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """A checkpoint to go on from, as the log has it now. `lost`: seqs that the log has lost records of, to be closed as drops."""
+    """A checkpoint to go on from, with positions that the log has now. `lost`: seqs of lost records, to be closed as drops."""
 
     state: LearnerState
     lost: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a session would go on from. `resumption`: None for a run that never began."""
+    """The result of `look`. `resumption`: None for a run that never began."""
 
     store: CheckpointStore
     identities: dict[str, str]
@@ -52,7 +52,7 @@ class Seen:
 
 
 def look(bus: Bus, settings: Settings, tip: Tip, *, takeover: bool, skip: bool, silent: str = "") -> Seen:
-    """Look at a run whose tip was just read. `silent`: a session that was found dead a moment ago, and is not listened for again.
+    """Check a run whose tip was just read. `silent`: a session that was found dead a moment ago and need not be checked again.
 
     Raises UserError if another learner has the run, or if it cannot go on as it is; TransportError.
     """
@@ -62,14 +62,14 @@ def look(bus: Bus, settings: Settings, tip: Tip, *, takeover: bool, skip: bool, 
     identities = sessions.identities(bus)
     tip, resumption = _find_resumption(bus, store, tip, settings, identities, skip=skip)
     store.check_writable(settings.run.name)
-    check_start(bus, settings)
+    SnapshotPlacement(bus, settings).check(expected_bytes(settings))
     return Seen(store=store, identities=identities, tip=tip, resumption=resumption)
 
 
 def _find_resumption(
     bus: Bus, store: CheckpointStore, tip: Tip, settings: Settings, identities: Mapping[str, str], *, skip: bool
 ) -> tuple[Tip, Resumption | None]:
-    """The checkpoint to go on from. Whoever is to be taken over trains on meanwhile, and removes the one that is looked at."""
+    """The checkpoint to go on from. Tries again if a learner that is to be taken over trains on and removes the chosen one meanwhile."""
     for looks_left in reversed(range(_MOST_LOOKS)):
         try:
             return tip, choose_resumption(bus, store, tip, settings, identities, skip=skip)
@@ -83,7 +83,7 @@ def _find_resumption(
 def choose_resumption(
     bus: Bus, store: CheckpointStore, tip: Tip, settings: Settings, identities: Mapping[str, str], *, skip: bool
 ) -> Resumption | None:
-    """What to go on from; None for a run that never began. `skip`: in spite of what the log has lost.
+    """The checkpoint to go on from; None for a run that never began. `skip`: even if the log has lost records.
 
     Raises UserError if the tip's checkpoint is not here or not whole, or belongs to another log or configuration; TransportError.
     """
@@ -135,7 +135,7 @@ def choose_checkpoint(store: CheckpointStore, tip: Tip, settings: Settings) -> L
 
 
 def load_trainer(trainer: Trainer, store: CheckpointStore, state: LearnerState) -> None:
-    """Let the trainer go on from a verified checkpoint: its own state, or, in a fork that has none, the snapshot's weights."""
+    """Load a verified checkpoint into the trainer: the trainer's state, or in a fork without one the snapshot's weights."""
     if store.trainer_folder(state.id).is_dir():
         trainer.load(store.trainer_folder(state.id))
     else:
@@ -143,7 +143,7 @@ def load_trainer(trainer: Trainer, store: CheckpointStore, state: LearnerState) 
 
 
 def since_it_began(bus: Bus, assembly: AssemblyState) -> AssemblyState:
-    """`assembly` of a run that begins now: what is older than clocks may differ is of other runs, and is not read."""
+    """`assembly` of a run that begins now: positions before which all records are of other runs, even if clocks differ."""
     with closing(bus.look([TRAJECTORIES, REWARDS])) as reader:
         found = reader.offsets_at(max(0, bus.clock.time_ms() - MAX_CLOCK_ERROR_MS))
 
@@ -158,7 +158,7 @@ def _shown(value: Any) -> str:
 
 
 def _refuse_lost_log(store: CheckpointStore, settings: Settings) -> None:
-    """A log that knows nothing of the run beside a folder that does is another log: version 0 again would be no continuation."""
+    """Raise UserError if the folder has checkpoints of the run and the log has no record of it: it must be another log."""
     kept = store.newest(settings.run.name)
     if kept is not None:
         raise UserError(

@@ -1,6 +1,6 @@
-"""Whether another learner is at work in this namespace: a learner that has nothing to commit would not be told by the cluster.
+"""Detects another learner in this namespace: the cluster tells a fenced learner only when it commits.
 
-Threads: the view of `progress` notes on its own thread who else speaks; `check` belongs to the learner's, which reads the log then.
+Threads: the view's thread of `progress` notes other sessions; the learner's thread calls `check`, which then reads the log.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from echo_schemas.records import Progress, SessionClaim
 
 
 class Rivals:
-    """Sessions other than `session` that were heard after it began."""
+    """Sessions other than `session` whose heartbeats were read after it began."""
 
     def __init__(self, progress: CompactedView[Progress], session: str, newest_claim: Callable[[], SessionClaim | None]) -> None:
-        """`newest_claim` reads the log. `progress` of every run of the namespace; whoever opened it closes it."""
+        """`progress`: of every run of the namespace; the caller closes it. `newest_claim` reads the log."""
         self._session = session
         self._newest_claim = newest_claim
         self._known = {session}
@@ -24,7 +24,7 @@ class Rivals:
         progress.on_change(self._note)
 
     def check(self) -> None:
-        """Raise ProducerFenced if somebody else speaks and the newest claim is not ours. One who was fenced may speak on for a while.
+        """Raise ProducerFenced if another session heartbeats and the newest claim is not ours. A fenced session may heartbeat for a while.
 
         Raises TransportError if the log cannot be read.
         """
@@ -35,7 +35,7 @@ class Rivals:
         if claim is not None and claim.session != self._session:
             raise ProducerFenced(
                 f"Session {claim.session} of run {claim.run_id!r} has claimed this namespace; {self._session} commits nothing any more.",
-                hint="Let one of the two go on.",
+                hint="Stop one of the two learners.",
             )
         self._known.add(heard)
 

@@ -1,4 +1,4 @@
-"""What a run is, as the learner says it on `runs` once it has accepted the run: a start that is refused leaves no trace there."""
+"""The run's record on `runs`, which the learner writes once it has accepted the run: a refused start writes none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_run(publisher: Publisher, settings: Settings, *, created_ms: int) -> N
 
 
 def run_record(settings: Settings, *, created_ms: int) -> Run:
-    """What a run is, secrets left out."""
+    """The run's record, without secrets."""
     return Run(
         run_id=settings.run.name,
         mode=Mode(settings.run.mode),
@@ -40,7 +40,7 @@ def run_record(settings: Settings, *, created_ms: int) -> Run:
 
 
 def software() -> dict[str, str]:
-    """Versions of what this machine runs the roles with."""
+    """Versions of the packages that run the roles on this machine."""
     found = {"python": platform.python_version()}
     for name in _NAMED:
         try:

@@ -1,9 +1,9 @@
-"""Who the learner is: one session owns a namespace, and the log says which.
+"""Ownership: one session of a learner owns a namespace, and its claim on `steps` says which.
 
     refuse while another heartbeats ─▶ take over the transactional id (fences) ─▶ claim on `steps` ─▶ read `steps` to its end ─▶ the tip
 
 The tip is the newest committed StepReport of the run. A step exists once a checkpoint holds it, and is public once its report is committed.
-Drops that no step waits for are committed with the claim again, which then names the checkpoint that they are in (`tip_checkpoint`).
+Drops that are published without a step come with the claim again, which then names the checkpoint that holds them (`tip_checkpoint`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ READ_S = 60.0
 # A successor claims as soon as it has fenced its predecessor, which takes some milliseconds.
 _LOOKS_FOR_SUCCESSOR = 5
 _LOOK_S = 0.2
-# Commits take up to a second while a broker fails over; more is a clock.
+# Differences of clocks that are not reported: a commit takes up to a second while a broker fails over.
 _CLOCK_TOLERANCE_S = 5.0
-# Records of `steps` looked at first, from its end; four times as many each time none is the run's.
+# Records of `steps` that are read first, from its end; four times as many each time that none is the run's.
 _TAIL = 64
 
 # The topics whose positions and records a checkpoint builds on.
@@ -46,9 +46,9 @@ _KEPT_TOPICS = (TRAJECTORIES, REWARDS, STEPS, WEIGHTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tip:
-    """The end of `steps`: the run's newest report, and the newest claim of anybody, with the broker's time of it.
+    """The end of `steps`: the run's newest report, and the newest claim of any run with the broker's time of it.
 
-    `drops_checkpoint`: what a later claim of the run names, all of whose drops and reports are public.
+    `drops_checkpoint`: the checkpoint that a later claim of the run names; its drops and reports are public.
     """
 
     report: StepReport | None
@@ -63,14 +63,14 @@ class Tip:
 
     @property
     def checkpoint(self) -> str | None:
-        """Where the newest public step is kept, with what was dropped in public since."""
+        """The checkpoint of the newest public step, with the drops that were published since."""
         if self.drops_checkpoint is not None:
             return self.drops_checkpoint
         return None if self.report is None else self.report.checkpoint
 
 
 def new_session(start: str = "") -> str:
-    """A name that no other session has; the roles that were started together know theirs by its beginning, `start`."""
+    """A unique name of a session. It begins with `start`, which the roles that were started together share."""
     return start + secrets.token_hex(4)
 
 
@@ -93,7 +93,7 @@ def read_tip(bus: Bus, run_id: str) -> Tip:
 
 
 def _every_run(bus: Bus) -> Bus:
-    """Claims of other runs count too: a namespace holds one running pipeline."""
+    """A bus that reads the records of all runs: a namespace holds one running pipeline, so claims of other runs count."""
     return replace(bus, run_id=None)
 
 
@@ -114,7 +114,8 @@ def _scan(batches: Iterable[list[Message]], run_id: str) -> Tip:
 def refuse_if_alive(bus: Bus, claim: SessionClaim | None, *, run_id: str, takeover: bool) -> None:
     """Raise UserError if the session that owns the namespace still heartbeats, unless it is of this run and to be taken over.
 
-    Of another run, its workers and reward processes would go on in the groups of this namespace, and commit this run's records unread.
+    A session of another run cannot be taken over: its workers and reward processes would stay in this namespace's consumer groups, and
+    commit this run's records unread.
     """
     if claim is None or (takeover and claim.run_id == run_id) or not is_alive(bus, claim):
         return
@@ -128,9 +129,9 @@ def refuse_if_alive(bus: Bus, claim: SessionClaim | None, *, run_id: str, takeov
 
 
 def is_alive(bus: Bus, claim: SessionClaim) -> bool:
-    """Whether the session of `claim` heartbeats. Watches for six heartbeats, unless its process is known to be gone.
+    """Whether the session of `claim` heartbeats. Waits `SILENCE_S` for a new record, unless the process is known to be gone.
 
-    What counts is that another record comes, not what time it says: the two clocks may differ by any amount, and either may be set.
+    The records' times are not compared, since the clocks of two machines may differ by any amount.
     """
     if claim.machine and claim.machine == this_machine() and not _is_running(claim.pid):
         return False
@@ -154,9 +155,9 @@ def is_alive(bus: Bus, claim: SessionClaim) -> bool:
 
 
 def find_successor(bus: Bus, run_id: str, stop: StopSignal, *, known: frozenset[str]) -> SessionClaim | None:
-    """The claim of a session that is none of the `known`, if one comes within a second: whoever fenced us says so next.
+    """The claim of a session that is not `known`, if one comes within a second: a successor claims right after it has fenced us.
 
-    A producer dies of a time-out too, and then nobody claims. Raises as `read_tip`.
+    A producer may also die of a time-out; then no claim comes. Raises as `read_tip`.
     """
     for _ in range(_LOOKS_FOR_SUCCESSOR):
         claim = read_tip(bus, run_id).claim
@@ -167,19 +168,18 @@ def find_successor(bus: Bus, run_id: str, stop: StopSignal, *, known: frozenset[
 
 
 def refuse_successor(successor: SessionClaim | None, cause: TransportError | None = None) -> None:
-    """Raise UserError, with what brought it to light, if another session owns the namespace now."""
+    """Raise UserError from `cause` if another session owns the namespace now."""
     if successor is not None:
         whose = f"process {successor.pid} on {successor.host}, session {successor.session}"
         raise UserError(f"Another learner has taken this namespace over: {whose}. This one ends.") from cause
 
 
-def clock_skew_s(tip: Tip) -> float:
-    """How far this machine's clock is behind the broker's, judged by our own claim, the newest of `tip`. Off by how long a commit takes."""
-    return 0.0 if tip.claim is None else (tip.claim_appended_ms - tip.claim.time_ms) / 1000
+def check_clock(tip: Tip) -> float:
+    """Seconds that this machine's clock is behind the broker's, by our own claim, the newest of `tip`; too high by the time of a commit.
 
-
-def warn_of_clock(skew_s: float) -> None:
-    """Say that a clock is far off, and what suffers."""
+    Logs a warning if the clocks differ by much.
+    """
+    skew_s = 0.0 if tip.claim is None else (tip.claim_appended_ms - tip.claim.time_ms) / 1000
     if abs(skew_s) > _CLOCK_TOLERANCE_S:
         logger.warning(
             "This machine's clock and the broker's differ by %.0f s (ours is %s). Deadlines of requests, retention and times in reports go "
@@ -187,10 +187,11 @@ def warn_of_clock(skew_s: float) -> None:
             abs(skew_s),
             "behind" if skew_s > 0 else "ahead",
         )
+    return skew_s
 
 
 def this_machine() -> str:
-    """Names the set of processes in which a process id means something: this boot of this kernel, and its namespace. Empty if unknown."""
+    """The scope of process ids: this boot of this kernel and the namespace of processes. Empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
@@ -204,19 +205,19 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
 def watch_progress(bus: Bus) -> CompactedView[Progress]:
-    """What learners of any run say here. The caller closes it."""
+    """`progress` of the learners of every run. The caller closes it."""
     return _every_run(bus).view(PROGRESS, Progress)
 
 
 def claim_namespace(writer: TransactionalWriter, bus: Bus, tip: Tip, *, run_id: str, session: str, takeover: bool) -> SessionClaim:
-    """Say on `steps` that `session` owns the namespace from now on. `writer` has fenced every predecessor.
+    """Write to `steps` that `session` owns the namespace from now on. `writer` has fenced every predecessor.
 
-    `tip` was read after that: fencing may have completed what a predecessor had open, and the claim must not name the checkpoint before it.
+    `tip` was read after the fencing, which may have completed a predecessor's transaction: the claim must name the newest checkpoint.
     """
     claim = SessionClaim(
         run_id=run_id,

@@ -1,10 +1,10 @@
-"""A snapshot of the policy as files: what is published, kept in the checkpoint, and loaded by workers.
+"""A snapshot of the policy as files, which are published, kept in the checkpoint and loaded by workers.
 
-The same weights give the same bytes: tensors in the order of their names, no time stamps, no paths. Identity is the SHA-256 of the files'
-contents, one after another in the order listed, which is also the SHA-256 of the blob that carries them. The weights come first: then their
-own checksum is a stage on the way to the whole one, and nobody who makes or verifies a snapshot has to hash them twice.
+The same weights give the same bytes: tensors in the order of their names, no time stamps, no paths. A snapshot's identity is the SHA-256
+of its files' contents, one after another in the order listed, which is also the SHA-256 of the blob that carries them. The weights come
+first: their own checksum is then an intermediate state of the whole one, so the weights are hashed once.
 
-Snapshots may be larger than memory: they lie on disk, and whoever needs their bytes reads them in pieces.
+Snapshots may be larger than memory: they lie on disk and are read in pieces.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MODEL_CONFIG = "config.json"
 MODEL_WEIGHTS = "model.safetensors"
 _CONFIGS = {ADAPTER_CONFIG, MODEL_CONFIG}
-# What is read of a file at once.
+# Bytes read of a file at once.
 _PIECE_BYTES = 1 << 20
 
 
@@ -41,11 +41,9 @@ class SnapshotFiles:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files together."""
         return sum(file.num_bytes for file in self.files)
 
     def path(self, file: WeightFile) -> Path:
-        """Where one of `files` lies."""
         return self.folder / file.name
 
     def pieces(self) -> Iterator[bytes]:
@@ -54,7 +52,7 @@ class SnapshotFiles:
             yield from self.pieces_of(file)
 
     def pieces_of(self, file: WeightFile) -> Iterator[bytes]:
-        """One of `files` in such pieces. Raises OSError."""
+        """One of `files` in pieces of at most a MiB. Raises OSError."""
         return _pieces_of(self.path(file))
 
 
@@ -64,7 +62,6 @@ def file_names(kind: WeightKind) -> tuple[str, str]:
 
 
 def copy_snapshot(snapshot: SnapshotFiles, folder: Path) -> None:
-    """Copy the files into the new folder `folder`."""
     folder.mkdir(parents=True)
     for file in snapshot.files:
         shutil.copyfile(snapshot.path(file), folder / file.name)

@@ -1,9 +1,9 @@
-"""Large snapshots beside the log: any file system or object store that fsspec knows. Imports fsspec when used.
+"""Large snapshots beside the log, on any file system or object store that fsspec knows. Imports fsspec when used.
 
-    <uri>/<run>/v<n>-<sha12>/       whole, or not named by any manifest
+    <uri>/<run>/v<n>-<sha12>/       complete, or not named by any manifest
 
-On a local disk a snapshot is written under another name, forced onto the disk and renamed: the manifest must not outlive it. An object
-store makes each file durable before it says so.
+On a local disk a snapshot is written under another name, forced onto the disk and renamed, so that a crash leaves no manifest without it.
+An object store acknowledges only durable files.
 """
 
 from __future__ import annotations
@@ -39,25 +39,27 @@ class SnapshotStore:
         try:
             self._files, root = fsspec.core.url_to_fs(uri)
         except (ImportError, ValueError) as exc:
-            raise UserError(f"[store] uri = {uri!r} cannot be used: {exc}", hint="Install the fsspec driver that it names.") from exc
+            raise UserError(f"[store] uri = {uri!r} cannot be used: {exc}", hint="Install the fsspec driver for this address.") from exc
         self._folder = f"{root.rstrip('/')}/{run_id}"
         self._local = Path(self._folder) if isinstance(self._files, LocalFileSystem) else None
 
     def check(self, num_bytes: int) -> None:
-        """Raise UserError unless something can be written here, read again and removed, and, on a local disk, `num_bytes` more fit."""
+        """Raise UserError unless a file can be written here, read again and removed, and, on a local disk, `num_bytes` more fit."""
         probe = f"{self._folder}/.probe-{secrets.token_hex(4)}"
         try:
             self._files.makedirs(self._folder, exist_ok=True)
             self._files.pipe_file(probe, _PROBE)
             found = self._files.cat_file(probe)
             self._files.rm_file(probe)
-        except Exception as exc:  # a driver raises whatever the library below it does
+        except Exception as exc:  # a driver raises any error of the library below it
             raise UserError(
                 f"Snapshots cannot be kept at {self.uri}: {exc}. Nothing was changed.",
                 hint="Check [store] uri and its driver's credentials: the learner writes, reads and removes a small file there.",
             ) from exc
         if found != _PROBE:
-            raise UserError(f"What was written to {self.uri} is not what is read there. Nothing was changed.", hint="Set [store] uri.")
+            raise UserError(
+                f"A file read from {self.uri} differs from the one just written there. Nothing was changed.", hint="Set [store] uri."
+            )
         if self._local is not None and (free := shutil.disk_usage(self._local).free) < num_bytes:
             raise UserError(
                 f"{self._local} has {free / _GIB:,.1f} GiB left, and a snapshot takes {num_bytes / _GIB:,.1f}. Nothing was changed.",
@@ -65,7 +67,7 @@ class SnapshotStore:
             )
 
     def write(self, snapshot: SnapshotFiles) -> str:
-        """The snapshot's address, once all its files are there. Writing it again changes nothing, since the name holds the checksum.
+        """Write all files and return the snapshot's address. Writing it again changes nothing, since the name holds the checksum.
 
         Raises UserError if the store refuses.
         """
@@ -79,12 +81,12 @@ class SnapshotStore:
                     with self._files.open(f"{folder}/{file.name}", "wb") as out:
                         for piece in snapshot.pieces_of(file):
                             out.write(piece)
-        except Exception as exc:  # a driver raises whatever the library below it does
+        except Exception as exc:  # a driver raises any error of the library below it
             raise UserError(f"The snapshot of version {snapshot.version} could not be written to {folder}: {exc}.") from exc
         return str(self._files.unstrip_protocol(folder))
 
     def prune(self, version: int) -> None:
-        """Remove what is older than the newest `keep` up to `version`, the newest that is public. What cannot be removed stays."""
+        """Remove snapshots older than the newest `keep` up to `version`, the newest public one. A snapshot that cannot be removed stays."""
         if not self._keep:
             return
         try:
@@ -96,15 +98,15 @@ class SnapshotStore:
             for name, found in versions.items():
                 if found < oldest:
                     self._files.rm(f"{self._folder}/{name}", recursive=True)
-        except Exception as exc:  # a driver raises whatever the library below it does; the next version tries again
+        except Exception as exc:  # a driver raises any error of the library below it; the next version tries again
             logger.warning("Old snapshots at %s could not be removed: %s", self.uri, exc)
 
 
 def _write_local(snapshot: SnapshotFiles, folder: Path) -> None:
-    """Whole and on the disk before it has its name. Raises OSError."""
+    """Write the files under another name, force them onto the disk, then rename the folder. Raises OSError."""
     if folder.is_dir():
         if all((folder / file.name).is_file() and (folder / file.name).stat().st_size == file.num_bytes for file in snapshot.files):
-            # By the same name and so of the same checksum: a session that ended before it could say so has written it.
+            # The name holds the checksum: an earlier session has written it and ended before its publication.
             return
         shutil.rmtree(folder)
     staging = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
@@ -116,7 +118,7 @@ def _write_local(snapshot: SnapshotFiles, folder: Path) -> None:
                     out.write(piece)
         sync_tree(staging)
         staging.rename(folder)
-    except BaseException:  # whatever ends it, an interrupt included: nothing half written stays
+    except BaseException:  # an interrupt, too, must leave no half-written snapshot
         shutil.rmtree(staging, ignore_errors=True)
         raise
     for parent in folder.parents:
@@ -126,7 +128,7 @@ def _write_local(snapshot: SnapshotFiles, folder: Path) -> None:
 
 
 def still_stored(manifests: Iterable[WeightManifest]) -> set[int]:
-    """The versions among `manifests` whose snapshots are in their store. One that cannot be asked is taken to hold them."""
+    """The versions among `manifests` whose snapshots are in their store. A store that does not answer is taken to hold them."""
     import fsspec
 
     listed: dict[str, set[str] | None] = {}
@@ -139,8 +141,8 @@ def still_stored(manifests: Iterable[WeightManifest]) -> set[int]:
                 listed[place] = {str(path).rstrip("/").rpartition("/")[2] for path in files.ls(folder, detail=False)}
             except FileNotFoundError:
                 listed[place] = set()
-            except Exception as exc:  # a driver raises whatever the library below it does
-                logger.warning("What %s holds is not known: %s", place, exc)
+            except Exception as exc:  # a driver raises any error of the library below it
+                logger.warning("The snapshots at %s cannot be listed: %s", place, exc)
                 listed[place] = None
         names = listed[place]
         if names is None or name in names:
@@ -149,7 +151,7 @@ def still_stored(manifests: Iterable[WeightManifest]) -> set[int]:
 
 
 def read_stored(manifest: WeightManifest) -> list[tuple[str, bytes]]:
-    """The files of a snapshot that lies in a store, not verified. Raises UserError if one cannot be read."""
+    """The files of a snapshot in a store, not verified. Raises UserError if one cannot be read."""
     import fsspec
 
     try:

@@ -1,1 +1,1 @@
-"""Held-out prompts under exactly one version: asked for, gathered, published."""
+"""Evaluations: held-out prompts are requested for exactly one version, and the results are published."""

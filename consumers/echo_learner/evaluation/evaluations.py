@@ -1,10 +1,10 @@
-"""Evaluations beside training: what is due is asked, collected and summed up, one evaluation at a time.
+"""Evaluations beside training: sends the requests of each evaluation that is due, collects the answers and sums them up, one at a time.
 
     publication thread ──published──▶ queue ──▶ evaluations' thread: ask, window by window ──▶ requests
     intake's thread ──add_trajectory, add_reward──▶ tally ──all settled──▶ result ──take──▶ the learner's transaction
 
-Threads: `published`, `order` and `add_*` come from any thread and never block for long; the learner's thread calls `take`, which raises
-what ended the evaluations' thread. That thread waits for answers, for something to do, and in `ask` for the client's full buffer.
+Threads: any thread may call `published`, `order` and `add_*`, which never block for long; the learner's thread calls `take`, which raises
+the error that ended the evaluations' thread. That thread waits for answers, for a due evaluation, and in `ask` for a full client buffer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from echo_schemas.records import Coordinates, Eval, Purpose, Reward, Trajectory,
 
 logger = logging.getLogger(__name__)
 
-# How often patience is looked at; answers wake the thread at once.
+# How often the patience is checked; answers wake the thread at once.
 _LOOK_S = 0.25
-# The members of a group come one after another, and many groups side by side.
+# Entries of prompts kept: a group's members come one after another, and many groups side by side.
 _ENTRIES = 1_024
 
 
 class EvaluationOutcome(StrEnum):
-    """How an evaluation that was due ended."""
+    """How an evaluation ended."""
 
     DONE = "done"
     SUPERSEDED = "superseded"
@@ -43,7 +43,7 @@ class EvaluationOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """One evaluation of one version. `keeps`: it does not give way to a newer one."""
+    """One evaluation of one version. `keeps`: a newer version does not supersede it."""
 
     planned: Planned
     version: int
@@ -55,7 +55,7 @@ class _Due:
 
 
 class Evaluations:
-    """The evaluations of one run. `start` it once the session owns the run; `close` it: what is under way is left to the next session."""
+    """The evaluations of one run. `start` it once the session owns the run; after `close` the next session does unfinished ones."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class Evaluations:
         metrics: LearnerMetrics,
         clock: Clock,
     ) -> None:
-        """`open_requests` and `recorded` (what `evals` holds: version and name) are called by the thread, when there is something to do
-        for the first time. `window`: prompts asked and not settled, at most.
+        """`open_requests` and `recorded` (version and name of the results on `evals`) are called on the evaluations' thread, before the
+        first evaluation. `window`: most prompts that are asked and not settled.
         """
         self._run_id = run_id
         self._planned = tuple(planned)
@@ -93,24 +93,23 @@ class Evaluations:
     # From any thread
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def resume(self, newest: int, kept: Iterable[int], *, is_complete: bool) -> None:
-        """A learner begins at the published version `newest` of a run that has `kept` versions: what was missed is due."""
+        """Make missed evaluations due: a learner begins at the published version `newest` of a run that has `kept` versions."""
         published = list(kept)
         for planned in self._planned:
             for version in due_after_restart(planned.spec, newest, published, is_complete=is_complete):
                 self._add(_Due(planned, version, keeps=version == 0 or is_complete))
 
     def published(self, version: int, *, is_last: bool) -> None:
-        """The manifest of `version` is in the log."""
+        """Make the evaluations of `version` due, whose manifest is in the log."""
         for planned in self._planned:
             if is_due(planned.spec, version, is_last=is_last):
                 self._add(_Due(planned, version, keeps=version == 0 or is_last))
 
     def order(self, planned: Planned, version: int) -> None:
-        """Somebody asks for one more; it does not give way to another."""
+        """Add an evaluation by order; a newer version does not supersede it."""
         self._add(_Due(planned, version, keeps=True))
 
     def is_judging(self, reward: Reward) -> bool:
@@ -118,23 +117,23 @@ class Evaluations:
         return reward.group_id.startswith(self._prefix)
 
     def add_trajectory(self, where: Coordinates, trajectory: Trajectory) -> None:
-        """A trajectory of purpose `eval` was read."""
+        """Take a trajectory of purpose `eval`."""
         with self._changed:
             if self._tally is not None:
                 refused = self._tally.num_refused
-                # A prompt that the task does not have was not asked for either: whoever asks meets the same, and gives up.
+                # The task has no such prompt: `_evaluate` meets the same error and ends the evaluation.
                 with suppress(PromptFailed):
                     self._hear(self._tally.add_trajectory(where, trajectory))
                 self._metrics.evaluation_refused.inc(self._tally.num_refused - refused)
 
     def add_reward(self, at: Coordinates, reward: Reward) -> None:
-        """A reward for which `is_judging` holds was read."""
+        """Take a reward for which `is_judging` holds."""
         with self._changed:
             if self._tally is not None:
                 self._hear(self._tally.add_reward(at, reward))
 
     def take(self) -> list[Eval]:
-        """Results that nobody has taken yet, for one transaction. Raises what ended the thread."""
+        """Results since the last call, for one transaction. Raises the error that ended the thread."""
         with self._changed:
             self._raise_error()
             found, self._results = self._results, []
@@ -148,7 +147,6 @@ class Evaluations:
             return self._is_idle and not self._results
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -182,7 +180,7 @@ class Evaluations:
     def _end(self, due: _Due, outcome: EvaluationOutcome, why: str) -> None:
         self._metrics.evaluations.labels(due.planned.spec.name, outcome.value).inc()
         if outcome is not EvaluationOutcome.DONE:
-            # Whoever wants it may ask again.
+            # A later order may ask for it again.
             self._known.discard(due.key)
         say = logger.info if outcome is EvaluationOutcome.DONE else logger.warning
         say("Evaluation %s of version %d: %s, %s", due.planned.spec.name, due.version, outcome.value, why)
@@ -212,7 +210,6 @@ class Evaluations:
                 requests.close()
 
     def _next(self) -> _Due | None:
-        """What is due first; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
             if self._closed:
@@ -221,7 +218,7 @@ class Evaluations:
             return self._current
 
     def _evaluate(self, due: _Due, requests: EvaluationRequests) -> Eval | None:
-        """Ask everything, wait for the answers; None if it is given up, or left to the next session."""
+        """Send all requests and wait for the answers; None if the evaluation is given up, or left to the next session."""
         spec, started_s = due.planned.spec, self._clock.monotonic_s()
         tally = EvaluationTally(spec, due.version, lru_cache(maxsize=_ENTRIES)(partial(entry_of, due.planned)))
         with self._changed:
@@ -268,7 +265,7 @@ class Evaluations:
         return result
 
     def _ask(self, due: _Due, tally: EvaluationTally, requests: EvaluationRequests, *, again: bool) -> bool:
-        """Ask what is not settled, no more than the window at a time; whether that is the end of it. False: patience is over."""
+        """Ask the prompts that are not settled, `window` at a time. False if the patience ran out before all were settled."""
         with self._changed:
             todo = deque(tally.unsettled())
             settled_before, num_heard = tally.num_settled, self._num_heard
@@ -284,7 +281,6 @@ class Evaluations:
             num_asked += len(batch)
             with self._changed:
                 if not batch and self._num_heard == num_heard and not self._closed:
-                    # News, the end, or time to look at the clock: whatever woke it, the loop looks at everything again.
                     self._changed.wait(_LOOK_S)
                 if self._num_heard != num_heard:
                     num_heard, heard_s = self._num_heard, self._clock.monotonic_s()

@@ -1,4 +1,4 @@
-"""One prompt of an evaluation onto `requests`: to be answered under exactly one version, where the least work waits."""
+"""Sends the prompts of an evaluation: requests for exactly one version, to the partition with the least work."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from echo_tasks.task import Prompt, Task
 
 logger = logging.getLogger(__name__)
 
-# The window is counted in answers, not in lag: lag only says where.
+# No bound on the depth: the window bounds the requests, and the lag only chooses the partition.
 _ANY_DEPTH = 1 << 30
-# The workers' offsets move once a second or so; asking the cluster for each request would cost more than it tells.
+# Seconds between two looks at the workers' offsets, which move about once a second.
 _OBSERVE_EVERY_S = 0.5
 
 
 class PromptFailed(EchoError):
-    """The task could not make a prompt of an evaluation: this evaluation is given up, and nothing else."""
+    """The task could not make a prompt of an evaluation; only this evaluation is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """An evaluation with the task that it asks."""
+    """An evaluation with its task."""
 
     spec: EvaluationSpec
     task: Task
@@ -73,12 +73,11 @@ class EvaluationRequests:
         self._chooser.follow(partition, receipt)
 
     def close(self) -> None:
-        """Close both clients."""
         self._publisher.close()
         self._observer.close()
 
     def _place(self) -> int:
-        """The partition with the least work. An answer that does not come leaves what was known."""
+        """The partition with the least work, by the newest answer of the cluster."""
         if self._chooser is None:
             self._num_partitions = self._observer.num_partitions()
             self._chooser = LeastLagChooser(self._num_partitions, depth=_ANY_DEPTH)
@@ -95,7 +94,7 @@ class EvaluationRequests:
 
 
 def entry_of(planned: Planned, index: int) -> str:
-    """The entry that the request of prompt `index` carries. Raises PromptFailed."""
+    """The entry in the request of prompt `index`. Raises PromptFailed."""
     return requests.entry_of(_prompt(planned, index))
 
 

@@ -1,6 +1,6 @@
-"""Evaluations of one run on one cluster: what they are opened with, what was evaluated already, and which versions still can be.
+"""Sets up the evaluations of one run: plans, clients, results in the log, and versions whose weights are still there.
 
-Used by the learner's process, and by whoever evaluates where no learner is.
+Used by the learner's process, and by `echoswarm evaluate`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def plan_evaluations(settings: Settings) -> tuple[Planned, ...]:
-    """The file's evaluations with their tasks. Raises UserError for a task or reward that is not there."""
+    """The file's evaluations with their tasks. Raises UserError for an unknown task or reward."""
     specs = evaluation_specs(settings)
     tasks = load_evaluation_tasks(specs)
     return tuple(Planned(spec=spec, task=tasks[spec.name]) for spec in specs)
@@ -47,8 +47,8 @@ def plan_section(settings: Settings, section: EvalSettings) -> Planned:
 
 
 def plan_order(settings: Settings, order: EvaluationOrder) -> Planned:
-    """The evaluation that an order asks for. Whoever may write to `control` chooses among what is here already, and names no code and no
-    file: its task with its options, and its rewards, are the configuration's, or built in and without options.
+    """The evaluation that an order asks for. An order cannot make this process import code or open a file: its task with its options, and
+    its rewards, must be the configuration's, or built in and without options.
 
     Raises UserError, also as `plan_evaluations`; ValidationError.
     """
@@ -65,7 +65,7 @@ def plan_order(settings: Settings, order: EvaluationOrder) -> Planned:
 
 
 def open_evaluations(settings: Settings, bus: Bus, metrics: LearnerMetrics, clock: Clock) -> Evaluations:
-    """The run's evaluations, not started. Opens clients only once there is something to ask. Raises UserError as `plan_evaluations`."""
+    """The run's evaluations, not started. Clients are opened before the first evaluation. Raises UserError as `plan_evaluations`."""
 
     def open_requests() -> EvaluationRequests:
         prompts = PromptCodec(resolve_base(settings.policy.base))
@@ -83,7 +83,7 @@ def open_evaluations(settings: Settings, bus: Bus, metrics: LearnerMetrics, cloc
 
 
 def read_evaluations(bus: Bus) -> list[Eval]:
-    """All results of the run, in the order of the log, committed only. Raises DeadlineExceeded, TransportError."""
+    """All committed results of the run, in log order. Raises DeadlineExceeded, TransportError."""
     with closing(bus.look([EVALS])) as reader:
         reader.start()
         return [
@@ -100,7 +100,8 @@ def kept_manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
     Raises DeadlineExceeded, TransportError.
     """
     published = published_manifests(bus, run_id)
-    lows = _first_offsets(bus)
+    with closing(bus.look([WEIGHT_CHUNKS])) as reader:
+        lows = {partition: low for (_, partition), (low, _) in reader.bounds().items()}
     in_store = [manifest for manifest in published.values() if manifest.blob is None]
     stored = still_stored(in_store) if in_store else set()
     return {
@@ -111,27 +112,18 @@ def kept_manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
 
 
 def published_manifests(bus: Bus, run_id: str) -> dict[int, WeightManifest]:
-    """The versions that were published, oldest first, wherever their weights are now. Raises DeadlineExceeded, TransportError."""
+    """All published versions, oldest first, with or without their weights. Raises DeadlineExceeded, TransportError."""
     newest = bus.newest(WEIGHTS, WeightManifest)
     found = {manifest.version: manifest for key, manifest in newest.items() if key == weights_key(run_id, manifest.version)}
     return dict(sorted(found.items()))
 
 
 def obey_orders(evaluations: Evaluations, settings: Settings, orders: Mapping[str, Control]) -> None:
-    """Take over those of `orders` that ask for an evaluation; one that cannot be read is passed over with a warning."""
+    """Obey those of `orders` that ask for an evaluation; an invalid one is skipped with a warning."""
     for control in orders.values():
-        if control.evaluation is not None and control.run_id == settings.run.name:
+        order = control.evaluation
+        if order is not None and control.run_id == settings.run.name:
             try:
-                evaluations.order(plan_order(settings, control.evaluation), control.evaluation.version)
+                evaluations.order(plan_order(settings, order), order.version)
             except (ValidationError, UserError) as exc:
-                logger.warning("The order to evaluate %r cannot be obeyed: %s", _name_of(control.evaluation), exc)
-
-
-def _name_of(order: EvaluationOrder) -> str:
-    return f"{order.name}, version {order.version}"
-
-
-def _first_offsets(bus: Bus) -> dict[int, int]:
-    """Where each partition of `weights.chunks` begins."""
-    with closing(bus.look([WEIGHT_CHUNKS])) as reader:
-        return {partition: low for (_, partition), (low, _) in reader.bounds().items()}
+                logger.warning("The order to evaluate %s, version %d, cannot be obeyed: %s", order.name, order.version, exc)

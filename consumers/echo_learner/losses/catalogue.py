@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,28 +35,21 @@ if TYPE_CHECKING:
     from echo_learner.losses.interface import Loss
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """The config class of a loss, and the function (batch, config) -> LossOutputs, named so that torch waits."""
-
-    config: type[LossConfig]
-    function: str
-
-
 DEFAULT_LOSS = "grpo_tis"
 
-_LOSSES: Mapping[str, _Entry] = {
-    DEFAULT_LOSS: _Entry(GrpoTis, "grpo_tis"),
-    "grpo_clip": _Entry(GrpoClip, "grpo_clip"),
-    "cispo": _Entry(Cispo, "cispo"),
-    "token_tis": _Entry(TokenTis, "cispo"),
-    "icepop": _Entry(IcePop, "icepop"),
-    "sequence_mask": _Entry(SequenceMask, "sequence_mask"),
-    "decoupled_ppo": _Entry(DecoupledPpo, "decoupled_ppo"),
-    "dppo": _Entry(Dppo, "dppo"),
-    "gspo": _Entry(Gspo, "gspo"),
+_LOSSES: Mapping[str, type[LossConfig]] = {
+    DEFAULT_LOSS: GrpoTis,
+    "grpo_clip": GrpoClip,
+    "cispo": Cispo,
+    "token_tis": TokenTis,
+    "icepop": IcePop,
+    "sequence_mask": SequenceMask,
+    "decoupled_ppo": DecoupledPpo,
+    "dppo": Dppo,
+    "gspo": Gspo,
 }
-_FUNCTIONS: Mapping[type[LossConfig], str] = {entry.config: entry.function for entry in _LOSSES.values()}
+# The function (batch, config) -> LossOutputs of each config, by the name of its module, which imports torch.
+_FUNCTIONS: Mapping[type[LossConfig], str] = {config: name for name, config in _LOSSES.items()} | {TokenTis: "cispo"}
 
 
 def loss_names() -> tuple[str, ...]:
@@ -75,18 +68,18 @@ def parse_loss(name: str, options: Mapping[str, object] | None = None) -> LossCo
         if not (attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))):
             raise UserError(f"{name!r} is not an import path.", hint="Write it as 'package.module:function'.")
         return CustomLoss(path=name, options=dict(options))
-    entry = _LOSSES.get(name)
-    if entry is None:
+    config = _LOSSES.get(name)
+    if config is None:
         raise UserError(
             f"There is no loss {name!r}.",
             hint=f"{_nearest(name, loss_names())} Your own is named by import path, 'package.module:function'.",
         )
-    known = tuple(option.name for option in fields(entry.config))
+    known = tuple(option.name for option in fields(config))
     for option in options:
         if option not in known:
             raise UserError(f"The loss {name!r} has no option {option!r}.", hint=_nearest(option, known))
     try:
-        adapter: TypeAdapter[LossConfig] = TypeAdapter(entry.config)
+        adapter: TypeAdapter[LossConfig] = TypeAdapter(config)
         return adapter.validate_python(dict(options))
     except ValidationError as exc:
         first = exc.errors()[0]

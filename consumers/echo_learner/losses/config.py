@@ -1,4 +1,4 @@
-"""The choices of each loss: frozen, with defaults and where each default comes from.
+"""The options of each loss, with defaults and their sources.
 
 No torch, so that any process can check a run's file.
 """
@@ -39,7 +39,7 @@ def _require_band(low: float, high: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """`clip_low`, `clip_high`: epsilon of eq. 25 on either side. `dual_clip`: bound on r for A < 0 (verl uses 3), none."""
+    """`clip_low`, `clip_high`: epsilon of eq. 25 on either side. `dual_clip`: bound on r for A < 0 (verl uses 3); None: no bound."""
 
     clip_low: float = CLIP_LOW
     clip_high: float = CLIP_HIGH
@@ -51,7 +51,7 @@ class Clip:
         _require(high >= 0 and math.isfinite(high), f"clip_high is {high}; it must be a number of at least 0.")
         _require(
             dual is None or (dual > 1 + high and math.isfinite(dual)),
-            f"dual_clip is {dual}; it must be above 1 + clip_high, else it would cut what the clip lets pass.",
+            f"dual_clip is {dual}; it must be above 1 + clip_high, else it would cut ratios that the clip allows.",
         )
 
 
@@ -139,7 +139,7 @@ class DecoupledPpo(Clip):
 
 
 class Divergence(StrEnum):
-    """Distance between pi and mu at the sampled token, all other tokens taken together as one (binary)."""
+    """Distance between pi and mu at the sampled token, with all other tokens taken as one (binary)."""
 
     TOTAL_VARIATION = "tv"
     KL = "kl"
@@ -174,7 +174,6 @@ class Dppo:
 
     @property
     def limit(self) -> float:
-        """The threshold in force."""
         return _DPPO_THRESHOLDS[self.divergence] if self.threshold is None else self.threshold
 
 
@@ -191,12 +190,12 @@ class Gspo:
     cap: float = TRUNCATION
 
     def __post_init__(self) -> None:
-        _ = self.clip  # refuses bounds that make no sense
+        _ = self.clip  # raises for invalid bounds
         _require_positive("cap", self.cap)
 
     @property
     def clip(self) -> Clip:
-        """The two bounds, without a third."""
+        """The bounds as a Clip without a dual clip."""
         return Clip(clip_low=self.clip_low, clip_high=self.clip_high)
 
 

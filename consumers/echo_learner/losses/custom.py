@@ -1,4 +1,4 @@
-"""A user's own loss, found by import path and held to the same contract as ours."""
+"""A user's own loss, found by import path and checked for the contract of the built-in ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from echo_schemas.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class CheckedLoss:
-    """Calls a user's function with its options and refuses an answer that would train something else than was meant."""
+    """Calls a user's function with its options and checks what it returns."""
 
     path: str
     function: Callable[..., object]
@@ -46,15 +46,14 @@ class CheckedLoss:
         sums: Mapping[str, object] = outputs.sums  # a user's function may have put anything there
         if any(not isinstance(total, Tensor) or total.dim() != 0 for total in sums.values()):
             raise UserError(f"The sums of the loss {self.path} must be 0-d tensors, one number each.")
-        # What every loss reports, so that a user's own need not.
+        # Sums of every loss, which a user's function may leave out.
         return replace(outputs, sums={"policy_loss": outputs.loss.detach(), "weight": outputs.weights.sum(), **outputs.sums})
 
 
 def load_custom_loss(custom: CustomLoss) -> CheckedLoss:
     """Import `module:attribute`: a function (batch, **options) -> LossOutputs.
 
-    Raises UserError when it is not there or cannot be called so. A mistake inside the user's module other than a failed
-    import shows as itself, with its traceback.
+    Raises UserError if it does not exist or cannot be called like this. Other errors inside the user's module are raised as they are.
     """
     module_name, _, attribute = custom.path.partition(":")
     try:

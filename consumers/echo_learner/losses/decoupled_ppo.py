@@ -1,4 +1,4 @@
-"""Decoupled PPO: one policy to correct from, another to stay close to."""
+"""Decoupled PPO: corrects for the sampler, and stays close to the learner at the start of the step."""
 
 from __future__ import annotations
 

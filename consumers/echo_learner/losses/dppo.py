@@ -1,4 +1,4 @@
-"""DPPO: a token is stopped by how far its probability moved, not by its ratio."""
+"""DPPO: rejects a token by the change of its probability, not by its ratio."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def dppo(batch: LossInputs, config: Dppo) -> LossOutputs:
     """-keep · sg(min(pi/mu, cap)) · A · log pi + penalty · (log pi/mu)^2.
 
     DPPO (arXiv 2602.04879); the penalty is prime-rl's. keep is 0 where the token has already moved beyond the threshold
-    in the direction its advantage pushes it: up for A > 0, down else.
+    in the direction of its advantage: up for A > 0, else down.
     """
     learner = batch.learner.detach()
     moved = learner.exp() - batch.sampler.exp()

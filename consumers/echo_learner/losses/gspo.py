@@ -12,8 +12,8 @@ def gspo(batch: LossInputs, config: Gspo) -> LossOutputs:
 
     GSPO (arXiv 2507.18071, eq. 5 to 7): one s for all tokens of a sequence. The paper averages over sequences:
     normalisation `sequence` gives its objective. Its old policy is pi_prev here, since its clip is far too tight for a
-    stale sampler; the sampler is corrected by a weight a token. Since s is one for all tokens, each token's gradient carries the mean
-    of its sequence's weights; in verl, which lets the gradient through the token's own ratio (GSPO-token, eq. 13), it carries its own.
+    stale sampler; a weight for each token corrects for the sampler. Since all tokens share s, each token's gradient has the mean of its
+    sequence's weights; verl, with a gradient through the token's own ratio (GSPO-token, eq. 13), gives each token its own weight.
     """
     correction = start_to_sampler(batch)
     weights = correction.clamp(max=config.cap)

@@ -1,4 +1,4 @@
-"""IcePop: tokens on which learner and sampler disagree too much, either way, do not count."""
+"""IcePop: rejects tokens whose ratio of learner and sampler is too small or too large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss gets and gives."""
+"""The inputs and outputs of a loss."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ class LossInputs:
     """One micro-batch as flat token tensors. T response tokens of N whole sequences, in any order.
 
     `learner` [T], with gradient: log-probabilities under the policy being trained. `sampler` [T]: under the policy that sampled.
-    `previous` [T] or None: under the learner at the start of the step; None says that the learner has not moved since, which is true of the
-    first update of a step only. `reference` [T] or None: under the reference policy. `advantages` [T]. `mask` [T] bool: tokens to train on.
+    `previous` [T] or None: under the learner at the start of the step; None in the first update of a step, when the learner has not changed
+    yet. `reference` [T] or None: under the reference policy. `advantages` [T]. `mask` [T] bool: tokens to train on.
     `sequence_ids` [T] int64 in [0, N). `sequence_lengths` [N] int64: response tokens of each sequence, masked ones included.
     `sequence_scales` [N]: the factor of each sequence's tokens in the sum, made by `echo_core.normalisation.sequence_scales` from the
     lengths of the *whole update*, all micro-batches and ranks: that is why the gradients of micro-batches add up to the update's.
 
-    After construction masked tokens hold log-probability 0 and advantage 0 everywhere, so whatever stood there
-    (padding, NaN) reaches neither the loss nor the gradient. The same is done to an unmasked token with a number that
-    is not finite, and `num_not_finite` (0-d) counts it: a trainer that meets one must not apply the update.
-    Half-precision tensors become float32.
+    After construction masked tokens hold log-probability 0 and advantage 0, so padding and NaN reach neither the loss nor the gradient.
+    The same is done to an unmasked token with a number that is not finite, and `num_not_finite` (0-d) counts it: a trainer must not apply
+    an update with such a token. Half-precision tensors become float32.
     """
 
     learner: Tensor
@@ -73,7 +72,7 @@ class LossInputs:
 
     @property
     def token_scales(self) -> Tensor:
-        """What each token's term is multiplied by in the sum, [T]."""
+        """The factor of each token's term in the sum, [T]."""
         return self.sequence_scales.to(self.learner.dtype)[self.sequence_ids]
 
 
@@ -95,6 +94,4 @@ class LossOutputs:
 class Loss(Protocol):
     """A policy loss: pure, deterministic, no state."""
 
-    def __call__(self, batch: LossInputs, /) -> LossOutputs:
-        """The loss of one micro-batch."""
-        ...
+    def __call__(self, batch: LossInputs, /) -> LossOutputs: ...

@@ -1,4 +1,4 @@
-"""The pieces that the formulas share: bounded ratios, the clipped surrogate, means over sequences, the final sum."""
+"""Functions that the losses share: bounded ratios, the clipped surrogate, means over sequences, the final sum."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Surrogate(NamedTuple):
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: Clip) -> Surrogate:
     """min(r·A, clip(r, 1 - clip_low, 1 + clip_high)·A), for A < 0 bounded below by dual_clip·A.
 
-    PPO (arXiv 1707.06347) and its dual clip (arXiv 1912.09729). A clipped token has no gradient. Tokens that only the
-    dual clip holds count as clipped high.
+    PPO (arXiv 1707.06347) and its dual clip (arXiv 1912.09729). A clipped token has no gradient. A token that the dual clip bounds counts
+    as clipped high.
     """
     low, high, dual_clip = 1 - clip.clip_low, 1 + clip.clip_high, clip.dual_clip
     inside = ratio.clamp(low, high)
@@ -70,7 +70,7 @@ def reduce_loss(batch: LossInputs, per_token: Tensor, weights: Tensor, flags: Ma
 
 
 def rejection_flags(rejected: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """Flags of rejected tokens by the sign of their advantage: a filter that rejects one sign more biases the policy."""
+    """Flags of rejected tokens by the sign of their advantage: rejecting one sign more often biases the policy."""
     return {
         "rejected": rejected,
         "rejected_positive": rejected & (advantages > 0),

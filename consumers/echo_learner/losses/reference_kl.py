@@ -18,8 +18,8 @@ class WithReferenceKl:
     k1 = -d, k2 = d²/2, k3 = exp(d) - d - 1 (GRPO, arXiv 2402.03300, eq. 4; J. Schulman, "Approximating KL divergence", 2020).
 
     In the loss: + coef · w · k(d), normalised as the loss is; w is the loss's own importance weight, or 1, as `config.weighted` says.
-    In the advantage: A - coef · k(d) at the start of the step, without gradient: a reward of the token's own, which the loss weights and
-    clips as it does the other. The sum `reference_kl` is unweighted in both, `kl_loss` what is added to the loss.
+    In the advantage: A - coef · k(d) at the start of the step, without gradient: an additional reward of the token, which the loss weights
+    and clips with the rest. The sum `reference_kl` is unweighted in both; `kl_loss` is the term added to the loss.
     """
 
     inner: Loss

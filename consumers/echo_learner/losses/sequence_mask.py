@@ -1,4 +1,4 @@
-"""Sequence mask: a sequence that the learner finds too unlikely, or too likely, per token does not count at all."""
+"""Sequence mask: rejects a sequence whose mean token probability has changed too much between sampler and learner."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What is measured on every micro-batch, whatever the loss: sums that add up over micro-batches, updates and ranks.
+"""Measures every micro-batch in the same way for all losses: sums that add up over micro-batches, updates and ranks.
 
-Ratios are *not* clamped here. A loss that truncates its weights and then reports on the truncated ones (a known trap)
-looks healthier the further the policies drift apart; these numbers come from the inputs. Everything is float64, and
-sums of ratios are kept as logarithms, so that no ratio overflows.
+Ratios are *not* clamped here: a loss that truncates its weights and reports the truncated ones looks healthier the further the policies
+drift apart. Everything is float64, and sums of ratios are kept as logarithms, so that no ratio overflows.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ _LARGEST_EXPONENT = 700.0  # exp() of more overflows float64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenSums:
-    """0-d float64 tensors by name: `sums` are added, of `maxima` the larger is kept, `log_sums` are logarithms of sums."""
+    """0-d float64 tensors by name. Merging adds `sums`, takes the larger of `maxima`, and adds under the logarithm in `log_sums`."""
 
     sums: Mapping[str, Tensor]
     maxima: Mapping[str, Tensor]
     log_sums: Mapping[str, Tensor]
 
     def merged(self, other: TokenSums) -> TokenSums:
-        """The sums of both. Raises KeyError when the two were not measured in the same way."""
+        """The sums of both. Raises KeyError if the two have different names."""
         return TokenSums(
             sums={name: total + other.sums[name] for name, total in self.sums.items()},
             maxima={name: torch.maximum(total, other.maxima[name]) for name, total in self.maxima.items()},
@@ -39,7 +38,7 @@ class TokenSums:
         return torch.stack([*self.sums.values(), *self.maxima.values(), *self.log_sums.values()])
 
     def with_vector(self, vector: Tensor) -> TokenSums:
-        """The TokenSums that another rank, measuring the same things, made into `vector`."""
+        """The TokenSums that another rank with the same names turned into `vector`."""
         names = (*self.sums, *self.maxima, *self.log_sums)
         values = dict(zip(names, vector.unbind(), strict=True))
         return TokenSums(
@@ -57,9 +56,8 @@ class TokenSums:
 def measure_tokens(batch: LossInputs, outputs: LossOutputs, *, entropies: Tensor | None = None, fresh: Tensor | None = None) -> TokenSums:
     """Measure one micro-batch after its loss.
 
-    `entropies` [T]: entropy of the learner's whole distribution at each token, in nats, where the trainer has the
-    logits. `fresh` [T] bool: tokens sampled by exactly the version that starts this step, on which any difference
-    between learner and sampler is the engines' own and not staleness.
+    `entropies` [T]: entropy of the learner's whole distribution at each token, in nats. `fresh` [T] bool: tokens sampled by exactly the
+    version that starts this step; a difference between learner and sampler there comes from the engines and not from staleness.
     """
     zero = torch.zeros((), dtype=torch.float64, device=batch.learner.device)
     learner, sampler, start = batch.learner.detach().double(), batch.sampler.double(), batch.start_of_step.double()
@@ -97,7 +95,7 @@ def measure_tokens(batch: LossInputs, outputs: LossOutputs, *, entropies: Tensor
 
 
 def entropy_of_logits(logits: Tensor) -> Tensor:
-    """Entropy of softmax(logits) in nats, [...] for logits [..., V] of any precision; a vocabulary entry of -inf has no share in it."""
+    """Entropy of softmax(logits) in nats, [...] for logits [..., V] of any precision; vocabulary entries of -inf count as impossible."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     return -(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(dim=-1)
 

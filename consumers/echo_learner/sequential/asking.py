@@ -1,10 +1,10 @@
-"""Where a sequential learner's batches come from: it asks for exactly what the next step needs, and waits for that.
+"""Where a sequential learner's batches come from: it requests exactly the groups of the next step, and waits for them.
 
     learner's thread, while it waits:  receipts ─▶ ledger ─▶ requests, by lag       what the intake assembles ─▶ ledger, batch
     replies thread ── wakes it ───────────┘
 
-Everything here runs on the learner's thread, inside `next_batch`: while a step is trained nothing is open. What decides is
-`RequestLedger`; what is sent goes where the least work lies.
+Everything here runs on the learner's thread, inside `next_batch`: while a step is trained no request is open. `RequestLedger` decides
+what to send; requests go to the partition with the least work.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MOST_REPLACED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskingParts:
-    """What is asked with; opened, and closed, by whoever made it. `inbox` is started; `reply_topic` is its physical name.
+    """What `BatchRequests` works with; the caller opens and closes it. `inbox` is started; `reply_topic` is its physical name.
 
-    `share` tells the chooser who works and how fast, before each round of requests. `holders`: who says to read a partition of `requests`
-    now. `timeout_s`: the least time that a request has.
+    `share` tells the chooser the workers and their speeds, before each round of requests. `holders`: the workers that report to read a
+    partition of `requests` now. `timeout_s`: the least time that a request has.
     """
 
     builder: RequestBuilder
@@ -61,7 +61,7 @@ class AskingParts:
 
 
 class BatchRequests:
-    """Asks for batches, one after another: a `BatchSource`. Used from the learner's thread."""
+    """Requests one batch after another: a `BatchSource`. Used from the learner's thread."""
 
     needs_newest = True
 
@@ -73,37 +73,36 @@ class BatchRequests:
         self._last_closing: Closing | None = None
         self._fates: Counter[ReplyFate] = Counter()
         self._num_sent = self._num_resent = 0
-        # Whether requests wait for room: then every receipt counts.
+        # Whether requests wait for room: then every receipt must wake the learner.
         self._is_short = False
         self._patience = Patience(least_s=parts.timeout_s, num_steps=0)
-        # Requests are counted and not offsets: other writers' records lie between them.
-        self._placed: dict[str, int] = {}
-        # Who read the partition when the request was sent; it may have moved to somebody else since.
-        self._sent_to: dict[str, frozenset[str]] = {}
+        # By correlation id: the request's partition, and the workers that read it when the request was sent.
+        self._placed: dict[str, tuple[int, frozenset[str]]] = {}
+        # Per partition, requests written and done. Not offsets: other writers' records lie between them.
         self._written = [0] * parts.num_partitions
         self._done = [0] * parts.num_partitions
 
     def begin(self, version: int, sha256: str) -> None:
-        """From now on ask for samples of `version`, whose snapshot, with this checksum, is in the log or will soon be."""
+        """Request samples of `version` from now on, whose snapshot, with this checksum, is in the log or will soon be."""
         self._parts.intake.expect_weights(sha256)
         self._ledger.begin(version, sha256)
         self._version = version
 
     def is_issued(self, seq: int) -> bool:
-        """Whether `seq` was ever asked for. From any thread."""
+        """Whether `seq` was ever requested. From any thread."""
         return seq < self._ledger.next_seq
 
     def on_its_way(self, ask: Ask) -> None:
-        """A request of an earlier session is waited for."""
+        """Wait for a request of an earlier session."""
         self._ledger.adopt(ask)
 
     def next_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
-        """The groups of the next batch; None if they are not there within `timeout_s`, or if something else came.
+        """The groups of the next batch; None if they are not there within `timeout_s`, or after `Intake.wake`.
 
         Raises UserError if the workers fail at everything, TransportError.
         """
         intake, clock = self._parts.intake, self._parts.clock
-        # Before the log was read to its end nobody knows which groups it holds already.
+        # Until the log is read to its end, it may hold the groups already.
         if intake.is_caught_up:
             self._look()
             self._take_replies()
@@ -116,13 +115,13 @@ class BatchRequests:
         return groups
 
     def hear(self, reply: RolloutReply) -> None:
-        """A receipt came; on the replies thread. One that says what was expected wakes nobody: its group tells more."""
+        """Take note of a receipt, on the replies thread. An expected one does not wake the learner: its group will."""
         is_plain = reply.outcome is ReplyOutcome.DONE and reply.version == self._version and len(reply.where) == self._parts.group_size
         if self._is_short or not is_plain:
             self._parts.intake.wake()
 
     def take_counts(self) -> dict[str, float]:
-        """For the step's report, since the last call: what was sent, and what became of the replies."""
+        """Counts for the step's report, since the last call: requests sent, and replies by fate."""
         counts = {"requests_sent": float(self._num_sent), "requests_resent": float(self._num_resent)}
         counts |= {f"replies_{fate.value}": float(self._fates[fate]) for fate in ReplyFate}
         self._num_sent = self._num_resent = 0
@@ -130,7 +129,7 @@ class BatchRequests:
         return counts
 
     def _look(self) -> None:
-        """What the assembler made of the open seqs."""
+        """Tell the ledger the assembler's state of the open seqs."""
         for seq, state in self._parts.intake.states(self._ledger.open_seqs).items():
             took_s = self._ledger.look(seq, state, self._parts.clock.time_ms())
             if took_s is not None:
@@ -143,7 +142,7 @@ class BatchRequests:
             self._parts.metrics.replies.labels(verdict.fate.value).inc()
             if verdict.fate is ReplyFate.FOREIGN:
                 said = reply.error or reply.outcome.value
-                logger.warning("%s, who did not have it, answers %s for %s; ignored", reply.worker_id, said, reply.group_id)
+                logger.warning("%s answers %s for %s, which it did not hold; ignored", reply.worker_id, said, reply.group_id)
                 continue
             self._finish(correlation)
             if verdict.fate is ReplyFate.UNFULFILLED:
@@ -152,11 +151,11 @@ class BatchRequests:
                 self._close([verdict.closing])
 
     def _is_holder(self, correlation: str, worker_id: str) -> bool:
-        """Whether the worker may have had the request. Where nobody says to read its partition, anybody may."""
-        partition = self._placed.get(correlation)
-        if partition is None:
+        """Whether the worker may have held the request. If no worker reports to read its partition, any may have."""
+        placed = self._placed.get(correlation)
+        if placed is None:
             return True
-        holders = self._sent_to.get(correlation, frozenset()) | self._parts.holders(partition)
+        holders = placed[1] | self._parts.holders(placed[0])
         return not holders or worker_id in holders
 
     def _close(self, closings: list[Closing]) -> None:
@@ -172,7 +171,7 @@ class BatchRequests:
             )
 
     def _send(self) -> None:
-        """Everything that is wanted, as far as the workers have room."""
+        """Send the wanted requests, as far as the workers have room."""
         parts, ledger = self._parts, self._ledger
         if not ledger.num_wanted:
             return
@@ -196,7 +195,7 @@ class BatchRequests:
             self._num_resent += ask.resends > 0
 
     def _send_probe(self) -> None:
-        """One per version, on which log-probabilities are compared. Nobody waits for it."""
+        """Send one probe per version, on which log-probabilities are compared. No batch waits for it."""
         parts = self._parts
         if not parts.probe_size or self._probed >= self._version:
             return
@@ -224,24 +223,22 @@ class BatchRequests:
         self._parts.publisher.publish(REQUESTS, request, partition=partition, headers=headers)
         self._parts.metrics.requests.labels(request.purpose.value).inc()
 
-    # Who has how much to do
+    # How much work each partition has
 
     def _place(self, correlation: str, partition: int) -> None:
-        self._placed[correlation] = partition
-        self._sent_to[correlation] = self._parts.holders(partition)
+        self._placed[correlation] = partition, self._parts.holders(partition)
         self._parts.chooser.acknowledged(partition, self._written[partition])
         self._written[partition] += 1
 
     def _finish(self, correlation: str) -> None:
-        """The request is done, whatever became of it."""
-        partition = self._placed.pop(correlation, None)
-        self._sent_to.pop(correlation, None)
-        if partition is not None:
+        """Note that the request is done, with or without success."""
+        if correlation in self._placed:
+            partition, _ = self._placed.pop(correlation)
             self._done[partition] += 1
             self._parts.chooser.observe({partition: PartitionWork(first_open=self._done[partition], end=self._written[partition])})
 
     def _settle_places(self) -> None:
-        """Requests that nothing is expected of any more hold no worker's share."""
+        """Release the shares of requests whose answer is not needed any more."""
         current = self._ledger.current
         for correlation in [correlation for correlation in self._placed if correlation not in current]:
             self._finish(correlation)

@@ -1,4 +1,4 @@
-"""Requests that an earlier session, or the other mode, left in the log: which are waited for, asked again, or closed."""
+"""Requests that an earlier session, or the other mode, left in the log: the learner waits for them, sends them again, or closes them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from echo_learner.sequential.requesting import Ask
 from echo_schemas.records import Purpose, RolloutRequest
 from echo_schemas.topics import REQUESTS
 
-# How far the clocks of two machines may differ: requests are looked for from so long before the checkpoint on.
+# How far the clocks of two machines may differ: requests are read from so long before the checkpoint on.
 _CLOCKS_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOver:
-    """Every seq below `next_seq` that is not closed stands in one of the three. `other_mode`: asked for in the other mode."""
+    """Every seq below `next_seq` that is not closed is in one of the three. `other_mode`: requested in the other mode."""
 
     next_seq: int
     on_their_way: tuple[Ask, ...]
@@ -29,10 +29,10 @@ class LeftOver:
 
 
 def find_left_over(shown: Iterable[RolloutRequest], closed: ClosedSeqs, *, version: int, is_sequential: bool, now_ms: int) -> LeftOver:
-    """What `shown`, the training requests that the log holds, means for a learner at `version` with `closed` seqs.
+    """Sort `shown`, the training requests in the log, for a learner at `version` with `closed` seqs.
 
     A request is on its way if it asks for exactly `version` and its deadline has not passed; the newest of a seq counts. A seq below the
-    highest that was asked for which is neither shown nor closed was lost before it was written, and is asked again.
+    highest requested one that is neither shown nor closed was never written, and is requested again.
     """
     newest: dict[int, RolloutRequest] = {}
     for request in shown:
@@ -46,10 +46,10 @@ def find_left_over(shown: Iterable[RolloutRequest], closed: ClosedSeqs, *, versi
         found = newest.get(seq)
         if found is not None and found.exact is not is_sequential:
             other_mode.append(seq)
-        elif found is None or not _is_on_its_way(found, version, now_ms):
+        elif found is None or (ask := _ask_of(found, version, now_ms)) is None:
             again.append(seq)
         else:
-            on_their_way.append(_ask_of(found))
+            on_their_way.append(ask)
     return LeftOver(next_seq=resume.next_seq, on_their_way=tuple(on_their_way), again=tuple(again), other_mode=tuple(other_mode))
 
 
@@ -68,15 +68,14 @@ def read_requests(bus: Bus, since_ms: int | None) -> list[RolloutRequest]:
         ]
 
 
-def _is_on_its_way(request: RolloutRequest, version: int, now_ms: int) -> bool:
+def _ask_of(request: RolloutRequest, version: int, now_ms: int) -> Ask | None:
+    """None if the request is not on its way any more."""
     is_late = request.deadline_ms is not None and request.deadline_ms <= now_ms
-    return request.required_version == version and request.correlation is not None and not is_late
-
-
-def _ask_of(request: RolloutRequest) -> Ask:
+    if request.required_version != version or request.correlation is None or is_late:
+        return None
     return Ask(
         seq=request.seq,
-        correlation=request.correlation or "",
+        correlation=request.correlation,
         sent_ms=request.issued_ms,
         deadline_ms=request.deadline_ms,
         resends=request.resends,

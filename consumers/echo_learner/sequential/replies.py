@@ -1,6 +1,6 @@
-"""The learner's partition of `replies`: read from before its first request, so that no receipt is missed.
+"""Reads the learner's partition of `replies`, from before its first request, so that no receipt is missed.
 
-Threads: one thread of its own reads; `take` and `wake` belong to the learner's. If reading fails, the next `take` raises the cause.
+Threads: one thread of its own reads; `take` belongs to the learner's. If reading fails, the next `take` raises the cause.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from echo_schemas.topics import REPLIES
 logger = logging.getLogger(__name__)
 
 PARTITION = 0
-"""The learner's own; other requesters of a namespace use the others."""
+"""The learner's; other requesters of a namespace use the others."""
 
-# Receipts before the end that are read at the start: those of an earlier session's last requests are among them.
+# Receipts before the end that are read at the start, to have those of an earlier session's last requests.
 _BACK = 2048
 _READ_S = 0.1
 
@@ -29,7 +29,7 @@ class ReplyInbox:
     """Receipts in the order of the log. `start` it, and `close` it, which closes the reader."""
 
     def __init__(self, reader: LogReader, on_reply: Callable[[RolloutReply], None]) -> None:
-        """`reader` reads `replies` alone. `on_reply` gets each receipt, which `take` returns, on the reading thread; it must be short."""
+        """`reader` reads only `replies`. `on_reply` gets each receipt on the reading thread and must be short; `take` returns it, too."""
         self._reader = reader
         self._on_reply = on_reply
         self._found: deque[tuple[str, RolloutReply]] = deque()
@@ -38,7 +38,7 @@ class ReplyInbox:
         self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
 
     def start(self) -> None:
-        """Take the place in the partition; only then may requests be sent. Raises TransportError."""
+        """Start reading; requests may be sent after this. Raises TransportError."""
         place = (REPLIES.name, PARTITION)
         ends = self._reader.start()
         low = self._reader.positions[place]
@@ -46,13 +46,12 @@ class ReplyInbox:
         self._thread.start()
 
     def take(self) -> list[tuple[str, RolloutReply]]:
-        """Correlation ids with their receipts, since the last call. Raises what reading met."""
+        """Correlation ids with their receipts, since the last call. Raises the error that ended the reading."""
         if self._error is not None:
             raise self._error
         return [self._found.popleft() for _ in range(len(self._found))]
 
     def close(self) -> None:
-        """Stop reading."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()

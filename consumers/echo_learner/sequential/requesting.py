@@ -17,9 +17,9 @@ from enum import StrEnum
 
 from echo_schemas.records import DropReason, ReplyOutcome, RolloutReply
 
-# Correlation ids of seqs that are over, so that what comes late is known as such.
+# Correlation ids of finished seqs that are kept, to recognise late replies.
 _REMEMBERED = 4096
-# A request that nobody answers is asked again after 1, 2, 4, … up to 32 times what requests may take.
+# A request without an answer is sent again after 1, 2, 4, … up to 32 times the patience.
 _MOST_DOUBLINGS = 5
 _UNFULFILLED = {
     ReplyOutcome.NOT_READY: DropReason.EXPIRED,
@@ -29,7 +29,7 @@ _UNFULFILLED = {
 
 
 class ReplyFate(StrEnum):
-    """What became of a reply. `foreign`: a refusal by somebody who had no such request."""
+    """How a reply was taken. `foreign`: a refusal by a worker that did not hold the request."""
 
     ACCEPTED = "accepted"
     UNFULFILLED = "unfulfilled"
@@ -41,7 +41,7 @@ class ReplyFate(StrEnum):
 
 
 class SeqState(StrEnum):
-    """What the log holds of a seq. `whole`: one attempt with all its members, whose rewards may still be missing."""
+    """The state of a seq in the log. `whole`: one attempt has all its members; rewards may be missing."""
 
     MISSING = "missing"
     WHOLE = "whole"
@@ -50,7 +50,7 @@ class SeqState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request to send, or on its way. Times are milliseconds since the epoch; `deadline_ms` None: nobody knows yet what is long."""
+    """One request to send, or on its way. Times are milliseconds since the epoch; `deadline_ms` None: the patience is not known yet."""
 
     seq: int
     correlation: str
@@ -70,7 +70,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What a reply means. `seq` None: of no request of this step. `closing`: its seq is given up."""
+    """The verdict on a reply. `seq` None: it answers no request of this step. `closing`: its seq is given up."""
 
     fate: ReplyFate
     seq: int | None = None
@@ -81,7 +81,7 @@ class Ruling:
 class _OpenSeq:
     """A seq of this step. `sent` None: wanted. `answered`: a receipt for trajectories was taken. `whole`: the log has them.
 
-    `silences`: how many of its `resends` were for requests that nobody answered.
+    `silences`: how many of its `resends` followed requests without any answer.
     """
 
     seq: int
@@ -93,13 +93,13 @@ class _OpenSeq:
     whole: bool = False
 
     def patience_ms(self, patience_s: float) -> int:
-        """Twice as long after each silence: a worker that is that slow is heard in the end, and one that is stuck costs few requests."""
+        """Doubles after each silence: a slow worker answers in time at last, and a stuck one costs few requests."""
         return int(patience_s * 1000) << min(self.silences, _MOST_DOUBLINGS)
 
 
 @dataclass(slots=True)
 class _Past:
-    """A request whose seq is over. The first receipt of a group that was trained may just be slower than the group."""
+    """A request of a finished seq. The first receipt of a trained group may come after the group itself."""
 
     version: int
     sha256: str
@@ -121,12 +121,12 @@ class RequestLedger:
     def __init__(
         self, *, num_groups: int, group_size: int, max_resends: int, session: str, next_seq: int, again: Iterable[int] = ()
     ) -> None:
-        """`next_seq` was never asked for; `again`: open seqs below it without a request. `session` makes correlation ids unique."""
+        """`next_seq` was never requested; `again`: open seqs below it without a request. `session` makes correlation ids unique."""
         self._num_groups = num_groups
         self._group_size = group_size
         self._max_resends = max_resends
         self._session = session
-        self._next_seq = next_seq
+        self.next_seq = next_seq
         self._spare: deque[int] = deque(sorted(again))
         self._version = -1
         self._sha256 = ""
@@ -138,13 +138,7 @@ class RequestLedger:
         """Seqs of this step that were replaced."""
 
     @property
-    def next_seq(self) -> int:
-        """The seq that is allocated next, where none is left over."""
-        return self._next_seq
-
-    @property
     def open_seqs(self) -> frozenset[int]:
-        """The seqs of this step."""
         return frozenset(self._open)
 
     @property
@@ -158,16 +152,16 @@ class RequestLedger:
         return frozenset(each.sent.correlation for each in self._open.values() if each.sent is not None and not each.whole)
 
     def adopt(self, ask: Ask) -> None:
-        """A request of an earlier session that is still on its way, under the version that the next `begin` names.
+        """Take over a request of an earlier session that is still on its way, for the version that the next `begin` names.
 
-        Nobody knows why it was sent again before: refusals count from now on.
+        Its earlier resends count as silences, since their reason is not known: refusals count from now on.
         """
         self._open[ask.seq] = _OpenSeq(seq=ask.seq, resends=ask.resends, silences=ask.resends, sent=ask)
         self._seq_of[ask.correlation] = ask.seq
-        self._next_seq = max(self._next_seq, ask.seq + 1)
+        self.next_seq = max(self.next_seq, ask.seq + 1)
 
     def begin(self, version: int, sha256: str) -> None:
-        """A step at `version`, whose snapshot has `sha256`. What the step before left untrained is asked again."""
+        """Begin a step at `version`, whose snapshot has `sha256`. Seqs that the step before left untrained are requested again."""
         if version == self._version:
             return
         is_first = self._version < 0
@@ -182,7 +176,7 @@ class RequestLedger:
             self._add()
 
     def next_wanted(self, now_ms: int, patience_s: float | None) -> Ask | None:
-        """The request to send next, to be answered within `patience_s`; the smallest seq first. `sent` notes it."""
+        """The request to send next, to be answered within `patience_s`; the smallest seq first. Call `sent` after sending it."""
         wanted = min((seq for seq, each in self._open.items() if each.sent is None and not each.whole), default=None)
         if wanted is None:
             return None
@@ -196,15 +190,13 @@ class RequestLedger:
         )
 
     def sent(self, ask: Ask) -> None:
-        """`ask` is on its way."""
         self._open[ask.seq].sent = ask
         self._seq_of[ask.correlation] = ask.seq
 
     def take(self, correlation: str, reply: RolloutReply, *, is_holder: bool = True) -> Ruling:
-        """What the reply to `correlation` means. `is_holder`: its sender may have had the request in hand.
+        """Take the reply to `correlation`. `is_holder`: its sender may have held the request.
 
-        A receipt that says anything but what was expected makes a seq be sent again or given up, so it counts from a holder only, and not
-        against what the log holds.
+        An unexpected receipt makes a seq be sent again or given up, so it counts only from a holder, and not if the log holds the group.
         """
         if (past := self._over.get(correlation)) is not None:
             return Ruling(fate=past.fate_of(reply, self._group_size))
@@ -234,9 +226,9 @@ class RequestLedger:
         return Ruling(fate=ReplyFate.UNFULFILLED, seq=seq, closing=self._again(seq, _UNFULFILLED[reply.outcome], said))
 
     def look(self, seq: int, state: SeqState, now_ms: int) -> float | None:
-        """What the log holds of an open seq now. One that was closed without training is replaced.
+        """Note the log's state of an open seq. A seq that was closed without training is replaced.
 
-        Returns how many seconds its request took, if the group has become whole.
+        Returns the seconds that its request took, if the group has become whole.
         """
         if state is SeqState.CLOSED:
             self._give_up(seq)
@@ -246,8 +238,8 @@ class RequestLedger:
         return (now_ms - each.sent.sent_ms) / 1000 if each.whole and not was_whole and each.sent is not None else None
 
     def expire(self, now_ms: int, patience_s: float | None, *, least_s: float) -> list[Closing]:
-        """Send again what was not answered within `patience_s`, however often: whoever has it may be slow or stuck, and nobody has refused
-        it. And what was answered `least_s` ago, and is not in the log; the seqs that are given up for that.
+        """Send again requests without an answer within `patience_s`, without limit: the worker may be slow or stuck, and has not refused.
+        Also those answered `least_s` ago whose group is not in the log. Returns the seqs that are given up for the latter.
         """
         found = []
         for each in list(self._open.values()):
@@ -265,7 +257,6 @@ class RequestLedger:
         return found
 
     def trained(self, seqs: Iterable[int]) -> None:
-        """These seqs are in the batch."""
         for seq in seqs:
             if seq in self._open:
                 self._forget(seq, trained=True)
@@ -300,12 +291,12 @@ class RequestLedger:
         if self._spare:
             seq = self._spare.popleft()
         else:
-            seq, self._next_seq = self._next_seq, self._next_seq + 1
+            seq, self.next_seq = self.next_seq, self.next_seq + 1
         self._open[seq] = _OpenSeq(seq=seq)
 
 
 def _fault_of(reply: RolloutReply, version: int, sha256: str, group_size: int) -> tuple[DropReason, str] | None:
-    """What is false about a receipt for trajectories."""
+    """What is wrong with a receipt for trajectories, if anything."""
     if reply.version != version or reply.weights_sha256 != sha256:
         said = f"{reply.worker_id} answered under version {reply.version} ({reply.weights_sha256[:12]})"
         return DropReason.WRONG_VERSION, f"{said}; asked for was {version} ({sha256[:12]})."

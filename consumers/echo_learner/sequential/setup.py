@@ -1,4 +1,4 @@
-"""What a sequential learner asks with, opened; and what the other mode left open, closed."""
+"""Opens the parts with which a sequential learner sends requests, and closes the seqs that the other mode left open."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ from echo_tasks.requests import RequestBuilder
 logger = logging.getLogger(__name__)
 
 SEQUENTIAL = "sequential"
-MODE = "run.mode"
 
 
 def close_other_mode(bus: Bus, settings: Settings, state: LearnerState, intake: Intake, clock: Clock) -> LeftOver:
-    """Drop the open seqs that were asked for in the other mode; what is left over of this one.
+    """Drop the open seqs that were requested in the other mode; return those of this mode.
 
-    Reads `requests` where there may be any: after a switch, and in sequential mode after every start.
+    Reads `requests` only where there may be any: after a switch, and in sequential mode after every start.
     """
     is_sequential = settings.run.mode == SEQUENTIAL
-    before = state.meaning.get(MODE, settings.run.mode)
+    before = state.meaning.get("run.mode", settings.run.mode)
     closed = ClosedSeqs(state.assembly.floor, state.assembly.closed)
     if not state.id or (before == settings.run.mode and not is_sequential):
         return LeftOver(next_seq=plan_resume(closed.floor, closed.above).next_seq, on_their_way=(), again=(), other_mode=())
@@ -70,11 +69,11 @@ def open_asking(
     prompts: TextCodec,
     metrics: LearnerMetrics,
 ) -> Iterator[BatchRequests]:
-    """Who asks for the batches. `left_over`: of an earlier session, whose checkpoint `session` made."""
+    """The source of batches in sequential mode. `left_over`: requests of earlier sessions; `session` made the checkpoint."""
     bus, settings, clock = process.bus, process.settings, process.clock
 
     def share(chooser: LeastLagChooser) -> None:
-        """Work goes to the workers that were heard of lately, by what each does; where none says which partitions it has, to all alike."""
+        """Share the work among the live workers by their speed; if none reports its partitions, among all partitions equally."""
         shares = roster.shares(clock.monotonic_s())
         chooser.share(shares.owners, alone=shares.alone)
 

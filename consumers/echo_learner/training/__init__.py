@@ -1,1 +1,1 @@
-"""What computes: the batch as arrays, the policy, DeepSpeed, ranks."""
+"""Training: the batch as arrays, the policy, DeepSpeed, ranks."""

@@ -40,9 +40,9 @@ class TrainingBatch:
 
     `tokens` int32 [L]; `lengths` int64 [N]; `generated` bool [L]: which tokens the policy generated. Per generated token: `sampler` float32
     [G] log-probability when sampled, `advantages` float32 [G], `mask` bool [G] trained on or not, `fresh` bool [G] sampled by `version`,
-    `recomputed` bool [G] nobody said it when sampled: the trainer takes its own at the step's start (importance weight 1); empty: none,
-    `cut` bool [G] `sampler` is of the distribution that sampling left, and so is the learner's to be; empty: none.
-    `experts` int16 [L, layers · experts a token]: where tokens went when sampled, -1 where nobody said it; empty: nobody said any.
+    `recomputed` bool [G] the sampler gave none, so the trainer takes its own at the step's start (importance weight 1); empty: none,
+    `cut` bool [G] `sampler` is of the distribution after top_p, top_k and min_p, so the learner's must be, too; empty: none.
+    `experts` int16 [L, layers · experts a token]: where tokens went when sampled, -1 where unknown; empty: all unknown.
     `num_generated` int64 [N]. `order`, `micro_batch_sizes`, `update_sizes` int32: the plan, see `microbatches`.
     """
 
@@ -68,7 +68,7 @@ class TrainingBatch:
         return float(self.recomputed.mean()) if self.recomputed.size else 0.0
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Every array by name, for the way to another rank."""
+        """Every array by name, to be sent to another rank."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "version"}
 
 
@@ -106,9 +106,9 @@ def form_batch(
     sizes = [len(group.samples) for group in groups]
     rewards = np.array([_reward(sample, terms) for sample in samples], np.float64)
     per_sample, without_signal = _advantages(rewards, sizes, scale=rules.scale)
-    lengths = np.array([len(trajectory.token_ids) // TOKEN_DTYPE.itemsize for trajectory in trajectories], np.int64)
-    plan = plan_micro_batches(lengths.tolist(), sizes, num_updates=rules.num_updates, max_tokens=rules.micro_batch_tokens)
-    training = _training_batch(samples, lengths, per_sample, plan, version, task)
+    lengths = [len(trajectory.tokens) for trajectory in trajectories]
+    plan = plan_micro_batches(lengths, sizes, num_updates=rules.num_updates, max_tokens=rules.micro_batch_tokens)
+    training = _training_batch(samples, per_sample, plan, version, task)
     stats = tuple(_stats(term.name, _values(samples, term)) for term in terms)
     return FormedBatch(
         training=training,
@@ -125,7 +125,7 @@ def _reward(sample: ChosenSample, terms: tuple[RewardTerm, ...]) -> float:
 
 
 def _advantages(rewards: npt.NDArray[np.float64], sizes: Sequence[int], *, scale: AdvantageScale) -> tuple[Floats, int]:
-    """Group-normalised advantages [N], and how many groups had none to give."""
+    """Group-normalised advantages [N], and the number of groups whose rewards were all the same."""
     parts, without_signal, start = [], 0, 0
     for size in sizes:
         group = rewards[start : start + size]
@@ -136,15 +136,10 @@ def _advantages(rewards: npt.NDArray[np.float64], sizes: Sequence[int], *, scale
 
 
 def _training_batch(
-    samples: Sequence[ChosenSample], lengths: Ints, per_sample: Floats, plan: MicroBatchPlan, version: int, task: SignalSource
+    samples: Sequence[ChosenSample], per_sample: Floats, plan: MicroBatchPlan, version: int, task: SignalSource
 ) -> TrainingBatch:
     trajectories = [sample.member.trajectory for sample in samples]
     num_generated = np.array([trajectory.num_generated for trajectory in trajectories], np.int64)
-    starts = np.cumsum(lengths) - lengths
-    generated = np.zeros(int(lengths.sum()), np.bool_)
-    for start, trajectory in zip(starts.tolist(), trajectories, strict=True):
-        for span in trajectory.generated:
-            generated[start + span.start : start + span.end] = True
     weights = np.array([sample.weight for sample in samples], np.float32)
     advantages = np.repeat(per_sample * weights, num_generated)
     mask = np.repeat(weights > 0, num_generated)
@@ -153,21 +148,34 @@ def _training_batch(
     _apply_signals(trajectories, num_generated, advantages, mask, task)
     return TrainingBatch(
         version=version,
-        tokens=np.frombuffer(b"".join(trajectory.token_ids for trajectory in trajectories), TOKEN_DTYPE),
-        lengths=lengths,
-        generated=generated,
-        num_generated=num_generated,
-        sampler=np.frombuffer(b"".join(trajectory.logprobs for trajectory in trajectories), LOGPROB_DTYPE),
         advantages=advantages,
         mask=mask,
         fresh=fresh,
-        order=plan.order,
-        micro_batch_sizes=plan.micro_batch_sizes,
-        update_sizes=plan.update_sizes,
         recomputed=np.repeat(unsaid, num_generated if unsaid.any() else 0),
-        cut=cut_tokens(trajectories),
-        experts=expert_rows(trajectories),
+        **sample_arrays(trajectories, plan),
     )
+
+
+def sample_arrays(trajectories: Sequence[Trajectory], plan: MicroBatchPlan) -> dict[str, npt.NDArray[Any]]:
+    """The fields of a TrainingBatch that the samples and the plan give, by name."""
+    lengths = np.array([len(trajectory.tokens) for trajectory in trajectories], np.int64)
+    num_generated = np.array([trajectory.num_generated for trajectory in trajectories], np.int64)
+    generated = np.zeros(int(lengths.sum()), np.bool_)
+    for start, trajectory in zip((np.cumsum(lengths) - lengths).tolist(), trajectories, strict=True):
+        for span in trajectory.generated:
+            generated[start + span.start : start + span.end] = True
+    return {
+        "tokens": np.frombuffer(b"".join(trajectory.token_ids for trajectory in trajectories), TOKEN_DTYPE),
+        "lengths": lengths,
+        "generated": generated,
+        "num_generated": num_generated,
+        "sampler": np.frombuffer(b"".join(trajectory.logprobs for trajectory in trajectories), LOGPROB_DTYPE),
+        "order": plan.order,
+        "micro_batch_sizes": plan.micro_batch_sizes,
+        "update_sizes": plan.update_sizes,
+        "cut": cut_tokens(trajectories),
+        "experts": expert_rows(trajectories),
+    }
 
 
 def cut_tokens(trajectories: Sequence[Trajectory]) -> Flags:
@@ -177,7 +185,7 @@ def cut_tokens(trajectories: Sequence[Trajectory]) -> Flags:
 
 
 def expert_rows(trajectories: Sequence[Trajectory]) -> npt.NDArray[np.int16]:
-    """`TrainingBatch.experts`. Those of one model have the same layers and experts a token: whoever lets trajectories in sees to that."""
+    """`TrainingBatch.experts`. Samples of one model have the same layers and experts a token; the intake refuses others."""
     said = [trajectory.experts for trajectory in trajectories if trajectory.experts is not None]
     if not said:
         return np.zeros((0, 0), np.int16)
@@ -190,7 +198,7 @@ def expert_rows(trajectories: Sequence[Trajectory]) -> npt.NDArray[np.int16]:
 
 
 def _apply_signals(trajectories: Sequence[Trajectory], num_generated: Ints, advantages: Floats, mask: Flags, task: SignalSource) -> None:
-    """Put the task's masks and weights over the rows, in place. Raises UserError for those that fit no trajectory."""
+    """Apply the task's masks and weights to the rows, in place. Raises UserError for arrays of another length or type."""
     start = 0
     for trajectory, length in zip(trajectories, num_generated.tolist(), strict=True):
         signals = task.signals(trajectory)
@@ -207,7 +215,7 @@ def _signal(name: str, given: Any, dtype: type[np.generic], trajectory: Trajecto
         raise UserError(
             f"The task's signals for {trajectory.name} have {name} of type {row.dtype} and shape {row.shape}; expected are "
             f"{trajectory.num_generated} finite values of {np.dtype(dtype)}.",
-            hint="signals() answers one value for each generated token, or None for all alike.",
+            hint="signals() must return one value for each generated token, or None if all are alike.",
         )
     return row
 

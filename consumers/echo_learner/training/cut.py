@@ -1,4 +1,4 @@
-"""Which tokens sampling left to draw from, found again from the learner's own logits. Imports torch."""
+"""Finds from the learner's logits the tokens that sampling could draw under top_p, top_k and min_p. Imports torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cut:
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """`logits` [T, V] after temperature, float32, with -inf at the tokens that could not be drawn; never at `targets` int64 [T].
 
-        What was drawn was kept, whatever rounding or newer weights say of it now. The choice of tokens has no gradient.
+        A drawn token is always kept, even if rounding or newer weights would cut it now. The choice of tokens has no gradient.
         """
         with torch.no_grad():
             kept = logits >= self._least(logits).unsqueeze(1)

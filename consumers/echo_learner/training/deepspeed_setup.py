@@ -1,4 +1,4 @@
-"""DeepSpeed brought up: environment, settings, engine. The only module that imports it.
+"""Starts DeepSpeed: environment, settings, engine.
 
 The environment must be complete before the import, or DeepSpeed looks for MPI and ends the process.
 """
@@ -23,13 +23,13 @@ from echo_schemas.errors import UserError
 _NEVER = 1 << 60
 _STAGES = (0, 1, 2, 3)
 _FLOAT32 = "fp32"
-# From here on gradients are spread over ranks, and DeepSpeed adds them up in the type that it is told.
+# From this stage on gradients are spread over ranks, and DeepSpeed accumulates them in `grad_accum_dtype`.
 _FIRST_STAGE_WITH_SUMS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Which process of how many this is, and where they meet."""
+    """The process's rank, the number of ranks and the address where they meet."""
 
     rank: int = 0
     world_size: int = 1
@@ -38,7 +38,7 @@ class RankPlace:
     local_rank: int = 0
 
     def environment(self) -> dict[str, str]:
-        """What torch and DeepSpeed look for."""
+        """The variables that torch and DeepSpeed read."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
@@ -50,7 +50,7 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW and what surrounds it. `deepspeed`: a JSON file merged over our settings, or empty."""
+    """Settings of AdamW. `deepspeed`: a JSON file merged over our settings, or empty."""
 
     lr: float
     warmup_steps: int = 0
@@ -60,7 +60,7 @@ class OptimizerConfig:
 
 
 def engine_settings(config: OptimizerConfig, dtype: str) -> dict[str, Any]:
-    """DeepSpeed's configuration: ours, with the user's file on top. Raises UserError for a file that cannot be read or that fights us."""
+    """DeepSpeed's configuration: ours, overridden by the user's file. Raises UserError for a file that cannot be read or is not allowed."""
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         # Every backward() accumulates and every step() is an update: micro-batches are cut by tokens, so their number varies.
@@ -68,7 +68,7 @@ def engine_settings(config: OptimizerConfig, dtype: str) -> dict[str, Any]:
         "gradient_clipping": config.max_grad_norm,
         "zero_optimization": {"stage": 0},
         "bf16": {"enabled": dtype == "bfloat16"},
-        # Whatever the model's type: a sum in bfloat16 stops growing once it is 256 times what is added.
+        # For models of any type: a sum in bfloat16 stops growing once it is 256 times the addend.
         "data_types": {"grad_accum_dtype": _FLOAT32},
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": _NEVER,
@@ -98,7 +98,7 @@ def _read_own(path: str) -> dict[str, Any]:
 
 
 def _check(settings: Mapping[str, Any], path: str) -> None:
-    """What this module itself reads out of the settings is what it takes it for."""
+    """Raise UserError for values of the wrong type among those that this module reads."""
     zero, clip = settings["zero_optimization"], settings["gradient_clipping"]
     if not isinstance(zero, dict) or zero.get("stage", 0) not in _STAGES:
         raise UserError(f"{path}: zero_optimization must be an object whose stage is 0, 1, 2 or 3, not {json.dumps(zero)}.")
@@ -113,8 +113,8 @@ def _check(settings: Mapping[str, Any], path: str) -> None:
 class Engine:
     """A DeepSpeed engine and the gradient norm of its last update, before clipping.
 
-    Without ZeRO and in float32 DeepSpeed clips but does not tell the norm, so a hook of the optimizer does both: it runs when gradients
-    are summed over ranks, right before they are applied.
+    Without ZeRO and in float32 DeepSpeed clips but does not return the norm, so a hook of the optimizer does both, after gradients are
+    summed over ranks and before they are applied.
     """
 
     def __init__(self, engine: Any, trained: Sequence[nn.Parameter], own_clip: float | None, sums: Float32Sums | None) -> None:
@@ -136,7 +136,7 @@ class Engine:
 
     @property
     def grad_norm(self) -> float:
-        """Of the last update; NaN if there was none."""
+        """The norm of the last update; NaN if there was none."""
         norm = self.deepspeed.get_global_grad_norm() if self._norm is None else self._norm
         return math.nan if norm is None else float(norm)
 
@@ -150,7 +150,7 @@ class Float32Sums:
             parameter.register_post_accumulate_grad_hook(self._take)
 
     def hand_over(self) -> None:
-        """Make the sums the parameters' gradients, rounded once, and begin anew."""
+        """Set the parameters' gradients to the sums, rounded once, and begin anew."""
         for parameter, total in self._sums.items():
             parameter.grad = total.to(parameter.dtype)
         self._sums.clear()
@@ -176,7 +176,7 @@ def start_engine(model: nn.Module, settings: Mapping[str, Any], config: Optimize
     import deepspeed
 
     if not torch.cuda.is_available():
-        # One process or gloo needs no shared-memory kernel, and building it takes a minute of compiling.
+        # One process or gloo needs no shared-memory kernel, which takes a minute to compile.
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
@@ -185,7 +185,7 @@ def start_engine(model: nn.Module, settings: Mapping[str, Any], config: Optimize
     given = {**settings, "gradient_clipping": 0.0} if is_plain else dict(settings)
     sums = None
     if stage < _FIRST_STAGE_WITH_SUMS:
-        # DeepSpeed adds up in the model's type there; told otherwise it refuses, or takes another optimizer.
+        # DeepSpeed accumulates in the model's type there; with another type it refuses, or takes another optimizer.
         given["data_types"] = {name: value for name, value in settings["data_types"].items() if name != "grad_accum_dtype"}
         if is_short and settings["data_types"].get("grad_accum_dtype") == _FLOAT32:
             sums = Float32Sums(trained)

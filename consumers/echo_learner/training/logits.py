@@ -1,9 +1,9 @@
-"""From a model's head to its logits: what its own forward pass does after the head. Imports torch.
+"""From a model's head to its logits: the operations of its forward pass after the head. Imports torch.
 
     logits = cap · tanh(factor · head(hidden) / cap)
 
-Most models do nothing. Gemma caps (cap = 30), Cohere multiplies (factor = 0.0625), Granite divides by the setting by which HyperCLOVA X
-multiplies. So the configuration only gives candidates, and the model decides: its own forward pass is tried once on chosen hidden states.
+Most models do nothing. Gemma caps (cap = 30), Cohere multiplies (factor = 0.0625), Granite divides by the setting with which HyperCLOVA X
+multiplies. So the configuration only gives candidates: the model's own forward pass on chosen hidden states decides between them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from echo_schemas.errors import UserError
 # Configuration keys of transformers' families. Which of them count, and how, is found by trying.
 _FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-# The largest logit of the trial: far above any cap, or a capped model would look like one without a cap.
+# The largest logit of the trial: far above any cap, so that a cap shows.
 _LARGEST = 100.0
 _NUM_STATES = 3
-# Largest difference in the trial, as a share of the largest logit: what rounding explains.
+# Largest difference in the trial that rounding explains, as a share of the largest logit.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 _HINT = "Choose another [policy] base. Known are heads without anything after them, capped ones (Gemma), scaled ones (Cohere, Granite)."
 
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """What follows the head; nothing by default. LogitTransform(0.5, 30.0) makes 30 · tanh(10 / 30) = 9.65 of a 20."""
+    """The operations after the head; none by default. LogitTransform(0.5, 30.0) turns 20 into 30 · tanh(10 / 30) = 9.65."""
 
     factor: float = 1.0
     cap: float | None = None
@@ -44,7 +44,7 @@ class LogitTransform:
 def find_transform(causal_lm: Any) -> LogitTransform:
     """The transform that `causal_lm`, a model of transformers without an adapter, applies to what its head gives.
 
-    Raises UserError for a model whose head cannot be told from the rest, or that changes its logits in another way.
+    Raises UserError for a model whose head cannot be separated, or that changes its logits in another way.
     """
     kind = causal_lm.config.model_type
     head, decoder = causal_lm.get_output_embeddings(), causal_lm.get_decoder()
@@ -88,7 +88,7 @@ def _hidden_states(head: nn.Module) -> Tensor:
 
 
 def _own_logits(causal_lm: Any, decoder: nn.Module, hidden: Tensor) -> Tensor:
-    """What the model's own forward pass makes of `hidden`, as if its layers had given it. Leaves the model as it was."""
+    """The logits of the model's own forward pass if its layers returned `hidden`. Leaves the model as it was."""
     given = _Given(hidden.unsqueeze(0))
     decoder.forward = lambda *_, **__: given
     try:
@@ -100,7 +100,7 @@ def _own_logits(causal_lm: Any, decoder: nn.Module, hidden: Tensor) -> Tensor:
 
 
 class _Given:
-    """Stands for the output of the layers: its hidden states, by name or by place, and nothing else that a family may look for."""
+    """Stands for the output of the layers: the hidden states by name or by index, and None for any other attribute."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -113,7 +113,7 @@ class _Given:
 
 
 def _difference(ours: Tensor, own: Tensor) -> float:
-    """The largest, as a share of the largest logit; infinite for another shape."""
+    """The largest difference, as a share of the largest logit; infinite for another shape."""
     if ours.shape != own.shape:
         return float("inf")
     return float((ours - own).abs().max() / own.abs().max().clamp(min=1.0))

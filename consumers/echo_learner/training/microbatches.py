@@ -2,15 +2,14 @@
 
     batch (groups) ──► updates: disjoint, whole groups, equally many ──► micro-batches: whole samples within a token budget
 
-Pure and deterministic: the same batch gives the same plan on every rank and in every replay. How samples are cut
-changes memory and time only: every micro-batch divides its loss by the counts of the whole update
-(`echo_core.normalisation`), so the gradients add up to the same.
+Pure and deterministic: the same batch gives the same plan on every rank and in every replay. The plan changes memory and time only: every
+micro-batch divides its loss by the counts of the whole update (`echo_core.normalisation`), so the gradients add up to the same.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +30,7 @@ class MicroBatchPlan:
     @property
     def order(self) -> npt.NDArray[np.int32]:
         """Sample indices in training order, [N]: the column `order` of a StepReport's batch."""
-        return np.fromiter(self._samples(), np.int32)
+        return np.array([sample for update in self.updates for samples in update for sample in samples], np.int32)
 
     @property
     def micro_batch_sizes(self) -> npt.NDArray[np.int32]:
@@ -43,26 +42,17 @@ class MicroBatchPlan:
         """Micro-batches per update, [U]: the column `updates`."""
         return np.array([len(update) for update in self.updates], np.int32)
 
-    def _samples(self) -> Iterator[int]:
-        for update in self.updates:
-            for samples in update:
-                yield from samples
-
 
 def plan_micro_batches(lengths: Sequence[int], group_sizes: Sequence[int], *, num_updates: int, max_tokens: int) -> MicroBatchPlan:
     """Cut a batch, whose samples lie group after group, into updates and micro-batches.
 
     `lengths` [N]: tokens of each sample, prompt and answer, since that is what the model reads. The groups are split in their order,
     oldest first. A micro-batch lies in memory as rows of its longest sample's length, and has `max_tokens` of them at most; a sample
-    above it stands alone, none is ever split. Raises ValueError when there are fewer groups than updates, or when the numbers
-    contradict each other.
+    above it stands alone, none is ever split. Raises ValueError if there are fewer groups than updates, or if the group sizes do not add
+    up.
     """
     if sum(group_sizes) != len(lengths) or any(size < 1 for size in group_sizes):
         raise ValueError(f"Groups of {list(group_sizes)} samples do not make up {len(lengths)} samples.")
-    if any(length < 1 for length in lengths):
-        raise ValueError("A sample without tokens cannot be trained.")
-    if max_tokens < 1:
-        raise ValueError(f"The budget of a micro-batch is {max_tokens} tokens; it must be at least 1.")
     starts = [0, *itertools.accumulate(group_sizes)]
     updates = []
     for groups in split_groups(len(group_sizes), num_updates):
@@ -72,7 +62,7 @@ def plan_micro_batches(lengths: Sequence[int], group_sizes: Sequence[int], *, nu
 
 
 def restore_plan(order: Sequence[int], micro_batch_sizes: Sequence[int], update_sizes: Sequence[int]) -> MicroBatchPlan:
-    """The plan that a StepReport's columns describe, so that a replay repeats it. Raises ValueError when they contradict each other."""
+    """The plan in a StepReport's columns, so that a replay repeats it. Raises ValueError if the columns contradict each other."""
     if sum(micro_batch_sizes) != len(order) or sum(update_sizes) != len(micro_batch_sizes):
         raise ValueError(
             f"{len(order)} samples, micro-batches of {sum(micro_batch_sizes)} and updates of {sum(update_sizes)} "
@@ -88,17 +78,15 @@ def deal_to_ranks(micro_batches: Sequence[MicroBatch], num_ranks: int) -> tuple[
     """The micro-batches of each rank for one update, equally many, the last round filled with empty ones.
 
     Under ZeRO-3 every forward pass is a collective, so all ranks must run equally many. Dealing in order puts
-    neighbours, which cost about the same, into the same round. Raises ValueError for less than one rank.
+    neighbours, which cost about the same, into the same round.
     """
-    if num_ranks < 1:
-        raise ValueError(f"Micro-batches cannot be dealt to {num_ranks} ranks.")
     num_rounds = -(-len(micro_batches) // num_ranks)
     filled = [*micro_batches, *[()] * (num_rounds * num_ranks - len(micro_batches))]
     return tuple(tuple(filled[rank::num_ranks]) for rank in range(num_ranks))
 
 
 def _cut(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> tuple[MicroBatch, ...]:
-    """Runs of neighbours in order of length, longest first: little padding, and what does not fit in memory fails at once."""
+    """Runs of neighbours in order of length, longest first: little padding, and a batch too large for memory fails at once."""
     cut: list[list[int]] = []
     for sample in samples:
         if cut and (len(cut[-1]) + 1) * lengths[cut[-1][0]] <= max_tokens:

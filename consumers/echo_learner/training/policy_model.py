@@ -1,12 +1,12 @@
-"""The policy as a torch module that answers with log-probabilities of chosen tokens, and as files. Imports torch, transformers, peft.
+"""The policy as a torch module that returns log-probabilities of chosen tokens, and as files. Imports torch, transformers, peft.
 
-Rows are padded on the right and attention is causal, so padding reaches no token that counts and no attention mask is needed.
+Rows are padded on the right and attention is causal, so padding influences no real token and no attention mask is needed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """What is trained. `base_name` stands in snapshots instead of the folder, which differs from machine to machine."""
+    """The policy's model. Snapshots hold `base_name` instead of the folder, which differs from machine to machine."""
 
     base: str
     base_name: str
@@ -53,14 +53,14 @@ class PolicyModel(nn.Module):
     def __init__(
         self, causal_lm: nn.Module, transform: LogitTransform, temperature: float, cut: Cut, routers: Routers | None = None
     ) -> None:
-        """`routers`: of `causal_lm`, where tokens are to go to the experts that they are given with."""
+        """`routers`: of `causal_lm`, if tokens are sent to the experts of their sampling (routing replay)."""
         super().__init__()
         self.routers = routers
         self.causal_lm = causal_lm
         self._transform = transform
         self._temperature = temperature
         self._cut = cut
-        # Of the head as it is now: ZeRO-3 gathers it for whoever looks at it.
+        # Read now: under ZeRO-3 the head's weight is spread over ranks later.
         self._num_rows_at_once = max(1, _LOGITS_AT_ONCE // self._language_model.get_output_embeddings().weight.shape[0])
 
     @property
@@ -74,8 +74,8 @@ class PolicyModel(nn.Module):
         """Log-probability and, without gradient, entropy of each token `input_ids[rows[i], columns[i]]`, both [T], in nats.
 
         `input_ids` int64 [B, L], padded on the right with any id; `rows`, `columns` int64 [T], columns at least 1. Float32, after
-        temperature. `is_cut` bool [T]: of the distribution that sampling left; none: of the full one. The entropy is the full one's.
-        `experts` [B, L, layers · experts a token]: where tokens go, -1 for the router's own choice; none: all are its own.
+        temperature. `is_cut` bool [T]: of the distribution after top_p, top_k and min_p; none: of the full one. Entropy is the full one's.
+        `experts` [B, L, layers · experts a token]: where tokens go, -1 for the router's own choice; none: always its own.
         """
         if self.routers is not None:
             layers, per_token, _ = self.routers.shape
@@ -105,7 +105,7 @@ class PolicyModel(nn.Module):
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Inside, the model is its starting policy: the adapter is switched off. Only for adapters."""
+        """Switch the adapter off, so that the model is its starting policy. Only for adapters."""
         lm: Any = self.causal_lm
         with lm.disable_adapter():
             yield
@@ -128,7 +128,7 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
             folder, dtype=_DTYPES[config.dtype], local_files_only=True, attn_implementation=attention_of(folder)
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
-        raise UserError(f"The model in {folder} cannot be loaded: {exc}", hint="Is every file of it there and whole?") from exc
+        raise UserError(f"The model in {folder} cannot be loaded: {exc}", hint="Is every file of it there and complete?") from exc
     transform = find_transform(model)
     routers = Routers(model) if config.replay_experts else None
     if config.gradient_checkpointing:
@@ -142,7 +142,7 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
 def _with_adapter(model: Any, config: PolicyConfig) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    # Dropout would make the learner another policy than the one that sampled.
+    # No dropout: it would make the learner another policy than the sampler.
     lora = LoraConfig(
         r=config.lora_r, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules=_targets(model), bias="none", task_type="CAUSAL_LM"
     )
@@ -157,8 +157,8 @@ def _with_adapter(model: Any, config: PolicyConfig) -> Any:
 
 
 def _targets(model: Any) -> str | list[str]:
-    """Every linear layer but the head. Experts lie in one tensor of three dimensions, to which PEFT would give an adapter that no engine
-    serves: of a mixture only the linear layers by their names."""
+    """Every linear layer but the head. For a mixture, linear layers by name: PEFT would give its experts, one tensor of three dimensions,
+    an adapter that no engine serves."""
     if all(parameter.dim() < 3 for parameter in model.parameters()):
         return "all-linear"
     head = model.get_output_embeddings()
@@ -168,8 +168,17 @@ def _targets(model: Any) -> str | list[str]:
 
 
 def snapshot_config(model: PolicyModel, config: PolicyConfig) -> str:
-    """The configuration that a snapshot's weights come with: of the adapter, or of the model."""
-    return _adapter_config(model, config) if config.kind is WeightKind.LORA else _model_config(model, config)
+    """The configuration in a snapshot: of the adapter, or of the model."""
+    lm: Any = model.causal_lm
+    content: dict[str, Any]
+    if config.kind is WeightKind.LORA:
+        given = {**asdict(lm.peft_config["default"]), "base_model_name_or_path": config.base_name}
+        content = {name: value for name, value in given.items() if value is not None}
+    else:
+        content = {**lm.config.to_dict(), "_name_or_path": config.base_name}
+    return json.dumps(
+        content, sort_keys=True, indent=1, default=lambda value: sorted(value) if isinstance(value, set | frozenset) else str(value)
+    )
 
 
 def snapshot_names(model: PolicyModel, kind: WeightKind) -> dict[str, str]:
@@ -178,26 +187,6 @@ def snapshot_names(model: PolicyModel, kind: WeightKind) -> dict[str, str]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             inner = name.removeprefix("causal_lm.")
-            # PEFT leaves the adapter's name out of what it saves.
+            # PEFT saves names without the adapter's name.
             names[name] = inner.replace(".default.", ".") if kind is WeightKind.LORA else inner
     return names
-
-
-def _adapter_config(model: PolicyModel, config: PolicyConfig) -> str:
-    lm: Any = model.causal_lm
-    content = asdict(lm.peft_config["default"])
-    content["base_model_name_or_path"] = config.base_name
-    return _stable_json({name: value for name, value in content.items() if value is not None})
-
-
-def _model_config(model: PolicyModel, config: PolicyConfig) -> str:
-    lm: Any = model.causal_lm
-    content = lm.config.to_dict()
-    content["_name_or_path"] = config.base_name
-    return _stable_json(content)
-
-
-def _stable_json(content: Mapping[str, Any]) -> str:
-    return json.dumps(
-        content, sort_keys=True, indent=1, default=lambda value: sorted(value) if isinstance(value, set | frozenset) else str(value)
-    )

@@ -1,8 +1,8 @@
-"""One reading rank that feeds the others: the trainer over several processes.
+"""The trainer over several processes: rank 0 reads the batches and sends them to the others.
 
     rank 0 (the learner) ─ command and arrays over gloo ─▶ ranks 1 … N−1: obey, in the same order, until `close`
 
-The learner starts the other ranks on this machine, or finds itself started by a launcher (`torchrun`) that set RANK and WORLD_SIZE.
+The learner starts the other ranks on this machine, or was started by a launcher (`torchrun`) that set RANK and WORLD_SIZE.
 Commands travel as JSON and numpy arrays, never as pickles. A rank whose learner is gone ends, because its next receive fails.
 """
 
@@ -46,11 +46,12 @@ from echo_schemas.records import WeightKind
 logger = logging.getLogger(__name__)
 
 _CONFIG_VARIABLE = "ECHO_TRAINER_CONFIG"
+_CLOSE = "close"
 # A rank waits for its next command as long as the learner waits for rollouts.
 _PATIENCE = timedelta(days=30)
 _END_S = 30.0
 _CLOSE_S = 5.0
-# A rank that a collective misses has ended, or is about to.
+# Seconds after a failed collective in which a rank's end is looked for.
 _NOTICE_S = 10.0
 _LOOK_EVERY_S = 0.05
 
@@ -75,11 +76,11 @@ class Trainer(Protocol):
 
 
 class RankedTrainer:
-    """The learner's end: every collective call is told to the other ranks first. With one rank it tells nobody."""
+    """The trainer on rank 0: every collective call is sent to the other ranks first, if there are any. See `DeepSpeedTrainer`."""
 
     def __init__(self, local: DeepSpeedTrainer, place: RankPlace, children: Sequence[subprocess.Popen[bytes]] = ()) -> None:
         self._local = local
-        # However this process ends, and some collectives wait for a dead peer for long.
+        # Ends the ranks however this process ends: some collectives wait long for a dead peer.
         self._guard = Guard() if children else None
         for child in children:
             if self._guard is not None:
@@ -90,76 +91,55 @@ class RankedTrainer:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids below it exist."""
         return self._local.vocabulary
 
     @property
     def experts(self) -> tuple[int, int, int] | None:
-        """See `DeepSpeedTrainer`."""
         return self._local.experts
 
     @property
     def remembered(self) -> Collection[int]:
-        """The versions that `logprobs_under` knows."""
         return self._local.remembered
 
     def step(self, batch: TrainingBatch) -> TrainResult:
-        """Train one step on all ranks."""
-        with self._ranks_watched():
-            self._tell("step", {"version": batch.version}, batch.arrays())
-            return self._local.step(batch)
+        result: TrainResult = self._on_all_ranks("step", batch)
+        return result
 
     def snapshot(self, version: int, folder: Path) -> SnapshotFiles:
-        """The weights as files in the new folder `folder`."""
-        with self._ranks_watched():
-            self._tell("snapshot", {"version": version, "folder": str(folder)})
-            found = self._local.snapshot(version, folder)
-        assert found is not None
+        found: SnapshotFiles = self._on_all_ranks("snapshot", version=version, folder=str(folder))
         return found
 
     def remember(self, version: int, at_most: int) -> None:
-        """Keep a copy of what is trained as the weights of `version`, on all ranks."""
-        with self._ranks_watched():
-            self._tell("remember", {"version": version, "at_most": at_most})
-            self._local.remember(version, at_most)
+        self._on_all_ranks("remember", version=version, at_most=at_most)
 
     def logprobs_under(self, version: int, batch: TrainingBatch) -> Sequence[npt.NDArray[np.float32]]:
-        """Log-probabilities under a remembered version, a part of them from each rank."""
-        with self._ranks_watched():
-            self._tell("logprobs_under", {"version": version}, batch.arrays())
-            return self._local.logprobs_under(version, batch)
+        found: Sequence[npt.NDArray[np.float32]] = self._on_all_ranks("logprobs_under", batch, version=version)
+        return found
 
     def save(self, folder: Path) -> None:
-        """Write every rank's state below `folder`; all have written when this returns."""
-        with self._ranks_watched():
-            self._tell("save", {"folder": str(folder)})
-            self._local.save(folder)
-            if self._channel is not None:
+        self._on_all_ranks("save", folder=str(folder))
+        if self._channel is not None:
+            with self._ranks_watched():
                 self._channel.barrier()
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote, on all ranks."""
-        with self._ranks_watched():
-            self._tell("load", {"folder": str(folder)})
-            self._local.load(folder)
+        self._on_all_ranks("load", folder=str(folder))
 
     def load_weights(self, folder: Path) -> None:
-        """Begin from a snapshot's files with a fresh optimizer, on all ranks."""
-        with self._ranks_watched():
-            self._tell("load_weights", {"folder": str(folder)})
-            self._local.load_weights(folder)
+        self._on_all_ranks("load_weights", folder=str(folder))
 
     def close(self) -> None:
-        """End the other ranks, however they are. Idempotent."""
+        """End the other ranks, also those that do not answer. Idempotent."""
         if self._closed:
             return
         self._closed = True
         patience_s = _END_S
         try:
-            self._tell("close", {}, patience=timedelta(seconds=_CLOSE_S))
+            if self._channel is not None:
+                self._channel.send({"command": _CLOSE}, {}, timedelta(seconds=_CLOSE_S))
         except RuntimeError as exc:
-            # Gone, or stuck in something that this rank has left.
-            logger.warning("The other ranks do not hear that this one closes: %s", exc)
+            # The ranks are gone, or stuck in a collective that this rank has left.
+            logger.warning("The other ranks cannot be told to close: %s", exc)
             patience_s = 0.0
         self._local.close()
         for child in self._children:
@@ -174,19 +154,17 @@ class RankedTrainer:
         if self._guard is not None:
             self._guard.close()
 
-    def _tell(
-        self,
-        command: str,
-        arguments: Mapping[str, Any],
-        arrays: Mapping[str, npt.NDArray[Any]] | None = None,
-        patience: timedelta = _PATIENCE,
-    ) -> None:
-        if self._channel is not None:
-            self._channel.send({"command": command, **arguments}, arrays or {}, patience)
+    def _on_all_ranks(self, command: str, batch: TrainingBatch | None = None, **arguments: Any) -> Any:
+        """Call the method `command` of every rank's trainer; returns this rank's result."""
+        with self._ranks_watched():
+            if self._channel is not None:
+                version = {} if batch is None else {"batch_version": batch.version}
+                self._channel.send({"command": command, **version, **arguments}, {} if batch is None else batch.arrays(), _PATIENCE)
+            return _call(self._local, command, batch, arguments)
 
     @contextmanager
     def _ranks_watched(self) -> Iterator[None]:
-        """A collective fails when a rank is gone, and says nothing of why. Raises UserError instead, with the rank and its exit code."""
+        """Raise UserError with the rank and its exit code if a collective fails because a rank is gone."""
         try:
             yield
         except RuntimeError as exc:
@@ -196,7 +174,7 @@ class RankedTrainer:
             rank, child = gone
             raise UserError(
                 f"Rank {rank} of the trainer (process {child.pid}) has ended with exit code {child.returncode}.",
-                hint="Its last words are in the learner's log; -9 mostly means that memory ran out. Start again: the run goes on.",
+                hint="The end of its output is in the learner's log; -9 mostly means that memory ran out. Start again: the run goes on.",
             ) from exc
 
     def _gone_rank(self, deadline: Deadline) -> tuple[int, subprocess.Popen[bytes]] | None:
@@ -212,13 +190,13 @@ class RankedTrainer:
 
 
 def open_trainer(config: TrainerConfig, num_ranks: int) -> RankedTrainer:
-    """The trainer on rank 0 and `num_ranks` − 1 further processes of this machine (or those of a launcher). Raises UserError."""
+    """The trainer on rank 0, with `num_ranks` − 1 further processes of this machine (or those of a launcher). Raises UserError."""
     launched = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
     place = _launched_place() if launched else RankPlace(rank=0, world_size=num_ranks, port=free_ports(1)[0])
     children = [] if launched else [_start_rank(config, place, rank) for rank in range(1, place.world_size)]
     try:
         return RankedTrainer(DeepSpeedTrainer(config, place), place, children)
-    except BaseException:  # whatever it is: ranks without a learner must not stay
+    except BaseException:  # also an interrupt: no rank may outlive its learner
         for child in children:
             child.kill()
             child.wait()
@@ -226,52 +204,46 @@ def open_trainer(config: TrainerConfig, num_ranks: int) -> RankedTrainer:
 
 
 def is_follower() -> bool:
-    """Whether a launcher made this process another rank than the learner."""
+    """Whether a launcher started this process as another rank than the learner."""
     return int(os.environ.get("RANK", "0")) > 0
 
 
 def follow(config: TrainerConfig) -> None:
-    """Be a rank that obeys, until the learner closes."""
-    place = _launched_place()
-    trainer = DeepSpeedTrainer(config, place)
+    """Run the learner's commands on this rank, until it closes."""
+    trainer = DeepSpeedTrainer(config, _launched_place())
     channel = _Channel()
     while True:
-        command, arrays = channel.receive()
-        match command["command"]:
-            case "step":
-                try:
-                    trainer.step(TrainingBatch(version=command["version"], **arrays))
-                except TrainingDiverged as exc:
-                    # Every rank sees it at once, and the learner decides.
-                    logger.warning("%s", exc)
-            case "snapshot":
-                trainer.snapshot(command["version"], Path(command["folder"]))
-            case "remember":
-                trainer.remember(command["version"], command["at_most"])
-            case "logprobs_under":
-                trainer.logprobs_under(command["version"], TrainingBatch(version=command["version"], **arrays))
-            case "save":
-                trainer.save(Path(command["folder"]))
-                # The learner's own machine may not be the one that has to write this out.
-                sync_tree(Path(command["folder"]))
-                channel.barrier()
-            case "load":
-                trainer.load(Path(command["folder"]))
-            case "load_weights":
-                trainer.load_weights(Path(command["folder"]))
-            case _:
-                trainer.close()
-                return
+        arguments, arrays = channel.receive()
+        command = arguments.pop("command")
+        if command == _CLOSE:
+            trainer.close()
+            return
+        batch = TrainingBatch(version=arguments.pop("batch_version"), **arrays) if arrays else None
+        try:
+            _call(trainer, command, batch, arguments)
+        except TrainingDiverged as exc:
+            # Every rank raises it at once, and the learner decides.
+            logger.warning("%s", exc)
+        if command == "save":
+            # This rank may be on another machine than the learner, which syncs only its own.
+            sync_tree(Path(arguments["folder"]))
+            channel.barrier()
+
+
+def _call(trainer: DeepSpeedTrainer, command: str, batch: TrainingBatch | None, arguments: Mapping[str, Any]) -> Any:
+    """The method `command` of the trainer, called with the command's arguments."""
+    given = {name: Path(value) if name == "folder" else value for name, value in arguments.items()}
+    return getattr(trainer, command)(**given, **({} if batch is None else {"batch": batch}))
 
 
 class _Channel:
-    """Commands from rank 0 to all, over a group of its own that never times out and works beside any accelerator's."""
+    """Commands from rank 0 to all others, over a gloo group of its own with a time-out of `_PATIENCE`."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def send(self, command: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], patience: timedelta) -> None:
-        """Raises RuntimeError if a rank is gone or does not listen for so long."""
+        """Raises RuntimeError if a rank is gone or does not receive within `patience`."""
         packed = io.BytesIO()
         text = np.frombuffer(json.dumps(command).encode(), np.uint8)
         np.savez(packed, allow_pickle=False, command=text, **arrays)
@@ -292,7 +264,6 @@ class _Channel:
         return command, arrays
 
     def barrier(self) -> None:
-        """Until all ranks are here."""
         dist.barrier(group=self._group)
 
 

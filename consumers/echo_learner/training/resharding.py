@@ -1,4 +1,4 @@
-"""A trainer's state that other ranks, or another ZeRO stage, wrote: made into pieces that any number of ranks can read.
+"""Converts a trainer's state of another number of ranks, or another ZeRO stage, so that any number of ranks can read it.
 
     trainer/trainer/*_optim_states.pt (one a rank) ─ rank 0 ─▶ <scratch>/trainer/zero/<parameter>/{fp32,exp_avg,exp_avg_sq}.pt ─▶ all ranks
 
@@ -27,24 +27,24 @@ from echo_schemas.errors import UserError
 logger = logging.getLogger(__name__)
 
 _LAYOUT = "layout.json"
-# Stages whose universal form is the same. Without ZeRO each rank holds everything, and the first one's file will do for all.
+# Stages with the same universal form have the same number. Without ZeRO each rank holds everything, so all read the first one's file.
 _KIND = {0: 0, 1: 1, 2: 1, 3: 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """How a trainer's state is spread: over how many ranks, under which ZeRO stage."""
+    """The number of ranks and the ZeRO stage of a trainer's state."""
 
     ranks: int
     stage: int
 
     def write(self, folder: Path) -> None:
-        """Leave it beside the state. One rank does."""
+        """Write it beside the state. Called by one rank."""
         (folder / _LAYOUT).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @staticmethod
     def read(folder: Path) -> ShardLayout:
-        """Of the state in `folder`. Raises UserError if it is not there or not whole."""
+        """The layout of the state in `folder`. Raises UserError if it is missing or not whole."""
         try:
             return ShardLayout(**json.loads((folder / _LAYOUT).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as exc:
@@ -53,7 +53,7 @@ class ShardLayout:
             ) from exc
 
     def needs_converting(self, ours: ShardLayout) -> bool:
-        """Whether ranks of the layout `ours` cannot read it as it is. Raises UserError where converting would not help either."""
+        """Whether ranks of the layout `ours` can read it only after a conversion. Raises UserError if not even then."""
         if _KIND[self.stage] != _KIND[ours.stage]:
             raise UserError(
                 f"The trainer state was written under ZeRO stage {self.stage}, and stage {ours.stage} cannot read its optimizer.",
@@ -65,7 +65,7 @@ class ShardLayout:
 
 @contextmanager
 def universal_form(folder: Path, tag: str, place: RankPlace, device: torch.device) -> Iterator[Path]:
-    """A folder that holds `folder`/`tag` in universal form under the same tag; it is gone afterwards. A collective: all ranks see it.
+    """A temporary folder with `folder`/`tag` in universal form under the same tag. A collective: all ranks see it.
 
     It lies beside the checkpoint, which all ranks can reach. Raises UserError if DeepSpeed cannot convert it or the disk refuses.
     """
@@ -79,14 +79,14 @@ def universal_form(folder: Path, tag: str, place: RankPlace, device: torch.devic
             )
         yield scratch
     finally:
-        # Nobody may still be reading.
+        # Wait until no rank reads any more.
         _all_well(True, place, device)
         if place.rank == 0:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _convert(source: Path, target: Path) -> str | None:
-    """What went wrong, if anything did."""
+    """The error as text, or None."""
     from deepspeed.checkpoint.ds_to_universal import main
 
     shutil.rmtree(target.parent, ignore_errors=True)
@@ -103,14 +103,14 @@ def _convert(source: Path, target: Path) -> str | None:
     try:
         with (target.parent / "log.txt").open("w", encoding="utf-8") as log, redirect_stdout(log):
             main(arguments)
-    except Exception as exc:  # the converter raises whatever it stumbles over, assertions included
+    except Exception as exc:  # the converter raises any error, also assertions
         logger.exception("The trainer state could not be converted")
         return str(exc) or repr(exc)
     return None
 
 
 def _all_well(is_well: bool, place: RankPlace, device: torch.device) -> bool:
-    """Whether every rank says so."""
+    """Whether `is_well` holds on every rank."""
     if place.world_size == 1:
         return is_well
     votes = torch.tensor([int(is_well)], device=device)

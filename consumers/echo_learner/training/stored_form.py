@@ -1,4 +1,4 @@
-"""How the parameters of a model lie in its files: under names of their own, or, where transformers fuses several, as those. Imports torch.
+"""Maps a model's parameters to the tensors in its files, which differ where transformers fuses several into one. Imports torch.
 
     in memory   experts.gate_up_proj [E, 2·I, H]
     in files    experts.0.gate_proj.weight [I, H], experts.0.up_proj.weight [I, H], experts.1.gate_proj.weight …
@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from echo_learner.training.weight_file import Slot
+from echo_learner.training.weight_file import Slot, differing_names, stored_shapes
 from echo_schemas.errors import UserError
 
 _TIED = "lm_head.weight"
 
 
 class StoredForm:
-    """Of all trained weights of one model. Parameters are told apart by their names in the model."""
+    """The stored tensors of all trained parameters of one model, by the parameters' names in the model."""
 
     def __init__(self, causal_lm: Any, parameters: Mapping[str, Slot], base: Path) -> None:
-        """`parameters`: how each is in memory. Raises UserError if the files of `base` hold other tensors than would be written."""
+        """`parameters`: their slots in memory. Raises UserError if the files of `base` hold other tensors than would be written."""
         self._model = causal_lm
         self._slots = {name: self._parts_of(slot) for name, slot in parameters.items()}
         if self.is_fused:
@@ -48,7 +48,7 @@ class StoredForm:
         return self._slots[name]
 
     def tensors(self, name: str, parameter: Tensor) -> list[Tensor]:
-        """What lies in each of `slots(name)`; views where that is possible."""
+        """The tensors of `slots(name)`; views where that is possible."""
         slots = self._slots[name]
         if len(slots) == 1 and tuple(parameter.shape) == slots[0].shape:
             return [parameter]
@@ -70,7 +70,7 @@ class StoredForm:
 
 
 def fused_tensors(folder: Path) -> Callable[[str], Tensor]:
-    """What gives a parameter of the model in `folder` by its name in memory; the whole model is loaded for it."""
+    """A function that returns a parameter of the model in `folder` by its name in memory; loads the whole model."""
     from transformers import AutoModelForCausalLM
 
     state: dict[str, Tensor] = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True).state_dict()
@@ -83,9 +83,8 @@ def _refuse_others(base: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     own: dict[str, tuple[int, ...]] = {}
     for file in sorted(base.glob("model*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            own |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118  it is no mapping
-    differing = sorted(name for name in {*own, *shapes} - {_TIED} if own.get(name) != shapes.get(name))
-    if differing:
+            own |= stored_shapes(opened)
+    if differing := [name for name in differing_names(own, shapes) if name != _TIED]:
         name = differing[0]
         raise UserError(
             f"The weights of {base} cannot be published as its files have them: {name} has the shape {own.get(name)} there and would have "

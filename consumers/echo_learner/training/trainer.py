@@ -2,7 +2,7 @@
 
     batch ─▶ [previous policy's log-probabilities] ─▶ for each update: forward, loss, backward over micro-batches ─▶ optimizer ─▶ sums
 
-Every method is a collective: all ranks call it in the same order with the same arguments (`ranks` sees to that). One thread uses it.
+Every method is a collective: `ranks` calls it on all ranks in the same order with the same arguments. One thread uses it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,17 +42,17 @@ from echo_schemas.records import WeightKind
 _TAG = "trainer"
 _NO_ROWS = np.zeros(0, np.int64)
 _TORCH_WRITER = "inline_container"
-# Of all copies of trained weights; they lie on the device beside the model. Adapters are far below this, whole models of any use above.
+# Most bytes of all copies of trained weights, which lie on the device beside the model: enough for adapters, not for whole models.
 _MAX_COPY_BYTES = 512 << 20
 
 
 class TrainingDiverged(UserError):
-    """A number of the step is not finite: the weights were not updated with it, and going on would not help."""
+    """A number of the step is not finite; the weights were not updated with it. Trying again would not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """Everything a rank must know. Plain data: it travels to the other ranks as JSON."""
+    """The trainer's configuration. Plain data, sent to the other ranks as JSON."""
 
     policy: PolicyConfig
     optimizer: OptimizerConfig
@@ -66,7 +65,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """What a step gave. `totals` for `step_metrics`; `compute_s`: seconds in forward, backward and optimizer; `lr` of the last update;
+    """The result of a step. `totals` for `step_metrics`; `compute_s`: seconds in forward, backward and optimizer; `lr` of the last update;
     `differences` float64 [N]: mean |learner - sampler| over each fresh sample's trained tokens, in nats, at the step's start; NaN for the
     others."""
 
@@ -105,13 +104,13 @@ class DeepSpeedTrainer:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids below it exist."""
+        """Number of token ids."""
         lm: Any = self._model.causal_lm
         return int(lm.config.vocab_size)
 
     @property
     def experts(self) -> tuple[int, int, int] | None:
-        """Layers, experts a token and experts in all, if tokens are sent to those that they are given with."""
+        """Layers, experts a token and experts in all, under routing replay."""
         return None if self._model.routers is None else self._model.routers.shape
 
     @property
@@ -145,9 +144,9 @@ class DeepSpeedTrainer:
         )
 
     def snapshot(self, version: int, folder: Path) -> SnapshotFiles | None:
-        """The weights as they are, as files in the new folder `folder`; on rank 0 only. Raises OSError.
+        """The present weights as files in the new folder `folder`; only rank 0 writes. Raises OSError.
 
-        One parameter after another is made whole and written: beside its share no rank holds more than the largest.
+        One parameter after another is gathered and written: beside its own share a rank holds one whole parameter at a time.
         """
         names = {self._names[name]: parameter for name, parameter in self._parameters}
         slots = in_file_order(replace(self._slots[name], dtype=parameter.dtype) for name, parameter in names.items())
@@ -163,7 +162,7 @@ class DeepSpeedTrainer:
         return write_snapshot(folder, version, policy.kind, snapshot_config(self._model, policy), slots, tensors)
 
     def remember(self, version: int, at_most: int) -> None:
-        """Keep a copy of what is trained as the weights of `version`: the newest `at_most`, or as many as fit beside the model. None when
+        """Keep a copy of the trained weights as those of `version`: the newest `at_most`, or as many as fit beside the model; none if
         parameters are spread over ranks."""
         num_bytes = sum(parameter.numel() * parameter.element_size() for _, parameter in self._parameters)
         fitting = min(at_most, _MAX_COPY_BYTES // num_bytes) if self._stage < 3 else 0
@@ -187,14 +186,14 @@ class DeepSpeedTrainer:
         return np.split(found.cpu().numpy(), np.cumsum(batch.num_generated)[:-1])
 
     def save(self, folder: Path) -> None:
-        """Write model, optimizer and random state below `folder`. Not yet durable: the checkpoint store sees to that. Raises OSError."""
+        """Write model, optimizer and random state below `folder`. The checkpoint store makes them durable. Raises OSError."""
         state = {"num_updates": self._num_updates, "rng": torch.random.get_rng_state().numpy().tobytes()}
         try:
             self._engine.save_checkpoint(
                 str(folder), tag=_TAG, client_state=state, save_latest=False, exclude_frozen_parameters=self._is_lora
             )  # fmt: skip
         except RuntimeError as exc:
-            # torch's file writer does not say it as an OSError, nor why the disk refused.
+            # torch's file writer raises no OSError when the disk refuses, and gives no reason.
             if _TORCH_WRITER not in str(exc):
                 raise
             raise OSError(errno.EIO, f"a file of the trainer could not be written whole (is the disk full?): {exc}") from exc
@@ -202,7 +201,7 @@ class DeepSpeedTrainer:
             self._layout.write(folder)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote, on whatever number of ranks. Raises UserError if it cannot be read."""
+        """Load the state that `save` wrote, on any number of ranks. Raises UserError if it cannot be read."""
         if not (folder / _TAG).is_dir():
             raise UserError(f"There is no trainer state in {folder}.", hint="The checkpoint is not whole: bring its folder back as it was.")
         if not ShardLayout.read(folder).needs_converting(self._layout):
@@ -216,13 +215,13 @@ class DeepSpeedTrainer:
                 self._engine._config.load_universal_checkpoint = False  # noqa: SLF001  as above
 
     def load_weights(self, folder: Path) -> None:
-        """Begin from the weights of a snapshot's files in `folder`, with a fresh optimizer. Raises UserError if they do not fit."""
+        """Load the weights of a snapshot's files in `folder`, with a fresh optimizer. Raises UserError if they do not fit."""
         with open_tensors(folder / file_names(self._config.policy.kind)[0], self._shapes) as in_file, torch.no_grad():
             stored = fused_tensors(folder) if self._stored is not None and self._stored.is_fused else in_file
             tensors = self._whole((parameter for _, parameter in self._parameters), is_written=True)
             for (name, _), parameter in zip(self._parameters, tensors, strict=True):
                 parameter.copy_(stored(self._names[name]))
-        # ZeRO and bfloat16 keep masters of their own; torch's optimizer does not.
+        # The optimizers of ZeRO and bfloat16 keep float32 copies; torch's does not.
         refresh = getattr(self._engine.optimizer, "refresh_fp32_params", None)
         if refresh is not None:
             refresh()
@@ -230,7 +229,7 @@ class DeepSpeedTrainer:
     def _load(self, folder: Path) -> None:
         try:
             _, state = self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not self._is_lora)
-        except Exception as exc:  # DeepSpeed raises whatever it stumbles over, assertions without a word included
+        except Exception as exc:  # DeepSpeed raises any error, also assertions without a message
             raise UserError(
                 f"The trainer state in {folder} cannot be read: {str(exc) or repr(exc)}", hint="Bring the folder back as it was."
             ) from exc
@@ -247,28 +246,26 @@ class DeepSpeedTrainer:
         return self._config.policy.kind is WeightKind.LORA
 
     def _whole(self, parameters: Iterable[nn.Parameter], *, is_written: bool = False) -> Iterator[nn.Parameter]:
-        """Each parameter in turn, readable until the next one also when ZeRO-3 spreads it; `is_written`: what rank 0 makes of it stays.
+        """Each parameter in turn, gathered until the next one if ZeRO-3 spreads it; `is_written`: the changes of rank 0 are kept.
 
-        A collective: all ranks read it to its end.
+        A collective: all ranks iterate to the end.
         """
-        for parameter in parameters:
-            with self._gathered(parameter, is_written=is_written):
-                yield parameter
-
-    def _gathered(self, parameter: nn.Parameter, *, is_written: bool) -> Any:
         if self._stage < 3:
-            return nullcontext()
+            yield from parameters
+            return
         import deepspeed
 
-        return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if is_written else None)
+        for parameter in parameters:
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if is_written else None):
+                yield parameter
 
     def _reference_model(self) -> PolicyModel:
-        """A frozen second copy of the base: with full weights nothing else remembers the starting policy."""
+        """A frozen second copy of the base: with full weights nothing else keeps the starting policy."""
         model = load_policy(self._config.policy).to(self._engine.device)
         return model.requires_grad_(requires_grad=False).eval()
 
     def _previous(self, arrays: _SampleRows, updates: Sequence[tuple[MicroBatch, ...]]) -> dict[MicroBatch, Tensor]:
-        """Log-probabilities at the step's start of what later updates train, by micro-batch, on the rank that will train it."""
+        """Log-probabilities at the step's start of the later updates' samples, by micro-batch, on the rank that will train it."""
         found = {}
         with torch.no_grad():
             for update in updates:
@@ -335,8 +332,8 @@ class DeepSpeedTrainer:
 
     @staticmethod
     def _sampler(rows: _Rows, learner: Tensor, previous: Tensor | None) -> Tensor:
-        """Log-probabilities under the sampler; where nobody said them, under the policy at the step's start: until the first update, the
-        learner."""
+        """Log-probabilities under the sampler; where it gave none, under the policy at the step's start, which is the learner until the
+        first update."""
         if rows.recomputed is None:
             return rows.sampler
         return torch.where(rows.recomputed, learner.detach() if previous is None else previous, rows.sampler)
@@ -382,7 +379,7 @@ class DeepSpeedTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Rows:
-    """A micro-batch's token rows, as `LossInputs` wants them."""
+    """A micro-batch's token rows, as `LossInputs` takes them."""
 
     sampler: Tensor
     advantages: Tensor
@@ -394,7 +391,7 @@ class _Rows:
 
 
 class _Differences:
-    """How far learner and sampler are apart on each fresh sample, summed up where each micro-batch is."""
+    """The differences of log-probabilities between learner and sampler on each fresh sample, summed on the rank of its micro-batch."""
 
     def __init__(self, num_samples: int, device: torch.device) -> None:
         self._sums = torch.zeros(2, num_samples, dtype=torch.float64, device=device)
@@ -427,8 +424,8 @@ class _SampleRows:
         self._row_starts = np.cumsum(batch.num_generated) - batch.num_generated
 
     def inputs(self, samples: MicroBatch) -> tuple[Tensor | None, ...]:
-        """`input_ids`, `rows`, `columns` of `PolicyModel.forward`, and `is_cut` and `experts` if any token of the step has them; two tokens
-        of padding for a rank without work."""
+        """The arguments of `PolicyModel.forward`, `is_cut` and `experts` only if any token of the step has them; two tokens of padding for
+        a rank without work."""
         batch = self._batch
         if not samples:
             one = torch.ones(1, dtype=torch.int64, device=self._device)
@@ -469,6 +466,6 @@ class _SampleRows:
         )
 
     def row_indices(self, samples: MicroBatch) -> npt.NDArray[np.int64]:
-        """Where the micro-batch's token rows lie in the batch's, in the order of `inputs`."""
+        """Positions of the micro-batch's token rows among the batch's, in the order of `inputs`."""
         starts, lengths = self._row_starts[list(samples)], self.num_generated[list(samples)]
         return np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)] or [_NO_ROWS])

@@ -26,14 +26,14 @@ from echo_schemas.records import WeightFile, WeightKind
 # In the order in which the library sorts types, the last first.
 _TYPES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
 _RANKS = {dtype: rank for rank, dtype in enumerate(_TYPES)}
-# What is copied out of a tensor at once.
+# Bytes copied out of a tensor at once.
 _PIECE_BYTES = 1 << 20
 _ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor of a file, before it is there."""
+    """One tensor of a file that is to be written."""
 
     name: str
     dtype: torch.dtype
@@ -41,12 +41,11 @@ class Slot:
 
     @property
     def num_bytes(self) -> int:
-        """In the file."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 def in_file_order(slots: Iterable[Slot]) -> list[Slot]:
-    """As the library orders them: by type, the widest first, then by name."""
+    """In the library's order: by type, the widest first, then by name."""
     return sorted(slots, key=lambda slot: (-_RANKS[slot.dtype], slot.name))
 
 
@@ -55,13 +54,17 @@ def write_snapshot(
 ) -> SnapshotFiles:
     """Write the weights and `config` into the new folder `folder`; `tensors` are those of `slots`, which are in file order.
 
-    `tensors` is read to its end even if the disk refuses, because giving one may take all ranks. Raises OSError.
+    `tensors` is read to its end even if the disk refuses, because each may be gathered from all ranks. Raises OSError.
     """
     (weights_name, config_name), text = file_names(kind), config.encode()
     try:
         folder.mkdir(parents=True)
         with closing(StreamDigest()) as digest:
-            num_bytes = write_tensors(folder / weights_name, slots, tensors, digest.update)
+            with (folder / weights_name).open("xb") as file:
+                for piece in _pieces(slots, tensors):
+                    file.write(piece)
+                    digest.update(piece)
+                num_bytes = file.tell()
             digest.note()
             digest.update(text)
             (folder / config_name).write_bytes(text)
@@ -76,38 +79,34 @@ def write_snapshot(
     return SnapshotFiles(version=version, kind=kind, config=config, folder=folder, files=files, sha256=whole)
 
 
-def write_tensors(path: Path, slots: Sequence[Slot], tensors: Iterator[Tensor], note: Callable[[bytes], None]) -> int:
-    """Write the new file `path`; `note` gets every byte. The file's size. Raises OSError."""
-    with path.open("xb") as file:
-        for piece in _pieces(slots, tensors):
-            file.write(piece)
-            note(piece)
-        return file.tell()
-
-
 @contextmanager
 def open_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Callable[[str], Tensor]]:
-    """What reads one tensor of the file by its name. Raises UserError unless the file's tensors are exactly those of `shapes`."""
+    """A function that reads a tensor of the file by its name. Raises UserError unless the file's tensors are exactly those of `shapes`."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            own = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  it is no mapping
-            _refuse_others(path, own, shapes)
+            own = stored_shapes(file)
+            if differing := differing_names(own, shapes):
+                name = differing[0]
+                raise UserError(
+                    f"The weights in {path} are of another policy: {name} has the shape {own.get(name)} there and {shapes.get(name)} here "
+                    f"({len(differing)} differ).",
+                    hint="[policy] base, update and lora must be those that the weights were trained with.",
+                )
             yield file.get_tensor
     except (OSError, SafetensorError) as exc:
         raise UserError(f"The weights in {path} cannot be read: {exc}.", hint="Bring the file back as it was.") from exc
 
 
-def _refuse_others(path: Path, own: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    differing = sorted(name for name in {*own, *shapes} if own.get(name) != shapes.get(name))
-    if differing:
-        name = differing[0]
-        raise UserError(
-            f"The weights in {path} are of another policy: {name} has the shape {own.get(name)} there and {shapes.get(name)} here "
-            f"({len(differing)} differ).",
-            hint="[policy] base, update and lora must be those that the weights were trained with.",
-        )
+def stored_shapes(file: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor in an open safetensors file, by name."""
+    return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  it is no mapping
+
+
+def differing_names(own: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The names that only one of the two has, or with another shape."""
+    return sorted(name for name in {*own, *shapes} if own.get(name) != shapes.get(name))
 
 
 def _pieces(slots: Sequence[Slot], tensors: Iterator[Tensor]) -> Iterator[bytes]:
@@ -115,7 +114,7 @@ def _pieces(slots: Sequence[Slot], tensors: Iterator[Tensor]) -> Iterator[bytes]
     for slot, tensor in zip(slots, tensors, strict=True):
         assert (tensor.dtype, tuple(tensor.shape)) == (slot.dtype, slot.shape), slot.name
         own = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
-        # Copies: where the tensor is a parameter of all ranks, its memory is given back right after.
+        # Copies: under ZeRO-3 the tensor's memory is freed right after.
         yield from (own[start : start + _PIECE_BYTES].tobytes() for start in range(0, len(own), _PIECE_BYTES))
 
 

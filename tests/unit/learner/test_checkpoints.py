@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_learner.commit.ancestry import Relation, relations
-from echo_learner.commit.checkpoint import LearnerState, _sealed, checkpoint_id
+from echo_learner.commit.checkpoint import LearnerState, _checksum, checkpoint_id
 from echo_ops.cli import checkpoints as commands
 from echo_ops.cli import output
 from echo_schemas.errors import UserError
@@ -116,7 +116,7 @@ def test_a_run_goes_on_from_one_of_a_newer_release_that_says_more(pipeline: Pipe
     content = json.loads(file.read_text(encoding="utf-8"))
     del content["checksum"]
     content["terms"][0]["added"] = content["added"] = "by a newer release"
-    file.write_text(_sealed(content), encoding="utf-8")
+    file.write_text(json.dumps({"checksum": _checksum(content), **content}), encoding="utf-8")
     assert pipeline.store.load(states[2].id) == states[2]
     pipeline.train(NumpyTrainer(), steps=3, takeover=True)
     assert [report.version for report in pipeline.reports()] == [1, 2, 3]

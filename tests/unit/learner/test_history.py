@@ -58,7 +58,7 @@ def test_a_resumed_learner_counts_older_versions_as_the_one_it_began_with() -> N
 
 
 def test_an_empty_batch_has_no_numbers() -> None:
-    assert history(0).stages([], 0).total == ()
+    assert not history(0).stages([], 0).total
 
 
 def test_versions_are_taken_from_the_whole_sample() -> None:

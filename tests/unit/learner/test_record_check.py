@@ -92,7 +92,7 @@ def test_what_was_asked_passes() -> None:
 def test_what_differs_is_refused_with_the_worker_s_name(changes: dict[str, Any], said: str) -> None:
     found = refusal(check_of(), sample(3, 0, worker_id="liar", **changes))
     assert found is not None
-    assert found.startswith("Worker 'liar' sent what nobody asked for: ")
+    assert found.startswith("Worker 'liar' sent what no request asked for: ")
     assert said in found
 
 
@@ -117,7 +117,7 @@ def test_without_log_probabilities_nothing_of_cut_sampling_is_trained() -> None:
     sampling = Sampling(max_new_tokens=8, top_p=0.9)
     assert refusal(cutting, sample(3, 0, sampling=sampling)) is None
     found = refusal(cutting, sample(3, 0, sampling=sampling, logprob_source=LogprobSource.RECOMPUTED))
-    assert "with [rollout] top_p, top_k or min_p nobody else can say them" in str(found)
+    assert "with [rollout] top_p, top_k or min_p only the sampler knows them" in str(found)
 
 
 def test_a_seq_that_was_never_issued_does_not_exist() -> None:

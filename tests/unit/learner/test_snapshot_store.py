@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 
 from echo_bus.blobs.chunk_list import read_chunk_list
 from echo_bus.blobs.delta import patch
-from echo_learner.commit.placement import check_start, expected_bytes
+from echo_learner.commit.placement import SnapshotPlacement, expected_bytes
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.evaluation.setup import kept_manifests
 from echo_schemas.errors import UserError
@@ -203,10 +203,10 @@ def test_the_size_of_whole_models_is_known_at_the_start(pipeline: Pipeline, tmp_
     settings = pipeline.settings(policy=policy)
     assert expected_bytes(settings) == 2 * 515 * (1 << 20)
     keep_bytes(pipeline, 1 << 30)
-    check_start(pipeline.bus, settings)
+    SnapshotPlacement(pipeline.bus, settings).check(expected_bytes(settings))
     assert (pipeline.folder / "snapshots" / "demo").is_dir(), "above 1 GiB: the store, which was tried"
     with pytest.raises(UserError, match=r"keeps 1\.0 GiB a partition, and a snapshot of 1\.0 GiB needs 2\.0"):
-        check_start(pipeline.bus, pipeline.settings(policy=policy, store={"above_mb": 5000}))
+        SnapshotPlacement(pipeline.bus, pipeline.settings(policy=policy, store={"above_mb": 5000})).check(expected_bytes(settings))
 
 
 def test_a_manifest_of_the_store_comes_with_its_list_of_chunks_where_workers_may_pass_them_on(pipeline: Pipeline, tmp_path: Path) -> None:
