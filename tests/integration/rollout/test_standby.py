@@ -22,8 +22,9 @@ pytestmark = pytest.mark.kafka
 
 logger = logging.getLogger(__name__)
 
-# From the order to a request in hand.
-FIRST_REQUEST_S = 2.0
+# From the order to a request in hand it takes one or two seconds on cores that are free. A worker that its group took in only after a
+# session would need ten; the limit is between, because a busy machine doubles the first.
+FIRST_REQUEST_S = 6.0
 GROUPS_PER_STEP = 4
 # A clean end is asked for, not a quick one.
 DRAIN_S = 30.0
@@ -79,7 +80,7 @@ def num_in_hand(fleet: Fleet, worker_id: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_worker_on_standby_has_a_request_within_two_seconds_of_the_order(fleet: Fleet) -> None:
+def test_a_worker_on_standby_has_a_request_long_before_a_session_has_passed(fleet: Fleet) -> None:
     fleet.launch("worker", "stays", seconds=0.05)
     fleet.launch("worker", "called", seconds=0.05)
     await_in(fleet, lambda: len(fleet.owners()) == 2 and all(fleet.owners().values()), "both workers to have partitions")
