@@ -18,7 +18,7 @@ from echo_learner.commit.publication import Publication, PublicationThread
 from echo_learner.commit.snapshot import read_snapshot
 from echo_learner.intake import Intake
 from echo_memory.producer import MemoryProducer
-from echo_schemas.records import StepReport
+from echo_schemas.records import Coordinates, Reward, StepReport
 from echo_schemas.topics import STEPS
 from tests.model.conftest import MakeScenario
 from tests.model.disk import Disk, Loss, _Folder
@@ -123,7 +123,16 @@ def nobody_is_fenced(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_last_reward_counts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("echo_core.assembly._is_better", lambda offset, reward, known_offset, known: offset > known_offset)
+    real = GroupAssembler._join
+
+    def join(self: GroupAssembler, seq: int, sample: Any, at: Coordinates, reward: Reward) -> None:
+        known = sample.rewards.pop(reward.name, None)
+        if known is None or at.offset > known[0]:
+            real(self, seq, sample, at, reward)
+        else:
+            sample.rewards[reward.name] = known
+
+    patch.setattr(GroupAssembler, "_join", join)
 
 
 def snapshots_are_made_again(patch: pytest.MonkeyPatch) -> None:
