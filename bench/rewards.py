@@ -24,7 +24,7 @@ from echo_embedded import EmbeddedKafka
 from echo_runtime.opening import open_bus
 from echo_runtime.process import open_role
 from echo_schemas.naming import Namespace
-from echo_schemas.topics import PROGRESS, REWARDS, TRAJECTORIES
+from echo_schemas.topics import CONTROL, PROGRESS, REWARDS, TRAJECTORIES
 from echo_settings import Settings
 
 PARTITIONS = 4
@@ -62,7 +62,10 @@ def fill(bootstrap: str, namespace: str, count: int) -> None:
     """Make the topics and write `count` trajectories."""
     bus = open_bus(settings_of(bootstrap, namespace), "filler")
     space = bus.namespace
-    wide, narrow = (space.topic(TRAJECTORIES), space.topic(REWARDS)), (space.dead_letters(TRAJECTORIES), space.topic(PROGRESS))
+    wide, narrow = (
+        (space.topic(TRAJECTORIES), space.topic(REWARDS)),
+        (space.dead_letters(TRAJECTORIES), space.topic(PROGRESS), space.topic(CONTROL)),
+    )
     create_topics(bus, dict.fromkeys(wide, PARTITIONS) | dict.fromkeys(narrow, 1))
     payloads = make_trajectories(DISTINCT, TOKENS)
     publisher = bus.publisher()
