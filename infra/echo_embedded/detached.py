@@ -10,11 +10,10 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from echo_bus.clock import Deadline, SystemClock
 from echo_embedded.broker import START_TIMEOUT_S, STOP_TIMEOUT_S, EmbeddedKafka
@@ -67,7 +66,6 @@ def up(
     secure: bool = False,
     folder: Path | None = None,
     ports: Sequence[int] = (),
-    properties: Mapping[str, str] = MappingProxyType({}),
     jvm: Jvm = DEFAULT_JVM,
     report: Callable[[str], None] = _log.info,
 ) -> EmbeddedState:
@@ -98,7 +96,6 @@ def up(
             secure=secure,
             folder=folder or state_folder() / f"kafka-{brokers}{'-secure' if secure else ''}",
             ports=ports,
-            properties=properties,
             jvm=jvm,
             report=report,
         ).start(detached=True)
@@ -120,13 +117,13 @@ def up(
         return state
 
 
-def down(*, delete_data: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> EmbeddedState | None:
-    """Stop the detached Kafka, orderly within `timeout_s`, then by force; returns its state, None if there was none."""
+def down(*, delete_data: bool = False) -> EmbeddedState | None:
+    """Stop the detached Kafka, orderly within 15 s, then by force; returns its state, None if there was none."""
     with _locked():
         state = read_state()
         if state is None:
             return None
-        _end(state.processes, Deadline.after(timeout_s))
+        _end(state.processes, Deadline.after(STOP_TIMEOUT_S))
         remove_state()
         if delete_data:
             shutil.rmtree(state.folder, ignore_errors=True)

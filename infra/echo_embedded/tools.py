@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from echo_embedded.installation import install_kafka
@@ -23,7 +23,7 @@ TOOLS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def tool_command(name: str, *, report: Callable[[str], None] = lambda _: None) -> list[str]:
+def tool_command(name: str) -> list[str]:
     """The command that runs the tool `name`; append the tool's own arguments. Raises UserError.
 
     `kafka-console-consumer`, for example, is `java … org.apache.kafka.tools.consumer.ConsoleConsumer`.
@@ -31,7 +31,7 @@ def tool_command(name: str, *, report: Callable[[str], None] = lambda _: None) -
     if name not in TOOLS:
         raise UserError(f"{name!r} is not among Kafka's tools here.", hint=f"There are {', '.join(TOOLS)}.")
     java = find_java()
-    installation = install_kafka(java, report=report)
+    installation = install_kafka(java)
     flags = ["-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Decho.log.level=ERROR"]
     flags.append(f"-Dlog4j2.configurationFile={installation.log_settings}")
     return [str(java.executable), *flags, "-cp", installation.class_path(), TOOLS[name]]

@@ -43,8 +43,8 @@ CHUNK_BYTES = profiles.MAX_RECORD_BYTES - 1_000
 # A longer list is left out of the reference: above some 10,000 entries it would exceed a record. The chunks repeat their checksums, and the
 # whole has one too.
 MAX_INLINE_CHUNKS = 1_000
-STALL_S = 60.0
-"""Seconds without a chunk after which a transfer has failed. A chunk is less than a MiB."""
+# Seconds without a chunk after which a transfer has failed. A chunk is less than a MiB.
+_STALL_S = 60.0
 _HASHING_THREADS = 2
 # Chunks on their way at once. The client gives up a chunk that is not acknowledged within two minutes, so all of these must fit into two
 # minutes: 1 Mbit/s suffices.
@@ -80,14 +80,13 @@ class BlobWriter:
         *,
         num_bytes: int | None = None,
         sha256: str | None = None,
-        stall_s: float = STALL_S,
     ) -> BlobRef:
         """Publish `data` in chunks of at most CHUNK_BYTES and wait until all are acknowledged.
 
         `data` may be an iterable of pieces of any size, consumed while they are sent; then `num_bytes` is their total size. `blob` is the
         name within the run, part of every chunk's key; name it by content (`v/12/<sha12>`), so that a second write is harmless. `sha256`:
         of `data`, if the caller knows it; readers compare it. Raises DeliveryFailed, DeadlineExceeded if no chunk is acknowledged for
-        `stall_s`, and BlobCorrupt if `data` has not `num_bytes`; retention later removes the chunks already written.
+        60 s, and BlobCorrupt if `data` has not `num_bytes`; retention later removes the chunks already written.
         """
         started_s = self._clock.monotonic_s()
         if isinstance(data, bytes | memoryview):
@@ -103,7 +102,7 @@ class BlobWriter:
         def settle(left: int) -> None:
             while len(on_their_way) > left:
                 receipt, size, digest = on_their_way.popleft()
-                written.append((receipt.wait(stall_s), size, digest))
+                written.append((receipt.wait(_STALL_S), size, digest))
                 self._known.add((topic.name, partition))
 
         with ExitStack() as stack:
@@ -175,21 +174,21 @@ class BlobReader:
         if consumer is not None:
             consumer.close()
 
-    def read(self, ref: BlobRef, run_id: str, *, stall_s: float = STALL_S) -> bytes:
-        """The blob's bytes. Raises BlobCorrupt, OffsetLost (retention deleted it) or DeadlineExceeded (nothing came for `stall_s`)."""
-        with self._counted(ref), closing(StreamDigest()) as whole, closing(self._chunks(ref, run_id, stall_s)) as chunks:
+    def read(self, ref: BlobRef, run_id: str) -> bytes:
+        """The blob's bytes. Raises BlobCorrupt, OffsetLost (retention deleted it) or DeadlineExceeded (nothing came for 60 s)."""
+        with self._counted(ref), closing(StreamDigest()) as whole, closing(self._chunks(ref, run_id)) as chunks:
             read = []
             for chunk in chunks:
                 whole.update(chunk.data)
                 read.append(chunk.data)
             if whole.finish() != ref.sha256:
-                self._refuse(ref, run_id, stall_s)
+                self._refuse(ref, run_id)
             return b"".join(read)
 
-    def read_each(self, refs: Sequence[BlobRef], run_id: str, *, stall_s: float = STALL_S) -> Iterator[tuple[int, bytes | TransportError]]:
+    def read_each(self, refs: Sequence[BlobRef], run_id: str) -> Iterator[tuple[int, bytes | TransportError]]:
         """Many blobs, in the order of the log: each one's index in `refs` and its bytes, or the error that `read` would raise.
 
-        One fetch holds many small blobs; reading them one by one would repeat that fetch for each. `stall_s`: as in `read`.
+        One fetch holds many small blobs; reading them one by one would repeat that fetch for each.
         """
         lows = self._lows(refs)
         cursor: BlobCursor | None = None
@@ -202,7 +201,7 @@ class BlobReader:
                 cursor = cursor or BlobCursor(self._borrow())
                 try:
                     with self._counted(ref):
-                        found = self._whole(cursor, ref, run_id, stall_s)
+                        found = self._whole(cursor, ref, run_id)
                 except TransportError as exc:
                     found = exc
                     cursor.consumer.close()
@@ -212,23 +211,23 @@ class BlobReader:
             if cursor is not None:
                 self._give_back(cursor.consumer)
 
-    def read_files(self, ref: BlobRef, run_id: str, files: Sequence[WeightFile], folder: Path, *, stall_s: float = STALL_S) -> Path:
+    def read_files(self, ref: BlobRef, run_id: str, files: Sequence[WeightFile], folder: Path) -> Path:
         """Split the blob into `files` inside the new folder `folder`, every file verified. `folder` is complete or absent.
 
         After a transport error the arrived bytes stay beside it, and the next call for the same folder goes on there (`ArrivingFiles`).
         Raises as `read` does; FileExistsError if `folder` exists.
         """
         with self._counted(ref), ArrivingFiles(folder, files, ref.sha256) as arriving:
-            with closing(self._chunks(ref, run_id, stall_s, first=arriving.num_pieces)) as chunks:
+            with closing(self._chunks(ref, run_id, first=arriving.num_pieces)) as chunks:
                 for chunk in chunks:
                     arriving.add(chunk.data)
             if arriving.num_bytes == ref.num_bytes and not arriving.is_whole:
-                self._refuse(ref, run_id, stall_s)
+                self._refuse(ref, run_id)
             return arriving.complete()
 
-    def read_chunks(self, ref: BlobRef, run_id: str, first: int, end: int, *, stall_s: float = STALL_S) -> Generator[bytes, None, None]:
+    def read_chunks(self, ref: BlobRef, run_id: str, first: int, end: int) -> Generator[bytes, None, None]:
         """The chunks of index `first` to `end` - 1, not verified: the caller knows their checksums. Raises as `read` does."""
-        with closing(self._chunks(ref, run_id, stall_s, first=first, end=end)) as chunks:
+        with closing(self._chunks(ref, run_id, first=first, end=end)) as chunks:
             for chunk in chunks:
                 self._metrics.blob_bytes.labels("read").inc(len(chunk.data))
                 yield chunk.data
@@ -244,13 +243,13 @@ class BlobReader:
         self._metrics.blob_bytes.labels("read").inc(ref.num_bytes)
         self._metrics.blob_seconds.labels("read").observe(self._clock.monotonic_s() - started_s)
 
-    def _refuse(self, ref: BlobRef, run_id: str, stall_s: float) -> NoReturn:
+    def _refuse(self, ref: BlobRef, run_id: str) -> NoReturn:
         """Raise BlobCorrupt; reads the blob once more to name the wrong chunk."""
-        with closing(self._chunks(ref, run_id, stall_s)) as chunks:
+        with closing(self._chunks(ref, run_id)) as chunks:
             _refuse_altered(chunks, ref)
 
-    def _whole(self, cursor: BlobCursor, ref: BlobRef, run_id: str, stall_s: float) -> bytes:
-        chunks = list(self._chunks_at(cursor, ref, run_id, stall_s))
+    def _whole(self, cursor: BlobCursor, ref: BlobRef, run_id: str) -> bytes:
+        chunks = list(self._chunks_at(cursor, ref, run_id))
         data = b"".join(chunk.data for chunk in chunks)
         if sha256_of(data) != ref.sha256:
             _refuse_altered(chunks, ref)
@@ -266,13 +265,13 @@ class BlobReader:
             found = watermarks(consumer, list(physical.values()))
         return {place: found[physical[place]][0] for place in places}
 
-    def _chunks(self, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0, end: int | None = None) -> Generator[Chunk, None, None]:
+    def _chunks(self, ref: BlobRef, run_id: str, *, first: int = 0, end: int | None = None) -> Generator[Chunk, None, None]:
         """The blob's chunks, read with a borrowed client."""
         with self._client() as consumer:
-            yield from self._chunks_at(BlobCursor(consumer), ref, run_id, stall_s, first=first, end=end)
+            yield from self._chunks_at(BlobCursor(consumer), ref, run_id, first=first, end=end)
 
     def _chunks_at(
-        self, cursor: BlobCursor, ref: BlobRef, run_id: str, stall_s: float, *, first: int = 0, end: int | None = None
+        self, cursor: BlobCursor, ref: BlobRef, run_id: str, *, first: int = 0, end: int | None = None
     ) -> Generator[Chunk, None, None]:
         """The blob's chunks of index `first` to `end` - 1, not verified; skips repeated chunks and those of other blobs."""
         topic = BY_NAME.get(ref.topic)
@@ -285,7 +284,7 @@ class BlobReader:
         # Each chunk takes at least one offset, so the wanted chunks begin here or later.
         rest = replace(ref, first_offset=min(ref.first_offset + first, ref.last_offset))
         cursor.go_to(self._wire.namespace.topic(topic), rest)
-        for message in cursor.messages(rest, stall_s, self._clock):
+        for message in cursor.messages(rest, _STALL_S, self._clock):
             chunk = self._decode(message, ref)
             if chunk is None or chunk.run_id != run_id or chunk.blob != ref.blob or chunk.index != wanted:
                 continue

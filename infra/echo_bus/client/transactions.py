@@ -52,12 +52,12 @@ class TransactionalWriter:
         self._call(self._producer.init_transactions, deadline, "taking over the transactional id")
 
     @contextmanager
-    def transaction(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[TransactionalWriter]:
+    def transaction(self) -> Iterator[TransactionalWriter]:
         """Commits the records published inside when the block ends; rolls them back if it raises.
 
         Raises TransactionAborted if the cluster refused and the same writer may try again, ProducerFenced if the writer is dead.
         """
-        deadline = Deadline.after(timeout_s, self._clock)
+        deadline = Deadline.after(DEFAULT_TIMEOUT_S, self._clock)
         started_s = self._clock.monotonic_s()
         self._call(lambda _: self._producer.begin_transaction(), deadline, "beginning a transaction")
         self._open = True
@@ -98,10 +98,10 @@ class TransactionalWriter:
         self._require_open()
         return self._publisher.publish_bytes(physical, value, key=key, headers=headers, partition=partition)
 
-    def move(self, member: RawConsumer, positions: list[TopicPartition], timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def move(self, member: RawConsumer, positions: list[TopicPartition]) -> None:
         """Set the positions of `member`'s group when the open transaction commits. `member` must not have joined the group."""
         self._require_open()
-        deadline = Deadline.after(timeout_s, self._clock)
+        deadline = Deadline.after(DEFAULT_TIMEOUT_S, self._clock)
         group = member.consumer_group_metadata()
         self._call(
             lambda left_s: self._producer.send_offsets_to_transaction(positions, group, left_s), deadline, "moving a group's position"

@@ -28,6 +28,7 @@ from echo_schemas.errors import UserError
 # Records in a row for the same partition of a worker: every partition in a transaction costs the broker two requests, and the worker reads
 # all of its partitions anyway.
 _IN_A_ROW = 8
+_ASK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,29 +184,29 @@ class WorkObserver:
         self._group = group
         self._consumer = open_asker(cluster, group, client_id)
 
-    def num_partitions(self, timeout_s: float = 10.0) -> int:
+    def num_partitions(self) -> int:
         """Raises TopicMissing."""
-        return num_partitions(self._consumer, self._physical, timeout_s)
+        return num_partitions(self._consumer, self._physical, _ASK_S)
 
-    def observe(self, count: int, timeout_s: float = 10.0) -> dict[int, PartitionWork]:
+    def observe(self, count: int) -> dict[int, PartitionWork]:
         """The work of partitions 0 to `count` - 1. Without a committed offset a partition counts from its beginning, where workers start.
 
         Blocks for one request to the group's coordinator and two per leader. Raises ClusterUnreachable, NotAuthorized.
         """
-        committed = self.committed(count, timeout_s)
-        bounds = watermarks(self._consumer, [(self._physical, partition) for partition in range(count)], timeout_s)
+        committed = self.committed(count)
+        bounds = watermarks(self._consumer, [(self._physical, partition) for partition in range(count)], _ASK_S)
         return {
             partition: PartitionWork(first_open=max(low, committed.get(partition, OFFSET_INVALID)), end=high)
             for (_, partition), (low, high) in bounds.items()
         }
 
-    def committed(self, count: int, timeout_s: float = 10.0) -> dict[int, int]:
+    def committed(self, count: int) -> dict[int, int]:
         """The offsets that the group committed in partitions 0 to `count` - 1; partitions without one are left out.
 
         One request to the group's coordinator. Raises ClusterUnreachable, NotAuthorized.
         """
         places = [(self._physical, partition) for partition in range(count)]
-        return {partition: offset for (_, partition), offset in committed_offsets(self._consumer, self._group, places, timeout_s).items()}
+        return {partition: offset for (_, partition), offset in committed_offsets(self._consumer, self._group, places, _ASK_S).items()}
 
     def close(self) -> None:
         self._consumer.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from echo_bus.bus import Bus
-from echo_bus.clock import Clock, Deadline, SystemClock
+from echo_bus.clock import Deadline, SystemClock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
 from echo_ops.cli.compare import newest_rewards
 from echo_ops.cli.painting import Pieces, tokenizer_of
@@ -61,12 +61,11 @@ class Source:
         drawings: Drawings | None = None,
         export: Path | None = None,
         pieces: Pieces | None = None,
-        clock: Clock | None = None,
     ) -> None:
         """Closes `history` at its end. `export`: a folder for questions in SQL; `pieces`: the texts of tokens (None: by the tokenizer of
         the run's model). Raises DeadlineExceeded, TransportError.
         """
-        self._history, self._clock = history, clock or SystemClock()
+        self._history, self._clock = history, SystemClock()
         self.searches = Searches(self._clock)
         self.questions = Questions(history.run_id, export)
         self.drawings = drawings or Drawings()

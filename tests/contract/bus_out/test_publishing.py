@@ -156,7 +156,7 @@ def test_a_fenced_writer_says_that_a_successor_may_exist(bus: Bus) -> None:
 
 def written(bus: Bus, data: bytes) -> BlobRef:
     publisher = bus.publisher(profiles.PRODUCER_BLOBS)
-    ref = bus.blob_writer(publisher).write(WEIGHT_CHUNKS, "demo", "v/1/abc", data, stall_s=WAIT_S)
+    ref = bus.blob_writer(publisher).write(WEIGHT_CHUNKS, "demo", "v/1/abc", data)
     publisher.close()
     return ref
 
@@ -168,7 +168,7 @@ DATA = bytes(range(256)) * 8_000
 def test_a_blob_comes_back_as_it_was(bus: Bus, size: int) -> None:
     ref = written(bus, DATA[:size])
     assert ref.num_chunks == max(1, -(-size // CHUNK_BYTES))
-    assert bus.blob_reader().read(ref, "demo", stall_s=WAIT_S) == DATA[:size]
+    assert bus.blob_reader().read(ref, "demo") == DATA[:size]
 
 
 def files_of(data: bytes, *sizes: int) -> list[WeightFile]:
@@ -185,7 +185,7 @@ def files_of(data: bytes, *sizes: int) -> list[WeightFile]:
 def test_a_blob_of_files_appears_whole(bus: Bus, tmp_path: Path) -> None:
     ref = written(bus, DATA)
     sizes = (10, 0, 1_000_000, len(DATA) - 1_000_010)
-    folder = bus.blob_reader().read_files(ref, "demo", files_of(DATA, *sizes), tmp_path / "v1", stall_s=WAIT_S)
+    folder = bus.blob_reader().read_files(ref, "demo", files_of(DATA, *sizes), tmp_path / "v1")
     assert [(folder / f"part/{number}.bin").stat().st_size for number in range(4)] == list(sizes)
     assert b"".join((folder / f"part/{number}.bin").read_bytes() for number in range(4)) == DATA
     with pytest.raises(FileExistsError):
@@ -206,7 +206,7 @@ def test_a_blob_of_files_appears_whole(bus: Bus, tmp_path: Path) -> None:
 def test_a_blob_that_is_not_what_was_promised_leaves_nothing_behind(bus: Bus, tmp_path: Path, change: object) -> None:
     ref = change(written(bus, DATA))  # type: ignore[operator]
     with pytest.raises(BlobCorrupt):
-        bus.blob_reader().read_files(ref, "demo", files_of(DATA, len(DATA)), tmp_path / "v1", stall_s=WAIT_S)
+        bus.blob_reader().read_files(ref, "demo", files_of(DATA, len(DATA)), tmp_path / "v1")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -214,7 +214,7 @@ def test_a_blob_that_is_not_what_was_promised_leaves_nothing_behind(bus: Bus, tm
 def test_files_that_do_not_fill_the_blob_leave_nothing_behind(bus: Bus, tmp_path: Path, sizes: tuple[int, ...]) -> None:
     ref = written(bus, DATA)
     with pytest.raises(BlobCorrupt):
-        bus.blob_reader().read_files(ref, "demo", files_of(DATA + b"x", *sizes), tmp_path / "v1", stall_s=WAIT_S)
+        bus.blob_reader().read_files(ref, "demo", files_of(DATA + b"x", *sizes), tmp_path / "v1")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -226,14 +226,14 @@ def test_a_blob_that_retention_took_is_a_lost_offset(bus: Bus) -> None:
     admin = bus.cluster.admin()
     admin.delete_records([place])[place].result(WAIT_S)
     with pytest.raises(OffsetLost, match="Retention has removed"):
-        bus.blob_reader().read(ref, "demo", stall_s=WAIT_S)
+        bus.blob_reader().read(ref, "demo")
 
 
 def test_foreign_chunks_between_ours_are_passed_over(bus: Bus) -> None:
     publisher = bus.publisher(profiles.PRODUCER_BLOBS)
     writer = bus.blob_writer(publisher)
-    first = writer.write(WEIGHT_CHUNKS, "demo", "v/1/abc", DATA, stall_s=WAIT_S)
-    again = writer.write(WEIGHT_CHUNKS, "demo", "v/1/abc", DATA, stall_s=WAIT_S)
+    first = writer.write(WEIGHT_CHUNKS, "demo", "v/1/abc", DATA)
+    again = writer.write(WEIGHT_CHUNKS, "demo", "v/1/abc", DATA)
     publisher.close()
     spanning = dataclasses.replace(first, last_offset=again.last_offset, chunks=())
-    assert bus.blob_reader().read(spanning, "demo", stall_s=WAIT_S) == DATA
+    assert bus.blob_reader().read(spanning, "demo") == DATA

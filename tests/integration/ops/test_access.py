@@ -109,7 +109,7 @@ def test_a_worker_fetches_weights_under_its_own_login(administrator: KafkaCluste
     login = secured_kafka.add_user(f"{NAMESPACE.name}.worker", "secret")
     reader = _bus(KafkaCluster(administrator.bootstrap, login), "worker.p1").blob_reader()
     reader.warm(WEIGHT_CHUNKS)
-    assert reader.read(blob, "r", stall_s=WAIT_S) == b"weights"
+    assert reader.read(blob, "r") == b"weights"
     reader.close()
 
 
