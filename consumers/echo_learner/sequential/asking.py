@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from echo_bus.client.publisher import Publisher
@@ -23,7 +23,7 @@ from echo_core.patience import Patience
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.replies import PARTITION, ReplyInbox
-from echo_learner.sequential.requesting import Ask, Closing, ReplyFate, RequestLedger
+from echo_learner.sequential.requesting import Ask, Closing, ReplyFate, RequestLedger, SeqState
 from echo_schemas.errors import UserError
 from echo_schemas.records import Purpose, ReplyOutcome, RewardTerm, RolloutReply, RolloutRequest, Sampling
 from echo_schemas.topics import REQUESTS
@@ -104,13 +104,16 @@ class BatchRequests:
         intake, clock = self._parts.intake, self._parts.clock
         # Until the log is read to its end, it may hold the groups already.
         if intake.is_caught_up:
-            self._look()
+            self._look(intake.states(self._ledger.open_seqs))
             self._take_replies()
             self._close(self._ledger.expire(clock.time_ms(), self._patience.limit_s(), least_s=self._parts.timeout_s))
             self._send()
         groups = intake.next_batch(version, terms, timeout_s)
         if groups is not None:
-            self._ledger.trained(group.seq for group in groups)
+            trained = {group.seq for group in groups}
+            # A group that became whole after the look above may be in this batch already.
+            self._look(dict.fromkeys(self._ledger.open_seqs & trained, SeqState.WHOLE))
+            self._ledger.trained(trained)
             self._settle_places()
         return groups
 
@@ -128,9 +131,9 @@ class BatchRequests:
         self._fates.clear()
         return counts
 
-    def _look(self) -> None:
-        """Tell the ledger the assembler's state of the open seqs."""
-        for seq, state in self._parts.intake.states(self._ledger.open_seqs).items():
+    def _look(self, states: Mapping[int, SeqState]) -> None:
+        """Tell the ledger the assembler's state of open seqs."""
+        for seq, state in states.items():
             took_s = self._ledger.look(seq, state, self._parts.clock.time_ms())
             if took_s is not None:
                 self._patience.finished(took_s)

@@ -164,6 +164,22 @@ def test_positions_outside_the_log_are_lost(kit: Any, drop: Callable[..., Drop])
     assert seqs_of(read_all(reader)) == list(range(4, 10))
 
 
+def test_a_record_that_is_written_while_offsets_are_asked_by_time_is_not_passed_by(
+    kit: Any, drop: Callable[..., Drop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.create(DROPS, num_partitions=1)
+    reader = kit.reader(DROPS)
+    ask = reader.end_offsets
+
+    def write_and_ask() -> dict[Any, int]:
+        publish(kit, drop, range(1))
+        ends: dict[Any, int] = ask()
+        return ends
+
+    monkeypatch.setattr(reader, "end_offsets", write_and_ask)
+    assert reader.offsets_at(0) == {("drops", 0): 0}
+
+
 def test_offsets_by_time(kit: Any, drop: Callable[..., Drop]) -> None:
     kit.create(DROPS, num_partitions=1)
     publish(kit, drop, range(3))

@@ -10,7 +10,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
+from echo_learner.intake import Intake
 from echo_learner.sequential import replies
+from echo_learner.sequential.requesting import SeqState
 from echo_schemas.errors import UserError
 from echo_schemas.records import DropReason, Purpose, ReplyOutcome, RolloutRequest
 from echo_schemas.topics import REQUESTS
@@ -70,6 +72,16 @@ def test_each_step_asks_for_its_batch_under_its_version_and_staleness_is_0(pipel
     probes = [request for request in answerer.seen if request.purpose is Purpose.PROBE]
     assert {(request.seq, request.required_version, request.exact) for request in probes} == {(v, v, True) for v in range(3)}
     assert_books(pipeline)
+
+
+def test_how_long_an_answer_took_is_known_of_a_batch_that_is_there_before_anybody_looked(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Intake, "states", lambda _self, seqs: dict.fromkeys(seqs, SeqState.MISSING))
+    with Answerer(pipeline) as answerer:
+        pipeline.train(NumpyTrainer(), steps=2, **SEQUENTIAL)
+    first = {request.seq: request.deadline_ms is not None for request in answerer.seen if request.purpose is Purpose.TRAIN}
+    assert first == {0: False, 1: False, 2: True, 3: True}
 
 
 @pytest.mark.parametrize("outcome", [ReplyOutcome.FAILED, ReplyOutcome.NOT_READY, ReplyOutcome.EXPIRED])
