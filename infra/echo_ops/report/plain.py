@@ -55,7 +55,7 @@ class PlainLines:
 
 def scorer_line(line: ScorerLine) -> str:
     """`reward my_rewards.py:brevity (brevity): scoring, a shadow, mean 0.125`; with weight also the policy for missing rewards."""
-    role = f"weight {line.weight:g}, {line.policy}" if line.weight else "a shadow, nobody waits"
+    role = f"weight {line.weight:g}, {line.policy}" if line.weight else "a shadow, no group waits"
     said = "" if line.mean is None else f", mean {line.mean:.3f}"
     return f"{'':9} reward {line.name} ({line.application}): {line.state.value}, {role}{said}"
 

@@ -46,7 +46,7 @@ def test_a_line_says_what_changed_of_a_reward_and_not_that_it_is_behind() -> Non
     list(lines.news(view))
     view.scorers = [SHADOW]
     assert [line.strip() for line in lines.news(view)] == [
-        "reward my_rewards.py:brevity (brevity): scoring, a shadow, nobody waits, mean 0.125"
+        "reward my_rewards.py:brevity (brevity): scoring, a shadow, no group waits, mean 0.125"
     ]
     view.scorers = [replace(SHADOW, state=ScorerState.CATCHING_UP)]
     assert list(lines.news(view)) == []
