@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scipy import stats
+from scipy.special import stdtr, stdtrit
 
 from laboratory.results import Result
 
@@ -83,7 +83,7 @@ def seeds_needed(values: Sequence[float], margin: float) -> int | None:
         # For a true difference of zero: the distance from 0 to the margin, in standard errors, minus the test's quantile.
         free = num - 1
         distance = margin / (deviation / math.sqrt(num)) if deviation else math.inf
-        if 2 * stats.t.cdf(distance - stats.t.ppf(1 - LEVEL, free), free) - 1 >= 0.9:
+        if 2 * stdtr(free, distance - stdtrit(free, 1 - LEVEL)) - 1 >= 0.9:
             return num
     return None
 
@@ -102,7 +102,7 @@ def _tail(values: Sequence[float], bound: float, *, below: bool) -> float:
     distance = (bound - statistics.fmean(values)) * (1 if below else -1)
     if not deviation:
         return 0.0 if distance > 0 else 1.0
-    return float(stats.t.sf(distance / (deviation / math.sqrt(len(values))), len(values) - 1))
+    return float(stdtr(len(values) - 1, -distance / (deviation / math.sqrt(len(values)))))
 
 
 def findings(runs: Runs) -> list[Finding]:

@@ -64,8 +64,8 @@ def lines_of(a: str, b: str, found: Comparison) -> list[str]:
 
 
 def newest_rewards(bus: Bus, last: int, until_ms: int | None = None) -> list[Reward]:
-    """The run's rewards among the newest `last` records of each partition of `rewards`, in the order of the log. `until_ms`: the newest
-    before that time, for a run with later runs in the same topic. Raises TransportError.
+    """The run's rewards among the newest `last` records of each partition of `rewards`, by time: the same list however the broker mixes
+    the partitions. `until_ms`: the newest before that time, for a run with later runs in the same topic. Raises TransportError.
     """
     found: list[Reward] = []
     with closing(bus.look([REWARDS])) as reader:
@@ -75,7 +75,7 @@ def newest_rewards(bus: Bus, last: int, until_ms: int | None = None) -> list[Rew
         for messages in reader.read_to_end(Deadline.after(_READ_S, bus.clock), ends):
             records = (message.record for message in messages if message.offset < ends[message.topic.name, message.partition])
             found += [each for each in records if isinstance(each, Reward)]
-    return found
+    return sorted(found, key=lambda reward: (reward.time_ms, reward.of.partition, reward.of.offset, reward.name))
 
 
 def _moments(moments: Moments) -> str:

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="the learner's model is torch code: install the extra 'learner'")
-pytest.importorskip("transformers", reason="the engine's own cut is beside it: install the extra 'learner'")
 
 import torch
 
 from echo_learner.training.batch import cut_tokens
 from echo_learner.training.cut import Cut
-from echo_rollout.engines.sampling_loop import processed
 from echo_schemas.records import LogprobDistribution, Sampling, Trajectory
 from echo_schemas.topics import TRAJECTORIES
 from tests.examples import load_examples
@@ -36,6 +34,8 @@ def logits_of(rows: int = 64, vocabulary: int = 40) -> torch.Tensor:
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_it_leaves_what_the_engine_leaves(cut: dict[str, Any]) -> None:
+    from echo_rollout.engines.sampling_loop import processed  # takes two seconds, which only the process that runs this test pays
+
     logits = logits_of()
     wanted = processed(logits.clone(), [Sampling(max_new_tokens=1, **cut)] * len(logits))
     drawn = torch.multinomial(wanted.exp(), 1, generator=torch.Generator().manual_seed(1)).squeeze(1)
