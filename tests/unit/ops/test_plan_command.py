@@ -41,6 +41,17 @@ def test_where_no_plan_works_the_command_says_what_would_and_ends_with_1() -> No
     assert "add 1 worker of kind 4090" in found.stdout
 
 
+def test_a_budget_that_no_pool_can_keep_says_which_one_could() -> None:
+    weights_take_long = ["plan", "--train-s", "100", "--broadcast-s", "250", "--rollouts", "100", "--kind", "a:rate=50,count=4"]
+    found = CliRunner().invoke(app, [*weights_take_long, "--budget", "1"])
+    assert found.exit_code == 1
+    assert (
+        "S = 1: New weights take 250 s to arrive and are published every 100 s: the next ones come before these work. "
+        "To mend it, raise the budget to 5, or let weights arrive within 99.4 s."
+    ) in found.stdout
+    assert CliRunner().invoke(app, [*weights_take_long, "--budget", "5"]).exit_code == 0
+
+
 def test_a_run_that_has_ended_is_the_source(tmp_path: Path) -> None:
     summary = summary_of(learning_view(30))
     (tmp_path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
@@ -72,6 +83,9 @@ def test_a_summary_without_the_seconds_of_a_step_has_them_from_pace_and_waiting(
         ([*NUMBERS, *KINDS, "--kappa", "9"], "does not fit a budget of 3"),
         ([*NUMBERS, *KINDS, "--gamma", "0.5"], "below 1"),
         ([*NUMBERS, "--kind", "a:rate=-1"], "cannot make -1"),
+        ([*NUMBERS, "--kind", "a:rate=1,price=-1"], "cannot cost -1 an hour"),
+        ([*NUMBERS, "--kind", "a:rate=1,price=nan"], "cannot cost nan an hour"),
+        ([*NUMBERS, *KINDS, "--learner-price", "-1"], "A learner cannot cost -1 an hour"),
     ],
 )
 def test_each_mistake_is_one_sentence_with_a_hint(arguments: list[str], sentence: str) -> None:
