@@ -5,9 +5,10 @@
 The seq of a dead-lettered request is closed, unless another copy of the request was answered.
 Threads: the reader thread fetches, decodes and assembles. The learner's thread calls everything else; `next_batch` blocks until enough
 groups are ready, and the reader thread wakes it. One lock guards the assembler. If reading fails, every later call raises the cause.
-Back-pressure: with `max_whole` whole groups, or a batch of them and more than `max_bytes` read, `trajectories` is paused and the log keeps
-the rest. Whole groups wait for rewards or for the learner, so `rewards` is read on while one of them lacks any; otherwise it is paused too
-when many rewards of unread trajectories are kept. Texts are not kept once a record is decoded.
+Back-pressure: above `max_whole` whole groups, the partitions of `trajectories` with more than their share of them are paused; with a batch
+of them and more than `max_bytes` read, all of its partitions. The log keeps the rest. Whole groups wait for rewards or for the learner, so
+`rewards` is read on while one of them lacks any; otherwise it is paused too when many rewards of unread trajectories are kept. Texts are
+not kept once a record is decoded.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from echo_learner.trust import Claimed, WorkerTrust
 from echo_runtime.notices import STANDSTILL_S
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
-from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
+from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class Intake:
         # When each partition was read to its end the last time.
         self._at_end_s: dict[ReaderPlace, float] = {}
         self._looked_everywhere_s = -math.inf
-        self._paused: frozenset[Topic] = frozenset()
+        self._paused: frozenset[ReaderPlace] = frozenset()
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
         self._woken = False
@@ -476,16 +477,21 @@ class Intake:
         at_end, rewards_at_end = ({partition for name, partition in ends if name == topic.name} for topic in (TRAJECTORIES, REWARDS))
         self._assembler.tick(now_s, at_end, rewards_at_end)
 
-    def _too_far(self) -> frozenset[Topic]:
-        """The topics that are to be paused."""
+    def _too_far(self) -> frozenset[ReaderPlace]:
+        """The partitions that are to be paused."""
         if not self._is_full(self._max_whole + 1):
             return frozenset()
+        rewards, ahead = ({place for place in self._reader.places if place[0] == topic.name} for topic in (REWARDS, TRAJECTORIES))
+        if self._assembler.open_bytes <= self._max_bytes:
+            # A partition whose rewards are far behind must not take the room of the others: a group lies in one partition.
+            whole_in = self._assembler.whole_in
+            ahead = {place for place in ahead if whole_in[place[1]] * len(ahead) > self._max_whole}
         too_many_early = self._assembler.early_share > _MANY_EARLY and not self._lacks_rewards
-        return frozenset({TRAJECTORIES, REWARDS} if too_many_early else {TRAJECTORIES})
+        return frozenset(ahead | rewards if too_many_early else ahead)
 
-    def _back_off(self, to_pause: frozenset[Topic]) -> None:
-        for topic in to_pause - self._paused:
-            self._reader.pause([topic])
-        for topic in self._paused - to_pause:
-            self._reader.resume([topic])
+    def _back_off(self, to_pause: frozenset[ReaderPlace]) -> None:
+        if to_pause == self._paused:
+            return
+        self._reader.pause(to_pause - self._paused)
+        self._reader.resume(self._paused - to_pause)
         self._paused = to_pause

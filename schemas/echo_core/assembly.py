@@ -10,6 +10,7 @@ record read is exactly one of yielded, dropped or open. Deterministic; the calle
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -181,6 +182,11 @@ class GroupAssembler:
     def num_whole(self) -> int:
         """Groups with a whole attempt, which wait for rewards or to be taken: what back-pressure counts."""
         return self._num_whole
+
+    @property
+    def whole_in(self) -> Counter[int]:
+        """The same number for each partition."""
+        return Counter(chain.from_iterable(group.partitions() for group in self._open.values() if group.chosen is not None))
 
     @property
     def early_share(self) -> float:

@@ -242,18 +242,17 @@ class LogReader:
         """Offsets that are still to be read before `ends`."""
         return sum(max(0, end - self._positions[place]) for place, end in ends.items())
 
-    def pause(self, topics: Iterable[Topic]) -> None:
-        """Fetch nothing from these topics until `resume`; meanwhile their ends are unknown."""
-        paused = self._partitions_of(topics)
-        self._consumer.pause(paused)
-        places = {(self._topics[each.topic].name, each.partition) for each in paused}
-        self._at_end -= places
-        self._ends_seen -= places
-        self._ends_asked -= places
+    def pause(self, places: Iterable[Place]) -> None:
+        """Fetch nothing from these partitions until `resume`; meanwhile their ends are unknown."""
+        paused = frozenset(places)
+        self._consumer.pause(self._physical_of(paused))
+        self._at_end -= paused
+        self._ends_seen -= paused
+        self._ends_asked -= paused
 
-    def resume(self, topics: Iterable[Topic]) -> None:
+    def resume(self, places: Iterable[Place]) -> None:
         """Fetch again, from the positions."""
-        self._consumer.resume(self._partitions_of(topics))
+        self._consumer.resume(self._physical_of(places))
 
     def close(self) -> None:
         self._consumer.close()
@@ -345,9 +344,5 @@ class LogReader:
     def _named(self, found: Mapping[tuple[str, int], T]) -> dict[Place, T]:
         return {(self._topics[physical].name, partition): value for (physical, partition), value in found.items()}
 
-    def _partitions_of(self, topics: Iterable[Topic]) -> list[TopicPartition]:
-        return [
-            TopicPartition(self._physical[topic.name], partition)
-            for topic in topics
-            for partition in range(self._num_partitions[topic.name])
-        ]
+    def _physical_of(self, places: Iterable[Place]) -> list[TopicPartition]:
+        return [TopicPartition(self._physical[name], partition) for name, partition in places]

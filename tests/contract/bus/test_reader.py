@@ -127,13 +127,13 @@ def test_an_end_is_seen_once_and_again_only_where_it_is_looked_for_and_can_be_re
     until(reads_and_sees(one, one), "the end that was looked for, again")
     assert seen == one
     assert reader.positions == reader.end_offsets()
-    reader.pause([DROPS])
+    reader.pause(everywhere)
     reader.take_ends()
     publish(kit, drop, range(40, 80))
     for _ in range(5):
         assert reader.read(timeout_s=0.1) == []
         assert not reader.take_ends(everywhere), "nobody knows where a paused partition ends"
-    reader.resume([DROPS])
+    reader.resume(everywhere)
     assert seqs_of(read_all(reader)) == list(range(40, 80))
     seen.clear()
     until(reads_and_sees(everywhere, everywhere), "every end, behind what came meanwhile")
@@ -188,16 +188,22 @@ def test_offsets_by_time(kit: Any, drop: Callable[..., Drop]) -> None:
     assert reader.offsets_at(kit.clock.time_ms() + 3_600_000) == {("drops", 0): 3}
 
 
-def test_a_paused_topic_waits(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+def test_a_paused_partition_waits_and_the_others_are_read(kit: Any, drop: Callable[..., Drop]) -> None:
     kit.create(DROPS)
     reader = kit.reader(DROPS)
     reader.start()
     assert read_all(reader) == []
-    reader.pause([DROPS])
-    publish(kit, drop, range(5))
+    paused = {reader.places[1]}
+    reader.pause(paused)
+    publish(kit, drop, range(40))
+    ends = {place: end for place, end in kit.reader(DROPS).start().items() if place not in paused}
+    others = [message for batch in reader.read_to_end(Deadline.after(PATIENCE_S), ends) for message in batch]
+    assert {message.partition for message in others} == {place[1] for place in reader.places} - {1}
     assert reader.read(timeout_s=0.3) == []
-    reader.resume([DROPS])
-    assert seqs_of(read_all(reader)) == list(range(5))
+    reader.resume(paused)
+    rest = read_all(reader)
+    assert {message.partition for message in rest} == {1}
+    assert seqs_of(others + rest) == list(range(40))
 
 
 def test_bad_messages_go_to_the_dead_letters_and_reading_goes_on(kit: Any, drop: Callable[..., Drop]) -> None:
@@ -271,7 +277,7 @@ def test_an_end_that_does_not_come_is_an_error(kit: Any) -> None:
     kit.create(DROPS, num_partitions=1)
     reader = kit.reader(DROPS)
     reader.start()
-    reader.pause([DROPS])
+    reader.pause(reader.places)
     with pytest.raises(DeadlineExceeded, match="position and end"):
         list(reader.read_to_end(Deadline.after(0.2), {("drops", 0): 5}))
 

@@ -31,6 +31,7 @@ from tests.unit.learner.test_trust import ManualClock
 
 WAIT_S = 60.0
 _PLACES = ((TRAJECTORIES.name, 0), (REWARDS.name, 0))
+_OTHER_PLACES = ((TRAJECTORIES.name, 1), (REWARDS.name, 1))
 POLICY = StalenessPolicy(budget=0, publication_period=1, groups_per_step=2, group_size=GROUP_SIZE)
 MAX_READY = 2 * (0 + 2) * 2
 
@@ -41,7 +42,8 @@ class ScriptedReader:
     def __init__(self) -> None:
         self.end = 0
         self.started_at: Mapping[Any, int] | None = None
-        self.paused: set[str] = set()
+        self.places: tuple[Any, ...] = _PLACES
+        self.paused: set[Any] = set()
         self.closed = False
         self.reachable: frozenset[Any] = frozenset()
         self.num_looks = 0
@@ -63,18 +65,18 @@ class ScriptedReader:
         if isinstance(messages, Exception):
             raise messages
         for message in messages:
-            self.positions[message.topic.name, 0] = message.offset + 1
+            self.positions[message.topic.name, message.partition] = message.offset + 1
         return messages
 
     def take_ends(self, then_look: Iterable[Any]) -> frozenset[Any]:
         self.num_looks += 1
         return self.reachable & frozenset(then_look)
 
-    def pause(self, topics: list[Topic]) -> None:
-        self.paused |= {topic.name for topic in topics}
+    def pause(self, places: Iterable[Any]) -> None:
+        self.paused |= set(places)
 
-    def resume(self, topics: list[Topic]) -> None:
-        self.paused -= {topic.name for topic in topics}
+    def resume(self, places: Iterable[Any]) -> None:
+        self.paused -= set(places)
 
     def close(self) -> None:
         self.closed = True
@@ -90,7 +92,7 @@ def idle_evaluations(metrics: LearnerMetrics) -> Evaluations:
 
 
 class Setup:
-    """An intake and what feeds it. Group g's members lie at offsets 2g and 2g + 1, its rewards at the same of theirs."""
+    """An intake and what feeds it. Group g's members lie at offsets 2g and 2g + 1 of a partition, its rewards at the same of theirs."""
 
     def __init__(
         self, clock: Clock | None = None, *, max_bytes: int = 1 << 30, max_early_rewards: int = 100, keeps_texts: bool = False
@@ -117,16 +119,16 @@ class Setup:
             keeps_texts=keeps_texts,
         )
 
-    def feed_group(self, number: int, seq: int, **fields: Any) -> None:
-        self.feed_members(number, seq, **fields)
-        self.feed_rewards(number, seq)
+    def feed_group(self, number: int, seq: int, *, partition: int = 0, **fields: Any) -> None:
+        self.feed_members(number, seq, partition=partition, **fields)
+        self.feed_rewards(number, seq, partition=partition)
 
-    def feed_members(self, number: int, seq: int, **fields: Any) -> None:
-        members = enumerate(_places_of(number))
+    def feed_members(self, number: int, seq: int, *, partition: int = 0, **fields: Any) -> None:
+        members = enumerate(_places_of(number, partition))
         self.reader.fed.put([_message(TRAJECTORIES, where, trajectory(seq, index, **fields)) for index, where in members])
 
-    def feed_rewards(self, number: int, seq: int) -> None:
-        members = enumerate(_places_of(number))
+    def feed_rewards(self, number: int, seq: int, *, partition: int = 0) -> None:
+        members = enumerate(_places_of(number, partition))
         self.reader.fed.put([_message(REWARDS, where, reward(where, seq, index=index)) for index, where in members])
 
     def batch(self, timeout_s: float = WAIT_S) -> list[int] | None:
@@ -147,8 +149,8 @@ class Setup:
             threading.Event().wait(0.002)
 
 
-def _places_of(number: int) -> list[Coordinates]:
-    return [at(GROUP_SIZE * number + index) for index in range(GROUP_SIZE)]
+def _places_of(number: int, partition: int) -> list[Coordinates]:
+    return [at(GROUP_SIZE * number + index, partition) for index in range(GROUP_SIZE)]
 
 
 def _message(topic: Topic, where: Coordinates, record: Record) -> Message:
@@ -186,7 +188,7 @@ def test_a_full_store_of_groups_is_enough_to_choose_and_stops_reading(setup: Set
     setup.intake.start(None)
     for number in range(MAX_READY + 1):
         setup.feed_group(number, number)
-    setup.wait_until(lambda: setup.reader.paused == {TRAJECTORIES.name}, "trajectories are paused, and rewards are not")
+    setup.wait_until(lambda: setup.reader.paused == set(_PLACES[:1]), "trajectories are paused, and rewards are not")
     assert setup.batch() == [0, 1]
     setup.wait_until(lambda: not setup.reader.paused, "trajectories are read again")
     assert setup.metrics.registry.get_sample_value("echo_learner_groups_ready") == MAX_READY - 1
@@ -196,13 +198,35 @@ def test_groups_that_wait_for_late_rewards_stop_the_reading_and_are_trained_when
     setup.intake.start(None)
     for number in range(MAX_READY + 1):
         setup.feed_members(number, number)
-    setup.wait_until(lambda: setup.reader.paused == {TRAJECTORIES.name}, "trajectories are paused")
+    setup.wait_until(lambda: setup.reader.paused == set(_PLACES[:1]), "trajectories are paused")
     assert setup.batch(timeout_s=0.02) is None
     for number in range(MAX_READY + 1):
         setup.feed_rewards(number, number)
     assert [setup.batch() for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     setup.wait_until(lambda: not setup.reader.paused, "trajectories are read again")
     assert setup.intake.settle()[1] == [], "nothing is dropped"
+
+
+def test_a_partition_whose_rewards_are_behind_stops_the_reading_of_itself_alone() -> None:
+    setup = Setup()
+    setup.reader.places = (*_PLACES, *_OTHER_PLACES)
+    setup.reader.positions |= dict.fromkeys(_OTHER_PLACES, 0)
+    setup.intake.start(None)
+    share, first = MAX_READY // 2, MAX_READY + 1
+    for number in range(first):
+        setup.feed_members(number, number)
+    setup.wait_until(lambda: setup.reader.paused == {(TRAJECTORIES.name, 0)}, "the partition that has no rewards is paused")
+    for number in range(share + 1):
+        setup.feed_group(number, first + number, partition=1)
+    setup.wait_until(lambda: setup.reader.paused == {(TRAJECTORIES.name, 0), (TRAJECTORIES.name, 1)}, "the other one has its share too")
+    assert [setup.batch(), setup.batch()] == [[first, first + 1], [first + 2, first + 3]]
+    setup.wait_until(lambda: setup.reader.paused == {(TRAJECTORIES.name, 0)}, "the other one is read again")
+    for number in range(first):
+        setup.feed_rewards(number, number)
+    assert setup.batch() == [0, 1]
+    setup.wait_until(lambda: not setup.reader.paused, "both are read again")
+    assert setup.intake.settle()[1] == [], "nothing is dropped"
+    setup.intake.close()
 
 
 def test_a_reward_that_never_comes_ends_the_wait_while_the_reading_is_stopped() -> None:
@@ -232,7 +256,7 @@ def test_rewards_wait_in_the_log_too_when_many_of_unread_trajectories_are_held()
         setup.feed_group(number, number)
     for number in range(MAX_READY + 1, MAX_READY + 4):
         setup.feed_rewards(number, number)
-    setup.wait_until(lambda: setup.reader.paused == {TRAJECTORIES.name, REWARDS.name}, "both topics are paused")
+    setup.wait_until(lambda: setup.reader.paused == set(_PLACES), "both topics are paused")
     assert setup.batch() == [0, 1]
     setup.wait_until(lambda: not setup.reader.paused, "both are read again")
     setup.intake.close()

@@ -65,7 +65,7 @@ def test_what_comes_slowly_is_waited_for_and_told_of(reader: LogReader, clock: M
 
 
 def test_what_does_not_come_at_all_is_given_up(reader: LogReader, clock: ManualClock) -> None:
-    reader.pause([DROPS])
+    reader.pause(reader.places)
     with pytest.raises(DeadlineExceeded, match="Nothing of the log came for 30 s"):
         read_slowly(reader, clock, patience_s=30.0)
 
