@@ -102,8 +102,11 @@ class EmbeddedKafka:
     ) -> None:
         if brokers not in CLUSTER_SIZES:
             raise UserError(f"An embedded cluster has 1 or 3 brokers, not {brokers}.", hint="Three make a quorum.")
-        if ports and len(ports) != brokers:
-            raise UserError(f"{brokers} broker(s) need {brokers} port(s); {len(ports)} were named.")
+        if ports and not len(ports) == len(set(ports)) == brokers:
+            raise UserError(
+                f"{brokers} broker(s) need {brokers} different port(s); named: {', '.join(map(str, ports))}.",
+                hint="Without any, free ones are chosen.",
+            )
         self.nodes: list[Node] = []
         self._num_brokers = brokers
         self._wants_registry = registry
@@ -277,7 +280,9 @@ class EmbeddedKafka:
     def _choose_ports(self) -> list[NodePorts]:
         for port in self._wanted_ports:
             if not is_free(port):
-                raise UserError(f"Port {port} is taken.", hint="Stop what listens there, or let a port be chosen.")
+                raise UserError(
+                    f"Port {port} is taken, or this user may not use it.", hint="Stop what listens there, or let a port be chosen."
+                )
         chosen = free_ports(2 * self._num_brokers)
         brokers = self._wanted_ports or chosen[: self._num_brokers]
         controllers = chosen[self._num_brokers :]

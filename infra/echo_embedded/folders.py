@@ -59,8 +59,7 @@ def hold(path: Path) -> TextIO | None:
 
     The lock lasts until the last process that inherited the open file has closed it or died.
     """
-    make_folder(path.parent)
-    file = path.open("w")
+    file = _open_lock(path)
     # A killed process loses its command line first and its open files last.
     deadline = Deadline.after(_DYING_S)
     while not deadline.expired():
@@ -75,10 +74,19 @@ def hold(path: Path) -> TextIO | None:
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; blocks while another process holds it. The kernel frees it when its holder ends."""
-    make_folder(path.parent)
-    with path.open("w") as file:
+    with _open_lock(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _open_lock(path: Path) -> TextIO:
+    make_folder(path.parent)
+    try:
+        return path.open("w")
+    except OSError as exc:
+        raise UserError(
+            f"The lock file {path} cannot be opened: {exc.strerror}.", hint="Is it another user's? Remove it if nobody uses the folder."
+        ) from exc
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def read_state() -> EmbeddedState | None:
         return EmbeddedState(**content, processes=processes)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
         raise UserError(
             f"The state file {file} cannot be read: {exc}.", hint="Remove it; then end brokers that still run by hand."
         ) from exc

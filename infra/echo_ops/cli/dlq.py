@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import getpass
 import json
+import math
 import socket
 import sys
 from array import array
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -50,7 +51,8 @@ Until = Annotated[str, typer.Option(help="Only letters before this time.")]
 
 @dataclass(slots=True, kw_only=True)
 class Heap:
-    """Letters of one topic and reason. `offsets`: of all of them, ascending; `position`: those before it were handled."""
+    """Letters of one topic and reason. `offsets`: of all of them, ascending; `position`: those before it were handled; `last_done`: how,
+    and by whom."""
 
     newest: RawMessage
     topic: Topic
@@ -58,6 +60,7 @@ class Heap:
     newest_ms: int
     offsets: array[int] = field(default_factory=functools.partial(array, "q"))
     position: int = 0
+    last_done: str = ""
 
     @property
     def handled(self) -> int:
@@ -73,7 +76,7 @@ class Heap:
 
     def plain(self) -> dict[str, int | str]:
         times = {"oldest_ms": self.oldest_ms, "newest_ms": self.newest_ms}
-        return {"waiting": self.waiting, "handled": self.handled, **times, "example": self.example}
+        return {"waiting": self.waiting, "handled": self.handled, "last_done": self.last_done, **times, "example": self.example}
 
     def add(self, raw: RawMessage) -> None:
         time_ms = raw.timestamp()[1]
@@ -84,43 +87,47 @@ class Heap:
 def list_letters(
     topics: Annotated[list[str] | None, typer.Argument(help="Topics, such as trajectories; all unless given.")] = None,
     config: Config = None,
+    reason: Reasons = None,
     as_json: AsJson = False,
 ) -> None:
     """Print how many letters wait, by topic and reason."""
+    wanted = require_reasons(reason or ())
+    chosen = [_topic(name) for name in topics or ()] or list(BY_NAME.values())
     bus = reach_bus(read_settings(config), all_runs=True)
     heaps: dict[tuple[str, str], Heap] = {}
-    chosen = [_topic(name) for name in topics or ()] or list(BY_NAME.values())
     # To list an empty topic is to wait for a client to connect.
     with seldom_collected(), ThreadPoolExecutor(_AT_ONCE) as threads:
-        for topic, found in zip(chosen, threads.map(functools.partial(_heaps_of, bus), chosen), strict=True):
+        for topic, found in zip(chosen, threads.map(functools.partial(_heaps_of, bus, wanted), chosen), strict=True):
             heaps |= {(topic.name, reason): heap for reason, heap in found.items()}
     if as_json:
         sys.stdout.write(json.dumps([{"topic": topic, "reason": reason, **heap.plain()} for (topic, reason), heap in heaps.items()]) + "\n")
         return
     if not heaps:
-        out.print(f"No dead letters in {bus.namespace.name}.")
+        out.print(f"No {'such ' if topics or wanted else ''}dead letters in {bus.namespace.name}.")
         return
-    table = Table("topic", "reason", "waiting", "handled", "oldest", "newest", "the newest says", box=None, pad_edge=False)
-    for (name, reason), heap in sorted(heaps.items(), key=lambda item: (-item[1].waiting, item[0])):
-        counts = (f"{heap.waiting:,}", f"{heap.handled:,}")
-        table.add_row(name, reason, *counts, shown_time(heap.oldest_ms), shown_time(heap.newest_ms), _cut(heap.example))
+    table = Table("topic", "reason", "waiting", "handled", "last done", "oldest", "newest", "the newest says", box=None, pad_edge=False)
+    for (name, why), heap in sorted(heaps.items(), key=lambda item: (-item[1].waiting, item[0])):
+        handled = (f"{heap.waiting:,}", f"{heap.handled:,}", harmless(heap.last_done))
+        table.add_row(name, why, *handled, shown_time(heap.oldest_ms), shown_time(heap.newest_ms), _cut(heap.example))
     out.print(table)
 
 
-def _heaps_of(bus: Bus, topic: Topic) -> dict[str, Heap]:
-    """The letters of a topic, by reason; none of a topic that never had a reader."""
+def _heaps_of(bus: Bus, wanted: frozenset[str], topic: Topic) -> dict[str, Heap]:
+    """The letters of a topic with the reasons `wanted` (none: all), by reason; none of a topic that never had a reader."""
     heaps: dict[str, Heap] = {}
     with suppress(TopicMissing), Backlog(bus, topic) as backlog:
         for raw in backlog.messages():
             reason = reason_of(raw)
+            if wanted and reason not in wanted:
+                continue
             if reason not in heaps:
                 time_ms = raw.timestamp()[1]
                 heaps[reason] = Heap(newest=raw, topic=topic, oldest_ms=time_ms, newest_ms=time_ms)
             heaps[reason].add(raw)
         # Each reason has a group, and a client of its own that asks for it.
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            for heap, position in zip(heaps.values(), threads.map(backlog.position, heaps), strict=True):
-                heap.position = position
+            for (reason, heap), position in zip(heaps.items(), threads.map(backlog.position, heaps), strict=True):
+                heap.position, heap.last_done = position, backlog.last_done(reason)
     return heaps
 
 
@@ -128,19 +135,21 @@ def show(
     topic: DeadTopic,
     offset: Annotated[int | None, typer.Argument(help="Of the letter; the newest ones unless given.", min=0)] = None,
     config: Config = None,
+    reason: Reasons = None,
     last: Annotated[int, typer.Option("--last", "-n", help="How many of the newest.", min=1)] = 5,
 ) -> None:
     """Print one letter by its offset, or the newest ones."""
+    asked, wanted = _topic(topic), require_reasons(reason or ())
     bus = reach_bus(read_settings(config), all_runs=True)
-    with Backlog(bus, _topic(topic)) as backlog:
-        first, end = (offset, offset + 1) if offset is not None else (max(0, backlog.end - last), None)
-        count = 0
-        for letter in backlog.letters(first=first, end=end):
-            count += 1
+    with Backlog(bus, asked) as backlog:
+        first, end = (offset, offset + 1) if offset is not None else (0 if wanted else max(0, backlog.end - last), None)
+        found = (letter for letter in backlog.letters(first=first, end=end) if not wanted or letter.reason in wanted)
+        letters = deque(found, maxlen=last)
+        for letter in letters:
             _show(bus, letter, is_waiting=letter.offset >= backlog.position(letter.reason))
-    if not count:
+    if not letters:
         raise UserError(
-            f"{topic} has no such dead letter." if offset is not None else f"{topic} has no dead letters.",
+            f"{topic} has no such dead letter." if wanted or offset is not None else f"{topic} has no dead letters.",
             hint="`echoswarm dlq list` says what there is.",
         )
 
@@ -158,6 +167,8 @@ def redrive(
 ) -> None:
     """Print what would be done, and with `yes` do it."""
     wanted, target, mended = require_reasons(reason or ()), require_redrivable(_bare(topic)), load_mend(mend) if mend else None
+    if rate is not None and not math.isfinite(rate):
+        raise UserError(f"--rate {rate} is no number of letters a second.", hint="Leave it out to write as fast as the brokers take them.")
     bus = reach_bus(read_settings(config), ROLE)
     with Backlog(bus, target) as backlog:
         end = _end(backlog, until)
@@ -175,9 +186,9 @@ def redrive(
 
 def discard_letters(topic: DeadTopic, config: Config = None, reason: Reasons = None, until: Until = "", yes: Yes = False) -> None:
     """Print which letters would be discarded, and with `yes` do it."""
-    wanted = require_reasons(reason or ())
+    wanted, asked = require_reasons(reason or ()), _topic(topic)
     bus = reach_bus(read_settings(config), ROLE)
-    with Backlog(bus, _topic(topic)) as backlog:
+    with Backlog(bus, asked) as backlog:
         waiting = backlog.waiting(wanted, _end(backlog, until))
         counts = discard(bus, backlog, waiting, by=_me()) if yes else Counter(letter.reason for letter in waiting)
     if not counts:

@@ -25,7 +25,9 @@ def up(
         typer.Option("--secure", help="TLS, and a user for each role of the namespace with no more rights than it needs."),
     ] = False,
     folder: Annotated[Path | None, typer.Option(help="Where its data lives; kept between down and up.")] = None,
-    port: Annotated[list[int] | None, typer.Option("--port", help="Port of each broker, in order; by default free ones.")] = None,
+    port: Annotated[
+        list[int] | None, typer.Option("--port", min=1, max=65535, help="Port of each broker, in order; by default free ones.")
+    ] = None,
 ) -> None:
     settings = read_settings(config)
     state = detached.up(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _FOLDER = "keys"
 _FILE = "signers.toml"
+_WORKER = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]*")
 
 
 def new(
@@ -36,13 +38,18 @@ def new(
     config: Config = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the existing key; the old one stays trusted.")] = False,
 ) -> None:
-    """Make a key. Raises UserError if one exists and `replace` is not given."""
+    """Make a key. Raises UserError if one exists and `replace` is not given, for a name that nothing has, and for a file that cannot be
+    read or written."""
     require_library()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from echo_bus.signatures import key_id_of
 
     names = name or ["*"]
+    for each in names:
+        # The name of a worker becomes part of a file's name.
+        if not each or (role == "worker" and not _WORKER.fullmatch(each)):
+            raise UserError(f"{each!r} is no name of a {role}.", hint="Letters, digits, '.', '_' and '-'; '*' stands for any letters.")
     trust = read_settings(config).trust
     folder, signers = Path(trust.keys or _FOLDER), Path(trust.signers or _FILE)
     # A worker's process has the name of its worker. A reward's process does not have the name of its reward.
@@ -51,11 +58,21 @@ def new(
         raise UserError(
             f"There is a key in {path}.", hint="With --replace another one takes its place; the old one stays trusted until you end it."
         )
+    if signers.exists():
+        # What cannot be read now is not made longer.
+        read_signers(signers)
     private = Ed25519PrivateKey.generate()
     public = private.public_key()
-    # A reader must know the key before a writer signs with it.
-    _append(signers, f'[[signer]]\nrole = "{role}"\nnames = {json.dumps(names)}\nkey = "{b64encode(public.public_bytes_raw()).decode()}"\n')
-    _write_private(path, private)
+    entry = f'[[signer]]\nrole = "{role}"\nnames = {json.dumps(names)}\nkey = "{b64encode(public.public_bytes_raw()).decode()}"\n'
+    try:
+        draft = _draft(path, private)
+        # A reader must know the key before a writer signs with it.
+        _append(signers, entry)
+        draft.replace(path)
+    except OSError as exc:
+        raise UserError(
+            f"{exc.filename or path} cannot be written: {exc.strerror}.", hint="[trust] keys names a folder, signers a file."
+        ) from exc
     out.print(f"{path}: the private key; it stays on this machine.")
     out.print(f"{signers}: the public key {key_id_of(public)} of {role} {', '.join(names)}; every process that reads needs this file.")
     if not (trust.keys and trust.signers):
@@ -99,8 +116,8 @@ def _append(path: Path, entry: str) -> None:
         file.write(("\n" if file.tell() else "") + entry)
 
 
-def _write_private(path: Path, private: Ed25519PrivateKey) -> None:
-    """Whole or not at all, and never readable by others."""
+def _draft(path: Path, private: Ed25519PrivateKey) -> Path:
+    """The file that becomes `path`: never readable by others."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -108,4 +125,4 @@ def _write_private(path: Path, private: Ed25519PrivateKey) -> None:
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    draft.replace(path)
+    return draft

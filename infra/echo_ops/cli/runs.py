@@ -32,6 +32,11 @@ _SAID = {
     RunState.STOPPING: "Its learner ends after its step; all is saved and published. `echoswarm runs resume {name}` lets it go on.",
     RunState.RUNNING: "It goes on.",
 }
+_SAID_WHILE_DOWN = {
+    RunState.PAUSED: "No learner of it runs now; one that is started waits until `echoswarm runs resume {name}`.",
+    RunState.STOPPING: "No learner of it runs now, and none starts until `echoswarm runs resume {name}`.",
+    RunState.RUNNING: "No learner of it runs now: start the run with the command that it was started with.",
+}
 
 
 def list_runs(config: Config = None, as_json: AsJson = False) -> None:
@@ -103,9 +108,8 @@ def _order(config: Path | None, name: str, state: RunState) -> None:
         out.print(f"{name} has that order already: it is {line.standing.value}.", markup=False)
         return
     give_order(bus, name, line.order, run=RunControl(state=state))
-    is_down = state is RunState.RUNNING and not line.is_alive
-    hint = " No learner runs now: start the run with the command that it was started with." if is_down else ""
-    out.print(f"{name}: ordered. {_SAID[state].format(name=name)}{hint}", markup=False)
+    said = (_SAID if line.is_alive else _SAID_WHILE_DOWN)[state]
+    out.print(f"{name}: ordered. {said.format(name=name)}", markup=False)
 
 
 def archive(

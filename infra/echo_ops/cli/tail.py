@@ -58,7 +58,7 @@ def tail(
     topic: Annotated[str, typer.Argument(help="Logical topic, such as trajectories, or trajectories.dlq.")],
     config: Config = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come.")] = False,
-    last: Annotated[int, typer.Option("--last", "-n", help="How many of the newest records of each partition to begin with.")] = 10,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many of the newest records of each partition to begin with.")] = 10,
     version: Annotated[int | None, typer.Option(help="Only records whose oldest version is this.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group id.")] = None,
     worker: Annotated[str | None, typer.Option(help="Only this worker.")] = None,

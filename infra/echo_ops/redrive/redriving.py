@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawConsumer, RawMessage
-from echo_bus.client.consumer_queries import committed_offsets, open_asker
+from echo_bus.client.consumer_queries import committed, open_asker
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.errors import ProducerFenced
 from echo_ops.redrive.letters import Letter, letter_of
@@ -54,7 +54,7 @@ class Backlog:
         self._physical = bus.namespace.dead_letters(topic)
         self._clients = ExitStack()
         self._members: dict[str, RawConsumer] = {}
-        self._positions: dict[str, int] = {}
+        self._handled: dict[str, tuple[int, str]] = {}
         self._originals: RawLog | None = None
         self._log = self._clients.enter_context(RawLog(bus, self._physical))
 
@@ -85,10 +85,17 @@ class Backlog:
 
     def position(self, reason: str) -> int:
         """The letters of `reason` before this offset are handled."""
-        if reason not in self._positions:
-            place = (self._physical, _PARTITION)
-            self._positions[reason] = committed_offsets(self.member(reason), self._group_of(reason), [place]).get(place, 0)
-        return self._positions[reason]
+        return self._handled_of(reason)[0]
+
+    def last_done(self, reason: str) -> str:
+        """What was done last with letters of `reason`, and by whom; empty if nothing was."""
+        return self._handled_of(reason)[1]
+
+    def _handled_of(self, reason: str) -> tuple[int, str]:
+        if reason not in self._handled:
+            (found,) = committed(self.member(reason), [(self._physical, _PARTITION)], asks_for=self._group_of(reason))
+            self._handled[reason] = (max(0, found.offset), found.metadata or "")
+        return self._handled[reason]
 
     def waiting(self, reasons: frozenset[str], end: int | None = None) -> Iterator[Letter]:
         """Unhandled letters of `reasons` (none: all) up to `end`, in order."""

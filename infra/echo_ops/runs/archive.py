@@ -127,7 +127,7 @@ def read_archive(home: Path) -> Archive:
         archive.topics = {name: ArchivedTopic(**topic) for name, topic in content["topics"].items()}
     except FileNotFoundError:
         raise UserError(f"{home} holds no archive.", hint="`echoswarm runs archive NAME --to DIR` makes one, DIR/NAME.") from None
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise UserError(f"{home / NAME} cannot be read: {exc!r}.", hint="Was it made by another release?") from exc
     _verify_log(home, archive, [])
     return archive

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-import typer.main
 
-from echo_ops.cli.main import app
 from echo_settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -32,16 +29,6 @@ def test_every_sentence_that_is_quoted_is_said(quoted: str) -> None:
 
 def test_there_are_sentences() -> None:
     assert len(QUOTED) > 15
-
-
-def test_every_command_line_is_understood() -> None:
-    root = typer.main.get_command(app)
-    lines = [line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
-    assert lines
-    for line in lines:
-        name, *words = shlex.split(line, comments=True)[1:]
-        command = getattr(root, "commands", {})[name]
-        command.make_context(name, words)
 
 
 def test_every_setting_in_prose_exists() -> None:

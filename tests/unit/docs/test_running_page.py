@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from echo_learner.losses.catalogue import loss_names
-from echo_ops.cli.main import app
 from echo_ops.report.run_view import RunView
 from echo_ops.report.summary import summarise_run
 from echo_schemas.errors import InvalidReason
@@ -36,19 +33,6 @@ def _table_below(heading: str) -> list[list[str]]:
 @pytest.mark.parametrize("block", _blocks("toml"))
 def test_every_piece_of_a_run_file_is_one(block: str) -> None:
     Settings.model_validate(tomllib.loads(block))
-
-
-def test_every_command_line_is_understood() -> None:
-    lines = [line for block in _blocks("sh") for line in block.splitlines() if "echoswarm " in line]
-    assert len(lines) > 10
-    root = typer.main.get_command(app)
-    for line in lines:
-        words = shlex.split(line[line.index("echoswarm ") :], comments=True)[1:]
-        words = words[: words.index(">")] if ">" in words else words
-        command, context = root, root.make_context("echoswarm", [], resilient_parsing=True)
-        while (commands := getattr(command, "commands", None)) is not None:
-            command = commands[words.pop(0)]
-        command.make_context(command.name, words, parent=context)
 
 
 def test_every_setting_in_prose_exists() -> None:

@@ -65,9 +65,10 @@ def test_other_sizes_are_refused(brokers: int) -> None:
         EmbeddedKafka(brokers)
 
 
-def test_too_few_ports_are_refused() -> None:
-    with pytest.raises(UserError, match="need 3 port"):
-        EmbeddedKafka(3, ports=[9092])
+@pytest.mark.parametrize("ports", [[9092], [9092, 9092, 9093]])
+def test_too_few_ports_are_refused(ports: list[int]) -> None:
+    with pytest.raises(UserError, match=r"need 3 different port\(s\); named: 9092"):
+        EmbeddedKafka(3, ports=ports)
 
 
 def test_nothing_can_be_asked_of_a_kafka_that_is_not_started() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
 
 from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawMessage
@@ -19,6 +21,7 @@ from echo_bus.clock import ManualClock
 from echo_bus.dead_letters import REASON, RETRIES, DeadLetters
 from echo_bus.signatures import Signer, TrustedKey, Verifier
 from echo_memory import MemoryCluster
+from echo_ops.cli.main import app
 from echo_ops.redrive import redriving
 from echo_ops.redrive.letters import REDRIVEN, Letter, letter_of, reason_of
 from echo_ops.redrive.mending import Mend, load_mend
@@ -296,6 +299,8 @@ def test_discarded_letters_wait_no_more_and_stay_readable(log: Log) -> None:
         assert discard(log.bus, backlog, backlog.waiting(frozenset({"malformed"})), by="me") == {"malformed": 3}
     assert log.waiting() == [3]
     with Backlog(log.bus, TRAJECTORIES) as backlog:
+        assert [backlog.last_done(reason) for reason in ("malformed", "unknown_schema")] == ["discarded by me", ""]
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
         assert len(list(backlog.letters())) == 4
 
 
@@ -381,6 +386,23 @@ def test_a_mend_that_is_not_there_is_refused(
 def test_a_mend_is_a_function_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "mends.py").write_text("def shorten(letter):\n    return letter.value[:1]\n")
     assert callable(load_mend(f"{tmp_path}/mends.py:shorten"))
+
+
+def test_letters_of_one_reason_are_found_among_the_others(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seq, reason in enumerate((UNKNOWN_SCHEMA, MALFORMED, UNKNOWN_SCHEMA)):
+        log.die(trajectory(seq=seq), reason)
+    monkeypatch.setattr("echo_ops.cli.dlq.reach_bus", lambda *_, **__: log.bus)
+
+    def said(*words: str) -> str:
+        return CliRunner().invoke(app, ["dlq", *words]).output
+
+    heaps = json.loads(said("list", "--reason", "malformed", "--json"))
+    assert [(heap["topic"], heap["reason"], heap["waiting"]) for heap in heaps] == [("trajectories", "malformed", 1)]
+    assert "No such dead letters" in said("list", "--reason", "oversized")
+    shown = said("show", "trajectories", "--reason", "malformed")
+    assert ("trajectories.dlq @1 " in shown, shown.count("trajectories.dlq @")) == (True, 1)
+    assert said("show", "trajectories", "--reason", "unknown_schema", "--last", "1").startswith("trajectories.dlq @2 ")
+    assert "has no such dead letter" in said("show", "trajectories", "0", "--reason", "malformed")
 
 
 def test_a_signature_comes_back_with_its_record_and_who_mends_one_signs_it_anew(log: Log) -> None:
