@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001  public in librdkafka, underscored in Python
 
 _LOGIN_REFUSED = frozenset({KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION})  # noqa: SLF001
-_MISSING = frozenset(
+MISSING = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
@@ -44,7 +44,7 @@ def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
         raise refused("Read", Resource.TOPIC, raw.topic() or error.str())
     if code in _LOGIN_REFUSED:
         raise NotAuthorized(f"The cluster refuses the login: {error.str()}.", hint=LOGIN_HINT)
-    if code in _MISSING:
+    if code in MISSING:
         raise TopicMissing(f"{where} does not exist: {error.str()}.", hint="Run `echoswarm topics apply`.")
     if code in _LOST:
         raise OffsetLost(f"The position asked for is not in {where} any more: {error.str()}.", hint="Choose where to go on reading.")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from echo_bus.client.cluster import Cluster, RawConsumer, RawProducer
+from echo_bus.client.consumer_errors import MISSING
 from echo_bus.client.kafka import translate
 from echo_bus.client.profiles import GROUP_CONSUMER
 from echo_bus.client.refusals import refused
@@ -161,6 +162,10 @@ def _offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], which: in
                     raise KafkaException(answer.error)
             return {(answer.topic, answer.partition): answer.offset for answer in found}
         except KafkaException as exc:
-            if exc.args[0].code() not in _PASSING or deadline.expired():
-                raise translate(exc, ", ".join(sorted({physical for physical, _ in places}))) from exc
+            code, where = exc.args[0].code(), ", ".join(sorted({physical for physical, _ in places}))
+            if code not in _PASSING or deadline.expired():
+                if code in MISSING:
+                    # It was removed after its partitions were counted.
+                    raise TopicMissing(f"{where} does not exist: {exc.args[0].str()}.", hint="Run `echoswarm topics apply`.") from exc
+                raise translate(exc, where) from exc
             time.sleep(_AGAIN_S)

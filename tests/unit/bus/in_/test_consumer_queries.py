@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from echo_bus.client.consumer_queries import end_offsets, num_partitions
-from echo_bus.errors import ClusterUnreachable, NotAuthorized
+from echo_bus.errors import ClusterUnreachable, NotAuthorized, TopicMissing
 
 TOPIC = "unit.drops"
 
@@ -57,3 +57,11 @@ def test_a_refusal_is_not_asked_again() -> None:
 def test_a_leader_that_has_just_been_elected_is_asked_again(code: int) -> None:
     client: Any = Client(2, code)
     assert end_offsets(client, [(TOPIC, 1)]) == {(TOPIC, 1): 7}
+
+
+@pytest.mark.parametrize(("code", "timeout_s"), [(KafkaError._UNKNOWN_PARTITION, 30.0), (KafkaError.UNKNOWN_TOPIC_OR_PART, 0.0)])
+def test_a_topic_that_was_removed_meanwhile_is_missing(code: int, timeout_s: float) -> None:
+    """As while a run is removed and its runs are listed."""
+    client: Any = Client(1_000, code)
+    with pytest.raises(TopicMissing, match=r"unit\.drops does not exist"):
+        end_offsets(client, [(TOPIC, 1)], timeout_s)
